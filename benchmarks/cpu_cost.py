@@ -133,7 +133,7 @@ class Bench:
         blocks = ceil_div(length, BLOCK_SIZE)
         rows = []
         for number in range(point.num_rows):
-            ids = [(number + place) % self.config.vocab_size for place in range(length)]
+            ids = [(number + index) % self.config.vocab_size for index in range(length)]
             new = NewSequence(request=number, index=0, token_ids=ids, num_prompt_tokens=1, params=SamplingParams())
             sequence = WorkerSequence(new)
             sequence.block_table.extend(range(number * blocks, (number + 1) * blocks))
@@ -177,10 +177,10 @@ def run_series(bench: Bench, series: Series, probe: Callable[[], Machine], round
     steps = [bench.rows(point) for point in series.points]
     times: list[list[int]] = [[] for _ in steps]
     for turn in range(rounds + 1):
-        for place, rows in enumerate(steps):
+        for index, rows in enumerate(steps):
             spent = bench.step_ns(rows)
             if turn:
-                times[place].append(spent)
+                times[index].append(spent)
         print(f"{series.plot}, {series.name}: round {turn} of {rounds}  ", end="\r", file=sys.stderr, flush=True)
     print(" " * 60, end="\r", file=sys.stderr)
     after = probe()

@@ -65,7 +65,7 @@ class Cost(NamedTuple):
 class Cliff(NamedTuple):
     """A point that costs `excess` more than it should by its neighbours, a share."""
 
-    place: int
+    point_index: int
     excess: float
 
 
@@ -80,11 +80,11 @@ class Measured(NamedTuple):
 def cliffs(costs: Sequence[Cost], tolerance: float, *, grows: bool) -> list[Cliff]:
     """Points whose cost per token is above the line between their neighbours, or above that of a smaller step."""
     found = []
-    for place in range(1, len(costs)):
-        own, before = costs[place], costs[place - 1]
+    for index in range(1, len(costs)):
+        own, before = costs[index], costs[index - 1]
         expected = []
-        if place + 1 < len(costs):
-            after = costs[place + 1]
+        if index + 1 < len(costs):
+            after = costs[index + 1]
             share = (own.point.x - before.point.x) / (after.point.x - before.point.x)
             expected.append(before.token_ms + share * (after.token_ms - before.token_ms))
         if grows:
@@ -92,14 +92,14 @@ def cliffs(costs: Sequence[Cost], tolerance: float, *, grows: bool) -> list[Clif
             expected.append(before.token_ms * max(1.0, own.floor_token_ms / before.floor_token_ms))
         excess = own.token_ms / min(expected) - 1 if expected else 0.0
         if excess > tolerance:
-            found.append(Cliff(place, excess))
+            found.append(Cliff(index, excess))
     return found
 
 
 def render(measured: Measured, found: Iterable[Cliff]) -> Iterator[str]:
     """The lines of a table."""
     series = measured.series
-    marks = {cliff.place: f"{cliff.excess:+.0%}" for cliff in found}
+    marks = {cliff.point_index: f"{cliff.excess:+.0%}" for cliff in found}
     rows = [
         [
             f"{cost.point.x:,}",
@@ -107,9 +107,9 @@ def render(measured: Measured, found: Iterable[Cliff]) -> Iterator[str]:
             f"{cost.token_ms:.3f}",
             f"{cost.floor_ns / 1e6:.1f}",
             f"{cost.least_ns / cost.floor_ns:.2f}",
-            marks.get(place, ""),
+            marks.get(number, ""),
         ]
-        for place, cost in enumerate(measured.costs)
+        for number, cost in enumerate(measured.costs)
     ]
     yield f"{series.plot}, {series.name}; the machine {measured.machine}"
     yield from table((series.plot, "step ms", "ms a token", "floor ms", "x floor", "cliff"), rows, left=())
@@ -146,10 +146,10 @@ def plot(path: Path, measured: list[Measured], tolerance: float, title: str) -> 
 
 def _plot_panel(axes: Axes, measured: list[Measured], tolerance: float) -> None:
     for (series, _, costs), colour in zip(measured, ("#1f5fa8", "#dd8f2e"), strict=False):
-        places = [cost.point.x for cost in costs]
-        axes.plot(places, [cost.token_ms for cost in costs], "o-", color=colour, markersize=3.5, label=series.name)
+        indices = [cost.point.x for cost in costs]
+        axes.plot(indices, [cost.token_ms for cost in costs], "o-", color=colour, markersize=3.5, label=series.name)
         axes.plot(
-            places,
+            indices,
             [cost.floor_token_ms for cost in costs],
             "--",
             color=colour,
@@ -158,8 +158,8 @@ def _plot_panel(axes: Axes, measured: list[Measured], tolerance: float) -> None:
         )
         found = cliffs(costs, tolerance, grows=series.grows)
         axes.plot(
-            [places[cliff.place] for cliff in found],
-            [costs[cliff.place].token_ms for cliff in found],
+            [indices[cliff.point_index] for cliff in found],
+            [costs[cliff.point_index].token_ms for cliff in found],
             *("o",),
             markersize=10,
             markerfacecolor="none",

@@ -221,13 +221,13 @@ async def run_engine(arguments: argparse.Namespace) -> None:
     from eventlm.sampling_params import SamplingParams
     from eventlm.scheduling_params import SchedulingParams
 
-    async def one(engine: InferenceEngine, seed: int, places: asyncio.Semaphore) -> int:
+    async def one(engine: InferenceEngine, seed: int, indices: asyncio.Semaphore) -> int:
         params = SamplingParams(max_tokens=arguments.tokens, ignore_eos=True, seed=seed)
         request = Request(
             prompt_token_ids=list(PROMPT.encode()), sampling=params, scheduling=SchedulingParams(model="fake")
         )
         num_tokens = 0
-        async with places:
+        async with indices:
             [handle] = await engine.submit([request])
             async for output in handle:
                 if isinstance(output, TokensOutput):
@@ -241,8 +241,8 @@ async def run_engine(arguments: argparse.Namespace) -> None:
     print("ready", flush=True)
     try:
         while await asyncio.to_thread(sys.stdin.readline):
-            places, start = asyncio.Semaphore(arguments.streams), time.monotonic()
-            counts = await asyncio.gather(*(one(engine, seed, places) for seed in range(arguments.requests)))
+            indices, start = asyncio.Semaphore(arguments.streams), time.monotonic()
+            counts = await asyncio.gather(*(one(engine, seed, indices) for seed in range(arguments.requests)))
             print(json.dumps({"num_tokens": sum(counts), "seconds": time.monotonic() - start}), flush=True)
     finally:
         await engine.stop()

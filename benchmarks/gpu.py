@@ -66,9 +66,9 @@ def plan(sections: Sequence[Section], left: float) -> float:
 def run(sections: Sequence[Section], *, smoke: bool, budget: float, folder: Path) -> Iterator[Row]:
     """What all sections find."""
     deadline = time.monotonic() + budget
-    for place, section in enumerate(sections):
+    for index, section in enumerate(sections):
         left = deadline - time.monotonic()
-        seconds = plan(sections[place:], left)
+        seconds = plan(sections[index:], left)
         if seconds < 1:
             yield Row(section=section.name, what="all", outcome="skipped", note="no time is left")
             continue

@@ -91,7 +91,7 @@ class Bench:
             NewSequence(
                 request=row,
                 index=0,
-                token_ids=[(7 * place + row) % 1000 + 100 for place in range(NUM_PROMPT_TOKENS)],
+                token_ids=[(7 * index + row) % 1000 + 100 for index in range(NUM_PROMPT_TOKENS)],
                 num_prompt_tokens=NUM_PROMPT_TOKENS,
                 params=SamplingParams(seed=row, ignore_eos=True, grammar=grammars[row] if grammars else ""),
             )

@@ -86,7 +86,7 @@ async def run(folder: str, *, num_requests: int, num_clients: int) -> None:
 
     async def client() -> None:
         while (number := next(numbers)) < num_requests:
-            prompt = [(number * 7919 + place * 104_729) % 256 for place in range(PROMPT_TOKENS)]
+            prompt = [(number * 7919 + index * 104_729) % 256 for index in range(PROMPT_TOKENS)]
             params = SamplingParams(max_tokens=OUTPUT_TOKENS)
             (handle,) = await engine.submit(
                 [Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))]

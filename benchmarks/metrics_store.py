@@ -68,7 +68,7 @@ def step_times(events: list[Event], first: int) -> list[float]:
     for event in events[:first]:
         store.apply(event)
     steps = events[first:]
-    starts = [place for place, event in enumerate(steps) if isinstance(event, StepCompleted)] + [len(steps)]
+    starts = [index for index, event in enumerate(steps) if isinstance(event, StepCompleted)] + [len(steps)]
     gc.collect()
     gc.disable()
     times = []

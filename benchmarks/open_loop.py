@@ -67,7 +67,7 @@ def draw_workload(mix: Sequence[Part], *, rate: float, seconds: float, seed: int
         num_shared = part.prefix_tokens // BLOCK_SIZE
         family = int(draw.integers(part.num_families))
         num_own = (part.prefix_tokens + own) // BLOCK_SIZE - num_shared
-        blocks = [1 + family * num_shared + place for place in range(num_shared)]
+        blocks = [1 + family * num_shared + index for index in range(num_shared)]
         blocks += range(next_name, next_name + num_own)
         next_name += num_own
         arrival = Arrived(
@@ -99,13 +99,13 @@ class Prompts:
         self._seed = seed
         self._ordinary = [token for token in range(composed.vocab_size) if tokenizer.token_bytes(token)]
 
-    def make(self, request: WorkloadRequest, place: int) -> list[int]:
+    def make(self, request: WorkloadRequest, index: int) -> list[int]:
         """The prompt of the request at this place of its workload."""
         arrival = request.arrival
         tokens: list[int] = []
         for name in arrival.blocks:
             tokens += self._draw(BLOCK_SIZE, "block", name)
-        return tokens + self._draw(arrival.prompt_tokens - len(tokens), "tail", place)
+        return tokens + self._draw(arrival.prompt_tokens - len(tokens), "tail", index)
 
     def _draw(self, num_tokens: int, *name: str | int) -> list[int]:
         places = random_stream(self._seed, *name).integers(len(self._ordinary), size=num_tokens)
@@ -134,7 +134,7 @@ async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[
     composed = compose(config)
     engine = composed.engine
     prompts = Prompts(composed, seed)
-    made = [prompts.make(request, place) for place, request in enumerate(workload.requests)]
+    made = [prompts.make(request, index) for index, request in enumerate(workload.requests)]
     await engine.start()
     try:
         if warm_up:
@@ -143,12 +143,12 @@ async def _run(workload: Workload, folder: Path | str, seed: int, options: dict[
         loop = asyncio.get_running_loop()
         began_s = loop.time()
 
-        async def serve(place: int) -> None:
-            request = workload.requests[place]
+        async def serve(index: int) -> None:
+            request = workload.requests[index]
             await asyncio.sleep(max(request.arrival_ns / 1e9 - (loop.time() - began_s), 0))
-            await _serve(engine, made[place], request.arrival.max_tokens, seed=place)
+            await _serve(engine, made[index], request.arrival.max_tokens, seed=index)
 
-        await asyncio.gather(*(serve(place) for place in range(len(made))))
+        await asyncio.gather(*(serve(index) for index in range(len(made))))
         duration_s = loop.time() - began_s
     finally:
         await engine.stop()

@@ -157,10 +157,10 @@ class Group:
             self._servers[name] = server
 
     def _measure(self, name: str, load: Load, number: int) -> Measurement:
-        place = (self._target.model, self._target.precision, name, load.num_clients, number)
+        index = (self._target.model, self._target.precision, name, load.num_clients, number)
         server = self._servers.get(name)
         if server is None:
-            return Measurement(*place, 0.0, 0.0, 0.0, 0.0, wrong="the server did not start")
+            return Measurement(*index, 0.0, 0.0, 0.0, 0.0, wrong="the server did not start")
         try:
             statistics = run_load(load, server.url, self._tokenizer, self._folder)
             wrong = what_is_wrong(load, statistics)
@@ -172,7 +172,7 @@ class Group:
         rate = statistics.get("output_tokens_per_second", 0.0)
         figures = (rate, ttft.get("p50", 0.0), ttft.get("p99", 0.0), tpot.get("p50", 0.0))
         say(f"round {number}, {load.num_clients:>2} clients, {name:<10}{rate:8.1f} tok/s")
-        return Measurement(*place, *figures, wrong=wrong)
+        return Measurement(*index, *figures, wrong=wrong)
 
 
 def rotated(names: Sequence[str], by: int) -> list[str]:

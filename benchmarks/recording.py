@@ -109,7 +109,7 @@ async def run(model: str, record: RecordConfig, num_clients: int, num_requests: 
     async def client() -> None:
         while pending:
             number = pending.pop()
-            prompt = [5 + (number * 7919 + place * 104_729) % 1000 for place in range(PROMPT_TOKENS)]
+            prompt = [5 + (number * 7919 + index * 104_729) % 1000 for index in range(PROMPT_TOKENS)]
             params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
             (handle,) = await engine.submit(
                 [Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))]

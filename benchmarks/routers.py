@@ -149,7 +149,7 @@ def draw_arrivals(workload: Workload) -> list[tuple[int, Request]]:
     rng = random.Random(workload.seed)
     prefixes = [_tokens(rng, workload.prefix_tokens) for _ in range(workload.num_prefixes)]
     # Of Zipf's kind: the most popular prefix comes about five times as often as the mean.
-    weights = [1 / (place + 4) for place in range(workload.num_prefixes)]
+    weights = [1 / (index + 4) for index in range(workload.num_prefixes)]
     params = SamplingParams(max_tokens=workload.output_tokens, ignore_eos=True)
     arrivals, now_s = [], 0.0
     for number in range(workload.num_requests):

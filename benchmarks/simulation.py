@@ -65,13 +65,13 @@ def make_workload(num_requests: int, prompt_tokens: int, output_tokens: int) -> 
         WorkloadRequest(
             arrival=Arrived(
                 prompt_tokens=arrival.prompt_tokens,
-                max_tokens=output_tokens - place % BATCH * 4,
+                max_tokens=output_tokens - index % BATCH * 4,
                 scheduling=SchedulingParams(model=""),
             ),
             arrival_ns=0,
             outputs=[SequenceOutput()],
         )
-        for place in range(num_requests)
+        for index in range(num_requests)
     ]
     return Workload(source="made", requests=requests)
 

@@ -120,8 +120,8 @@ def fill(num_blocks: int, num_sequences: int, prompt_blocks: int) -> Core:
 
 def turner(core: Core, folder: Path) -> Callable[[], object]:
     """Starts one segment after the other, and keeps one; the folder goes with what is returned."""
-    place = tempfile.TemporaryDirectory(dir=folder)
-    writer = LogWriter(real_system(), place.name, "run", segment_bytes=1, keep_bytes=1)
+    index = tempfile.TemporaryDirectory(dir=folder)
+    writer = LogWriter(real_system(), index.name, "run", segment_bytes=1, keep_bytes=1)
     header = Header(
         run="run", unix_start_ns="0", code_version="0", core=core.state.config, plugins=[], predictor=[0] * 5
     )
@@ -131,7 +131,7 @@ def turner(core: Core, folder: Path) -> Callable[[], object]:
         yield encode_body(Snapshot(s=writer.next_s, state=Raw(core.snapshot())))
 
     def turn() -> object:
-        assert Path(place.name).is_dir()
+        assert Path(index.name).is_dir()
         assert writer.start_segment(writer.next_s, lines())
         return writer
 

@@ -118,10 +118,10 @@ def measure(arguments: argparse.Namespace, folder: str) -> list[Row]:
     result = what_if(recorded, [Alternative(changes=Changes(policy={"type": policy})) for policy in PREDICTED])
     predicted = {RECORDED: result.baseline.outcome} | {each.name: each.outcome for each in result.alternatives}
     reruns: dict[str, list[RunOutcome]] = {policy: [] for policy in predicted}
-    for place in range(arguments.rounds):
+    for index in range(arguments.rounds):
         for policy, found in reruns.items():
             found.append(outcome_of(serve(policy)))
-        print(f"round {place + 1} of {arguments.rounds} done", flush=True)
+        print(f"round {index + 1} of {arguments.rounds} done", flush=True)
     return [
         Row(
             policy,

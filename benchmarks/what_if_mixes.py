@@ -184,15 +184,15 @@ class _Server:
         return (self._folder / "latest").resolve()
 
 
-async def _send(session: aiohttp.ClientSession, url: str, client: Client, place: int) -> None:
+async def _send(session: aiohttp.ClientSession, url: str, client: Client, index: int) -> None:
     """One request, as its client has it. The seed makes its answer the same in every run."""
-    chance = random.Random(f"prompt {place}")
+    chance = random.Random(f"prompt {index}")
     body: dict[str, Any] = {
         "model": "fake",
         "prompt": [chance.randrange(97, 122) for _ in range(client.prompt_tokens)],
         "max_tokens": MAX_TOKENS,
         "stream": True,
-        "seed": place,
+        "seed": index,
     }
     if client.deadline_ms:
         body |= {"deadline_ms": client.deadline_ms, "drop_if_late": True}
@@ -229,13 +229,13 @@ async def _serve(mix: Mix, clients: Sequence[Client], folder: Path, flags: Seque
             began_s = time.monotonic()
             line = iter(enumerate(clients))
 
-            async def at_its_time(place: int, client: Client) -> None:
+            async def at_its_time(index: int, client: Client) -> None:
                 await asyncio.sleep(max(client.arrival_s - (time.monotonic() - began_s), 0))
-                await _send(session, server.url, client, place)
+                await _send(session, server.url, client, index)
 
             async def one_after_the_other() -> None:
-                for place, client in line:
-                    await _send(session, server.url, client, place)
+                for index, client in line:
+                    await _send(session, server.url, client, index)
 
             if mix.num_clients:
                 await asyncio.gather(*(one_after_the_other() for _ in range(mix.num_clients)))
@@ -275,13 +275,13 @@ def measure(name: str, folder: Path, *, seed: int, rounds: int) -> tuple[WhatIfR
     result = what_if(recorded, [each.alternative for each in mix.changes], objectives=OBJECTIVES)
     before = values_of(recorded)
     figures = []
-    for place, each in enumerate(mix.changes):
+    for index, each in enumerate(mix.changes):
         reruns = [
-            values_of(asyncio.run(_serve(mix, clients, folder / name / f"{place}-{number}", each.flags)))
+            values_of(asyncio.run(_serve(mix, clients, folder / name / f"{index}-{number}", each.flags)))
             for number in range(rounds)
         ]
         for metric in result.comparison.metrics:
-            cell = metric.alternatives[place]
+            cell = metric.alternatives[index]
             if metric.name not in before or not any((before[metric.name], cell.value, reruns[0][metric.name])):
                 continue
             figures.append(

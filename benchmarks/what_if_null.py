@@ -56,7 +56,7 @@ def settings(num_runs: int) -> list[Setting]:
     """So many, in which every value of everything comes up alike."""
     every = [Setting(*chosen) for chosen in product(MIXES, LOADS, POLICIES, BLOCKS)]
     # 54 of them, and 29 has no factor in common with that: neighbours differ in everything, and all come up in turn.
-    return [every[place * 29 % len(every)] for place in range(num_runs)]
+    return [every[index * 29 % len(every)] for index in range(num_runs)]
 
 
 class Errors(NamedTuple):
@@ -75,13 +75,13 @@ def errors_of(result: WhatIfResult, name: str) -> Errors:
     return Errors(abs(baseline - recorded) / recorded, abs(unpaced - recorded) / recorded)
 
 
-def measure(setting: Setting, place: int, rate: float, folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def measure(setting: Setting, index: int, rate: float, folder: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Record a run, repeat it, and say what that is off by."""
-    workload = draw_workload(MIXES[setting.mix], rate=rate, seconds=arguments.seconds, seed=place)
+    workload = draw_workload(MIXES[setting.mix], rate=rate, seconds=arguments.seconds, seed=index)
     run = run_workload(
         workload,
         folder,
-        seed=place,
+        seed=index,
         model=arguments.model,
         policy=setting.policy,
         num_blocks=BLOCKS[setting.blocks],
@@ -129,21 +129,21 @@ def main() -> None:
             "     p99  held-out    near"
         )
         found = []
-        for place, setting in enumerate(settings(arguments.runs)):
-            row = measure(setting, place, rates[setting.mix] * setting.load, folder, arguments)
+        for index, setting in enumerate(settings(arguments.runs)):
+            row = measure(setting, index, rates[setting.mix] * setting.load, folder, arguments)
             found.append(row)
-            print(line(place, row), flush=True)
+            print(line(index, row), flush=True)
     report(found)
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(found, indent=1))
 
 
-def line(place: int, row: dict[str, Any]) -> str:
+def line(index: int, row: dict[str, Any]) -> str:
     """A run as a line of the table. A null test that fails raises before it comes so far."""
     widths = zip(METRICS, (10, 8, 9, 8), strict=True)
     errors = "".join(f"{row['errors'][name]:>{width}.1%}" for name, width in widths)
     return (
-        f"{place:>3}  {row['mix']:<7} {row['load']:>4}  {row['policy']:<6}  {row['blocks']:<6}  "
+        f"{index:>3}  {row['mix']:<7} {row['load']:>4}  {row['policy']:<6}  {row['blocks']:<6}  "
         f"{row['requests']:>8}  {row['steps']:>5}  {row['preemptions']:>9}  {row['decisions']:>9}{errors}  "
         f"{row['held_out']:>8.1%}  {row['held_out_near']:>6.1%}"
     )

@@ -130,7 +130,7 @@ class Run:
             elif isinstance(output, FinishedOutput):
                 reasons[output.index] = output.reason
         right = [
-            [fake_token(request.sampling.noise_seed, index, place) for place in range(request.max_tokens)]
+            [fake_token(request.sampling.noise_seed, index, position) for position in range(request.max_tokens)]
             for index in range(n)
         ]
         if reasons != dict.fromkeys(range(n), "length") or tokens != right:

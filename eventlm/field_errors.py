@@ -26,5 +26,5 @@ def split_message(message: str) -> tuple[str, str]:
 
     Keys of an object are the client's own words, "[...]" in such a message; the path ends before them.
     """
-    problem, _, place = message.partition(" - at ")
-    return problem, place.strip("`").rpartition("$")[2].removeprefix(".").replace("[...]", "")
+    problem, _, location = message.partition(" - at ")
+    return problem, location.strip("`").rpartition("$")[2].removeprefix(".").replace("[...]", "")

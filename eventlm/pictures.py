@@ -31,9 +31,9 @@ def new_figure(width_inches: float = WIDTH_INCHES, height_inches: float = HEIGHT
     return figure
 
 
-def new_axes(figure: Figure, *place: int) -> Axes:
+def new_axes(figure: Figure, *index: int) -> Axes:
     """Axes with a grid below what is drawn, and no frame above and to the right."""
-    axes = figure.add_subplot(*place)
+    axes = figure.add_subplot(*index)
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

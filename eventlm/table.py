@@ -21,8 +21,8 @@ def aligned(rows: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collection[int] = (0,)) -> Iterator[str]:
-    """The lines of a table: the columns at the places `left` hold text and are aligned to the left, the others to the
-    right. Each is as wide as it must be; only where the output is a terminal, text columns are folded to fit it.
+    """The lines of a table: columns whose indices are in `left` hold text and are aligned to the left, the others to
+    the right. Each is as wide as it must be; only where the output is a terminal, text columns are folded to fit it.
     """
     # Only where there is a table: other output need not wait for it.
     from rich.console import Console
@@ -32,9 +32,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, left: Collec
     least_width = -2
     cells_of_column: list[list[Text]] = []
     found = Table(box=None, pad_edge=False, show_header=False)
-    for place, cells in enumerate(zip(columns, *rows, strict=True)):
+    for index, cells in enumerate(zip(columns, *rows, strict=True)):
         width = max(map(len, cells))
-        is_text = place in left
+        is_text = index in left
         longest_word = max(len(word) for cell in cells for word in ["", *cell.split()])
         least = min(width, max(_MIN_TEXT_WIDTH, longest_word)) if is_text else width
         found.add_column(no_wrap=not is_text, min_width=least)

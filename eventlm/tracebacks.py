@@ -1,4 +1,4 @@
-"""Errors in logs and traces: type and place.
+"""Errors in logs and traces: type and location.
 
 Messages are left out, because exceptions quote what they failed on, and so are local variables.
 """

@@ -14,7 +14,7 @@ from eventlm.kernels.kv_quantization import is_quantized, quantize
 def head_slots(slots_T: Tensor, *, block_size: int, num_kv_heads: int) -> Tensor:
     """Where each token's heads lie in a cache seen as [num_blocks * K * block_size, D], int64 [T * K].
 
-    slots_T: block number x block_size + place in the block, int64. Once a step, for all layers.
+    slots_T: block number x block_size + position in the block, int64. Once a step, for all layers.
     """
     blocks_T, places_T = slots_T // block_size, slots_T % block_size
     heads = torch.arange(num_kv_heads, device=slots_T.device)

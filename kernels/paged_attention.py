@@ -34,8 +34,8 @@ class AttentionRow(NamedTuple):
 class AttentionGroup(NamedTuple):
     """Rows that are computed together.
 
-    queries: [B * N] int64, the place in the step's tokens of each query; padding repeats token 0.
-    valid, outputs: where the real queries lie in [B * N], and their places in the step's tokens; None if all
+    queries: [B * N] int64, the position in the step's tokens of each query; padding repeats token 0.
+    valid, outputs: where the real queries lie in [B * N], and their positions in the step's tokens; None if all
     of `queries` is real.
     blocks: [B * K * blocks] int64, rows of the cache as [num_blocks * K]; padding repeats the row's first block.
     context: [2, B * K * blocks, block_size x what a token's head has in the cache], room for the gathered keys and
@@ -121,9 +121,9 @@ def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor, dtype
     starts = np.array([row.start for _, row in members])
     counts = np.array([row.num_tokens for _, row in members])
     num_queries, num_context = int(counts.max()), int((starts + counts).max())
-    places = np.arange(num_queries)
-    is_real = places < counts[:, None]
-    queries = np.where(is_real, offsets[:, None] + places, 0).ravel()
+    indices = np.arange(num_queries)
+    is_real = indices < counts[:, None]
+    queries = np.where(is_real, offsets[:, None] + indices, 0).ravel()
     blocks = np.empty((num_rows, -(-num_context // block_size)), dtype=np.int64)
     for number, (_, row) in enumerate(members):
         own = row.block_table[: -(-(row.start + row.num_tokens) // block_size)]

@@ -24,10 +24,10 @@ class PrefixAffinity(Router, frozen=True, kw_only=True):
     reads_prefixes: ClassVar[bool] = True
 
     def route(self, request: RequestView, replicas: Seq[ReplicaView]) -> int | None:
-        def cost(place: int) -> tuple[int, int, int]:
-            replica = replicas[place]
+        def cost(index: int) -> tuple[int, int, int]:
+            replica = replicas[index]
             load = replica.admitted_tokens + replica.waiting_tokens
-            turn = (place - request.ordinal) % len(replicas)
+            turn = (index - request.ordinal) % len(replicas)
             return load - self.weight * replica.prefix_tokens, load, turn
 
         return replicas[min(range(len(replicas)), key=cost)].index

@@ -166,7 +166,7 @@ async def _send_and_read(target: Target, data: bytes) -> str:
 async def header_flood(target: Target, number: int) -> str:
     """More header than any server wants."""
     floods = [
-        b"".join(b"x-%d: y\r\n" % place for place in range(3000)),
+        b"".join(b"x-%d: y\r\n" % index for index in range(3000)),
         b"x-long: " + b"a" * 500_000 + b"\r\n",
         b"cookie: " + b"a=b; " * 20_000 + b"\r\n",
     ]
@@ -210,31 +210,31 @@ async def not_http(target: Target, number: int) -> str:
 async def run_attack(attack: Attack, target: Target, number: int) -> Counter[str]:
     """So many clients at once; what became of each."""
 
-    async def one(place: int) -> str:
+    async def one(index: int) -> str:
         try:
-            return await attack(target, place)
+            return await attack(target, index)
         except TimeoutError:
             return HUNG
         except OSError:
             return CLOSED
 
-    return Counter(await asyncio.gather(*(one(place) for place in range(number))))
+    return Counter(await asyncio.gather(*(one(index) for index in range(number))))
 
 
 async def cancel_burst(target: Target, number: int) -> Counter[str]:
     """Many streams at once, all of which leave in the same moment."""
 
-    async def start(place: int) -> tuple[Client | None, str]:
+    async def start(index: int) -> tuple[Client | None, str]:
         try:
             client = await Client.connect(target)
-            await client.send(completion(target, place, stream=True, max_tokens=target.max_tokens))
+            await client.send(completion(target, index, stream=True, max_tokens=target.max_tokens))
             return client, await client.status()
         except TimeoutError:
             return None, HUNG
         except OSError:
             return None, CLOSED
 
-    started = await asyncio.gather(*(start(place) for place in range(number)))
+    started = await asyncio.gather(*(start(index) for index in range(number)))
     for client, _ in started:
         if client is not None:
             client.leave()

@@ -49,8 +49,8 @@ class EvictionBounds:
                 self._completed = (rows, event.produced)
             case Emitted():
                 dropped = dict(event.dropped)
-                for place, (row, count) in enumerate(zip(*self._completed, strict=True)):
-                    if count and place not in dropped:
+                for index, (row, count) in enumerate(zip(*self._completed, strict=True)):
+                    if count and index not in dropped:
                         self._evictions.pop(row, None)
             case Finished():
                 self._evictions.pop((event.request, event.index), None)

@@ -206,5 +206,5 @@ def verified(path: Path, *, trust_local_plugins: bool = False, check_invariants:
 
 def fake_text(seed: int, num_tokens: int, *, index: int = 0) -> str:
     """What the fake model says, in tokens of one byte; a character that the last one cuts is U+FFFD."""
-    data = bytes(fake_token(seed, index, place) for place in range(num_tokens))
+    data = bytes(fake_token(seed, index, position) for position in range(num_tokens))
     return data.decode(errors="replace")

@@ -215,8 +215,8 @@ class Simulation:
         self.engine_core.end("stop")
         self._check_end()
         return {
-            (place, index): outcome
-            for place, client in enumerate(self.clients)
+            (position, index): outcome
+            for position, client in enumerate(self.clients)
             for index, outcome in sorted(client.outcomes.items())
         }
 

@@ -115,10 +115,10 @@ def test_the_unit_serves_on_the_loopback_and_writes_to_its_own_folders_only() ->
     assert config.server.host == "127.0.0.1"
     assert int(settings["TimeoutStopSec"]) > config.server.drain_seconds + 5
     assert config.record.record.startswith(f"%S/{settings['StateDirectory']}/")
-    places = dict(setting.split("=", 1) for setting in settings["Environment"].split())
+    indices = dict(setting.split("=", 1) for setting in settings["Environment"].split())
     own = (f"%C/{settings['CacheDirectory']}", f"%S/{settings['StateDirectory']}")
-    assert set(places) == {"EVENTLM_HOME", "HF_HOME", "XDG_STATE_HOME", "HOME"}
-    assert all(place.startswith(own) for place in places.values())
+    assert set(indices) == {"EVENTLM_HOME", "HF_HOME", "XDG_STATE_HOME", "HOME"}
+    assert all(index.startswith(own) for index in indices.values())
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

@@ -217,8 +217,8 @@ def is_expected(outcome: Outcome, request: Request, seed: int, index: int, fake:
     made = worker_outcome(request, seed, index, fake)
     if outcome.reason == "error" and not (request.scheduling.waits_for_grammar and not outcome.tokens):
         # Nobody pays for another's harm, nor for a worker that dies of itself.
-        place = poisoned_place(fake, seed, index)
-        if place is None or len(outcome.tokens) < place:
+        slot = poisoned_place(fake, seed, index)
+        if slot is None or len(outcome.tokens) < slot:
             return False
     if outcome.reason in CUT_SHORT:
         return outcome.tokens == made.tokens[: len(outcome.tokens)]

@@ -29,7 +29,7 @@ def _measure(context: Context) -> Iterator[Row]:
             batched = generate(llm, workload, temperature=0.0)
             rates.append(batched.rate)
             num_alone = SMOKE_NUM_ALONE if context.smoke else NUM_ALONE
-            alone = [generate(llm, workload.only(place), temperature=0.0).token_ids[0] for place in range(num_alone)]
+            alone = [generate(llm, workload.only(index), temperature=0.0).token_ids[0] for index in range(num_alone)]
         differ = sum(tokens != together for tokens, together in zip(alone, batched.token_ids, strict=False))
         what = f"of {num_alone} sequences, those that differ alone and among {len(workload.prompts)}"
         if is_invariant:

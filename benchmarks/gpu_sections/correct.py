@@ -129,7 +129,7 @@ def _workload(sizes: Sizes, vocab_size: int) -> Workload:
     draw = random.Random(1)
     shared = [draw.randrange(5, vocab_size) for _ in range(sizes.shared)]
     own = [[draw.randrange(5, vocab_size) for _ in range(draw.randint(1, sizes.own))] for _ in range(sizes.num_seqs)]
-    prompts = [shared * (place % 2) + tokens for place, tokens in enumerate(own)]
+    prompts = [shared * (index % 2) + tokens for index, tokens in enumerate(own)]
     return Workload(prompts, [sizes.output] * sizes.num_seqs)
 
 

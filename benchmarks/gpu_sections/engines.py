@@ -32,9 +32,9 @@ class Workload(NamedTuple):
         """So many of them."""
         return Workload(self.prompts[:number], self.output_lens[:number])
 
-    def only(self, place: int) -> Workload:
+    def only(self, index: int) -> Workload:
         """The one at a place."""
-        return Workload([self.prompts[place]], [self.output_lens[place]])
+        return Workload([self.prompts[index]], [self.output_lens[index]])
 
 
 class Run(NamedTuple):

@@ -53,7 +53,7 @@ def _measure(context: Context) -> Iterator[Row]:
 
 
 def _common_prefix(one: list[int], other: list[int]) -> int:
-    for place, (token, its) in enumerate(zip(one, other, strict=True)):
+    for index, (token, its) in enumerate(zip(one, other, strict=True)):
         if token != its:
-            return place
+            return index
     return len(one)

@@ -100,7 +100,7 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> Server:
 
 def _load(server: Server, workload: Workload, num_clients: int) -> float:
     """Output tokens a second, from the first client's start to the last one's end."""
-    clients = [_start_client(server, workload, place, num_clients) for place in range(num_clients)]
+    clients = [_start_client(server, workload, index, num_clients) for index in range(num_clients)]
     for client in clients:
         assert client.stdout is not None
         client.stdout.readline()
@@ -121,11 +121,11 @@ def _load(server: Server, workload: Workload, num_clients: int) -> float:
     return num_tokens / took_ns * 1e9
 
 
-def _start_client(server: Server, workload: Workload, place: int, num_clients: int) -> subprocess.Popen[str]:
+def _start_client(server: Server, workload: Workload, index: int, num_clients: int) -> subprocess.Popen[str]:
     """With every so manieth of the prompts."""
     command = [sys.executable, "-m", "benchmarks.gpu_sections.http_client"]
     client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    job = Job(server.url, server.model, workload.prompts[place::num_clients], workload.output_lens[place::num_clients])
+    job = Job(server.url, server.model, workload.prompts[index::num_clients], workload.output_lens[index::num_clients])
     assert client.stdin is not None
     client.stdin.write(msgspec.json.encode(job).decode() + "\n")
     client.stdin.flush()

@@ -77,14 +77,14 @@ def post_process_reference(values_N: Tensor, *, iterations: int, mode: Mode) -> 
 
 @triton.jit(do_not_specialize=["iterations"])
 def _turn_kernel(values, out, num_values, iterations, BLOCK: tl.constexpr):
-    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(values + places, mask=places < num_values, other=0.0)
+    indices = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(values + indices, mask=indices < num_values, other=0.0)
     y = tl.zeros_like(x)
     for _ in range(iterations):
         turned = x * _TURN_COS - y * _TURN_SIN
         y = x * _TURN_SIN + y * _TURN_COS
         x = turned
-    tl.store(out + places, x, mask=places < num_values)
+    tl.store(out + indices, x, mask=indices < num_values)
 
 
 @triton.jit(do_not_specialize=["iterations"])
@@ -93,9 +93,9 @@ def _count_kernel(values, out, num_values, iterations, BLOCK: tl.constexpr):
     source = values
     for _ in range(iterations):
         for block in range(tl.program_id(0).to(tl.int64), tl.cdiv(num_values, BLOCK), tl.num_programs(0)):
-            places = block * BLOCK + tl.arange(0, BLOCK)
-            counted = tl.load(source + places, mask=places < num_values) + 1
-            tl.store(out + places, counted, mask=places < num_values)
+            indices = block * BLOCK + tl.arange(0, BLOCK)
+            counted = tl.load(source + indices, mask=indices < num_values) + 1
+            tl.store(out + indices, counted, mask=indices < num_values)
         source = out
         tl.debug_barrier()
 

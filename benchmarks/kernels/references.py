@@ -46,14 +46,14 @@ def qkv_store_reference(
         k = rms_norm_reference(k, k_weight_D, eps)
     cos, sin = cos_PD2[positions_T[rows]].unsqueeze(1), sin_PD2[positions_T[rows]].unsqueeze(1)
     qkv_TN[rows, : num_heads * head_dim] = _rotated_reference(q, cos, sin).flatten(1)
-    blocks, places = cache_slots_T[rows] // block_size, cache_slots_T[rows] % block_size
+    blocks, indices = cache_slots_T[rows] // block_size, cache_slots_T[rows] % block_size
     for part, new in enumerate((_rotated_reference(k, cos, sin), v)):
         if kv_scales is None:
-            kv_cache[part, blocks, :, places] = new
+            kv_cache[part, blocks, :, indices] = new
             continue
         elements, scales = quantize(new, torch.uint8).split((head_dim, SCALE_BYTES), dim=-1)
-        kv_cache.view(torch.uint8)[part, blocks, :, places] = elements
-        kv_scales[part, blocks, :, places] = scales.contiguous().view(torch.float32)[..., 0]
+        kv_cache.view(torch.uint8)[part, blocks, :, indices] = elements
+        kv_scales[part, blocks, :, indices] = scales.contiguous().view(torch.float32)[..., 0]
 
 
 def _rotated_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -105,5 +105,5 @@ def cache_slots_reference(token_slots_T: Tensor, positions_T: Tensor, block_tabl
 
 
 def write_blocks_reference(updates_U3: Tensor, num_updates: int, block_tables: Tensor) -> None:
-    slots, places, blocks = updates_U3[:num_updates].unbind(1)
-    block_tables[slots, places] = blocks
+    slots, indices, blocks = updates_U3[:num_updates].unbind(1)
+    block_tables[slots, indices] = blocks

@@ -71,9 +71,9 @@ def _tune(tuning: Tuning, deadline: float, path: Path) -> Iterator[str]:
     candidates = [tuning.current, *(each for each in tuning.candidates if each != tuning.current)]
     references = [reference() for reference in tuning.references]
     measured: list[tuple[float, Config]] = []
-    for place, config in enumerate(candidates):
+    for index, config in enumerate(candidates):
         if time.monotonic() > deadline:
-            yield f"{tuning.name}: no time for {len(candidates) - place} of {len(candidates)}"
+            yield f"{tuning.name}: no time for {len(candidates) - index} of {len(candidates)}"
             break
         try:
             measured.append((_score(tuning, references, config), config))

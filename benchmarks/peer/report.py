@@ -52,8 +52,8 @@ def medians(measurements: Sequence[Measurement]) -> dict[tuple[str, int], dict[s
         if not measurement.wrong:
             cells.setdefault((measurement.server, measurement.num_clients), []).append(measurement)
     return {
-        place: {column.field: statistics.median(getattr(one, column.field) for one in found) for column in COLUMNS}
-        for place, found in cells.items()
+        index: {column.field: statistics.median(getattr(one, column.field) for one in found) for column in COLUMNS}
+        for index, found in cells.items()
     }
 
 
@@ -111,8 +111,8 @@ def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
             continue
         best = max(peers, key=lambda server: peers[server]["tokens_per_second"])
         target = TARGETS.get((measurements[0].precision, load))
-        for place, column in enumerate(COLUMNS):
-            asked = target if place == 0 or target is None else 1.0
+        for index, column in enumerate(COLUMNS):
+            asked = target if index == 0 or target is None else 1.0
             found.append(Ratio(load, best, column, ours[column.field] / peers[best][column.field], asked))
     return found
 

@@ -52,19 +52,19 @@ def draw(path: Path) -> None:
     axes.text(45.8, 35.6, "every event is written to one ordered log", va="center", color=GREY, size=10)
 
     width = 94 / len(LOG)
-    for place, (tag, colour) in enumerate(LOG):
-        left = 3 + place * width
+    for index, (tag, colour) in enumerate(LOG):
+        left = 3 + index * width
         axes.add_patch(
             FancyBboxPatch(
                 (left + 0.35, 24), width - 0.7, 7, boxstyle="round,pad=0,rounding_size=0.8", fc=colour, ec="none"
             )
         )
         axes.text(left + width / 2, 28.4, tag, ha="center", va="center", color=PAPER, weight="bold", size=11)
-        axes.text(left + width / 2, 25.7, str(place + 1), ha="center", va="center", color=PAPER, size=9)
+        axes.text(left + width / 2, 25.7, str(index + 1), ha="center", va="center", color=PAPER, size=9)
     axes.text(50, 21.2, "trace.jsonl", ha="center", va="center", color=GREY, size=10, family="DejaVu Sans Mono")
 
-    for place, (title, text) in enumerate(READERS):
-        centre = 3 + 94 * (place + 0.5) / len(READERS)
+    for index, (title, text) in enumerate(READERS):
+        centre = 3 + 94 * (index + 0.5) / len(READERS)
         _arrow(axes, (centre, 19.3), (centre, 15.2), GREY)
         axes.text(centre, 12.9, title, ha="center", va="center", color=INK, weight="bold", size=12)
         axes.text(centre, 10.6, text, ha="center", va="top", color=INK, size=9.5, linespacing=1.35)

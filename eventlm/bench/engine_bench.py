@@ -49,19 +49,19 @@ class RequestFactory:
         return [self._request(prompt_lengths, output_lengths) for _ in range(num_requests)]
 
     def _request(self, prompt_lengths: Lengths, output_lengths: Lengths) -> Request:
-        place, self._num_made = self._num_made, self._num_made + 1
-        tokens = self._tokens(prompt_lengths.draw(self._prompt_random), "prompt", place)
+        index, self._num_made = self._num_made, self._num_made + 1
+        tokens = self._tokens(prompt_lengths.draw(self._prompt_random), "prompt", index)
         return Request(
             prompt_token_ids=self._prefix + tokens,
             sampling=SamplingParams(
-                temperature=1.0, max_tokens=output_lengths.draw(self._output_random), ignore_eos=True, seed=place
+                temperature=1.0, max_tokens=output_lengths.draw(self._output_random), ignore_eos=True, seed=index
             ),
             scheduling=SchedulingParams(model=self._model, offline=True),
         )
 
     def _tokens(self, num_tokens: int, *name: str | int) -> list[int]:
-        places = random_stream(self._seed, *name).integers(len(self._token_ids), size=num_tokens)
-        return [self._token_ids[place] for place in places]
+        indices = random_stream(self._seed, *name).integers(len(self._token_ids), size=num_tokens)
+        return [self._token_ids[index] for index in indices]
 
 
 async def run_batch(
@@ -79,25 +79,25 @@ async def run_batch(
     counts = [0] * len(group)
     finished = [False] * len(group)
 
-    async def consume(place: int, handle: RequestHandle) -> None:
+    async def consume(index: int, handle: RequestHandle) -> None:
         async for output in handle:
             if isinstance(output, TokensOutput):
-                counts[place] += len(output.token_ids)
+                counts[index] += len(output.token_ids)
             elif isinstance(output, FinishedOutput):
                 if output.reason != "length":
                     raise EventLMError(f"the engine ended a request of the benchmark by {output.reason!r}")
-                finished[place] = True
+                finished[index] = True
                 if on_finish is not None:
                     on_finish()
 
     start_ns = time.monotonic_ns()
     handles = await engine.submit(group)
     try:
-        work = asyncio.gather(*(consume(place, handle) for place, handle in enumerate(handles)))
+        work = asyncio.gather(*(consume(index, handle) for index, handle in enumerate(handles)))
         is_interrupted = await completed(work, stop) is None
     finally:
         duration_ns = time.monotonic_ns() - start_ns
         for handle in handles:
             handle.cancel()
-    prompt_tokens = sum(len(request.prompt_token_ids) for place, request in enumerate(group) if counts[place])
+    prompt_tokens = sum(len(request.prompt_token_ids) for index, request in enumerate(group) if counts[index])
     return BatchResult(sum(finished), prompt_tokens, sum(counts), duration_ns, is_interrupted)

@@ -72,10 +72,10 @@ def _from_json(path: str, text: str) -> list[DatasetPrompt]:
     if not isinstance(entries, list):
         raise UsageError(f"--dataset {path}: expected a list of prompts; an object a line goes into a .jsonl file")
     prompts = []
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         # ShareGPT has conversations of one message, without an answer.
         if not (isinstance(entry, dict) and len(entry.get("conversations", [1, 2])) < 2):
-            prompts.append(_prompt(f"{path}: entry {place}", entry))
+            prompts.append(_prompt(f"{path}: entry {index}", entry))
     return prompts
 
 

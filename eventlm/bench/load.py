@@ -1,4 +1,4 @@
-"""The load itself: send requests at their times or as places come free, and record what comes back."""
+"""The load itself: send requests at their times or as slots come free, and record what comes back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_UNANSWERED = 16
 class Load:
     """One load on one server. `run` returns its result, however it ends.
 
-    `requests` come in the order of their arrivals. `max_concurrency` 0 sets no limit; a request that waits for a place
+    `requests` come in the order of their arrivals. `max_concurrency` 0 sets no limit; a request that waits for a slot
     is late, not excused. After `duration_ns` (0: no end) no more arrive, and those that have may end.
     """
 

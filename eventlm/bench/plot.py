@@ -27,12 +27,12 @@ def plot_load(path: Path, result: ServeResult, statistics: Statistics) -> None:
     figure = new_figure(11, 7.5)
     objectives = result.options.objectives or Objectives()
     tpot_ns = [record.tpot_ns for record in successes if record.tpot_ns is not None]
-    for place, title, values_ns, objective_ms in (
+    for index, title, values_ns, objective_ms in (
         (1, "time to first token", [record.ttft_ns for record in successes], objectives.ttft),
         (2, "time per output token after the first", tpot_ns, objectives.tpot),
         (3, "end-to-end latency", [record.e2e_ns for record in successes], objectives.e2e),
     ):
-        _plot_cdf(new_axes(figure, 2, 2, place), title, [value / 1e6 for value in values_ns], objective_ms)
+        _plot_cdf(new_axes(figure, 2, 2, index), title, [value / 1e6 for value in values_ns], objective_ms)
     _plot_over_time(new_axes(figure, 2, 2, 4), result)
     figure.suptitle(
         f"{result.model}: {statistics.num_success:,} of {statistics.num_requests:,} requests succeeded, "

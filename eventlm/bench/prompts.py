@@ -97,7 +97,7 @@ class SharedPrefixes:
 
     def __init__(self, make: PromptMaker, *, num_tokens: int, num_prefixes: int, seed: int) -> None:
         self.num_tokens = num_tokens
-        self._prefixes = [make(num_tokens, random_stream(seed, "prefix", place)) for place in range(num_prefixes)]
+        self._prefixes = [make(num_tokens, random_stream(seed, "prefix", index)) for index in range(num_prefixes)]
         self._choice = random_stream(seed, "prefix choice")
 
     def before(self, text: str) -> str:
@@ -122,7 +122,7 @@ def fit_word_prompts(num_words: tuple[int, int], num_tokens: tuple[int, int]) ->
 
 
 def _draw(words: list[str], count: int, random: numpy.random.Generator) -> list[str]:
-    return [words[place] for place in random.integers(len(words), size=count)]
+    return [words[index] for index in random.integers(len(words), size=count)]
 
 
 def _vocabulary_words(tokenizer: Tokenizer) -> list[str]:

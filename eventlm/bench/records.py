@@ -20,7 +20,7 @@ Messages = list[dict[str, Any]]
 
 
 class LoadRequest(Struct, frozen=True):
-    """One request of a load test. `arrival_ns`: after the start; None in a closed loop, as soon as there is a place.
+    """One request of a load test. `arrival_ns`: after the start; None in a closed loop, as soon as there is a slot.
 
     `prompt_tokens` is the intended length; None for a prompt from a file, whose tokens were not counted.
     """

@@ -78,8 +78,8 @@ def dataset_prompts(
     output_random, order_random = random_stream(seed, "output lengths"), random_stream(seed, "order")
     while True:
         order = order_random.permutation(len(prompts)) if shuffle else range(len(prompts))
-        for place in order:
-            prompt = prompts[int(place)]
+        for index in order:
+            prompt = prompts[int(index)]
             max_tokens = prompt.max_tokens
             if max_tokens is None and prompt.answer:
                 max_tokens = max(count_tokens(prompt.answer), 1)

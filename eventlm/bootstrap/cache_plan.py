@@ -276,7 +276,7 @@ def _check_cache_fits(
 
 def _shared(gpus: Sequence[Gpu], num_replicas: int) -> list[tuple[Gpu, int]]:
     """The GPUs that replicas are on, which they take in turn, and how many are on each."""
-    return [(gpu, len(range(place, num_replicas, len(gpus)))) for place, gpu in enumerate(gpus[:num_replicas])]
+    return [(gpu, len(range(index, num_replicas, len(gpus)))) for index, gpu in enumerate(gpus[:num_replicas])]
 
 
 def _name(gpu: Gpu) -> str:

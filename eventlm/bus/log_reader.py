@@ -50,8 +50,8 @@ class LogReader:
         self.num_segments = len(self._closed) + 1
         self.size_bytes = self._last.size_bytes
         try:
-            for place in range(len(self._closed)):
-                with self._segment(place) as reader:
+            for index in range(len(self._closed)):
+                with self._segment(index) as reader:
                     self.size_bytes += reader.size_bytes
             with self._segment(0) as first:
                 self.header: Header = first.header
@@ -96,12 +96,12 @@ class LogReader:
         return sum(gap.last - gap.first + 1 for gap in self.gaps)
 
     @contextlib.contextmanager
-    def _segment(self, place: int) -> Iterator[SegmentReader]:
+    def _segment(self, index: int) -> Iterator[SegmentReader]:
         """A reader of a segment, closed after its use; that of the last segment is kept."""
-        if place == len(self._closed):
+        if index == len(self._closed):
             yield self._last
             return
-        path = self._closed[place]
+        path = self._closed[index]
         if self._disk.status(path) is None:
             raise SegmentGoneError(f"{path} was removed while the trace was read; try again")
         with SegmentReader(path, disk=self._disk) as reader:
@@ -138,25 +138,25 @@ class LogReader:
 
     def lines_from(self, s: int) -> Iterator[LogLine]:
         """The lines from event `s` on, found by bisection; the lines before it are not checked."""
-        place = len(self._closed)
-        while place:
-            with self._segment(place) as reader:
+        index = len(self._closed)
+        while index:
+            with self._segment(index) as reader:
                 if reader.header.s <= s:
                     break
-            place -= 1
-        return self._lines(place, s)
+            index -= 1
+        return self._lines(index, s)
 
     def _lines(self, first: int, s: int | None) -> Iterator[LogLine]:
         self._reset()
         before: SegmentReader | None = None
-        for place in range(first, self.num_segments):
-            with self._segment(place) as reader:
+        for index in range(first, self.num_segments):
+            with self._segment(index) as reader:
                 self._current = reader
                 lines = iter(reader) if s is None or before is not None else reader.lines_from(s)
                 if before is not None and before.num_lines:
                     self._check_border(before, reader)
                 yield from lines
-                if place < len(self._closed):
+                if index < len(self._closed):
                     self._check_closed(reader)
                     self._num_lines_before += reader.num_lines
                     self._num_bytes_before += reader.position

@@ -32,7 +32,7 @@ _RUN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 
 
 class Segment(NamedTuple):
-    """A file of a run, to be ordered by run and place."""
+    """A file of a run, to be ordered by run and position."""
 
     run: str
     first_s: int

@@ -73,12 +73,12 @@ def list_runs(
     # `latest` is a link to one of the others.
     runs = [run for run in candidates if has_file(run / TRACE_NAME, disk) and (run == folder or not disk.is_link(run))]
     found = []
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         # It may have been removed meanwhile.
         with contextlib.suppress(FileNotFoundError):
             found.append((_order(disk, run), _summary(disk, run, full=full)))
         if on_run is not None:
-            on_run(place + 1, len(runs))
+            on_run(index + 1, len(runs))
     found.sort(key=lambda item: (item[0] if item[1].started_ns is None else item[1].started_ns, item[1].run))
     return [summary for _, summary in found]
 

@@ -45,7 +45,7 @@ class TornTail(Struct, frozen=True):
 
 
 class LogLine(Struct, frozen=True, gc=False):
-    """A line whose hash and place are right. Line numbers count from 1, byte offsets from 0."""
+    """A line whose hash and position are right. Line numbers count from 1, byte offsets from 0."""
 
     path: str
     number: int
@@ -75,7 +75,7 @@ class _HeaderStart(Struct):
 
 
 def corrupt(path: str, line_number: int, byte_offset: int, what: str) -> TraceCorruptError:
-    """Damage at a place."""
+    """Damage and where it is."""
     return TraceCorruptError(f"{path} is damaged at line {line_number}, byte {byte_offset}: {what}")
 
 
@@ -177,7 +177,7 @@ class SegmentReader:
         return self._lines(byte_offset, s - self.header.s + 1, s, h)
 
     def _lines(self, byte_offset: int, line_number: int, s: int, previous_h: str) -> Iterator[LogLine]:
-        """The lines from a place on, given what is expected there: line number, `s`, and the hash before."""
+        """The lines from a position on, given what is expected there: line number, `s`, and the hash before."""
         self._reset()
         self._file.seek(byte_offset)
         readline, match_head = self._file.readline, _HEAD.match

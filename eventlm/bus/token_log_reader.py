@@ -113,14 +113,14 @@ class TokenLogReader:
             split = split_line(line[:-1])
             is_sound = split is not None and chain(self._h, split.body) == split.claimed_h
             self._h = split.claimed_h if split is not None else ""
-            place = f"line {self._number}, byte {self._byte_offset}"
+            where = f"line {self._number}, byte {self._byte_offset}"
             self._byte_offset += len(line)
             if split is not None and is_sound:
                 try:
                     return decode_line(split.body)
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     pass
-            self.damage.append(f"{self.path} is damaged at {place}")
+            self.damage.append(f"{self.path} is damaged at {where}")
         return None
 
     def _at(self, s: int) -> TokenLogLine | None:

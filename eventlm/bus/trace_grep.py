@@ -70,8 +70,8 @@ def _first_at(reader: LogReader, ts: int) -> int:
         return line.event().ts if line is not None else ts
 
     # No line is as short as a byte.
-    places = range(reader.header.s, reader.header.s + reader.size_bytes)
-    return places.start + bisect_left(places, ts, key=time_of)
+    indices = range(reader.header.s, reader.header.s + reader.size_bytes)
+    return indices.start + bisect_left(indices, ts, key=time_of)
 
 
 def _line_at(reader: LogReader, s: int) -> LogLine | None:

@@ -18,7 +18,7 @@ EndState = Literal["end", "no_end", "torn", "still_being_written"]
 
 
 class TraceCheck(Struct, frozen=True, kw_only=True):
-    """A trace whose every complete line has been found right: its hash, its place and its fields.
+    """A trace whose every complete line has been found right: its hash, its position and its fields.
 
     first_s: above 0 where the run's first segments are not kept. num_missing: events in gaps.
     """

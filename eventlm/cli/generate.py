@@ -140,7 +140,7 @@ class _Printer:
     def __init__(self, prompts: list[str], tokenizer: Tokenizer, group: list[Request]) -> None:
         self._tokenizer = tokenizer
         #: The prompt of each choice, its number among the prompt's choices, and its request.
-        self._choices = [(place, sample, request) for place, request in enumerate(group) for sample in range(request.n)]
+        self._choices = [(index, sample, request) for index, request in enumerate(group) for sample in range(request.n)]
         self._prompts = prompts
         self._outputs: list[list[ChoiceOutput]] = [[] for _ in self._choices]
         self._finished = [False] * len(self._choices)
@@ -163,12 +163,12 @@ class _Printer:
         self._current += 1
         if self._current == len(self._choices):
             return
-        place, sample, request = self._choices[self._current]
+        index, sample, request = self._choices[self._current]
         if len(self._choices) > 1:
-            head = self._prompts[place].strip().partition("\n")[0]
+            head = self._prompts[index].strip().partition("\n")[0]
             shown = head if len(head) <= 60 else head[:59] + "…"
             which = f" ({sample + 1} of {request.n})" if request.n > 1 else ""
-            self._write(f"=== {place + 1}/{len(self._prompts)}{which}: {shown}\n")
+            self._write(f"=== {index + 1}/{len(self._prompts)}{which}: {shown}\n")
         self._write("".join(output.text for output in self._outputs[self._current]))
 
     def _write_logprobs(self) -> None:

@@ -74,16 +74,16 @@ class BlockPool:
         tree = self.tree
         while path and tree.get(names[len(path) - 1]) is not path[-1]:
             path.pop()
-        place = len(path)
-        parent = names[place - 1] if place else ROOT
-        while place < max_blocks:
-            node = tree.get(names[place])
+        index = len(path)
+        parent = names[index - 1] if index else ROOT
+        while index < max_blocks:
+            node = tree.get(names[index])
             # A name may come back under another parent, whose own name the engine's bounded table had lost.
             if node is None or node[1] != parent:
                 return
             path.append(node)
-            parent = names[place]
-            place += 1
+            parent = names[index]
+            index += 1
 
     @property
     def num_idle(self) -> int:

@@ -27,5 +27,5 @@ def default_buckets(max_num_seqs: int) -> list[int]:
 
 def bucket_of(buckets: Sequence[int], num_rows: int) -> int:
     """The smallest of ascending sizes that holds a step of so many decodes; 0, which is no graph, if none does."""
-    place = bisect_left(buckets, num_rows)
-    return buckets[place] if place < len(buckets) else 0
+    index = bisect_left(buckets, num_rows)
+    return buckets[index] if index < len(buckets) else 0

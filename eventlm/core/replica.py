@@ -94,15 +94,15 @@ class Replica:
         sequence.launched_tokens = len(hits) * block_size
         sequence.skips = 0
         sequence.paths.clear()
-        place = bisect_left(self.running, sequence.urgency, key=_urgency)
-        self.running.insert(place, sequence)
+        index = bisect_left(self.running, sequence.urgency, key=_urgency)
+        self.running.insert(index, sequence)
         self.num_partial += 1
         self.admitted_tokens += sequence.prefill_tokens
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a resident's blocks and slot. The next launch lists it among those that the worker must forget."""
-        place = bisect_left(self.running, sequence.urgency, key=_urgency)
-        del self.running[place]
+        index = bisect_left(self.running, sequence.urgency, key=_urgency)
+        del self.running[index]
         self.num_partial -= sequence.state is State.PREFILL
         self.admitted_tokens -= sequence.prefill_tokens
         self.pool.release_all(sequence.block_table)
@@ -115,20 +115,20 @@ class Replica:
 
     def exchange_hits(self, sequence: Sequence, block_size: int) -> None:
         """Swap reserved blocks whose content has become hittable for those that hold it; skip past them."""
-        place = sequence.launched_tokens // block_size
+        index = sequence.launched_tokens // block_size
         last = sequence.max_hit_blocks(block_size)
-        while place < last and place == sequence.num_tree_blocks and not sequence.arrival.scheduling.skip_cache_read:
-            node = self.pool.tree.get(sequence.block_names[place])
-            if node is None or node[1] != (sequence.block_names[place - 1] if place else ROOT):
+        while index < last and index == sequence.num_tree_blocks and not sequence.arrival.scheduling.skip_cache_read:
+            node = self.pool.tree.get(sequence.block_names[index])
+            if node is None or node[1] != (sequence.block_names[index - 1] if index else ROOT):
                 break
             block = node[0]
             self.pool.hold([block])
-            self.pool.release([sequence.block_table[place]])
-            sequence.block_table[place] = block
-            sequence.shipped_blocks = min(sequence.shipped_blocks, place)
-            place += 1
-            sequence.num_tree_blocks = place
-            sequence.launched_tokens = place * block_size
+            self.pool.release([sequence.block_table[index]])
+            sequence.block_table[index] = block
+            sequence.shipped_blocks = min(sequence.shipped_blocks, index)
+            index += 1
+            sequence.num_tree_blocks = index
+            sequence.launched_tokens = index * block_size
 
     def find_hits(self, sequence: Sequence, block_size: int) -> list[Node]:
         """The cached blocks that a waiting sequence would hit here now. It keeps the list for the next call."""
@@ -148,11 +148,11 @@ class Replica:
 
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""
-        names, place = sequence.block_names, sequence.num_tree_blocks
-        if place < num_blocks:
-            parent = names[place - 1] if place else ROOT
-            blocks = sequence.block_table[place:num_blocks]
-            sequence.num_tree_blocks += self.pool.insert(names[place:num_blocks], parent, blocks)
+        names, index = sequence.block_names, sequence.num_tree_blocks
+        if index < num_blocks:
+            parent = names[index - 1] if index else ROOT
+            blocks = sequence.block_table[index:num_blocks]
+            sequence.num_tree_blocks += self.pool.insert(names[index:num_blocks], parent, blocks)
 
     def prefix_tokens(self, sequence: Sequence, block_size: int) -> int:
         """Leading tokens of a sequence that are hittable here, or will be by what was sent here before and waits.
@@ -162,13 +162,13 @@ class Replica:
         if sequence.arrival.scheduling.skip_cache_read:
             return 0
         names, last = sequence.block_names, sequence.max_hit_blocks(block_size)
-        place = len(self.find_hits(sequence, block_size))
-        while place < last and names[place] in self.queue.names:
-            place += 1
+        index = len(self.find_hits(sequence, block_size))
+        while index < last and names[index] in self.queue.names:
+            index += 1
         for partial in self.partials():
-            while place < min(last, len(partial.block_names)) and partial.block_names[place] == names[place]:
-                place += 1
-        return place * block_size
+            while index < min(last, len(partial.block_names)) and partial.block_names[index] == names[index]:
+                index += 1
+        return index * block_size
 
     def partials(self) -> list[Sequence]:
         """Residents whose prefill is not launched to its end, most urgent at admission first."""

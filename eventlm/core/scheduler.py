@@ -63,11 +63,11 @@ def _read_keys(state: CoreState) -> None:
     waiting = [sequence for queue in state.queues for sequence in queue.members]
     partials = [sequence for replica in state.replicas for sequence in replica.partials()]
     keys, state.round_generation = ask_policy(state, [sequence.view for sequence in waiting + partials])
-    place = 0
+    index = 0
     for queue in state.queues:
-        queue.order_by(keys[place : place + len(queue)])
-        place += len(queue)
-    state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[place:], strict=True)}
+        queue.order_by(keys[index : index + len(queue)])
+        index += len(queue)
+    state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[index:], strict=True)}
 
 
 def _read_prefixes(state: CoreState) -> None:

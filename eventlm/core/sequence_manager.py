@@ -225,7 +225,7 @@ def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
 
 
 def _leave(state: CoreState, sequence: Sequence) -> None:
-    """Give back what the sequence has: its place in line, or its blocks and slot. It is no suspect any more."""
+    """Give back what the sequence has: its position in the queue, or its blocks and slot. It is no suspect any more."""
     if sequence.resident:
         state.replicas[sequence.replica].vacate(sequence)
     elif sequence.state in (State.WAITING, State.WAITING_FOR_GRAMMAR):

@@ -83,10 +83,10 @@ def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -
         found.append("has more sampling rows in flight than allowed")
     if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):
         found.append("is in the wrong state for its prefill")
-    for place, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
-        node = replica.pool.tree.get(sequence.block_names[place])
+    for index, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
+        node = replica.pool.tree.get(sequence.block_names[index])
         if node is None or node[0] != block:
-            found.append(f"holds block {block} at place {place}, which the tree has not")
+            found.append(f"holds block {block} at index {index}, which the tree has not")
             break
     return found
 
@@ -95,10 +95,10 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     """Every sequence is in exactly one place."""
     found = []
     queues: list[WaitingQueue] = [state.shared_queue, *(replica.queue for replica in state.replicas)]
-    places: dict[tuple[int, int], int] = {}
+    indices: dict[tuple[int, int], int] = {}
     for members in [*(q.members for q in queues), *(r.running for r in state.replicas), state.unrouted.values()]:
         for sequence in members:
-            places[sequence.id] = places.get(sequence.id, 0) + 1
+            indices[sequence.id] = indices.get(sequence.id, 0) + 1
     for sequence in sequences:
         ended = sequence.ended
         unplaced = (
@@ -106,7 +106,7 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
             or sequence.state is State.WAITING_FOR_GRAMMAR
             or (sequence.state is State.WAITING and sequence.in_flight > 0)
         )
-        if places.pop(sequence.id, 0) != (0 if unplaced else 1):
+        if indices.pop(sequence.id, 0) != (0 if unplaced else 1):
             found.append(f"{sequence} is in the wrong number of places")
         if ended and sequence.block_table:
             found.append(f"{sequence} has ended, but holds blocks")
@@ -114,8 +114,8 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
             found.append(f"{sequence} is in line, but does not wait")
     if not state.suspects.keys() <= {sequence.id for sequence in sequences if not sequence.ended}:
         found.append("a sequence that does not live is suspected")
-    if places:
-        found.append(f"unknown sequences {sorted(places)[:4]} are in a queue or run")
+    if indices:
+        found.append(f"unknown sequences {sorted(indices)[:4]} are in a queue or run")
     num_closing = sum(s.state is State.CLOSING for s in sequences)
     if num_closing != state.num_closing:
         found.append(f"{num_closing} sequences close, {state.num_closing} are counted")

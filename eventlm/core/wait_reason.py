@@ -13,7 +13,7 @@ from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
 from eventlm.core.step_plan import StepPlan, WaitCause, WaitReason
 
-_NEARNESS = {cause: place for place, cause in enumerate(get_args(WaitCause))}
+_NEARNESS = {cause: rank for rank, cause in enumerate(get_args(WaitCause))}
 
 
 def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, StepPlan]) -> WaitReason | None:

@@ -51,9 +51,9 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence, key: int) -> None:
         """Put a sequence in line. Under a policy that is not static `key` counts until the next round."""
-        place = bisect_left(self.members, sequence.id, key=_id)
-        self.members.insert(place, sequence)
-        self._priorities.insert(place, sequence.view.priority)
+        index = bisect_left(self.members, sequence.id, key=_id)
+        self.members.insert(index, sequence)
+        self._priorities.insert(index, sequence.view.priority)
         # Counted by the sequence, so that no entry it left behind in any queue is ever valid again.
         sequence.num_tickets += 1
         sequence.ticket = sequence.num_tickets
@@ -65,16 +65,16 @@ class WaitingQueue:
         if self._heap is not None:
             heappush(self._heap, _entry(sequence, key))
         else:
-            self._keys.insert(place, key)
+            self._keys.insert(index, key)
             self._head = None
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out of line."""
         if self._heap is None:
             self._build_heap()
-        place = bisect_left(self.members, sequence.id, key=_id)
-        del self.members[place]
-        del self._priorities[place]
+        index = bisect_left(self.members, sequence.id, key=_id)
+        del self.members[index]
+        del self._priorities[index]
         sequence.ticket = 0
         self.num_tokens -= sequence.num_tokens
         self.digest -= _share(sequence)
@@ -136,8 +136,8 @@ class WaitingQueue:
 
     def _find_head(self) -> Candidate:
         # Runs over all that wait, in every round. Of equals the first member is the earlier one.
-        priority, key, place = min(zip(self._priorities, self._keys, range(len(self.members)), strict=True))
-        sequence = self.members[place]
+        priority, key, index = min(zip(self._priorities, self._keys, range(len(self.members)), strict=True))
+        sequence = self.members[index]
         return Candidate((priority, key, sequence.request, sequence.index), sequence)
 
     def _build_heap(self) -> None:

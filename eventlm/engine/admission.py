@@ -57,9 +57,9 @@ class Admission:
         self._group = group
         self.handles = [
             RequestHandle(
-                -1, request.n, parts.end_text, parts.cancel, put=on_output and functools.partial(on_output, place)
+                -1, request.n, parts.end_text, parts.cancel, put=on_output and functools.partial(on_output, index)
             )
-            for place, request in enumerate(group)
+            for index, request in enumerate(group)
         ]
         self.sinks: list[Put] = [handle.put for handle in self.handles]
         self._reply = Reply(submission, group, self.sinks) if submission is not None else None

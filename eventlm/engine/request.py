@@ -182,7 +182,7 @@ class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):
 
 
 RequestOutput = Union[TokensOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
-#: Gets the outputs of a group in the engine's order: the place of the request in the group, and an output, or the
+#: Gets the outputs of a group in the engine's order: the index of the request in the group, and an output, or the
 #: error that ends the request.
 OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]
 #: The same for one request of the group.

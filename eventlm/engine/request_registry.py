@@ -189,7 +189,7 @@ class RequestRegistry:
         if not self._keep_ns or reply.outputs is None:
             reply.forget()
             return edge
-        return [self._sink(reply, place, put) for place, put in enumerate(edge)]
+        return [self._sink(reply, index, put) for index, put in enumerate(edge)]
 
     def add(self, reply: Reply, requests: list[int]) -> None:
         """The reply was admitted; its requests have these seqs."""
@@ -284,25 +284,25 @@ class RequestRegistry:
                     del self._by_request_id[reply.request_key]
                 return
 
-    def _sink(self, reply: Reply, place: int, put: Put) -> Put:
+    def _sink(self, reply: Reply, index: int, put: Put) -> Put:
         def sink(output: RequestOutput | TakenOver | EventLMError) -> None:
             if isinstance(output, EventLMError):
                 reply.num_unfinished = 0
                 self._drop_outputs(reply.submission.reply_id)
             else:
-                self._keep(reply, place, output)
+                self._keep(reply, index, output)
             put(output)
             if reply.on_output is not None:
-                reply.on_output(place, output)
+                reply.on_output(index, output)
 
         return sink
 
-    def _keep(self, reply: Reply, place: int, output: RequestOutput | TakenOver) -> None:
+    def _keep(self, reply: Reply, index: int, output: RequestOutput | TakenOver) -> None:
         if isinstance(output, FinishedOutput):
             reply.num_unfinished -= 1
         if reply.outputs is None:
             return
-        encoded = _encode((place, output))
+        encoded = _encode((index, output))
         reply.outputs.append(encoded)
         if not reply.num_unfinished:
             self._over[reply.submission.reply_id] = reply

@@ -87,8 +87,8 @@ def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
     policy = resolve("policy", scheduler.policy)
     extra_policies = [resolve("policy", parse_plugin_spec(spec)) for spec in scheduler.extra_policy]
     names = [each.record.name for each in (policy, *extra_policies)]
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
             raise UsageError(f"--extra-policy {name}: this policy is installed already, and swaps go by the name")
     return ResolvedPlugins(
         policy=policy,

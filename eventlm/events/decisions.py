@@ -38,7 +38,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     decodes: (request, index, confirmed tokens of the sequence, steps of it already in flight), most urgent first.
     chunks: (request, index, position of the first token, tokens, 1 if the row samples), after the decodes.
     most: for each row the most tokens it may produce; empty where every sampling row may produce one.
-    blocks: (row, place in the block table, block numbers to write there).
+    blocks: (row, index in the block table, block numbers to write there).
     forget: (request, index) that the worker must drop before it computes anything of this step.
     bucket: rows of the graph that the step runs as, padded, where the worker has captured any; 0: as no graph.
     """

@@ -11,7 +11,7 @@ class Arrived(Fact, frozen=True, kw_only=True, tag="arrive"):
     """A request came in. Its `s` is the request's identity from here on.
 
     Requests of one HTTP body or one offline call are a group: stamped one after the other in one drain, each with
-    the group's size and its own place in it, admitted or rejected as one.
+    the group's size and its own index in it, admitted or rejected as one.
     """
 
     prompt_tokens: int

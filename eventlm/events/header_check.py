@@ -51,11 +51,11 @@ def _problems(header: Header) -> Iterator[str]:
         if kind not in kinds:
             yield f"plugins: there is no {kind}"
     nested = {"config": header.config, "host": header.host}
-    for place, record in enumerate(header.plugins):
-        nested[f"plugins[{place}].parameters"] = record.parameters
+    for index, record in enumerate(header.plugins):
+        nested[f"plugins[{index}].parameters"] = record.parameters
         if "type" in record.parameters:
             # That key is the plug-in's name.
-            yield f"plugins[{place}].parameters: none can be called `type`"
+            yield f"plugins[{index}].parameters: none can be called `type`"
     for name, value in nested.items():
         if _is_deeper(value, MAX_DEPTH):
             yield f"{name}: tables and lists are nested more than {MAX_DEPTH} deep"

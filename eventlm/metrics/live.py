@@ -168,10 +168,10 @@ class LiveReplica:
         self.last_end_ns, self.last_completed_ns = fact.end_ns, fact.ts
         return delay_ns
 
-    def write_blocks(self, table: list[int], place: int, blocks: list[int]) -> None:
+    def write_blocks(self, table: list[int], index: int, blocks: list[int]) -> None:
         """Put blocks at a place of a sequence's table, in place of any that are there."""
-        self._release(table[place : place + len(blocks)])
-        table[place : place + len(blocks)] = blocks
+        self._release(table[index : index + len(blocks)])
+        table[index : index + len(blocks)] = blocks
         references = self._references
         for block in blocks:
             references[block] = references.get(block, 0) + 1
@@ -217,8 +217,8 @@ def shown_tokens(launched: Launched, produced: list[int], dropped: list[tuple[in
     gone = dict(dropped)
     return [
         (row[0], row[1])
-        for place, row in enumerate([*launched.decodes, *launched.chunks])
-        for _ in range(produced[place] - gone.get(place, 0))
+        for index, row in enumerate([*launched.decodes, *launched.chunks])
+        for _ in range(produced[index] - gone.get(index, 0))
     ]
 
 

@@ -250,11 +250,11 @@ class MetricsStore:
                     self._start_running(sequence, event)
                 self._note_chunk(sequence, replica.metrics, position, num_tokens)
         num_decodes = len(event.decodes)
-        for row, place, blocks in event.blocks:
+        for row, slot, blocks in event.blocks:
             in_row = event.decodes[row] if row < num_decodes else event.chunks[row - num_decodes]
             sequence = self._sequences.get((in_row[0], in_row[1]))
             if sequence is not None:
-                replica.write_blocks(sequence.table, place, blocks)
+                replica.write_blocks(sequence.table, slot, blocks)
 
     def _start_running(self, sequence: LiveSequenceMetrics, event: Launched) -> None:
         """Its first chunk since it waited."""

@@ -165,8 +165,8 @@ def _samples(path: Path, header: SafetensorsHeader, tensor: TensorInfo) -> list[
     samples = []
     try:
         with path.open("rb") as file:
-            for place in range(_NUM_SAMPLES):
-                position = start + (end - start) * place // _NUM_SAMPLES
+            for index in range(_NUM_SAMPLES):
+                position = start + (end - start) * index // _NUM_SAMPLES
                 file.seek(header.data_start + position)
                 samples.append(file.read(min(_SAMPLE_BYTES, end - position)))
     except OSError as error:

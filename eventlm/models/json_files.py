@@ -41,5 +41,5 @@ def convert_object(values: dict[str, Any], type_: type[_StructT], path: Path, *,
         return msgspec.convert(values, type_)
     except msgspec.ValidationError as error:
         problem, key = split_message(str(error))
-        place = ".".join(filter(None, (inside, key)))
-        raise CheckpointError(f"{path}: {place}{': ' if place else ''}{problem}") from error
+        field = ".".join(filter(None, (inside, key)))
+        raise CheckpointError(f"{path}: {field}{': ' if field else ''}{problem}") from error

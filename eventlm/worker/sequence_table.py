@@ -55,7 +55,7 @@ class WorkerSequence:
         self.hidden_sum_H: Tensor | None = None
         #: Where a GPU has its block table and its last token; -1 elsewhere.
         self.slot = -1
-        #: Block numbers by place, 32-bit.
+        #: Block numbers by index, 32-bit.
         self.block_table = array("i")
         #: Length at its start and after each executed step, less what no later launch can ask for.
         self.lengths = [len(self.token_ids)]
@@ -75,9 +75,9 @@ class Row(NamedTuple):
     samples: bool
 
 
-def end_of(params: SamplingParams, token_id: int, place: int) -> WorkerEnd | None:
-    """The end that a produced token, at this place of the output (from 0), is to its request, if it is one."""
-    if place < params.min_tokens:
+def end_of(params: SamplingParams, token_id: int, index: int) -> WorkerEnd | None:
+    """The end that a produced token, at this position of the output (from 0), is to its request, if it is one."""
+    if index < params.min_tokens:
         return None
     if token_id in params.eos_token_ids and not params.ignore_eos:
         return "eos"
@@ -113,10 +113,10 @@ class SequenceTable:
             self._add(new)
         held = [self._held(row[0], row[1]) for row in launch.decodes]
         held += [self._held(row[0], row[1]) for row in launch.chunks]
-        for row_number, place, numbers in launch.blocks:
+        for row_number, position, numbers in launch.blocks:
             if not 0 <= row_number < len(held):
                 raise DesyncError(f"step {launch.step}: blocks for row {row_number} of {len(held)}")
-            self._write_blocks(held[row_number], place, numbers)
+            self._write_blocks(held[row_number], position, numbers)
         rows = [
             self._decode_row(sequence, confirmed, in_flight)
             for sequence, (_, _, confirmed, in_flight) in zip(held, launch.decodes, strict=False)
@@ -157,14 +157,14 @@ class SequenceTable:
             raise DesyncError(f"sequence {request}/{index} is not held and not in the payload")
         return sequence
 
-    def _write_blocks(self, sequence: WorkerSequence, place: int, numbers: list[int]) -> None:
+    def _write_blocks(self, sequence: WorkerSequence, index: int, numbers: list[int]) -> None:
         table = sequence.block_table
-        if not 0 <= place <= len(table):
-            raise DesyncError(f"sequence {_name(sequence)}: blocks at place {place}, table has {len(table)}")
+        if not 0 <= index <= len(table):
+            raise DesyncError(f"sequence {_name(sequence)}: blocks at index {index}, table has {len(table)}")
         for number in numbers:
             if not 0 <= number < self._num_blocks:
                 raise DesyncError(f"sequence {_name(sequence)}: block {number} of {self._num_blocks}")
-        table[place : place + len(numbers)] = array("i", numbers)
+        table[index : index + len(numbers)] = array("i", numbers)
         self.num_blocks_used = max(self.num_blocks_used, max(numbers, default=-1) + 1)
 
     def _decode_row(self, sequence: WorkerSequence, confirmed: int, in_flight: int) -> Row:

@@ -42,8 +42,8 @@ struct ContextPart {
     count = std::clamp(range.end - begin, 0, kContextAtOnce);
     num_sub_blocks = (count + kSubBlock - 1) / kSubBlock;
     for (int s = 0; s < num_sub_blocks; s++) {
-      const int place = begin + s * kSubBlock;
-      const std::size_t at = cache.offset(range.blocks[place / cache.block_size], range.head, place % cache.block_size);
+      const int token = begin + s * kSubBlock;
+      const std::size_t at = cache.offset(range.blocks[token / cache.block_size], range.head, token % cache.block_size);
       keys[s] = elements_of<Format>(cache.keys + at);
       values[s] = elements_of<Format>(cache.values + at);
     }

@@ -54,8 +54,8 @@ inline void load_part(const KVCache& cache, const AttentionTile& tile, int begin
   part.count = std::min(kTileContext, tile.end - begin);
   const int num_sub_blocks = (part.count + kSubBlock - 1) / kSubBlock;
   for (int s = 0; s < num_sub_blocks; s++) {
-    const int place = begin + s * kSubBlock, here = std::min(kSubBlock, part.count - s * kSubBlock);
-    const std::size_t at = cache.offset(tile.blocks[place / cache.block_size], tile.head, place % cache.block_size);
+    const int token = begin + s * kSubBlock, here = std::min(kSubBlock, part.count - s * kSubBlock);
+    const std::size_t at = cache.offset(tile.blocks[token / cache.block_size], tile.head, token % cache.block_size);
     const auto* keys = elements_of<Format>(cache.keys + at);
     const auto* values = elements_of<Format>(cache.values + at);
     if constexpr (Format::kIsScaled) {

@@ -214,12 +214,12 @@ void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cach
   const int dim = shape_.head_dim, row = token_rows_[token];
   const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
   const int key_head = head - shape_.num_heads, value_head = key_head - shape_.num_kv_heads;
-  const int block = step.rows[row].blocks[position / cache.block_size], place = position % cache.block_size;
-  if (value_head >= 0) return cache.put_value(block, value_head, place, sums);
+  const int block = step.rows[row].blocks[position / cache.block_size], slot = position % cache.block_size;
+  if (value_head >= 0) return cache.put_value(block, value_head, slot, sums);
   const Aligned<float>& norm = key_head >= 0 ? layer.key_norm : layer.query_norm;
   const std::size_t angles = static_cast<std::size_t>(position) * dim / 2;
   turn_head(sums, dim, norm.empty() ? nullptr : norm.data(), shape_.eps, &cosines_[angles], &sines_[angles]);
-  if (key_head >= 0) return cache.put_key(block, key_head, place, sums);
+  if (key_head >= 0) return cache.put_key(block, key_head, slot, sums);
   const float scale = kLog2E / std::sqrt(static_cast<float>(dim));
   bf16* query = reinterpret_cast<bf16*>(&queries_[token * query_stride_ + head * dim / 2]);
   for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);

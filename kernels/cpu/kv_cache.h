@@ -107,21 +107,21 @@ struct KVCache {
     return format == KVFormat::bf16 ? 2 * head_dim : head_dim + sizeof(float);
   }
 
-  // Where the sub-block begins that has place `place` of the block.
-  std::size_t offset(int block, int head, int place) const {
+  // Where the sub-block begins that holds slot `slot` of the block.
+  std::size_t offset(int block, int head, int slot) const {
     const std::size_t before = (static_cast<std::size_t>(block) * num_kv_heads + head) * block_size;
-    return (before + place / kSubBlock * kSubBlock) * token_bytes(format, head_dim);
+    return (before + slot / kSubBlock * kSubBlock) * token_bytes(format, head_dim);
   }
 
   // The key or the value of one token, [head_dim] floats.
-  void put_key(int block, int head, int place, const float* key) const {
-    narrow(keys + offset(block, head, place), place % kSubBlock, key, [this](auto* pairs, int token, const auto* from) {
+  void put_key(int block, int head, int slot, const float* key) const {
+    narrow(keys + offset(block, head, slot), slot % kSubBlock, key, [this](auto* pairs, int token, const auto* from) {
       using Pair = std::remove_pointer_t<decltype(pairs)>;
       for (int pair = 0; pair < head_dim / 2; pair++) pairs[pair * kSubBlock + token] = load<Pair>(from + pair * 2);
     });
   }
-  void put_value(int block, int head, int place, const float* value) const {
-    narrow(values + offset(block, head, place), place % kSubBlock, value,
+  void put_value(int block, int head, int slot, const float* value) const {
+    narrow(values + offset(block, head, slot), slot % kSubBlock, value,
            [this](auto* pairs, int token, const auto* from) {
              using Element = std::remove_cvref_t<decltype(*from)>;
              Element* to = reinterpret_cast<Element*>(pairs) + token / 2 * head_dim * 2 + token % 2;

@@ -51,8 +51,8 @@ EVENTLM_INLINE f32x16 gumbel_noise(u32x16 ids, std::uint32_t key_0, std::uint32_
   return -log_of(exponential);
 }
 
-// How a row's token is drawn: greedily at temperature 0, else with the noise of its sequence's key and of its place in
-// the output. The place steps through SplitMix64, as `noise_keys` has it.
+// How a row's token is drawn: greedily at temperature 0, else with the noise of its sequence's key and of its position
+// in the output. The position steps through SplitMix64, as `noise_keys` has it.
 class Draw {
  public:
   Draw(float temperature, std::uint64_t key, std::int64_t position)

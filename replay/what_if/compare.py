@@ -42,12 +42,12 @@ Better = Literal["lower", "higher"]
 
 
 class Ran(NamedTuple):
-    """A run, the place in the workload of each of its requests by seq, and how many requests did not end: they were
+    """A run, the index in the workload of each of its requests by seq, and how many requests did not end: they were
     still under way, or never arrived because the turn before them did not end.
     """
 
     outcome: RunOutcome
-    places: dict[int, int]
+    indices: dict[int, int]
     num_unfinished: int
 
 
@@ -158,7 +158,7 @@ def compare(
         for kind in kinds
     ]
     metrics = [_metric(*each) for each in zip(kinds, measured, error_bars(measured), strict=True)]
-    known = {place for place, request in enumerate(workload.requests) if not request.has_unknown_length}
+    known = {index for index, request in enumerate(workload.requests) if not request.has_unknown_length}
     times = [_request_times(workload, runs[0], known) if runs else {} for runs in engines]
     recorded_times = _request_times(workload, record, known)
     witnesses = [_request_times(workload, run, known) for runs in engines[:2] for run in runs]
@@ -251,8 +251,8 @@ def _compared(workload: Workload, ran: Ran) -> _Compared:
     """The part of a run that is about requests whose end lies in the record."""
     sequences = []
     for found in ran.outcome.sequences:
-        place = ran.places.get(found.request)
-        if place is not None and not workload.requests[place].is_unfinished:
+        index = ran.indices.get(found.request)
+        if index is not None and not workload.requests[index].is_unfinished:
             sequences.append(found)
     num_cut_short = len({found.request for found in sequences if not found.is_complete})
     return _Compared(ran, structs.replace(ran.outcome, sequences=sequences), num_cut_short)
@@ -279,29 +279,29 @@ def _cell(value: Value, baseline: Value, bar: float | None) -> Cell:
 
 
 def _request_times(workload: Workload, run: _Compared, known: Container[int]) -> dict[int, int]:
-    """End-to-end times in ns of the requests at `known` places that ran to their end, by place."""
+    """End-to-end times in ns of the requests at the `known` indices that ran to their end, by index."""
     num_left = [request.arrival.n for request in workload.requests]
     times: dict[int, int] = {}
     for found in run.outcome.sequences:
-        place = run.ran.places[found.request]
-        if found.is_complete and place in known:
-            num_left[place] -= 1
-            times[place] = max(times.get(place, 0), found.e2e_ns)
-    return {place: time_ns for place, time_ns in times.items() if not num_left[place]}
+        index = run.ran.indices[found.request]
+        if found.is_complete and index in known:
+            num_left[index] -= 1
+            times[index] = max(times.get(index, 0), found.e2e_ns)
+    return {index: time_ns for index, time_ns in times.items() if not num_left[index]}
 
 
 def _request_error(recorded: dict[int, int], baseline: dict[int, int]) -> float:
     """The relative difference from the record that nine in ten requests of the baseline do not exceed."""
     errors = sorted(
-        abs(baseline[place] - time_ns) / time_ns for place, time_ns in recorded.items() if place in baseline and time_ns
+        abs(baseline[index] - time_ns) / time_ns for index, time_ns in recorded.items() if index in baseline and time_ns
     )
     return errors[-(-len(errors) * REQUEST_ERROR_PERCENT // 100) - 1] if errors else 0.0
 
 
 def _won_lost(workload: Workload, baseline: dict[int, int], found: dict[int, int], error: float) -> WonLost:
     num_won = num_lost = num_compared = 0
-    for place, time_ns in found.items():
-        before_ns = baseline.get(place)
+    for index, time_ns in found.items():
+        before_ns = baseline.get(index)
         if before_ns is None:
             continue
         num_compared += 1

@@ -88,7 +88,7 @@ def names(alternatives: Sequence[Alternative]) -> list[str]:
     for parts in all_parts:
         own = [text for kind, text in parts.items() if kind not in common]
         found.append(", ".join(own) or ", ".join(parts.values()) or "as recorded")
-    return [name if found.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(found, start=1)]
+    return [name if found.count(name) == 1 else f"{name} ({index})" for index, name in enumerate(found, start=1)]
 
 
 class AlternativeEngine(NamedTuple):
@@ -174,9 +174,9 @@ def _plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
     }
     records = list(header.plugins)
     for kind, spec in asked.items():
-        place = next((place for place, record in enumerate(records) if record.kind == kind), None)
-        if spec is not None and place is not None:
-            records[place] = resolve(kind, spec).record
+        index = next((index for index, record in enumerate(records) if record.kind == kind), None)
+        if spec is not None and index is not None:
+            records[index] = resolve(kind, spec).record
     return records
 
 

@@ -47,9 +47,9 @@ def error_bars(metrics: Sequence[Measured]) -> list[list[float | None]]:
         metrics, [_share(error, each.recorded) for error, each in zip(errors, metrics, strict=True)]
     )
     bars: list[list[float | None]] = [[] for _ in metrics]
-    for place in range(len(metrics[0].engines)):
-        values = [middle(metric.engines[place]) for metric in metrics]
-        spreads = [_spread(metric.engines[place]) for metric in metrics]
+    for index in range(len(metrics[0].engines)):
+        values = [middle(metric.engines[index]) for metric in metrics]
+        spreads = [_spread(metric.engines[index]) for metric in metrics]
         spread_shares = _at_least_typical(metrics, [_share(*each) for each in zip(spreads, values, strict=True)])
         for number, (metric, value, error) in enumerate(zip(metrics, values, errors, strict=True)):
             if value is None or error is None:

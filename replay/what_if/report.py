@@ -151,27 +151,27 @@ def _cost(result: WhatIfResult) -> str:
 def _headings(alternatives: Sequence[Simulated]) -> list[str]:
     if all(len(each.name) <= MAX_NAME_CHARS for each in alternatives):
         return [each.name for each in alternatives]
-    return [f"[{place}]" for place in range(1, len(alternatives) + 1)]
+    return [f"[{index}]" for index in range(1, len(alternatives) + 1)]
 
 
-def _table(result: WhatIfResult, places: range) -> Iterator[str]:
+def _table(result: WhatIfResult, indices: range) -> Iterator[str]:
     headings = _headings(result.alternatives)
-    columns = ["", "recorded", "baseline", "error bar", *(headings[place] for place in places)]
+    columns = ["", "recorded", "baseline", "error bar", *(headings[index] for index in indices)]
     rows = []
     titles = _titles(result)
     has_bars = result.comparison.num_draws > 1
     for metric in result.comparison.metrics:
         if metric.recorded is None and metric.baseline is None:
             continue
-        cells = [_cell(metric, metric.alternatives[place], has_bar=has_bars) for place in places]
+        cells = [_cell(metric, metric.alternatives[index], has_bar=has_bars) for index in indices]
         bar = _bar(metric, metric.error_bar, metric.baseline)
         values = [_value(metric, metric.recorded), _value(metric, metric.baseline), bar]
         rows.append([titles[metric.name], *values, *cells])
-    won_lost = [result.comparison.won_lost[place] for place in places]
+    won_lost = [result.comparison.won_lost[index] for index in indices]
     rows.append(["requests won", "", "", "", *(f"{each.num_won:,}      " for each in won_lost)])
     rows.append(["requests lost", "", "", "", *(f"{each.num_lost:,}      " for each in won_lost)])
     rows.append(["not compared", "", "", "", *(f"{each.num_censored:,}      " for each in won_lost)])
-    outside = [result.baseline, *(result.alternatives[place] for place in places)]
+    outside = [result.baseline, *(result.alternatives[index] for index in indices)]
     shares = [f"{each.num_outside / max(each.outcome.num_steps, 1):.1%}" for each in outside]
     rows.append(["steps unlike any recorded", "", shares[0], "", *(f"{share}      " for share in shares[1:])])
     yield from table(columns, rows)

@@ -162,9 +162,9 @@ def what_if(
         for name, engine in zip(names(alternatives), engines, strict=True)
     ]
     recorded = collector.outcome()
-    requests = [run.workload.requests[place] for place in compared]
+    requests = [run.workload.requests[index] for index in compared]
     workload = structs.replace(run.workload, requests=requests)
-    recorded_ran = Ran(recorded, {each.s: place for place, each in enumerate(requests)}, recorded.num_unfinished)
+    recorded_ran = Ran(recorded, {each.s: index for index, each in enumerate(requests)}, recorded.num_unfinished)
     return WhatIfResult(
         path=str(path),
         header=run.header,
@@ -184,9 +184,11 @@ def what_if(
 
 
 def _compared_places(workload: Workload, window: TimeWindow | None) -> dict[int, int]:
-    """The places of the requests that arrived in the window, or of all, each with its place among them."""
-    chosen = [place for place, each in enumerate(workload.requests) if window is None or window.has(each.arrival.ts)]
-    return {place: index for index, place in enumerate(chosen)}
+    """The indices of the requests that arrived in the window, or of all, each with its index among them."""
+    chosen = [
+        position for position, each in enumerate(workload.requests) if window is None or window.has(each.arrival.ts)
+    ]
+    return {position: index for index, position in enumerate(chosen)}
 
 
 def _baseline_loop(loop: ClosedLoop | None, alternatives: Sequence[Alternative]) -> int:
@@ -262,7 +264,7 @@ class _Machine(NamedTuple):
     costs: Sequence[CostModel]
     shapes: RecordedShapes
     objectives: Objectives | None
-    #: Places in the workload of the requests that are compared, with their places among these.
+    #: Indices in the workload of the requests that are compared, with their indices among these.
     compared: dict[int, int]
     has_window: bool
 
@@ -310,9 +312,9 @@ class _Machine(NamedTuple):
                 simulator.end()
         swaps = what_if_note(self.run.policies, is_replaced=alternative.changes.policy is not None)
         outcome = collector.outcome()
-        places = {s: self.compared[place] for s, place in simulator.workload_index.items() if place in self.compared}
+        indices = {s: self.compared[index] for s, index in simulator.workload_index.items() if index in self.compared}
         # Some of them may never have arrived: what they go on from did not end.
-        ran = Ran(outcome, places, len(self.compared) - (outcome.num_requests - outcome.num_unfinished))
+        ran = Ran(outcome, indices, len(self.compared) - (outcome.num_requests - outcome.num_unfinished))
         simulated = Simulated(
             name=name,
             description=alternative.describe(),

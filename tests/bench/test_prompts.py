@@ -23,7 +23,7 @@ class WordTokenizer(Tokenizer):
     """A token a word, a vocabulary of its own, and two tokens before every prompt."""
 
     def __init__(self) -> None:
-        self._words = [f" {chr(97 + place // 26)}{chr(97 + place % 26)}q" for place in range(300)]
+        self._words = [f" {chr(97 + index // 26)}{chr(97 + index % 26)}q" for index in range(300)]
         self.vocab_size, self.special_tokens, self.eos_token_id, self.chat_template = 300, {}, None, None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -80,7 +80,7 @@ def test_equal_streams_make_equal_prompts() -> None:
 def test_prefixes() -> None:
     make = TokenizerPrompts(WordTokenizer(), add_special_tokens=False)
     prefixes = SharedPrefixes(make, num_tokens=30, num_prefixes=3, seed=5)
-    texts = [prefixes.before(f"tail{place}").split() for place in range(60)]
+    texts = [prefixes.before(f"tail{index}").split() for index in range(60)]
     assert {len(text) for text in texts} == {31}
-    assert [text[-1] for text in texts] == [f"tail{place}" for place in range(60)]
+    assert [text[-1] for text in texts] == [f"tail{index}" for index in range(60)]
     assert len({tuple(text[:-1]) for text in texts}) == 3

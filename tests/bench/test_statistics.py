@@ -16,10 +16,10 @@ from tests.bench.records import MS, record, result
 def percentile(values: list[float], percent: float) -> float:
     """Linear interpolation between the two samples beside the place (n - 1) p."""
     ordered = sorted(values)
-    place = (len(ordered) - 1) * percent / 100
-    below = math.floor(place)
+    index = (len(ordered) - 1) * percent / 100
+    below = math.floor(index)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (index - below)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40))
@@ -115,7 +115,7 @@ def test_an_objective_is_met_at_its_limit() -> None:
 
 def test_offered_and_sent_rates() -> None:
     """Three requests were to be sent over 100 ms, and left over 200 ms."""
-    records = [record(place, intended=place * 50, sent=place * 100, tokens=[900]) for place in range(3)]
+    records = [record(index, intended=index * 50, sent=index * 100, tokens=[900]) for index in range(3)]
     statistics = summarize(result(*records))
     assert statistics.drawn_rate == pytest.approx(2 / 0.1)
     assert statistics.sent_rate == pytest.approx(2 / 0.2)

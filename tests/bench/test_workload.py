@@ -70,7 +70,7 @@ def test_a_data_set_is_taken_over_and_over() -> None:
 def test_a_shuffled_data_set_is_whole_in_each_round() -> None:
     prompts = from_dataset(shuffle=True, count=30)
     assert prompts == from_dataset(shuffle=True, count=30)
-    rounds = [[prompt.content for prompt in prompts[place : place + 3]] for place in range(0, 30, 3)]
+    rounds = [[prompt.content for prompt in prompts[index : index + 3]] for index in range(0, 30, 3)]
     assert all(Counter(each) == Counter("abc") for each in rounds)
     assert len({tuple(each) for each in rounds}) > 1
 

@@ -19,12 +19,12 @@ from tests.kernels.cpu.decoders import Shape, write_checkpoint
 MACHINE = Machine(bytes_per_second=1e10, flops_per_second=1e12)
 
 
-def costs(places: Sequence[int], times_ms: Sequence[float], floors_ms: Sequence[float] = ()) -> list[Cost]:
+def costs(indices: Sequence[int], times_ms: Sequence[float], floors_ms: Sequence[float] = ()) -> list[Cost]:
     """Of steps of so many rows."""
-    floors_ms = floors_ms or [1.0] * len(places)
+    floors_ms = floors_ms or [1.0] * len(indices)
     return [
         Cost(Point(x, x, 1, 0), int(time * 1e6), floor * 1e6)
-        for x, time, floor in zip(places, times_ms, floors_ms, strict=True)
+        for x, time, floor in zip(indices, times_ms, floors_ms, strict=True)
     ]
 
 
@@ -41,7 +41,7 @@ def costs(places: Sequence[int], times_ms: Sequence[float], floors_ms: Sequence[
     ],
 )
 def test_a_cliff_is_dearer_than_its_neighbours(places: list[int], times_ms: list[float], found: list[int]) -> None:
-    assert [cliff.place for cliff in cliffs(costs(places, times_ms), 0.1, grows=True)] == found
+    assert [cliff.point_index for cliff in cliffs(costs(places, times_ms), 0.1, grows=True)] == found
 
 
 def test_what_must_cost_more_is_no_cliff() -> None:
@@ -52,8 +52,8 @@ def test_what_must_cost_more_is_no_cliff() -> None:
 
 def test_all_points_fit_the_worker() -> None:
     for series in all_series():
-        places = [point.x for point in series.points]
-        assert places == sorted(set(places))
+        indices = [point.x for point in series.points]
+        assert indices == sorted(set(indices))
         for point in series.points:
             assert point.context + point.num_tokens <= MAX_LENGTH
             assert not series.grows or point.num_all_tokens == point.x

@@ -25,12 +25,12 @@ def test_a_seed_is_a_workload() -> None:
 def test_equal_names_of_blocks_are_equal_tokens() -> None:
     composed = compose(load_config(None, {"model": "fake"}, environment={}))
     workload = draw_workload(MIXES["prefix"], rate=20, seconds=2, seed=1)
-    prompts = [Prompts(composed, 1).make(request, place) for place, request in enumerate(workload.requests)]
+    prompts = [Prompts(composed, 1).make(request, index) for index, request in enumerate(workload.requests)]
     tokens_of: dict[int, list[int]] = {}
     for request, prompt in zip(workload.requests, prompts, strict=True):
         assert len(prompt) == request.arrival.prompt_tokens
-        for place, name in enumerate(request.arrival.blocks):
-            block = prompt[place * BLOCK_SIZE : (place + 1) * BLOCK_SIZE]
+        for index, name in enumerate(request.arrival.blocks):
+            block = prompt[index * BLOCK_SIZE : (index + 1) * BLOCK_SIZE]
             assert tokens_of.setdefault(name, block) == block
     assert len({tuple(block) for block in tokens_of.values()}) == len(tokens_of)
 

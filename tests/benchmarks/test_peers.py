@@ -24,8 +24,8 @@ from tests.checkpoints import VOCAB_SIZE, make_tokenizer
 
 def measurement(server: str, num_clients: int, rate: float, *, number: int = 1, **changes: Any) -> Measurement:
     """One whose latencies are those of so many tokens a second."""
-    place = ("smollm2", "bf16", server, num_clients, number)
-    return Measurement(*place, rate, 1000 / rate, 2000 / rate, 500 / rate)._replace(**changes)
+    index = ("smollm2", "bf16", server, num_clients, number)
+    return Measurement(*index, rate, 1000 / rate, 2000 / rate, 500 / rate)._replace(**changes)
 
 
 ROUNDS = [

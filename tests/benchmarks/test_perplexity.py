@@ -27,7 +27,7 @@ from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 @pytest.mark.parametrize(("num_tokens", "length", "stride"), [(2, 8, 4), (8, 8, 4), (9, 8, 4), (100, 32, 7)])
 def test_each_token_but_the_first_is_scored_once(num_tokens: int, length: int, stride: int) -> None:
     spans = list(windows(num_tokens, length, stride))
-    assert [place for span in spans for place in range(span.first, span.end)] == list(range(1, num_tokens))
+    assert [index for span in spans for index in range(span.first, span.end)] == list(range(1, num_tokens))
     for span in spans:
         assert span.end - span.start <= length
         assert span.first - span.start >= min(span.first, length - stride)

@@ -28,9 +28,9 @@ def _found_at(path: Path) -> tuple[int, int, str]:
             for _line in reader:
                 pass
     except TraceCorruptError as error:
-        place = PLACE.search(str(error))
-        assert place is not None
-        return int(place[1]), int(place[2]), str(error)[place.end() :]
+        index = PLACE.search(str(error))
+        assert index is not None
+        return int(index[1]), int(index[2]), str(error)[index.end() :]
     return 0, 0, ""
 
 

@@ -168,8 +168,8 @@ def _rest_is_refused(path: Path, made: list[bytes], body: bytes, what: str) -> N
     """A line with this body, hashed rightly, must be refused behind `made`."""
     previous_h = made[-1][-19:-3].decode()
     path.write_bytes(b"".join(made) + close_line(body, chain(previous_h, body)))
-    place = f"line {len(made) + 1}, byte {sum(map(len, made))}: "
-    with LogReader(path) as reader, pytest.raises(TraceCorruptError, match=place + what):
+    index = f"line {len(made) + 1}, byte {sum(map(len, made))}: "
+    with LogReader(path) as reader, pytest.raises(TraceCorruptError, match=index + what):
         [line.event() for line in reader]
 
 

@@ -62,7 +62,7 @@ class Run:
         self.recorder.write([self.stamp(event) for event in events], lambda: self.left.append(number))
 
     def note(self, num_notes: int = 1) -> None:
-        self.write(*(UserMark(s=len(self.events) + place, text="x" * 100) for place in range(num_notes)))
+        self.write(*(UserMark(s=len(self.events) + index, text="x" * 100) for index in range(num_notes)))
 
     def start_due_segment(self) -> None:
         if self.recorder.segment_due:

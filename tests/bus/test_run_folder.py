@@ -18,7 +18,7 @@ OLD, MIDDLE, NEW = "20250101-000000-aaaaaa", "20250102-000000-aaaaaa", "20250103
 def make_run(folder: Path, run: str, sizes: list[int]) -> Path:
     """Segments of these sizes, the last of them under its own name."""
     (folder / run).mkdir(parents=True)
-    names = [closed_name(100 * place) for place in range(len(sizes) - 1)] + [TRACE_NAME]
+    names = [closed_name(100 * index) for index in range(len(sizes) - 1)] + [TRACE_NAME]
     for name, size in zip(names, sizes, strict=True):
         (folder / run / name).write_bytes(b"x" * size)
     return folder / run

@@ -52,17 +52,17 @@ def test_damage_is_named_and_counted(run: Path) -> None:
     whole = checked(run)
     path = run / "tokens-000000000000.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    place = next(place for place, line in enumerate(lines) if b'"outputs"' in line)
-    lines[place] = lines[place].replace(b'"tokens":[', b'"tokens": [')
+    index = next(index for index, line in enumerate(lines) if b'"outputs"' in line)
+    lines[index] = lines[index].replace(b'"tokens":[', b'"tokens": [')
     path.write_bytes(b"".join(lines))
     found = checked(run)
     assert (found.num_steps, found.num_without, found.is_sound) == (whole.num_steps - 1, 1, False)
-    assert found.damage == [f"{path} is damaged at line {place + 1}, byte {sum(map(len, lines[:place]))}"]
+    assert found.damage == [f"{path} is damaged at line {index + 1}, byte {sum(map(len, lines[:index]))}"]
     # Lines that are gone with the end of the file leave no trace in it, but the facts are there.
-    path.write_bytes(b"".join(lines[:place]))
+    path.write_bytes(b"".join(lines[:index]))
     found = checked(run)
     assert (found.damage, found.is_sound) == ([], False)
-    assert found.num_without == sum(b'"prompt"' in line or b'"outputs"' in line for line in lines[place:])
+    assert found.num_without == sum(b'"prompt"' in line or b'"outputs"' in line for line in lines[index:])
     path.write_bytes(b"nonsense\n")
     assert checked(run).damage == [
         f"{path} is damaged at line 1, byte 0: it is not the first line of a token log",

@@ -75,10 +75,10 @@ def test_a_stop_string_ends_the_text_before_it(tmp_path: Path) -> None:
 def test_several_completions_with_their_logprobs(tmp_path: Path) -> None:
     arguments = ["--model", "fake", "--seed", "5", "--max-tokens", "3", "-n", "2"]
     lines = output_of(*arguments, "--logprobs", "1", "--prompt-logprobs", "0", "hi", cwd=tmp_path).splitlines()
-    parts = [place for place, line in enumerate(lines) if line.startswith("===")]
-    assert [lines[place] for place in parts] == ["=== 1/1 (1 of 2): hi", "=== 1/1 (2 of 2): hi"]
-    for index, place in enumerate(parts):
-        text, prompt_title, h, i, title, *tokens = lines[place + 1 : place + 9]
+    parts = [position for position, line in enumerate(lines) if line.startswith("===")]
+    assert [lines[position] for position in parts] == ["=== 1/1 (1 of 2): hi", "=== 1/1 (2 of 2): hi"]
+    for index, position in enumerate(parts):
+        text, prompt_title, h, i, title, *tokens = lines[position + 1 : position + 9]
         assert text == fake_text(5, 3, index=index)
         assert prompt_title == "--- log-probabilities of the prompt: token, rank, most likely ones"
         assert ("'h'" in h, "'i'" in i) == (True, True)

@@ -196,9 +196,9 @@ def test_a_third_partys_policy_is_listed_like_a_built_in(tmp_path: Path) -> None
     done = run("policies", env=os.environ | {"PYTHONPATH": str(package)})
     assert done.returncode == 0
     lines = done.stdout.splitlines()
-    place = next(place for place, line in enumerate(lines) if "slow_first" in line)
-    assert lines[place].split() == ["policy", "slow_first", "slow-first", "patience_ms=250"]
-    assert lines[place + 1] == "    The longest prompt goes first."
+    index = next(index for index, line in enumerate(lines) if "slow_first" in line)
+    assert lines[index].split() == ["policy", "slow_first", "slow-first", "patience_ms=250"]
+    assert lines[index + 1] == "    The longest prompt goes first."
 
 
 @pytest.mark.parametrize("columns", [80, 50, 120])

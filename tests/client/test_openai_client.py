@@ -97,7 +97,7 @@ async def test_chat() -> None:
         {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "timings": {"predicted_n": 1}},
     ]
     data = b"".join(b"data:" + json.dumps(each).encode() + b"\r\n\r\n" for each in chunks) + b"data:[DONE]\r\n\r\n"
-    deltas = await completion(streaming(*(data[place : place + 7] for place in range(0, len(data), 7))), chat=True)
+    deltas = await completion(streaming(*(data[index : index + 7] for index in range(0, len(data), 7))), chat=True)
     assert "".join(delta.text for delta in deltas) == "Hé"
     assert "".join(delta.reasoning for delta in deltas) == "hm"
     assert deltas[-1].finish_reason == "stop"

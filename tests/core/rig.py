@@ -85,8 +85,8 @@ class Rig:
         """One drain; a millisecond after the one before unless said otherwise."""
         self.now_ns = at or self.now_ns + MILLISECOND
         self.last = []
-        for place, fact in enumerate(facts, start=1):
-            marked = int(place == len(facts))
+        for index, fact in enumerate(facts, start=1):
+            marked = int(index == len(facts))
             self.last += self.core.apply(structs.replace(fact, s=self.core.next_seq, ts=self.now_ns, p=marked))
             validate(self.state)
         validate_liveness(self.state)
@@ -175,7 +175,7 @@ def arrival(prompt_tokens: int = 4, max_tokens: int = 4, **fields: Any) -> Arriv
 def group(*arrivals: Arrived) -> list[Arrived]:
     """Arrivals as one group."""
     return [
-        structs.replace(member, group_size=len(arrivals), group_index=place) for place, member in enumerate(arrivals)
+        structs.replace(member, group_size=len(arrivals), group_index=index) for index, member in enumerate(arrivals)
     ]
 
 

@@ -51,11 +51,11 @@ def admit(pool: BlockPool, names: list[int], num_blocks: int) -> User | None:
 
 def publish(pool: BlockPool, user: User) -> None:
     """Enter up to two more of its blocks into the tree, as far as the tree has not got their content."""
-    place = user.num_tree_blocks
-    names = user.names[place : place + 2]
+    index = user.num_tree_blocks
+    names = user.names[index : index + 2]
     missing = [name not in pool.tree for name in names]
-    parent = user.names[place - 1] if place else ROOT
-    num_blocks = pool.insert(names, parent, user.table[place : place + 2][: len(names)])
+    parent = user.names[index - 1] if index else ROOT
+    num_blocks = pool.insert(names, parent, user.table[index : index + 2][: len(names)])
     assert num_blocks == [*missing, False].index(False)
     user.num_tree_blocks += num_blocks
 
@@ -122,12 +122,12 @@ def test_a_known_path_is_followed_to_where_a_lookup_ends(seed: int) -> None:
         elif action >= 0.99:
             pool.reset()
             users.clear()
-        for place in rng.sample(range(len(watched)), 6):
-            names = watched[place]
-            pool.follow(names, len(names), known[place])
-            blocks = [block for block, _ in known[place]]
+        for index in rng.sample(range(len(watched)), 6):
+            names = watched[index]
+            pool.follow(names, len(names), known[index])
+            blocks = [block for block, _ in known[index]]
             assert blocks == lookup(pool, names, len(names))
-            assert pool.num_idle_on(known[place]) == sum(pool.references[block] == 0 for block in blocks)
+            assert pool.num_idle_on(known[index]) == sum(pool.references[block] == 0 for block in blocks)
             lengths.add(len(blocks))
     assert len(lengths) > 2
 

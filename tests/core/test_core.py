@@ -117,7 +117,7 @@ def test_a_worker_that_comes_up_during_a_pause_waits_for_its_end() -> None:
 def test_two_cores_with_the_same_facts_are_the_same() -> None:
     def run() -> tuple[list[object], dict[str, str]]:
         rig = Rig(num_blocks=9, max_model_len=32, num_replicas=2)
-        rig.arrive_all(*(arrival(place % 5 + 1, place % 7 + 1, n=1 + place % 2) for place in range(9)))
+        rig.arrive_all(*(arrival(index % 5 + 1, index % 7 + 1, n=1 + index % 2) for index in range(9)))
         rig.complete(0)
         rig.lose(1)
         rig.feed(WorkerUp(replica=1, epoch=2))

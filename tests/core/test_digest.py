@@ -8,7 +8,7 @@ from eventlm.core.digest import MASK, combine, to_hex, weight
 def test_weights_are_those_of_splitmix64() -> None:
     # The first outputs of the generator with seed 0 (Steele et al.'s reference implementation).
     gamma = 0x9E3779B97F4A7C15
-    assert [weight(place * gamma & MASK) for place in range(3)] == [
+    assert [weight(index * gamma & MASK) for index in range(3)] == [
         0xE220A8397B1DCDAF,
         0x6E789E6AA1B965F4,
         0x06C45D188009454F,

@@ -23,7 +23,7 @@ def test_a_prompt_is_launched_whole_if_the_budget_allows() -> None:
     assert launched.decodes == []
     assert launched.num_tokens == 10
     # Three blocks for ten tokens and one more, shipped with the first chunk.
-    assert [(row, place, len(blocks)) for row, place, blocks in launched.blocks] == [(0, 0, 4)]
+    assert [(row, index, len(blocks)) for row, index, blocks in launched.blocks] == [(0, 0, 4)]
 
 
 def test_the_budget_is_never_exceeded_and_chunks_add_up() -> None:

@@ -230,7 +230,7 @@ def test_a_cancel_in_the_drain_of_the_arrival_leaves_no_launch() -> None:
 
 def test_a_lost_front_end_takes_its_requests_with_it_and_nobody_elses() -> None:
     rig = Rig(max_num_seqs=2)
-    seqs = rig.arrive_all(*(arrival(4, 9, front_end=place % 2) for place in range(4)))
+    seqs = rig.arrive_all(*(arrival(4, 9, front_end=index % 2) for index in range(4)))
     rig.feed(FrontEndLost(front_end=1))
     assert [end[:3] for end in rig.finished()] == [(seqs[1], 0, "front_end_lost"), (seqs[3], 0, "front_end_lost")]
     rig.finish_all()

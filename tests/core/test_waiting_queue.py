@@ -46,7 +46,7 @@ def test_random_use_under_keys_that_never_change(seed: int) -> None:
     keys = {sequence: rng.randint(0, 5) for sequence in pool}
     for _ in range(400):
         chosen, action = rng.choice(pool), rng.random()
-        home = next((place for place, naive in enumerate(naives) if chosen in naive.keys), None)
+        home = next((position for position, naive in enumerate(naives) if chosen in naive.keys), None)
         if action >= 0.5:
             _plan(rng, queues[0], naives[0])
         elif home is None:

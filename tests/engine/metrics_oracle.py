@@ -46,8 +46,8 @@ def token_times(events: Sequence[Event]) -> dict[tuple[int, int], list[int]]:
             fact = completions[event.c]
             launch = launches[fact.c]
             dropped = dict(event.dropped)
-            for place, row in enumerate([*launch.decodes, *launch.chunks]):
-                if fact.produced[place] > dropped.get(place, 0):
+            for index, row in enumerate([*launch.decodes, *launch.chunks]):
+                if fact.produced[index] > dropped.get(index, 0):
                     times[row[0], row[1]].append(event.ts)
     return times
 

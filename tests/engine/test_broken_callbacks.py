@@ -32,7 +32,7 @@ class Sink:
         if len(self.got) == self.fails_at:
             raise RuntimeError("broken")
 
-    def place(self, place: int, output: Any) -> None:
+    def index(self, index: int, output: Any) -> None:
         """As the sink of a group of one."""
         self(output)
 
@@ -217,7 +217,7 @@ def test_a_front_end_that_cannot_be_sent_the_state_keeps_it_from_no_other() -> N
 
     controller = FrontEndController.__new__(FrontEndController)
     controller._engine = EngineStub()  # type: ignore[assignment]
-    stubs = [FrontEndStub(is_broken=place != 1) for place in range(3)]
+    stubs = [FrontEndStub(is_broken=position != 1) for position in range(3)]
     controller._front_ends = stubs  # type: ignore[assignment]
     controller._send_state()
     assert [stub.got for stub in stubs] == [["dead"]] * 3

@@ -99,8 +99,8 @@ def test_digests_are_marked_between_ticks() -> None:
     for now_ns in range(1, 10):
         rig.loop.put_fact(Resumed())
         rig.loop.drain(now_ns)
-    places = [event.s for event in rig.events if isinstance(event, Checkpoint)]
-    assert places == [4, 9]
+    indices = [event.s for event in rig.events if isinstance(event, Checkpoint)]
+    assert indices == [4, 9]
 
 
 def test_the_earliest_timer_fires_once() -> None:

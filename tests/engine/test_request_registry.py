@@ -71,9 +71,9 @@ class Wire:
         Wire.num_requests += prompts
         desk.registry.add(reply, self.requests)
 
-    def say(self, *outputs: Any, place: int = 0) -> None:
+    def say(self, *outputs: Any, index: int = 0) -> None:
         for output in outputs:
-            self.puts[place](output)
+            self.puts[index](output)
 
 
 class Reader:
@@ -81,7 +81,7 @@ class Reader:
 
     def __init__(self, desk: Desk, reply_id: str, owner: str = "") -> None:
         self.heard: list[Any] = []
-        self.reply = desk.registry.resume(reply_id, owner, lambda place, output: self.heard.append((place, output)))
+        self.reply = desk.registry.resume(reply_id, owner, lambda index, output: self.heard.append((index, output)))
 
 
 def tokens(start: int, *token_ids: int, index: int = 0) -> TokensOutput:
@@ -202,12 +202,12 @@ def test_memory_is_bounded_and_what_ended_first_goes_first() -> None:
     desk = Desk(max_bytes=3_000)
     live, ended, other = desk.open("live"), desk.open("ended"), desk.open("other")
     for wire in (live, ended, other):
-        wire.say(*[tokens(place, 1) for place in range(8)])
+        wire.say(*[tokens(index, 1) for index in range(8)])
     ended.say(END)
-    for place in range(100):
-        other.say(tokens(8 + place, 1))
+    for index in range(100):
+        other.say(tokens(8 + index, 1))
         assert desk.registry.num_bytes <= 3_000
-        if place == 15:
+        if index == 15:
             with pytest.raises(UnknownReplyError):
                 Reader(desk, "ended")
             assert len(Reader(desk, "live").heard) == 8
@@ -225,7 +225,7 @@ def test_what_loses_its_outputs_without_a_reader_is_cancelled() -> None:
     desk = Desk(max_bytes=1_000)
     wire = desk.open("r")
     desk.registry.leave("r", 0)
-    wire.say(*[tokens(place, 1) for place in range(100)])
+    wire.say(*[tokens(index, 1) for index in range(100)])
     assert desk.cancelled == wire.requests
 
 

@@ -67,12 +67,12 @@ def with_tokens(row: int, tokens: list[int]) -> Change:
     return lambda result: structs.replace(result, tokens=[*result.tokens[:row], tokens, *result.tokens[row + 1 :]])
 
 
-def with_extras(place: int, **fields: Any) -> Change:
+def with_extras(index: int, **fields: Any) -> Change:
     """Replace fields of one of the extras: 0 are the alternatives', 1 the scores, 2 the embedding."""
 
     def change(result: StepResult) -> StepResult:
         extras = list(result.extras)
-        extras[place] = structs.replace(extras[place], **fields)
+        extras[index] = structs.replace(extras[index], **fields)
         return structs.replace(result, extras=extras)
 
     return change

@@ -66,7 +66,7 @@ def test_policy(tmp_path: Path) -> None:
     """Of requests that wait together, the one with the shortest prompt goes first, and the run verifies."""
     lengths = [400, 300, 100, 200]
     lines = [{"t": "workload", "format": 1, "source": "test"}]
-    lines += [{"arrival_s": 0.001 * place, "prompt_tokens": n, "output_tokens": 8} for place, n in enumerate(lengths)]
+    lines += [{"arrival_s": 0.001 * index, "prompt_tokens": n, "output_tokens": 8} for index, n in enumerate(lengths)]
     (tmp_path / "w.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     path = {"PYTHONPATH": f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}"}
     flags = (

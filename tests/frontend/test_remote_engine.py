@@ -53,14 +53,14 @@ async def test_outputs_can_go_elsewhere_than_to_the_handles() -> None:
         found: list[tuple[int, Any]] = []
         over = asyncio.Event()
 
-        def take(place: int, output: Any) -> None:
-            found.append((place, output))
+        def take(index: int, output: Any) -> None:
+            found.append((index, output))
             if sum(isinstance(each, FinishedOutput) for _, each in found) == 3:
                 over.set()
 
         await pair.engine.submit([request(), request(n=2)], on_output=take)
         await over.wait()
-        assert {(place, output.index) for place, output in found} == {(0, 0), (1, 0), (1, 1)}
+        assert {(index, output.index) for index, output in found} == {(0, 0), (1, 0), (1, 1)}
         assert len(found) == 3 * 13
         assert_tidy(pair)
 

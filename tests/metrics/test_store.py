@@ -286,7 +286,7 @@ def gauges_in(core: Core) -> list[object]:
 def test_a_log_whose_beginning_is_missing_measures_what_begins_in_it(tmp_path: Path) -> None:
     events = log_of(7, tmp_path)
     whole, rows = fold(events)
-    middle = next(place for place, event in enumerate(events) if isinstance(event, Checkpoint) and place > 60)
+    middle = next(index for index, event in enumerate(events) if isinstance(event, Checkpoint) and index > 60)
     header = structs.replace(events[0], s=events[middle].s - 1, previous_h="0" * 16)
     store, later = fold([header, *events[middle:]])
     begun = {event.s for event in events[middle:] if isinstance(event, Arrived)}

@@ -100,8 +100,8 @@ def test_log_probabilities(llm: LLM, reference: Any) -> None:
         for completion in output.outputs:
             rows = all_logprobs(reference, prompt + completion.token_ids)
             assert completion.logprobs is not None
-            places = zip(completion.token_ids, completion.logprobs, rows[len(prompt) - 1 :], strict=False)
-            for token_id, found, row in places:
+            indices = zip(completion.token_ids, completion.logprobs, rows[len(prompt) - 1 :], strict=False)
+            for token_id, found, row in indices:
                 check_row(found, token_id, row, 3)
             assert len(completion.logprobs) == len(completion.token_ids)
             chosen = [next(iter(found.values())).logprob for found in completion.logprobs]

@@ -20,8 +20,8 @@ from eventlm.types import FinishReason, RequestKind
 
 
 def collector(*requests: Request) -> Collector:
-    prompts = [Prompt(f"prompts[{place}]", "ab", request.prompt_token_ids) for place, request in enumerate(requests)]
-    return Collector(prompts, requests, [f"{place}" for place in range(len(requests))], FakeTokenizer())
+    prompts = [Prompt(f"prompts[{index}]", "ab", request.prompt_token_ids) for index, request in enumerate(requests)]
+    return Collector(prompts, requests, [f"{index}" for index in range(len(requests))], FakeTokenizer())
 
 
 def request(n: int = 1, kind: RequestKind = "generate", **params: int) -> Request:
@@ -55,9 +55,9 @@ def test_a_request_is_whole_with_its_last_choice() -> None:
         ChoiceOutput(1, "A", [65]),
         end(1, reason="eos"),
     ]
-    *nothing, (place, output) = [found.add(piece) or (-1, None) for piece in pieces]
+    *nothing, (index, output) = [found.add(piece) or (-1, None) for piece in pieces]
     assert nothing == [(-1, None)] * 5
-    assert place == 1
+    assert index == 1
     assert isinstance(output, RequestOutput)
     assert [(each.index, each.text, each.token_ids) for each in output.outputs] == [(0, "aA", [97, 65]), (1, "b", [98])]
     assert [(each.finish_reason, each.stop_reason) for each in output.outputs] == [("stop", None), ("stop", "x")]

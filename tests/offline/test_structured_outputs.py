@@ -33,8 +33,8 @@ def drawn(num_schemas: int, num_regexes: int, *, seed: int = 0) -> list[Structur
     return structures + [StructuredOutputsParams(regex=random_regex(rng)) for _ in range(num_regexes)]
 
 
-def params(structure: StructuredOutputsParams, temperature: float, place: int) -> SamplingParams:
-    return SamplingParams(temperature=temperature, seed=place, max_tokens=MAX_TOKENS, structured_outputs=structure)
+def params(structure: StructuredOutputsParams, temperature: float, index: int) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=index, max_tokens=MAX_TOKENS, structured_outputs=structure)
 
 
 def check(text: str, finish_reason: str | None, structure: StructuredOutputsParams) -> None:
@@ -52,7 +52,7 @@ def check(text: str, finish_reason: str | None, structure: StructuredOutputsPara
 def run(llm: LLM, structures: list[StructuredOutputsParams], temperatures: tuple[float, ...]) -> Counter[str]:
     """How they ended, checked."""
     asked = [(structure, temperature) for structure in structures for temperature in temperatures]
-    each = [params(structure, temperature, place) for place, (structure, temperature) in enumerate(asked)]
+    each = [params(structure, temperature, index) for index, (structure, temperature) in enumerate(asked)]
     outputs = llm.generate([PROMPT] * len(asked), each, use_tqdm=False)
     ends: Counter[str] = Counter()
     for output, (structure, _) in zip(outputs, asked, strict=True):

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.replay.traces import CALM, Objects, places, record, small_machine, tampered
+from tests.replay.traces import CALM, Objects, indices, record, small_machine, tampered
 from tests.workload import Chaos, Machine
 
 FOLDER = Path(__file__).with_suffix("")
@@ -77,7 +77,7 @@ def record_golden(name: str, folder: Path) -> Path:
 
 def break_block(objects: Objects) -> None:
     """Change one block number of the tenth launch that writes any."""
-    launches = [place for place in places(objects, "launch") if "blocks" in objects[place]]
+    launches = [index for index in indices(objects, "launch") if "blocks" in objects[index]]
     numbers = objects[launches[9]]["blocks"][0][2]
     numbers[0] = (numbers[0] + 1) % objects[0]["core"]["num_blocks"]
 

@@ -30,14 +30,14 @@ def make_workload(seed: int, *, num_requests: int = 40, block_size: int = 16) ->
     draw = random.Random(seed)
     requests: list[WorkloadRequest] = []
     arrival_ns = 0
-    for place in range(num_requests):
+    for index in range(num_requests):
         arrival_ns += draw.randrange(60) * MILLISECOND
         prompt_tokens = draw.choice((5, 40, 120, 300, 600))
         num_outputs = draw.randrange(1, 40)
         shared = draw.randrange(prompt_tokens // block_size + 1)
         family = draw.randrange(3)
         blocks = [1 + family * 100 + i for i in range(shared)]
-        blocks += [1000 + place * 100 + i for i in range(prompt_tokens // block_size - shared)]
+        blocks += [1000 + index * 100 + i for i in range(prompt_tokens // block_size - shared)]
         n = draw.choice((1, 1, 1, 3))
         ends_early = draw.random() < 0.3
         has_text_ends = draw.random() < 0.2
@@ -50,7 +50,7 @@ def make_workload(seed: int, *, num_requests: int = 40, block_size: int = 16) ->
             )
             for _ in range(n)
         ]
-        is_turn = place > 0 and draw.random() < 0.2
+        is_turn = index > 0 and draw.random() < 0.2
         requests.append(
             WorkloadRequest(
                 arrival=Arrived(
@@ -68,7 +68,7 @@ def make_workload(seed: int, *, num_requests: int = 40, block_size: int = 16) ->
                 arrival_ns=arrival_ns,
                 outputs=outputs,
                 cancel=Cancel(index=0, position=2, delay_ns=MILLISECOND) if draw.random() < 0.1 else None,
-                parent=draw.randrange(place) if is_turn else -1,
+                parent=draw.randrange(index) if is_turn else -1,
                 think_ns=draw.choice((None, 50 * MILLISECOND)) if is_turn else None,
             )
         )

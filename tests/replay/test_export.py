@@ -125,7 +125,7 @@ def test_rejected_and_unfinished_requests_have_rows_too(tmp_path: Path) -> None:
     assert all(row["finished_ns"] is None for row in requests if row["outcome"] == "unfinished")
 
     def reject(objects: Objects) -> None:
-        last = max(place for place, item in enumerate(objects) if item["t"] == "arrive")
+        last = max(index for index, item in enumerate(objects) if item["t"] == "arrive")
         del objects[last + 1 :]
         objects.append({"t": "reject", "s": 0, "ts": objects[-1]["ts"], "request": last, "reason": "queue_full"})
 

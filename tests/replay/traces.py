@@ -76,9 +76,9 @@ def tampered(source: Path, target: Path, change: Callable[[Objects], Any]) -> Pa
     return write_objects(target, objects)
 
 
-def places(objects: Objects, tag: str) -> list[int]:
+def indices(objects: Objects, tag: str) -> list[int]:
     """Where events of a kind stand."""
-    return [place for place, item in enumerate(objects) if item["t"] == tag]
+    return [index for index, item in enumerate(objects) if item["t"] == tag]
 
 
 def divergence_of(result: VerifyResult) -> Divergence:
@@ -90,7 +90,7 @@ def divergence_of(result: VerifyResult) -> Divergence:
 
 def another_block(objects: Objects) -> int:
     """Change a number of a block in the first launch that writes some; the place of that launch."""
-    place = next(p for p in places(objects, "launch") if "blocks" in objects[p])
-    row = objects[place]["blocks"][0]
+    index = next(p for p in indices(objects, "launch") if "blocks" in objects[p])
+    row = objects[index]["blocks"][0]
     row[2][0] = row[2][0] + 1
-    return place
+    return index

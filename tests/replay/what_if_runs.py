@@ -37,8 +37,8 @@ def requests_of(arrivals_ms: Sequence[float], *, prompt: int = 100, output: int 
     """Equal requests at these times; prompts that nobody shares."""
     requests = []
     size = 16
-    for place, arrival_ms in enumerate(arrivals_ms):
-        blocks = [1 + place * 100 + block for block in range(prompt // size)]
+    for index, arrival_ms in enumerate(arrivals_ms):
+        blocks = [1 + index * 100 + block for block in range(prompt // size)]
         requests.append(
             WorkloadRequest(
                 arrival=make_arrival(prompt_tokens=prompt, max_tokens=output, blocks=blocks, model="", **fields),

@@ -12,11 +12,11 @@ def write_made_workload(path: Path, *, num_requests: int = 40, prompt_tokens: in
     """Requests that come `gap_ms` apart, with lengths that differ."""
     lines = [
         WorkloadLine(
-            arrival_s=Decimal(gap_ms * place) / 1000,
-            prompt_tokens=prompt_tokens * (1 + place % 5),
-            output_tokens=5 + place % 7,
+            arrival_s=Decimal(gap_ms * index) / 1000,
+            prompt_tokens=prompt_tokens * (1 + index % 5),
+            output_tokens=5 + index % 7,
         )
-        for place in range(num_requests)
+        for index in range(num_requests)
     ]
     write_workload(path, WorkloadHeader(source="made"), lines)
     return str(path)

@@ -57,7 +57,7 @@ Script = Callable[[Request, int], list[list[int]]]
 def spell(text: str, *, width: int = 1) -> Script:
     """Every sequence says `text`, as byte tokens of the fake tokenizer, `width` of them a step."""
     data = list(text.encode())
-    steps = [data[place : place + width] for place in range(0, len(data), width)]
+    steps = [data[position : position + width] for position in range(0, len(data), width)]
     return lambda request, index: steps
 
 
@@ -69,7 +69,7 @@ def spell_logprobs(token_ids: Sequence[int], num_top: int | None) -> TokenLogpro
         logprobs=[-token_id / 100 if token_id != 0 else -math.inf for token_id in token_ids],
         ranks=[token_id + 1 for token_id in token_ids],
         top_ids=[list(range(32, 32 + num_top)) for _ in token_ids],
-        top_logprobs=[[-(32 + place) / 100 for place in range(num_top)] for _ in token_ids],
+        top_logprobs=[[-(32 + index) / 100 for index in range(num_top)] for _ in token_ids],
     )
 
 
@@ -135,7 +135,7 @@ class EngineDouble:
         if self.submit_error is not None:
             raise self.submit_error
         charge = charge_for(self.limiter, submission, group, self.now_ns()) if submission is not None else None
-        handles = [self._handle(request, place, on_output) for place, request in enumerate(group)]
+        handles = [self._handle(request, index, on_output) for index, request in enumerate(group)]
         sinks = [handle.put for handle in handles]
         if charge is not None:
             sinks = metered(charge, group, sinks)
@@ -218,10 +218,10 @@ class EngineDouble:
             wake=wake,
         )
 
-    def _handle(self, request: Request, place: int, on_output: OnOutput | None) -> RequestHandle:
+    def _handle(self, request: Request, index: int, on_output: OnOutput | None) -> RequestHandle:
         number = len(self.requests)
         self.requests.append(request)
-        put = on_output and functools.partial(on_output, place)
+        put = on_output and functools.partial(on_output, index)
         self.handles.append(RequestHandle(number, request.n, self.end_text, self.cancel, put))
         return self.handles[-1]
 

@@ -147,8 +147,8 @@ def _inside(draw: random.Random, value: Any) -> Any:
         name = draw.choice(list(value))
         return {**value, name: _inside(draw, value[name])}
     if isinstance(value, list) and value:
-        place = draw.randrange(len(value))
-        return [*value[:place], _inside(draw, value[place]), *value[place + 1 :]]
+        index = draw.randrange(len(value))
+        return [*value[:index], _inside(draw, value[index]), *value[index + 1 :]]
     return _value(draw, 2)
 
 
@@ -172,8 +172,8 @@ def _cut(draw: random.Random, data: bytes) -> bytes:
 
 
 def _flip(draw: random.Random, data: bytes) -> bytes:
-    place = draw.randrange(len(data))
-    return data[:place] + bytes([draw.randrange(256)]) + data[place + 1 :]
+    index = draw.randrange(len(data))
+    return data[:index] + bytes([draw.randrange(256)]) + data[index + 1 :]
 
 
 def _write_literal(draw: random.Random, data: bytes) -> bytes:

@@ -62,14 +62,14 @@ def write_tasks(folder: Path, client: openai.OpenAI, model: str) -> Path:
     questions = texts(rng, 128, 30)
     likely = client.completions.create(model=model, prompt=questions, max_tokens=1, temperature=0).choices
     # Behind a question these are tokens of their own.
-    known = [place for place, choice in enumerate(likely) if re.fullmatch("[ !-/:-@][a-z]*", choice.text)]
+    known = [index for index, choice in enumerate(likely) if re.fullmatch("[ !-/:-@][a-z]*", choice.text)]
     assert len(known) > 4
     documents = []
-    for number, place in enumerate([*known[:6], *range(10)]):
+    for number, index in enumerate([*known[:6], *range(10)]):
         choices = [" " + text for text in texts(rng, 4, 5)]
         if number < 6:
-            choices[0] = likely[place].text
-        documents.append({"question": questions[place], "choices": choices, "answer": rng.randrange(4)})
+            choices[0] = likely[index].text
+        documents.append({"question": questions[index], "choices": choices, "answer": rng.randrange(4)})
     data = folder / "documents.jsonl"
     data.write_text("".join(json.dumps(document) + "\n" for document in documents))
     tasks: dict[str, dict[str, Any]] = {

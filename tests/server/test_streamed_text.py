@@ -49,7 +49,7 @@ def decode(token_ids: list[int]) -> str:
 def make_case(model: str, number: int) -> Case:
     draw = random.Random(number)
     seed, max_tokens = draw.randrange(2**32), draw.randint(1, 48)
-    token_ids = [fake_token(seed, 0, place, piece_ppm=PIECE_PPM) for place in range(max_tokens)]
+    token_ids = [fake_token(seed, 0, index, piece_ppm=PIECE_PPM) for index in range(max_tokens)]
     whole = decode(token_ids)
     # Most occur, somewhere in the text and across the borders of its tokens.
     starts = [draw.randrange(len(whole)) for _ in range(draw.choice([0, 1, 1, 3]))]

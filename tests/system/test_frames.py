@@ -49,8 +49,8 @@ async def test_messages_come_whole_however_they_are_cut() -> None:
     other = await End().open(theirs)
     bodies = [b"", b"a", b"bc" * 300, b"d"]
     data = b"".join(len(body).to_bytes(4) + body for body in bodies)
-    for place in range(0, len(data), 3):
-        ours.sendall(data[place : place + 3])
+    for index in range(0, len(data), 3):
+        ours.sendall(data[index : index + 3])
         await asyncio.sleep(0)
     assert await other.wait_for(len(bodies)) == bodies
     # Half a message, and nobody to send the rest.

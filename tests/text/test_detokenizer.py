@@ -29,8 +29,8 @@ def whole(token_ids: list[int]) -> str:
     return b"".join(_PIECES[token_id] for token_id in token_ids).decode(errors="replace")
 
 
-def cut(token_ids: list[int], places: list[int]) -> list[list[int]]:
-    borders = sorted({0, len(token_ids), *(min(place, len(token_ids)) for place in places)})
+def cut(token_ids: list[int], indices: list[int]) -> list[list[int]]:
+    borders = sorted({0, len(token_ids), *(min(index, len(token_ids)) for index in indices)})
     return [token_ids[start:end] for start, end in pairwise(borders)]
 
 

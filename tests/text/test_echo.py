@@ -43,7 +43,7 @@ def test_offsets_point_at_the_tokens_of_a_text(tokenizer: Tokenizer) -> None:
             token_ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
             echo = echo_of_text(tokenizer, text, token_ids)
             assert (echo.text, echo.token_ids) == (text, token_ids)
-            assert "".join(echo.part(place, place + 1).text for place in range(len(token_ids))) == text
+            assert "".join(echo.part(index, index + 1).text for index in range(len(token_ids))) == text
             plain = tokenizer.encode(text, add_special_tokens=False)
             added = len(token_ids) - len(plain)
             assert echo.text_offset[:added] == [0] * added
@@ -53,11 +53,11 @@ def test_offsets_point_at_the_tokens_of_a_text(tokenizer: Tokenizer) -> None:
                 assert "<" in text
                 assert spelled.replace(" ", "") == text
                 continue
-            for place, token_id in enumerate(plain, start=added):
+            for index, token_id in enumerate(plain, start=added):
                 piece = tokenizer.raw_token_bytes(token_id).decode(errors="replace")
-                shown = echo.part(place, place + 1).text
+                shown = echo.part(index, index + 1).text
                 # A character in pieces belongs to the last of them; the tokenizer's own space is not shown.
-                own_space = place == added and spelled != text
+                own_space = index == added and spelled != text
                 assert shown == piece or "\ufffd" in piece or (own_space and " " + shown == piece)
 
 
@@ -94,7 +94,7 @@ def test_text(server: RunningServer, client: openai.OpenAI, prompt: Any, shown: 
     """As it was sent, or as what the tokens stand for."""
     fields: Any = {"model": "test", "prompt": prompt, "echo": True, "n": 2}
     whole = client.completions.create(**fields)
-    assert [choice.text for choice in whole.choices] == [f"{shown[place]}Hello, world" for place in (0, 0, 1, 1)]
+    assert [choice.text for choice in whole.choices] == [f"{shown[index]}Hello, world" for index in (0, 0, 1, 1)]
     assert [choice.logprobs for choice in whole.choices] == [None] * 4
     joined = [""] * 4
     for chunk in client.completions.create(**fields, stream=True):

@@ -183,7 +183,7 @@ async def test_much_at_once_is_taken_with_pauses() -> None:
         asyncio.get_running_loop().call_soon(turn)
 
     turn()
-    outputs = [TokensOutput(0, place, [120]) for place in range(640)]
+    outputs = [TokensOutput(0, index, [120]) for index in range(640)]
     assert await wire.read(*outputs, FinishedOutput(0, "length", 640, 0)) == "x" * 640
     assert num_turns > 8
 
@@ -210,9 +210,9 @@ async def test_of_what_has_failed_nothing_more_is_awaited() -> None:
     generation = Generation(FakeTokenizer(), [request] * 3, [], outputs, now_ns=time.monotonic_ns)
     outputs.put(0, FinishedOutput(0, "length", 0, 0))
     await generation.take()
-    for place in (1, 2):
+    for index in (1, 2):
         assert not generation.is_over
-        outputs.put(place, EngineUnavailableError("the engine has died"))
+        outputs.put(index, EngineUnavailableError("the engine has died"))
         with pytest.raises(EngineUnavailableError):
             await generation.take()
     assert generation.is_over

@@ -191,7 +191,7 @@ def test_lone_surrogates_are_escaped_or_refused() -> None:
 def test_threads_for_grammars_are_deep_enough_for_the_longest_chain() -> None:
     """In a thread of ordinary size this ends the process."""
     length = 9_000
-    rules = "\n".join(f"a{place:x}: a{place + 1:x}" for place in range(length))
+    rules = "\n".join(f"a{index:x}: a{index + 1:x}" for index in range(length))
     threads = GrammarThreads(1)
     assert threads.submit(accepts, lark_grammar(f'start: a0\n{rules}\na{length:x}: "x"', "x"), "x").result()
     threads.shutdown()

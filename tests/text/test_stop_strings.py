@@ -45,14 +45,14 @@ def test_any_cut_gives_the_text_before_the_first_stop(text: str, stops: list[str
 def test_what_is_sent_early_never_has_to_be_taken_back(text: str, stops: list[str]) -> None:
     matcher = StopMatcher(StopStrings(stops))
     sent, final = "", reference(text, stops)[0]
-    for place, character in enumerate(text, start=1):
+    for index, character in enumerate(text, start=1):
         sent += matcher.push(character)
         assert final.startswith(sent)
         if matcher.found:
             break
-        held = text[len(sent) : place]
+        held = text[len(sent) : index]
         # Held back is exactly what may still become a stop string.
-        assert held == max((p for p in suffixes(text[:place]) if any(s.startswith(p) for s in stops)), key=len)
+        assert held == max((p for p in suffixes(text[:index]) if any(s.startswith(p) for s in stops)), key=len)
 
 
 def suffixes(text: str) -> list[str]:

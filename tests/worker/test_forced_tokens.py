@@ -58,7 +58,7 @@ def test_each_draw_is_that_of_a_sequence_with_the_forced_history(
         launch = launched(step, decodes=[(1, 0, len(PROMPT) + step, 0)])
         own.append(runner.execute(launch, StepPayload(forced=[[token]])).tokens[0])
     runner.execute(launched(9, forget=[(1, 0)]), StepPayload())
-    expected = [_from_history(runner, 2, FORCED[:place], params) for place in range(len(FORCED))]
+    expected = [_from_history(runner, 2, FORCED[:index], params) for index in range(len(FORCED))]
     assert own == expected
     # None of it is what was forced, so following one's own tokens would have shown.
     assert [token for (token,) in own] != FORCED

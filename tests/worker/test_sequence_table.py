@@ -106,7 +106,7 @@ def test_ends() -> None:
 
 def test_nothing_ends_before_min_tokens_even_if_nothing_else_can_be_drawn() -> None:
     params = SamplingParams(eos_token_ids=(2,), stop_token_ids=(3,), min_tokens=2)
-    assert [end_of(params, token_id, place) for token_id in (2, 3) for place in (1, 2)] == [
+    assert [end_of(params, token_id, index) for token_id in (2, 3) for index in (1, 2)] == [
         None, "eos", None, "stop_token",
     ]  # fmt: skip
 

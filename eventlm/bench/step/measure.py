@@ -197,12 +197,12 @@ class StepBench:
 
     def _request(self, case: StepCase) -> Request:
         prompt_tokens, output_tokens = _lengths(self._engine, case, self._num_steps)
-        place, self._num_made = self._num_made, self._num_made + 1
-        random = random_stream(self._seed, "step prompt", place)
+        index, self._num_made = self._num_made, self._num_made + 1
+        random = random_stream(self._seed, "step prompt", index)
         return Request(
             prompt_token_ids=random.integers(self._engine.setup.vocab_size, size=prompt_tokens).tolist(),
             sampling=SamplingParams(
-                temperature=self._temperature, max_tokens=output_tokens, ignore_eos=True, seed=place
+                temperature=self._temperature, max_tokens=output_tokens, ignore_eos=True, seed=index
             ),
             scheduling=SchedulingParams(model=self._engine.model_names[0], offline=True),
         )

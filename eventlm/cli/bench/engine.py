@@ -154,11 +154,11 @@ async def _latency(
     factory = RequestFactory(composed, seed=arguments.seed)
     latencies_s: list[float] = []
     num_batches = arguments.num_iters_warmup + arguments.num_iters
-    for place in tqdm(range(num_batches), unit=" batches", disable=not sys.stderr.isatty(), leave=False):
+    for index in tqdm(range(num_batches), unit=" batches", disable=not sys.stderr.isatty(), leave=False):
         batch = await run_batch(composed.engine, factory.make(arguments.batch_size, *lengths), stop)
         if batch.is_interrupted:
             break
-        if place >= arguments.num_iters_warmup:
+        if index >= arguments.num_iters_warmup:
             latencies_s.append(batch.duration_ns / 1e9)
     latency_s = msgspec.to_builtins(distribution(latencies_s))
     of_each = f"of {arguments.input_len} prompt and {arguments.output_len} output tokens"

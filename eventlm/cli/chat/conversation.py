@@ -92,8 +92,8 @@ def _conversation(path: Path, messages: list[Message]) -> Conversation:
     for number, message in enumerate(turns):
         expected = ("user", "assistant")[number % 2]
         if message.role != expected:
-            place = number + (len(messages) - len(turns))
-            raise UsageError(f"{path}: messages[{place}] is of the {message.role}, the {expected}'s is expected")
+            index = number + (len(messages) - len(turns))
+            raise UsageError(f"{path}: messages[{index}] is of the {message.role}, the {expected}'s is expected")
     if len(turns) % 2:
         raise UsageError(f"{path}: the last message is the user's and has no answer")
     return Conversation(system, turns)

@@ -167,8 +167,8 @@ def _stories(explained: Explained) -> Iterator[str]:
     from eventlm.replay.explain.story import describe, part_rows
 
     width = min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDTH)
-    for place, explanation in enumerate(explained.explanations):
-        if place:
+    for index, explanation in enumerate(explained.explanations):
+        if index:
             yield ""
         for paragraph in describe(explanation):
             yield textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)

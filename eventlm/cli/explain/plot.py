@@ -57,7 +57,7 @@ def plot(explanations: Sequence[Explanation], path: str) -> None:
     try:
         make_figure(explanations).savefig(path)
     except OSError as error:
-        raise UsageError(f"cannot write the picture {path}: {error.strerror}; choose another place") from error
+        raise UsageError(f"cannot write the picture {path}: {error.strerror}; choose another path") from error
 
 
 def make_figure(explanations: Sequence[Explanation]) -> Figure:
@@ -73,17 +73,17 @@ def _bars(axes: Axes, explanations: Sequence[Explanation]) -> None:
     is_long = longest_ns >= 10 * NANOSECONDS_PER_SECOND
     unit_ns, unit = (NANOSECONDS_PER_SECOND, "s") if is_long else (NANOSECONDS_PER_MILLISECOND, "ms")
     totals: dict[Colour, int] = {}
-    for place, explanation in enumerate(explanations):
+    for index, explanation in enumerate(explanations):
         spans: dict[Colour, list[tuple[float, float]]] = {}
         for colour, start_ns, end_ns in _merged(explanation):
             span = (start_ns - explanation.start_ns) / unit_ns, (end_ns - start_ns) / unit_ns
             spans.setdefault(colour, []).append(span)
             totals[colour] = totals.get(colour, 0) + end_ns - start_ns
         for colour, ranges in spans.items():
-            axes.broken_barh(ranges, (place - 0.36, 0.72), facecolors=colour.colour, linewidth=0)
+            axes.broken_barh(ranges, (index - 0.36, 0.72), facecolors=colour.colour, linewidth=0)
         if explanation.first_token_ns is not None:
             x = (explanation.first_token_ns - explanation.start_ns) / unit_ns
-            axes.plot([x, x], [place - 0.44, place + 0.44], color="black", linewidth=1.4)
+            axes.plot([x, x], [index - 0.44, index + 0.44], color="black", linewidth=1.4)
     axes.set_yticks(range(len(explanations)), [explanation.name for explanation in explanations])
     axes.set_ylim(len(explanations) - 0.4, -0.6)
     axes.set_xlim(0, 1.01 * longest_ns / unit_ns or 1)

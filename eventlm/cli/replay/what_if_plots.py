@@ -38,8 +38,8 @@ def _runs(result: WhatIfResult) -> list[tuple[str, RunOutcome, dict[str, Any]]]:
         ("recorded", result.recorded, {"color": "0.55", "linestyle": ":"}),
         ("baseline", result.baseline.outcome, {"color": "0.2", "linestyle": "--"}),
     ]
-    for place, each in enumerate(result.alternatives):
-        style = {"color": _COLOURS[place % len(_COLOURS)], "linestyle": "-" if place < len(_COLOURS) else "-."}
+    for index, each in enumerate(result.alternatives):
+        style = {"color": _COLOURS[index % len(_COLOURS)], "linestyle": "-" if index < len(_COLOURS) else "-."}
         found.append((each.name, each.outcome, style))
     return found
 
@@ -66,13 +66,13 @@ def _bars(figure: Figure, result: WhatIfResult) -> None:
             metric = metrics[f"{latency}_{quantile}"]
             values = _values(metric)
             colours = [style["color"] for *_, style in _runs(result)]
-            rows = [place + shift for place in range(len(names))]
+            rows = [index + shift for index in range(len(names))]
             axes.barh(rows, values, height=0.36, color=colours, alpha=lightness)
             bar = (metric.error_bar or 0) / NANOSECONDS_PER_MILLISECOND
             # What is modelled has an error bar, what was measured has none.
             axes.errorbar(values[1:], rows[1:], xerr=bar, fmt="none", ecolor="0.3", elinewidth=0.8, capsize=2)
-            for place, (row, value) in enumerate(zip(rows, values, strict=True)):
-                end = value + bar * (place > 0)
+            for index, (row, value) in enumerate(zip(rows, values, strict=True)):
+                end = value + bar * (index > 0)
                 axes.annotate(f" {quantile} {value:,.0f}", (end, row), va="center", fontsize=7, color=GREY)
         axes.set_yticks(range(len(names)), names if column == 1 else [""] * len(names), fontsize=8)
         axes.invert_yaxis()

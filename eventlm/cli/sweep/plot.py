@@ -17,18 +17,18 @@ def plot_sweep(result: SweepResult, path: Path) -> None:
     """One panel for each limit of the SLO; without one the p99 of TTFT. Raises OSError."""
     limits = result.plan.limits or [Limit("p99", "ttft", 0)]
     figure = new_figure(height_inches=HEIGHT_INCHES * len(limits))
-    for place, limit in enumerate(limits, start=1):
-        _panel(new_axes(figure, len(limits), 1, place), result, limit)
+    for index, limit in enumerate(limits, start=1):
+        _panel(new_axes(figure, len(limits), 1, index), result, limit)
     figure.savefig(path)
 
 
 def _panel(axes: Axes, result: SweepResult, limit: Limit) -> None:
     all_values: list[float] = []
-    for place, each in enumerate(result.configurations):
+    for index, each in enumerate(result.configurations):
         found = {load_ppm / 1e6: limit.value_ms(summary) for load_ppm, summary in each.summaries.items()}
         points = {load: value for load, value in found.items() if value is not None}
         all_values += points.values()
-        marker = _MARKERS[place % len(_MARKERS)]
+        marker = _MARKERS[index % len(_MARKERS)]
         axes.plot([*points], [*points.values()], marker=marker, markersize=4, linewidth=1.4, label=each.name)
     if limit.limit_ms:
         axes.axhline(limit.limit_ms, color=GREY, linewidth=1.0, linestyle="--")

@@ -161,10 +161,10 @@ def _deltas(found: TraceDiff) -> Iterator[str]:
     rows = []
     for metric in found.metrics:
         show = _milliseconds if metric.metric in _TIMES else _count
-        for place, (name, of) in enumerate((("A", metric.a), ("B", metric.b), ("B - A", metric.delta))):
-            title = (_TIMES | _COUNTS)[metric.metric] if not place else ""
-            cells = [show(getattr(of, quantile), is_delta=place == 2) for quantile in _QUANTILES]
-            changed = [f"{metric.num_less:,}", f"{metric.num_more:,}"] if place == 2 else ["", ""]
+        for index, (name, of) in enumerate((("A", metric.a), ("B", metric.b), ("B - A", metric.delta))):
+            title = (_TIMES | _COUNTS)[metric.metric] if not index else ""
+            cells = [show(getattr(of, quantile), is_delta=index == 2) for quantile in _QUANTILES]
+            changed = [f"{metric.num_less:,}", f"{metric.num_more:,}"] if index == 2 else ["", ""]
             rows.append([title, name, f"{of.count:,}", *cells, *changed])
     yield ""
     yield from table(["sequences", "", "count", *_QUANTILES, "less", "more"], rows, left=range(2))

@@ -1,7 +1,7 @@
 """Log-probabilities and embeddings of the fake worker: hashes too, and consistent in themselves.
 
-At every place the k-th most likely token has the probability 2^-k. A token's own rank is a hash of where it stands, and
-the tokens of the other ranks follow from it, so that its entry is the same wherever it is listed.
+At every position the k-th most likely token has the probability 2^-k. A token's own rank is a hash of its position, and the
+tokens of the other ranks follow from it, so that its entry is the same wherever it is listed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def fake_extras(number: int, row: Row, produced: list[int], draw: Draw) -> RowEx
         return None
     params, logprobs, prompt_logprobs, embedding = sequence.params, None, None, b""
     if params.logprobs is not None and produced:
-        places = range(sequence.position, sequence.position + len(produced))
-        wheres = [draw("rank", params.noise_seed, sequence.id.index, place) for place in places]
+        indices = range(sequence.position, sequence.position + len(produced))
+        wheres = [draw("rank", params.noise_seed, sequence.id.index, index) for index in indices]
         logprobs = _token_logprobs(produced, wheres, params.logprobs)
     num_top = 0 if params.prompt_logprobs is None and sequence.kind == "score" else params.prompt_logprobs
     start, end = row.start + 1, min(row.start + 1 + row.num_tokens, sequence.num_prompt_tokens)
     if num_top is not None and start < end:
-        wheres = [draw("prompt", place, *sequence.token_ids[place - 1 : place + 1]) for place in range(start, end)]
+        wheres = [draw("prompt", index, *sequence.token_ids[index - 1 : index + 1]) for index in range(start, end)]
         prompt_logprobs = _token_logprobs(sequence.token_ids[start:end], wheres, num_top)
     if sequence.kind == "pool" and row.start + row.num_tokens == sequence.num_prompt_tokens:
         embedding = _embedding(sequence.token_ids)
@@ -77,5 +77,5 @@ def _logprob(rank: int) -> float:
 def _embedding(token_ids: list[int]) -> bytes:
     """Numbers from -1 to 1, by the prompt alone."""
     content = struct.pack(f"<{len(token_ids)}q", *token_ids)
-    values = [xxhash.xxh3_64_intdigest(content, seed=place) / 2**63 - 1 for place in range(FAKE_EMBEDDING_SIZE)]
+    values = [xxhash.xxh3_64_intdigest(content, seed=index) / 2**63 - 1 for index in range(FAKE_EMBEDDING_SIZE)]
     return struct.pack(f"<{FAKE_EMBEDDING_SIZE}f", *values)

@@ -47,25 +47,25 @@ class FakeGrammars:
         produced: list[int] = []
         end = None
         while len(produced) < count and end is None:
-            place = sequence.position + len(produced)
-            produced.append(self._choose(sequence, drawing, place))
-            end = drawing.advance(produced[-1], place)
-        for place, token_id in enumerate(forced or [], start=sequence.position):
+            index = sequence.position + len(produced)
+            produced.append(self._choose(sequence, drawing, index))
+            end = drawing.advance(produced[-1], index)
+        for index, token_id in enumerate(forced or [], start=sequence.position):
             self._table.mask(grammar)
-            grammar.advance(token_id, place)
+            grammar.advance(token_id, index)
         return produced, end
 
-    def _choose(self, sequence: WorkerSequence, grammar: SequenceGrammar, place: int) -> int:
+    def _choose(self, sequence: WorkerSequence, grammar: SequenceGrammar, index: int) -> int:
         params = sequence.params
         may = set(np.flatnonzero(self._table.mask(grammar)).tolist())
         ends = sorted(may & {*params.eos_token_ids, *(params.stop_token_ids or ())})
         others = sorted(may.difference(ends))
-        drawn = draw("grammar", params.noise_seed, sequence.id.index, place)
-        if ends and (not others or (place >= params.min_tokens and drawn % _CLOSING == 0)):
+        drawn = draw("grammar", params.noise_seed, sequence.id.index, index)
+        if ends and (not others or (index >= params.min_tokens and drawn % _CLOSING == 0)):
             return ends[0]
         if drawn % _CLOSING == 0 and (closers := [byte for byte in _CLOSERS if byte in may]):
             return closers[0]
-        word = fake_token(params.noise_seed, sequence.id.index, place)
+        word = fake_token(params.noise_seed, sequence.id.index, index)
         if word in may:
             return word
         shown = [token_id for token_id in others if token_id < 0x7F and token_id not in _BLANKS] or others

@@ -60,8 +60,8 @@ class FakeRunner:
         return StepOutput(tokens, ends, extras, self._ops(launch, rows))
 
     def _is_deadly(self, sequence: WorkerSequence) -> bool:
-        place = poisoned_place(self.parameters, sequence.params.noise_seed, sequence.id.index)
-        return place is not None and sequence.position >= place
+        index = poisoned_place(self.parameters, sequence.params.noise_seed, sequence.id.index)
+        return index is not None and sequence.position >= index
 
     def _update_grammars(self, launch: Launched, payload: StepPayload) -> None:
         if self._grammars is not None:
@@ -83,17 +83,17 @@ class FakeRunner:
         if params.grammar and self._grammars is not None:
             return self._grammars.produce(row, count, forced)
         produced: list[int] = []
-        for place in range(position, position + count):
+        for slot in range(position, position + count):
             nan_ppm = self.parameters.nan_ppm
-            if nan_ppm and self._draw("nan", params.noise_seed, index, place) < nan_ppm:
+            if nan_ppm and self._draw("nan", params.noise_seed, index, slot) < nan_ppm:
                 # An `error` of this kind comes without a token: with some, the next step ends the sequence.
                 return produced, None if produced else "error"
-            drawn = self._draw("end", params.noise_seed, index, place)
-            if drawn < self.parameters.end_ppm and place >= params.min_tokens and not params.ignore_eos:
+            drawn = self._draw("end", params.noise_seed, index, slot)
+            if drawn < self.parameters.end_ppm and slot >= params.min_tokens and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)
                 return produced, ENDS[drawn % len(ENDS)]
-            produced.append(fake_token(params.noise_seed, index, place, piece_ppm=self.parameters.piece_ppm))
-            if (reason := end_of(params, produced[-1], place)) is not None:
+            produced.append(fake_token(params.noise_seed, index, slot, piece_ppm=self.parameters.piece_ppm))
+            if (reason := end_of(params, produced[-1], slot)) is not None:
                 return produced, reason
         return produced, None
 

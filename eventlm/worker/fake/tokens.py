@@ -55,14 +55,14 @@ def draw(*what: int | str) -> int:
 
 
 def poisoned_place(parameters: FakeParameters, seed: int, index: int) -> int | None:
-    """The place in its output after which a sequence kills its worker; None for one that does no harm."""
+    """The position in its output after which a sequence kills its worker; None for one that does no harm."""
     if draw("poison", seed, index) % MILLION >= parameters.poison_ppm:
         return None
     return draw("place", seed, index) % POISONED_PLACES
 
 
 def fake_token(seed: int, index: int, position: int, *, piece_ppm: int = 0) -> int:
-    """The token of a sample at a place of its output: a byte of a word drawn for each stretch of a word's length.
+    """The token of a sample at a position of its output: a byte of a word drawn for each stretch of a word's length.
 
     With a chance of `piece_ppm` it is a piece instead.
     """

@@ -182,14 +182,14 @@ class GpuRunner(CheckpointRunner):
         not_finite = {number for number, token in zip(step.numbers, drawn, strict=True) if token == NOT_FINITE}
         not_finite |= step.not_finite
         ends: list[tuple[int, WorkerEnd]] = [(number, "error") for number in sorted(not_finite)]
-        for number, sequence, place, token_id, next_id in zip(
-            step.numbers, step.sequences, step.places, drawn, following, strict=True
+        for number, sequence, position, token_id, next_id in zip(
+            step.numbers, step.sequences, step.positions, drawn, following, strict=True
         ):
             if number in not_finite:
                 continue
             tokens[number] = [token_id]
-            sequence.token_ids[place] = next_id
-            end = self._end_of(sequence, token_id, next_id, place - sequence.num_prompt_tokens)
+            sequence.token_ids[position] = next_id
+            end = self._end_of(sequence, token_id, next_id, position - sequence.num_prompt_tokens)
             if end is not None:
                 ends.append((number, end))
         self._record(step, following)

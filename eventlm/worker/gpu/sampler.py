@@ -1,6 +1,6 @@
 """Picks the next token of each row on a GPU: what `Sampler` does, by kernels, with nothing that waits for the GPU.
 
-How a row draws depends on its sequence's parameters and place in the output alone, so that it can be sent before the
+How a row draws depends on its sequence's parameters and position in the output alone, so that it can be sent before the
 token before is known; `GpuSampler.needs_history` finds the sequences for which that does not hold.
 
 Shapes: S rows, V vocabulary.

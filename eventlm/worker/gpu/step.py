@@ -25,7 +25,7 @@ class GpuStep:
         #: Of the rows that sample, and where each one's token will stand in its sequence's `token_ids`.
         self.numbers = numbers
         self.sequences = [rows[number].sequence for number in numbers]
-        self.places = [len(sequence.token_ids) for sequence in self.sequences]
+        self.positions = [len(sequence.token_ids) for sequence in self.sequences]
         self.forced = forced
         self.extras: list[RowExtras] = []
         #: Numbers of rows whose extras are not finite.

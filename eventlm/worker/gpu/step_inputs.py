@@ -1,6 +1,6 @@
-"""What a step's launch becomes on the device: tokens, places, rows, and what changes in the block tables.
+"""What a step's launch becomes on the device: tokens, positions, rows, and what changes in the block tables.
 
-A step that only decodes lies at the same place for all steps of its size, padded to the size of a CUDA graph if it is
+A step that only decodes lies at the same address for all steps of its size, padded to the size of a CUDA graph if it is
 to be one's. Shapes: T tokens, R rows, S of them sample, U writes into block tables.
 """
 
@@ -27,9 +27,9 @@ class StepInputs(NamedTuple):
 
     num_decodes: rows that decode, padding included; they come first. tokens, positions, token_slots [T]; slots, lengths
     [R]; order [num_decodes] of these rows, the longest first. Of a step with prompts also starts [R], query_starts
-    [R + 1] and tiles [N, 2], else None. updates: [U, 3] of (slot, place, block). sampled: rows [S] that sample
-    after their last tokens, by these tokens' places in the step; sampled_slots [S] of their sequences; params [S, 6],
-    see `GpuSampler.stage`; forced [S], or None.
+    [R + 1] and tiles [N, 2], else None. updates: [U, 3] of (slot, index, block). sampled: rows [S] that sample
+    after their last tokens, by the positions of these tokens in the step; sampled_slots [S] of their sequences; params
+    [S, 6], see `GpuSampler.stage`; forced [S], or None.
     """
 
     num_decodes: int
@@ -115,8 +115,8 @@ def stage_step(
 def most_numbers(*, max_tokens: int, max_rows: int, max_blocks: int, tile_queries: int) -> int:
     """Room that any step within these limits has enough of, for `Staging`; `max_blocks`: of a row's block table."""
     num_tiles = max_rows + max_tokens // tile_queries if tile_queries else 0
-    # Of each row: slot, length, place in the order, start, start of its queries, what is sampled and its slot, how, and
-    # what is forced.
+    # Of each row: slot, length, position in the order, start, start of its queries, what is sampled and its slot, how,
+    # and what is forced.
     of_rows = max_rows * (8 + len(DRAW_COLUMNS)) + 1
     num_parts = len(StepInputs._fields)
     return 3 * max_tokens + of_rows + 2 * num_tiles + 3 * max_rows * max_blocks + (num_parts + _COLUMNS) * ALIGNMENT
@@ -150,10 +150,10 @@ def _longest_first(starts: np.ndarray) -> np.ndarray:
 
 def _updates(slots: np.ndarray, blocks: Seq[tuple[int, int, list[int]]]) -> np.ndarray:
     parts = [np.empty((0, 3), dtype=np.int32)]
-    for row, place, numbers in blocks:
+    for row, index, numbers in blocks:
         part = np.empty((len(numbers), 3), dtype=np.int32)
         part[:, 0] = slots[row]
-        part[:, 1] = np.arange(place, place + len(numbers))
+        part[:, 1] = np.arange(index, index + len(numbers))
         part[:, 2] = numbers
         parts.append(part)
     return np.concatenate(parts)

@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar: which tokens may follow, and when it is over.
+"""One sequence's position in its grammar: which tokens may follow, and when it is over.
 
 An end token or a stop token may be drawn where the text may end by the grammar, and nowhere else, so an output that
 ends by one is whole. `ignore_eos` goes on for as long as the grammar allows more. Where nothing but an end may follow
@@ -45,10 +45,10 @@ class SequenceGrammar:
     def narrow(self, mask: np.ndarray) -> np.ndarray:
         """The tokens that may be drawn now, at least one, from what llguidance wrote: uint8, little-endian."""
         text = mask[: len(self._end_bits)].copy()
-        place = self._vocab_size
-        self._may_end = bool(mask[place >> 3] >> (place & 7) & 1)
-        if place & 7:
-            text[-1] &= (1 << (place & 7)) - 1
+        index = self._vocab_size
+        self._may_end = bool(mask[index >> 3] >> (index & 7) & 1)
+        if index & 7:
+            text[-1] &= (1 << (index & 7)) - 1
         if self.over is None and self.matcher is not None and self.matcher.is_error():
             self.over = "error"
         if self.over is not None:
@@ -65,7 +65,7 @@ class SequenceGrammar:
         return self._last_bits
 
     def advance(self, token_id: int, position: int) -> WorkerEnd | None:
-        """Go on with a token at a place of the output (from 0); the end that it is, if it is one."""
+        """Go on with a token at a position of the output (from 0); the end that it is, if it is one."""
         if self.over == "error":
             return "error"
         end = end_of(self._params, token_id, position)
@@ -80,7 +80,7 @@ class SequenceGrammar:
         return end or self.over
 
     def copy(self) -> SequenceGrammar:
-        """Another one at the same place."""
+        """Another one at the same position."""
         other = copy.copy(self)
         if self.matcher is not None:
             other.matcher = self.matcher.deep_copy()

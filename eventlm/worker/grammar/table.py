@@ -56,7 +56,7 @@ class GrammarTable:
         return identity in self._grammars
 
     def end_of(self, sequence: WorkerSequence, token_id: int, next_id: int, position: int) -> WorkerEnd | None:
-        """Go on with `next_id` at this place of the output; the end that the drawn `token_id` is. For sequences that
+        """Go on with `next_id` at this position of the output; the end that the drawn `token_id` is. For sequences that
         have a grammar.
         """
         grammar = self[sequence]
@@ -77,15 +77,15 @@ class GrammarTable:
         # One more bit than tokens.
         written = allocate_token_bitmask(len(rows), self._vocab_size + 1)
         open_rows = [
-            (grammar.matcher, place)
-            for place, (_, grammar) in enumerate(rows)
+            (grammar.matcher, index)
+            for index, (_, grammar) in enumerate(rows)
             if grammar.over is None and grammar.matcher is not None
         ]
         if open_rows:
             fill_next_token_bitmask_par(self._executor, open_rows, written)
         bits = np.empty((len(rows), mask_bytes(self._vocab_size)), dtype=np.uint8)
-        for place, (_, grammar) in enumerate(rows):
-            bits[place] = grammar.narrow(written[place].view(np.uint8))
+        for index, (_, grammar) in enumerate(rows):
+            bits[index] = grammar.narrow(written[index].view(np.uint8))
         return Masks(np.array([number for number, _ in rows]), bits)
 
     @cached_property

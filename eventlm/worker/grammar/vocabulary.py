@@ -64,5 +64,5 @@ class _Tokenization:
 
 def fake_vocabulary() -> LLTokenizer:
     """Bytes and special tokens."""
-    special = {NUM_BYTES + place: token.encode() for place, token in enumerate(FAKE_SPECIAL_TOKENS)}
+    special = {NUM_BYTES + index: token.encode() for index, token in enumerate(FAKE_SPECIAL_TOKENS)}
     return make_tokenizer([bytes([byte]) for byte in range(NUM_BYTES)] + [b""] * len(special), special)

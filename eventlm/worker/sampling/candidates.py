@@ -58,8 +58,8 @@ def _ordered(values: Tensor, ids: Tensor, num_entries: int) -> tuple[Tensor, Ten
     # Floats as integers in the same order; adding 0 makes minus zero zero.
     bits = (values + 0.0).view(torch.int32)
     order = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long() * (1 << 32) - ids
-    places = order.topk(num_entries, dim=-1).indices
-    return values.gather(1, places), ids.gather(1, places)
+    indices = order.topk(num_entries, dim=-1).indices
+    return values.gather(1, indices), ids.gather(1, indices)
 
 
 def mask_candidates(logits_SV: Tensor, params: np.ndarray, num_candidates: int) -> Candidates:

@@ -46,9 +46,9 @@ def process_logits(
     if asked & BIASED:
         biased = np.flatnonzero(needs & BIASED).tolist()
         lists = [table.lists[int(rows.slots[number])] for number in biased]
-        places = _places(biased, [each.bias_ids for each in lists], logits_SV)
+        indices = _places(biased, [each.bias_ids for each in lists], logits_SV)
         values = to_device(np.concatenate([each.bias_values for each in lists]), logits_SV.device)
-        logits_SV.index_put_(places, values, accumulate=True)
+        logits_SV.index_put_(indices, values, accumulate=True)
     if asked & PENALIZED:
         (penalize or _penalize)(logits_SV, rows, np.flatnonzero(needs & PENALIZED), table)
 
@@ -59,14 +59,14 @@ def _match(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> None:
     numbers = np.flatnonzero(needs & GRAMMAR)
     assert rows.masks is not None
     may_RV = unpack_mask(rows.masks[numbers], logits_SV.shape[1])
-    for place in np.flatnonzero(needs[numbers] & (ALLOWED | BANNED)).tolist():
-        _narrow(may_RV[place], table.lists[int(rows.slots[numbers[place]])])
+    for index in np.flatnonzero(needs[numbers] & (ALLOWED | BANNED)).tolist():
+        _narrow(may_RV[index], table.lists[int(rows.slots[numbers[index]])])
     never_RV = to_device(~may_RV, logits_SV.device)
     if len(numbers) == len(logits_SV):
         logits_SV.masked_fill_(never_RV, -torch.inf)
     else:
-        places = to_device(numbers, logits_SV.device)
-        logits_SV[places] = logits_SV[places].masked_fill_(never_RV, -torch.inf)
+        indices = to_device(numbers, logits_SV.device)
+        logits_SV[indices] = logits_SV[indices].masked_fill_(never_RV, -torch.inf)
 
 
 def _narrow(may_V: np.ndarray, lists: TokenLists) -> None:
@@ -97,13 +97,13 @@ def _restrict(logits_SV: Tensor, rows: SampledRows, table: SamplingTable) -> Non
             banned_rows.append(number)
             banned.append(bans)
     if kept_rows:
-        places = _places(kept_rows, kept, logits_SV)
-        values = logits_SV[places]
+        indices = _places(kept_rows, kept, logits_SV)
+        values = logits_SV[indices]
         logits_SV.index_fill_(0, to_device(np.array(kept_rows), logits_SV.device), -torch.inf)
-        logits_SV.index_put_(places, values)
+        logits_SV.index_put_(indices, values)
     if banned_rows:
-        places = _places(banned_rows, banned, logits_SV)
-        logits_SV.index_put_(places, logits_SV.new_full((), -torch.inf))
+        indices = _places(banned_rows, banned, logits_SV)
+        logits_SV.index_put_(indices, logits_SV.new_full((), -torch.inf))
 
 
 def _bans(lists: TokenLists) -> np.ndarray:
@@ -128,13 +128,13 @@ def _penalize(logits_SV: Tensor, rows: SampledRows, numbers: np.ndarray, table: 
     # What is written twice is the same.
     is_padding = seen.ids < 0
     ids = np.where(is_padding, seen.ids[:, :1], seen.ids)
-    places = (to_device(numbers, device)[:, None], to_device(ids, device))
+    indices = (to_device(numbers, device)[:, None], to_device(ids, device))
     counts = to_device(np.where(is_padding, seen.counts[:, :1], seen.counts), device)
-    logits, repetition = logits_SV[places], column(params, "repetition_penalty", device)
+    logits, repetition = logits_SV[indices], column(params, "repetition_penalty", device)
     logits = torch.where(logits > 0, logits / repetition, logits * repetition)
     logits -= column(params, "frequency_penalty", device) * counts
     logits -= column(params, "presence_penalty", device) * (counts > 0)
-    logits_SV.index_put_(places, logits)
+    logits_SV.index_put_(indices, logits)
 
 
 def _places(numbers: Seq[int], ids: Seq[np.ndarray], logits_SV: Tensor) -> tuple[Tensor, Tensor]:

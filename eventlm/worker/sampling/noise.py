@@ -1,4 +1,4 @@
-"""Keyed noise: what decides a draw is a hash of (request's seed, sample's index, place in its output, token).
+"""Keyed noise: what decides a draw is a hash of (request's seed, sample's index, position in its output, token).
 
 It does not depend on the neighbours in the batch, on earlier draws, or on what masks left of the vocabulary, so a
 sequence that is recomputed draws what it drew before. A token is drawn as the argmax of its scaled logit plus Gumbel
@@ -27,9 +27,9 @@ def sequence_key(seed: int, index: int) -> int:
 
 
 def step_keys(sequence_keys_S: np.ndarray, positions_S: np.ndarray) -> np.ndarray:
-    """Two 32-bit keys a row, int32 [S, 2], from its sequence's key (uint64) and its place in the output (from 0).
+    """Two 32-bit keys a row, int32 [S, 2], from its sequence's key (uint64) and its position in the output (from 0).
 
-    The place steps through SplitMix64 (Steele et al., 2014).
+    The position steps through SplitMix64 (Steele et al., 2014).
     """
     bits = sequence_keys_S + (positions_S.astype(np.uint64) + np.uint64(1)) * _GOLDEN
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -47,7 +47,7 @@ def noise_keys(sequence_keys_S: np.ndarray, positions_S: np.ndarray, device: tor
 def hash_ids(ids: Tensor) -> Tensor:
     """A bijective hash of int32 token ids ("lowbias32", Wellons, 2018), in wrap-around arithmetic.
 
-    Its place is before the keys, so it can be kept for a whole vocabulary.
+    It is mixed in before the keys, so it can be kept for a whole vocabulary.
     """
     bits = ids ^ _shift_right(ids, 16)
     bits.mul_(0x7FEB352D)
@@ -74,6 +74,6 @@ def negative_gumbel_noise(keys_S2: Tensor, hashed_ids: Tensor) -> Tensor:
     return uniform.log1p_().neg_().log_()
 
 
-def _shift_right(bits: Tensor, places: int) -> Tensor:
+def _shift_right(bits: Tensor, indices: int) -> Tensor:
     """Zeros move in from the left, as if the integers were unsigned."""
-    return (bits >> places).bitwise_and_((1 << (32 - places)) - 1)
+    return (bits >> indices).bitwise_and_((1 << (32 - indices)) - 1)

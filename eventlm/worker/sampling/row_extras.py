@@ -20,7 +20,7 @@ from eventlm.worker.sampling.candidates import top_entries
 from eventlm.worker.sampling.sampler import NOT_FINITE, SLICE_ENTRIES, slices
 from eventlm.worker.sequence_table import Row
 
-#: Logits [n, V] of the tokens at these places.
+#: Logits [n, V] of the tokens at these positions.
 LogitsOf = Callable[[slice], Tensor]
 
 
@@ -79,18 +79,18 @@ def _add_logprobs(
 ) -> None:
     """Of the tokens just drawn, for all rows that asked at once."""
     wanted = [
-        (place, count)
-        for place, number in enumerate(sampled_rows)
-        if (count := rows[number].sequence.params.logprobs) is not None and drawn[place] != NOT_FINITE
+        (index, count)
+        for index, number in enumerate(sampled_rows)
+        if (count := rows[number].sequence.params.logprobs) is not None and drawn[index] != NOT_FINITE
     ]
     if not wanted:
         return
-    places, counts = [place for place, _ in wanted], [count for _, count in wanted]
+    indices, counts = [index for index, _ in wanted], [count for _, count in wanted]
     num_top = -1 if min(counts) < 0 else max(counts)
-    drawn_ids = torch.tensor([drawn[place] for place in places], device=logits_SV.device)
-    logprobs = token_logprobs(lambda span: logits_SV[places[span]], drawn_ids, logits_SV.shape[1], num_top)
-    for place, (at, count) in enumerate(zip(places, counts, strict=True)):
-        found[sampled_rows[at]]["logprobs"] = one_of(logprobs, place, count)
+    drawn_ids = torch.tensor([drawn[index] for index in indices], device=logits_SV.device)
+    logprobs = token_logprobs(lambda span: logits_SV[indices[span]], drawn_ids, logits_SV.shape[1], num_top)
+    for index, (at, count) in enumerate(zip(indices, counts, strict=True)):
+        found[sampled_rows[at]]["logprobs"] = one_of(logprobs, index, count)
 
 
 def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: OutputLayer, own_TH: Tensor) -> None:
@@ -126,7 +126,7 @@ def _pool(row: Row, forward: OutputLayer, own_TH: Tensor) -> Tensor | None:
 
 
 def token_logprobs(logits_of: LogitsOf, token_ids_N: Tensor, vocab_size: int, num_top: int) -> TokenLogprobs:
-    """Log-probability and rank of each token, and the `num_top` most likely ones in its place (all, if negative).
+    """Log-probability and rank of each token, and the `num_top` most likely ones at its position (all, if negative).
 
     The logits, of any floating dtype, are asked for in slices, so that no more than 16 MiB of them are there in
     float32 at a time. Equal ones rank by token id.
@@ -151,12 +151,12 @@ def token_logprobs(logits_of: LogitsOf, token_ids_N: Tensor, vocab_size: int, nu
     return found
 
 
-def one_of(logprobs: TokenLogprobs, place: int, num_top: int) -> TokenLogprobs:
+def one_of(logprobs: TokenLogprobs, index: int, num_top: int) -> TokenLogprobs:
     """Those of one token, with `num_top` of the most likely ones (all, if negative)."""
     top = slice(None) if num_top < 0 else slice(num_top)
     return TokenLogprobs(
-        logprobs=[logprobs.logprobs[place]],
-        ranks=[logprobs.ranks[place]],
-        top_ids=[logprobs.top_ids[place][top]],
-        top_logprobs=[logprobs.top_logprobs[place][top]],
+        logprobs=[logprobs.logprobs[index]],
+        ranks=[logprobs.ranks[index]],
+        top_ids=[logprobs.top_ids[index][top]],
+        top_logprobs=[logprobs.top_logprobs[index][top]],
     )

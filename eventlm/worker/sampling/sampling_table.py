@@ -85,7 +85,7 @@ class FreeDraw(NamedTuple):
 
 
 class SampledRows(NamedTuple):
-    """S rows that sample: their slots int64 [S], places in the output int64 [S], and parameters [S].
+    """S rows that sample: their slots int64 [S], positions in the output int64 [S], and parameters [S].
 
     masks: what grammars allow, a bit a token, uint8 [S, mask_bytes]; of a row without a grammar it means nothing. None
     where no row has one.

@@ -29,7 +29,7 @@ class TokenCounts:
 
     def add(self, token_ids: list[int], num_prompt_tokens: int) -> int:
         """A row for a sequence with this history, prompt first; returns its number."""
-        different, places = np.unique(np.array(token_ids, dtype=np.int64), return_inverse=True)
+        different, indices = np.unique(np.array(token_ids, dtype=np.int64), return_inverse=True)
         if not self._free:
             self._free = list(range(len(self._used), 2 * len(self._used)))
             self._grow(num_rows=2 * len(self._used))
@@ -38,7 +38,7 @@ class TokenCounts:
         self._ids[row] = -1
         self._ids[row, :used] = different
         self._counts[row] = 0
-        self._counts[row, :used] = np.bincount(places[num_prompt_tokens:], minlength=used)
+        self._counts[row, :used] = np.bincount(indices[num_prompt_tokens:], minlength=used)
         self._used[row] = used
         return row
 
@@ -52,9 +52,9 @@ class TokenCounts:
         self._widen(width + 1)
         same = self._ids[rows_R, :width] == tokens_R[:, None]
         is_known = same.any(axis=1)
-        places = np.where(is_known, same.argmax(axis=1), self._used[rows_R])
-        self._ids[rows_R, places] = tokens_R
-        self._counts[rows_R, places] += 1
+        indices = np.where(is_known, same.argmax(axis=1), self._used[rows_R])
+        self._ids[rows_R, indices] = tokens_R
+        self._counts[rows_R, indices] += 1
         self._used[rows_R] += ~is_known
 
     def take(self, rows_R: np.ndarray) -> RowCounts:

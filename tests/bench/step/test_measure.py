@@ -45,7 +45,7 @@ async def test_cases_are_measured_one_after_the_other() -> None:
     assert {step.shape[:2] for step in decode.steps} == {(4, 4)}
     # A token more for each of the four in every step, around the context that was asked for.
     contexts = [step.shape.kv_tokens for step in decode.steps]
-    assert contexts == [contexts[0] + 4 * place for place in range(6)]
+    assert contexts == [contexts[0] + 4 * index for index in range(6)]
     assert 4 * 50 < contexts[0] < 4 * 70
     # Two chunks are one prompt, of whose tokens the last one samples.
     assert [step.shape[:3] for step in prefill.steps] == [(100, 1, 64 + 100)] * NUM_PREFILLS

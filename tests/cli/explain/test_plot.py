@@ -55,9 +55,9 @@ def test_bars_are_as_long_as_the_requests_and_the_legend_names_each_colour(name:
         colours.add(tuple(collection.get_facecolor()[0][:3]))
         for path in collection.get_paths():
             box = path.get_extents()
-            place = round((box.y0 + box.y1) / 2)
-            drawn[place] = drawn.get(place, 0.0) + box.width
-    assert {place: pytest.approx(each.total_ns / 1e6) for place, each in enumerate(explanations)} == drawn
+            index = round((box.y0 + box.y1) / 2)
+            drawn[index] = drawn.get(index, 0.0) + box.width
+    assert {index: pytest.approx(each.total_ns / 1e6) for index, each in enumerate(explanations)} == drawn
     legend = axes.get_legend()
     assert legend is not None
     assert {to_rgb(patch.get_facecolor()) for patch in legend.get_patches()} == colours

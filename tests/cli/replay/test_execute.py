@@ -40,7 +40,7 @@ def test_a_server_that_was_killed_has_told_no_text_and_lost_no_token(start_serve
     salted: dict[str, Any] = {"extra_body": {"cache_salt": f"{CANARY}-salt", "priority": 1}, "user": f"{CANARY}-user"}
     for _ in range(6):
         client.completions.create(
-            model="fake", prompt=[f"{CANARY} {place}" for place in range(6)], max_tokens=30, stop=CANARY, **salted
+            model="fake", prompt=[f"{CANARY} {index}" for index in range(6)], max_tokens=30, stop=CANARY, **salted
         )
     with client.completions.create(model="fake", prompt=CANARY, max_tokens=400, stream=True, **salted) as stream:
         next(iter(stream))

@@ -265,7 +265,7 @@ def test_bad_input_is_answered_and_the_server_goes_on(start_server: StartServer)
 
 async def test_requests_whose_logits_are_not_finite_fail_and_the_others_go_on(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--fake", "nan_ppm=20000")
-    failing = {seed: place for seed in range(24) if (place := first_nan(seed, 20_000)) < 30}
+    failing = {seed: index for seed in range(24) if (index := first_nan(seed, 20_000)) < 30}
     assert 6 < len(failing) < 18
     async with server.async_client() as client:
 
@@ -293,7 +293,7 @@ async def test_requests_whose_logits_are_not_finite_fail_and_the_others_go_on(st
 
 def first_nan(seed: int, nan_ppm: int) -> int:
     """The place in the output at which the fake model has no token for this seed."""
-    return next(place for place in range(10_000) if draw("nan", seed, 0, place) % MILLION < nan_ppm)
+    return next(index for index in range(10_000) if draw("nan", seed, 0, index) % MILLION < nan_ppm)
 
 
 def test_a_body_of_100_mb_is_refused_and_the_server_goes_on(start_server: StartServer) -> None:

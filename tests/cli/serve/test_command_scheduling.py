@@ -118,7 +118,7 @@ async def crowd(server: Server) -> list[Any]:
 
     async with server.async_client() as client:
         async with going_on(Stream(client, model="fake", prompt="x", max_tokens=8000, extra_body={"priority": -100})):
-            bronze = [asyncio.create_task(one(client, "bronze", stream=place % 2 == 0)) for place in range(10)]
+            bronze = [asyncio.create_task(one(client, "bronze", stream=index % 2 == 0)) for index in range(10)]
             await until_in_line("bronze", 10)
             gold = [
                 asyncio.create_task(one(client, "gold", stream=False)),

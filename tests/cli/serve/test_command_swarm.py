@@ -55,8 +55,8 @@ def random_request(rng: random.Random, seed: int) -> dict[str, Any]:
 def expected(request: dict[str, Any], index: int) -> tuple[str, str]:
     """Text and finish reason, from the definition of the fake model and of stop strings."""
     text = fake_text(request["seed"], request["max_tokens"], index=index)
-    places = [text.find(stop) for stop in request["stop"] or [] if stop in text]
-    return (text[: min(places)], "stop") if places else (text, "length")
+    indices = [text.find(stop) for stop in request["stop"] or [] if stop in text]
+    return (text[: min(indices)], "stop") if indices else (text, "length")
 
 
 async def run_client(client: openai.AsyncOpenAI, request: dict[str, Any], *, leaves: bool) -> None:

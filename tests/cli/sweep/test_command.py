@@ -87,7 +87,7 @@ def test_mistakes(run_here: RunHere, workload: str, flags: list[str], message: s
 def test_an_interrupted_sweep_leaves_whole_files_and_goes_on(tmp_path: Path) -> None:
     workload = write_made_workload(tmp_path / "W.jsonl", num_requests=400, prompt_tokens=400)
     command = [sys.executable, "-m", "eventlm", "sweep", workload, "--cost-model", MODEL, "--output", "out"]
-    command += ["--loads", ",".join(str(1 + place / 10) for place in range(2000)), "--jobs", "2"]
+    command += ["--loads", ",".join(str(1 + index / 10) for index in range(2000)), "--jobs", "2"]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

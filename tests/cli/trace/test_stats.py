@@ -130,7 +130,7 @@ def test_pictures_that_cannot_be_written_are_one_line(tmp_path: Path, capsys: py
 
 def test_a_long_line_keeps_its_peaks() -> None:
     times = list(range(0, 10_000_000, 100))
-    values = [7 if place == 54_321 else place % 3 for place in range(len(times))]
+    values = [7 if index == 54_321 else index % 3 for index in range(len(times))]
     found = _largest_of_intervals(_Line(times, values), 0, times[-1])
     assert len(found.values) <= MAX_POINTS
     assert max(found.values) == 7
@@ -193,7 +193,7 @@ def test_a_run_without_a_clock_has_seconds(unix_start_ns: int, in_clock_time: bo
 
 def test_a_killed_run_has_its_first_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def cut(objects: list[dict[str, object]]) -> None:
-        num_first = next(place for place, each in enumerate(objects) if each["t"] == "finish")
+        num_first = next(index for index, each in enumerate(objects) if each["t"] == "finish")
         del objects[num_first:]
 
     path = tampered(GOLDEN, tmp_path / "t", cut)  # type: ignore[arg-type]

@@ -74,13 +74,13 @@ async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("replicas", [1, 2])
 async def test_a_request_that_kills_every_worker_ends_and_the_others_do_not(tmp_path: Path, replicas: int) -> None:
     fake = {"poison_ppm": 10_000}
-    places = [poisoned_place(FakeParameters(**fake), seed, 0) for seed in range(200)]
-    assert [seed for seed, place in enumerate(places) if place is not None] == [4, 94]
+    indices = [poisoned_place(FakeParameters(**fake), seed, 0) for seed in range(200)]
+    assert [seed for seed, index in enumerate(indices) if index is not None] == [4, 94]
     async with running(record=tmp_path, replicas=replicas, fake=fake) as engine:
         readers = await generate(engine, *(request(20, seed=seed) for seed in range(200)))
-        for seed, (reader, place) in enumerate(zip(readers, places, strict=True)):
-            assert reader.reasons == ["length" if place is None else "error"]
-            assert reader.tokens == [expected_tokens(seed, 0, 20 if place is None else place)]
+        for seed, (reader, index) in enumerate(zip(readers, indices, strict=True)):
+            assert reader.reasons == ["length" if index is None else "error"]
+            assert reader.tokens == [expected_tokens(seed, 0, 20 if index is None else index)]
         assert engine.state == "ready"
     verified(engine)
 

@@ -209,16 +209,16 @@ def scattered_tables(lengths: Sequence[int], block_size: int, num_blocks: int) -
 def random_steps(lengths: Sequence[int], starts: Sequence[int], *, seed: int) -> list[list[Piece]]:
     """Whole prompts, chunks of all sizes and single tokens in the same steps, until each sequence is at its end."""
     rng = random.Random(seed)
-    places = list(starts)
+    indices = list(starts)
     steps = []
-    while any(place < length for place, length in zip(places, lengths, strict=True)):
+    while any(index < length for index, length in zip(indices, lengths, strict=True)):
         pieces = []
         for sequence, length in enumerate(lengths):
-            rest = length - places[sequence]
+            rest = length - indices[sequence]
             if rest and rng.random() < 0.8:
                 count = rng.choice((rest, 1, 1, min(rest, rng.randint(1, 40))))
-                pieces.append(Piece(sequence, places[sequence], places[sequence] + count))
-                places[sequence] += count
+                pieces.append(Piece(sequence, indices[sequence], indices[sequence] + count))
+                indices[sequence] += count
         if pieces:
             steps.append(pieces)
     return steps

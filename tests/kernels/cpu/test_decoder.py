@@ -104,8 +104,8 @@ def test_long_contexts(tmp_path: Path, build: str) -> None:
     tables = scattered_tables([2080], 32, 65)
     decoder = CompiledDecoder(folder, build, block_size=32, num_blocks=65, num_threads=2)
     whole = only(decoder.run([sequence], tables, [[piece] for piece in chunks]))
-    decodes = only(decoder.run([sequence], tables, [[Piece(0, place, place + 1) for place in around]]))
-    alone = only(decoder.run([sequence], tables, [[Piece(0, place, place + 1)] for place in around]))
+    decodes = only(decoder.run([sequence], tables, [[Piece(0, index, index + 1) for index in around]]))
+    alone = only(decoder.run([sequence], tables, [[Piece(0, index, index + 1)] for index in around]))
     error = relative_error(rounded.logits_TV, expected.logits_TV)
     assert relative_error(whole.logits_TV, expected.logits_TV) <= error
     for found in (decodes, alone):
@@ -125,7 +125,7 @@ def test_steps_of_any_number_of_rows(folders: dict[str, Path], build: str) -> No
     first: dict[bool, torch.Tensor] = {}
     decoder = CompiledDecoder(folders[name], build, num_blocks=5)
     for num_rows in range(70, 0, -1):
-        rows = [Piece(0, place, place + 1) for place in range(num_rows)]
+        rows = [Piece(0, index, index + 1) for index in range(num_rows)]
         found = only(decoder.run([sequence], tables, [rows]))
         assert relative_error(found.logits_TV, expected.logits_TV[:num_rows]) < 0.02
         both = torch.cat(found, dim=1)
@@ -145,7 +145,7 @@ def test_rows_around_the_borders_of_blocks(tmp_path: Path, build: str) -> None:
     for num_threads in (1, 3):
         decoder = CompiledDecoder(folder, build, num_blocks=9, num_threads=num_threads)
         for num_rows in (130, 129, 128, 113, 97, 81, 80, 65, 64, 49, 48, 33, 32, 17, 16, 9):
-            rows = [Piece(0, place, place + 1) for place in range(num_rows)]
+            rows = [Piece(0, index, index + 1) for index in range(num_rows)]
             one = only(decoder.run([sequence], tables, [rows]))
             assert relative_error(one.logits_TV, expected.logits_TV[:num_rows]) < 0.02
             found.append(torch.cat(one, dim=1))

@@ -33,8 +33,8 @@ def decoder(tmp_path: Path, build: str) -> CpuDecoder:
 
 def rows_of(temperatures: Sequence[float]) -> DrawRows:
     """Rows of different sequences, at different places of their outputs."""
-    places = range(len(temperatures))
-    return DrawRows(temperatures, [(number * 7919) << 40 for number in places], places)
+    indices = range(len(temperatures))
+    return DrawRows(temperatures, [(number * 7919) << 40 for number in indices], indices)
 
 
 @pytest.mark.parametrize("spread", [0.0, 3.0])

@@ -54,9 +54,9 @@ def paged_sequences(
             new = (new / new_scales[..., None]).to(FP8).float()
         else:
             new = new.to(dtype).float()
-        places = torch.arange(length)
-        cache[:, blocks[places // block_size], :, places % block_size] = new.transpose(0, 1)
-        scales[:, blocks[places // block_size], :, places % block_size] = new_scales.transpose(0, 1)
+        indices = torch.arange(length)
+        cache[:, blocks[indices // block_size], :, indices % block_size] = new.transpose(0, 1)
+        scales[:, blocks[indices // block_size], :, indices % block_size] = new_scales.transpose(0, 1)
         for part, real in zip((keys, values), new.double() * new_scales.double()[..., None], strict=True):
             part.append(real)
     return PagedSequences(
@@ -74,6 +74,6 @@ def attention(q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float)
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("nhd,lhd->hnl", q.double(), keys) * scale
-    places = torch.arange(len(keys), device=q.device)
-    visible = places <= start + places[: len(q), None]
+    indices = torch.arange(len(keys), device=q.device)
+    visible = indices <= start + indices[: len(q), None]
     return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~visible, -torch.inf).softmax(dim=-1), values)

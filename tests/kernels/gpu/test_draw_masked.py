@@ -118,8 +118,8 @@ def test_of_equals_the_lowest_ids_are_left(device: torch.device) -> None:
     logits = torch.tensor([1.0, 2.0, -0.0, 2.0, 0.0, 2.0, 0.0, -torch.inf]).expand(4, -1)
     params = [{"top_k": 2}, {"top_k": 5}, {"top_p": 0.5}, {"top_p": 1e-9}]
     sequences = [sequence(number, **each) for number, each in enumerate(params)]
-    places = [row.nonzero().flatten().tolist() for row in left(logits, sequences, device)]
-    assert places == [[1, 3], [0, 1, 2, 3, 5], [1, 3], [1]]
+    indices = [row.nonzero().flatten().tolist() for row in left(logits, sequences, device)]
+    assert indices == [[1, 3], [0, 1, 2, 3, 5], [1, 3], [1]]
 
 
 @pytest.mark.parametrize("params", [{"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}, {"temperature": 1e-5, "top_p": 0.5}])

@@ -61,10 +61,10 @@ def test_noise_is_torchs(device: torch.device) -> None:
 
 @triton.jit
 def _orders(x, keys, back, N: tl.constexpr, SHIFT: tl.constexpr):
-    places = tl.arange(0, N)
-    key = order_keys(tl.load(x + places).to(tl.float32), SHIFT)
-    tl.store(keys + places, key)
-    tl.store(back + places, number_of(key, SHIFT))
+    indices = tl.arange(0, N)
+    key = order_keys(tl.load(x + indices).to(tl.float32), SHIFT)
+    tl.store(keys + indices, key)
+    tl.store(back + indices, number_of(key, SHIFT))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -120,10 +120,10 @@ def test_rows_with_nan_or_infinity_have_no_token(temperature: float, dtype: torc
     draws = pack_draws(torch.full((9,), temperature))
     logits[7, 5:] = -torch.inf
     whole = drawn(logits.to(dtype), draws, device).tolist()
-    for row, (place, value) in enumerate(
+    for row, (index, value) in enumerate(
         [(0, torch.nan), (2999, -torch.nan), (1500, torch.inf), (slice(None), torch.nan), (slice(None), torch.inf)]
     ):
-        logits[row, place] = value
+        logits[row, index] = value
     assert drawn(logits.to(dtype), draws, device).tolist() == [-1] * 5 + whole[5:]
     assert min(whole) >= 0
 

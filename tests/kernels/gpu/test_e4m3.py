@@ -11,10 +11,10 @@ from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, unpack_e4m3
 
 @triton.jit
 def _unpack(pairs, even, odd, N: tl.constexpr):
-    places = tl.arange(0, N)
-    first, second = unpack_e4m3(tl.load(pairs + places))
-    tl.store(even + places, first)
-    tl.store(odd + places, second)
+    indices = tl.arange(0, N)
+    first, second = unpack_e4m3(tl.load(pairs + indices))
+    tl.store(even + indices, first)
+    tl.store(odd + indices, second)
 
 
 def test_every_number(device: torch.device) -> None:

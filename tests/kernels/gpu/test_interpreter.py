@@ -10,9 +10,9 @@ import eventlm.kernels.gpu.interpreter  # noqa: F401 - its mend
 
 @triton.jit
 def _convert(x, out, N: tl.constexpr):
-    places = tl.arange(0, N)
-    values = tl.load(x + places).to(tl.float32)
-    tl.store(out + places, values.to(out.dtype.element_ty))
+    indices = tl.arange(0, N)
+    values = tl.load(x + indices).to(tl.float32)
+    tl.store(out + indices, values.to(out.dtype.element_ty))
 
 
 @triton.jit

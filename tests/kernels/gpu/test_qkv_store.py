@@ -77,9 +77,9 @@ def _written(step: _Step, results: tuple[Tensor, Tensor, Tensor | None]) -> tupl
     _, cache, scales = results
     block_size = cache.shape[3]
     numbers = cache.float() if scales is None else cache.float() * scales[..., None]
-    blocks, places = step.slots // block_size, step.slots % block_size
-    keys, values = numbers[0, blocks, :, places], numbers[1, blocks, :, places]
-    numbers[:, blocks, :, places] = torch.nan
+    blocks, indices = step.slots // block_size, step.slots % block_size
+    keys, values = numbers[0, blocks, :, indices], numbers[1, blocks, :, indices]
+    numbers[:, blocks, :, indices] = torch.nan
     assert numbers.isnan().all()
     assert scales is None or scales.isnan().sum() == scales.numel() - keys[..., 0].numel() * 2
     return keys, values

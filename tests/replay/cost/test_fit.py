@@ -135,12 +135,12 @@ def test_a_stall_of_a_short_step_is_not_drawn_for_long_ones_as_often() -> None:
     """Every tenth of the decodes takes ten times as long, which is a part of the run's time too small to draw."""
     steps = run_of(2000)
     short = sorted(durations(steps))[len(steps) // 4]
-    place = 0
+    index = 0
     noisy = []
     for step in steps:
         duration_ns = step.end_ns - step.start_ns
-        place += duration_ns <= short
-        factor = 10 if duration_ns <= short and place % 10 == 0 else 1
+        index += duration_ns <= short
+        factor = 10 if duration_ns <= short and index % 10 == 0 else 1
         noisy.append(step._replace(end_ns=step.start_ns + duration_ns * factor))
     model, *_ = fit_cost(noisy, follows_run=False)
     share_of_time = sum(d for d in durations(steps) if d <= short) / 10 / sum(durations(steps))
@@ -239,9 +239,9 @@ def test_late_completions_are_stalls_of_the_engine_where_the_run_is_followed() -
     reports = [10, 12, 400, 11, 13, 10, 900, 12]
     steps = [
         RecordedStep(
-            0, 1, place, shape, 1000 * place, 1000 * place, 1000 * place + 500, 1000 * place + 500 + report, place
+            0, 1, index, shape, 1000 * index, 1000 * index, 1000 * index + 500, 1000 * index + 500 + report, index
         )
-        for place, report in enumerate(reports)
+        for index, report in enumerate(reports)
     ]
     overheads = measure_overheads(steps, follows_run=True)
     assert overheads.stalls == [(2500, 2900), (6500, 7400)]

@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.replay.diff.diff import METRICS, TraceDiff, diff, read_side
 from tests.replay.golden import BROKEN, FOLDER
-from tests.replay.traces import Objects, places, read_objects, record, small_machine, tampered, write_objects
+from tests.replay.traces import Objects, indices, read_objects, record, small_machine, tampered, write_objects
 from tests.replay.workload_runs import record as record_random
 
 GOLDEN = FOLDER / "fcfs_one_replica.jsonl"
@@ -41,7 +41,7 @@ def told_otherwise(objects: Objects, *, later_ns: int = 0) -> Objects:
         if event["t"] == "arrive":
             event["blocks"] = [block + 1000 for block in event.get("blocks", [])]
         if event["t"] == "launch":
-            event["blocks"] = [[row, place, [99 - b for b in blocks]] for row, place, blocks in event.get("blocks", [])]
+            event["blocks"] = [[row, index, [99 - b for b in blocks]] for row, index, blocks in event.get("blocks", [])]
         found.append(event)
     return found
 
@@ -73,24 +73,24 @@ def test_which_blocks_of_the_pool_are_taken_is_no_difference() -> None:
 
 def change_chunk(objects: Objects) -> int:
     """Let the first chunk of several tokens be shorter; its launch."""
-    for place in places(objects, "launch"):
-        for chunk in objects[place].get("chunks", []):
-            if chunk[3] > 1 and place > 40:
+    for index in indices(objects, "launch"):
+        for chunk in objects[index].get("chunks", []):
+            if chunk[3] > 1 and index > 40:
                 chunk[3] -= 1
-                return place
+                return index
     raise AssertionError
 
 
 def drop_row(objects: Objects) -> int:
-    place = next(p for p in places(objects, "launch")[12:] if objects[p].get("decodes") and "blocks" not in objects[p])
-    del objects[place]["decodes"][-1]
-    return place
+    index = next(p for p in indices(objects, "launch")[12:] if objects[p].get("decodes") and "blocks" not in objects[p])
+    del objects[index]["decodes"][-1]
+    return index
 
 
 def change_reason(objects: Objects) -> int:
-    place = places(objects, "finish")[2]
-    objects[place]["reason"] = "cancelled"
-    return place
+    index = indices(objects, "finish")[2]
+    objects[index]["reason"] = "cancelled"
+    return index
 
 
 @pytest.mark.parametrize(
@@ -105,16 +105,16 @@ def test_one_decision_that_was_changed_is_the_first_difference(
     change: Callable[[Objects], int], sentence: str, tmp_path: Path
 ) -> None:
     objects = read_objects(GOLDEN)
-    place = change(objects)
+    index = change(objects)
     # Later ones do not matter.
-    objects[places(objects, "launch")[-1]]["most"] = [7]
+    objects[indices(objects, "launch")[-1]]["most"] = [7]
     found = compare(GOLDEN, write_objects(tmp_path / "t", told_otherwise(objects)))
     assert found.first is not None
     assert not found.is_same
     assert sentence in found.first.what
     assert found.first.a.decision is not None
     assert found.first.b.decision is not None
-    assert (found.first.a.decision["s"], found.first.b.decision["s"]) == (place, place + 1)
+    assert (found.first.a.decision["s"], found.first.b.decision["s"]) == (index, index + 1)
     assert found.first.a.cause.startswith('{"t":"')
     assert found.first.a.after_ns == found.first.b.after_ns
 

@@ -20,7 +20,7 @@ from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
 from tests.bus import token_logs
 from tests.replay.executions import FakeWorkers, execute_fake, record_with_tokens
-from tests.replay.traces import CALM, Objects, places, read_objects, small_machine, tampered
+from tests.replay.traces import CALM, Objects, indices, read_objects, small_machine, tampered
 from tests.simulation import DIGEST_KEY, Simulation
 
 NUM_WORKLOADS = 30
@@ -57,9 +57,9 @@ def test_random_workloads_run_again_give_the_same_tokens(first: int, tmp_path: P
         results.append(execute_fake(run, teacher_force=seed % 3 == 1))
         assert (results[-1].exit_code, results[-1].mismatches, results[-1].warnings) == (0, [], []), f"workload {seed}"
         objects = [item for path in run.glob("trace*") for item in read_objects(path)]
-        assert results[-1].num_requests == len(places(objects, "arrive"))
+        assert results[-1].num_requests == len(indices(objects, "arrive"))
         assert results[-1].num_tokens == sum(item["num_tokens"] for item in objects if item["t"] == "emit")
-        assert results[-1].num_steps == len(places(objects, "emit"))
+        assert results[-1].num_steps == len(indices(objects, "emit"))
     assert sum(result.num_steps for result in results) > 1000
 
 
@@ -85,15 +85,15 @@ def test_steps_run_in_the_order_of_their_launches_and_only_if_they_completed(tmp
     assert num_never_completed > 10
 
 
-def _flip(run: Path, s: int, row: int, place: int) -> int:
+def _flip(run: Path, s: int, row: int, index: int) -> int:
     """Change a token in the token log; what it was."""
     was = 0
 
     def change(lines: list[dict[str, Any]]) -> None:
         nonlocal was
         (line,) = (line for line in lines if line["s"] == s)
-        was = line["tokens"][row][place]
-        line["tokens"][row][place] = was + 1000
+        was = line["tokens"][row][index]
+        line["tokens"][row][index] = was + 1000
 
     token_logs.tamper(run / "tokens.jsonl", change)
     return was
@@ -116,9 +116,9 @@ def test_a_token_that_differs_is_found_where_it_is(run: Path) -> None:
     request, index = _rows(objects, done)[row][:2]
     emitted = [item for item in objects if item["t"] == "done" and item["s"] < done["s"]]
     position = sum(
-        item["produced"][place]
+        item["produced"][slot]
         for item in emitted
-        for place, of in enumerate(_rows(objects, item))
+        for slot, of in enumerate(_rows(objects, item))
         if of[:2] == [request, index]
     )
     was = _flip(run, done["s"], row, 0)
@@ -198,7 +198,7 @@ def test_another_worker_is_found_at_its_first_token_and_with_teacher_forcing_at_
         assert found.note == ""
     first = execute_fake(run)
     assert first.mismatches == forced.mismatches[:1]
-    assert first.num_steps < forced.num_steps == len(places(objects, "emit"))
+    assert first.num_steps < forced.num_steps == len(indices(objects, "emit"))
 
 
 def test_another_end_is_found(run: Path) -> None:
@@ -266,29 +266,29 @@ def test_a_token_log_whose_tokens_come_out_again_must_agree_with_the_trace(run: 
 def test_a_damaged_line_of_outputs_costs_only_itself(run: Path) -> None:
     path = run / "tokens.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    place = next(place for place, line in enumerate(lines) if b'"outputs"' in line and b'"tokens":[[' in line)
-    lines[place] = lines[place].replace(b'"tokens":[[', b'"tokens":[[1')
+    index = next(index for index, line in enumerate(lines) if b'"outputs"' in line and b'"tokens":[[' in line)
+    lines[index] = lines[index].replace(b'"tokens":[[', b'"tokens":[[1')
     path.write_bytes(b"".join(lines))
     result = execute_fake(run)
     assert (result.exit_code, result.num_steps_by_digest) == (0, 1)
-    offset = sum(map(len, lines[:place]))
-    assert result.warnings == [f"{path} is damaged at line {place + 1}, byte {offset}"]
+    offset = sum(map(len, lines[:index]))
+    assert result.warnings == [f"{path} is damaged at line {index + 1}, byte {offset}"]
 
 
 def test_a_run_is_executed_up_to_a_prompt_that_is_damaged(run: Path, calm: Path) -> None:
     path = run / "tokens.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    places_of_prompts = [place for place, line in enumerate(lines) if b'"token_ids":[' in line]
-    for place in (places_of_prompts[0], places_of_prompts[-1]):
-        bad = lines[place].replace(b'"token_ids":[', b'"token_ids":[1')
-        path.write_bytes(b"".join([*lines[:place], bad, *lines[place + 1 :]]))
+    places_of_prompts = [index for index, line in enumerate(lines) if b'"token_ids":[' in line]
+    for index in (places_of_prompts[0], places_of_prompts[-1]):
+        bad = lines[index].replace(b'"token_ids":[', b'"token_ids":[1')
+        path.write_bytes(b"".join([*lines[:index], bad, *lines[index + 1 :]]))
         result = execute_fake(run)
         assert (result.exit_code, result.mismatches) == (3, [])
         assert "tokens.jsonl has no valid line for the prompt of request " in result.damage
         request = int(result.damage.split("request ")[1].split(";")[0])
         before = [item for item in read_objects(run / "trace.jsonl") if item["t"] == "emit" and item["s"] < request]
         assert result.num_steps == len(before)
-        assert f"damaged at line {place + 1}," in result.warnings[0]
+        assert f"damaged at line {index + 1}," in result.warnings[0]
         assert (result.clean_end, len(result.warnings)) == (True, 1)
         assert ("nothing re-executed" in render(result)) == (not before)
         assert f"the rest cannot be re-executed: {path} has no valid line" in render(result)
@@ -356,7 +356,7 @@ def test_a_run_that_was_killed_is_executed_as_far_as_it_goes(run: Path, share: f
     ],
 )
 def test_a_trace_that_was_altered_is_refused(run: Path, tag: str, change: Callable[[dict[str, Any]], None]) -> None:
-    change_trace(run, lambda objects: change(objects[places(objects, tag)[0]]))
+    change_trace(run, lambda objects: change(objects[indices(objects, tag)[0]]))
     with pytest.raises(TraceCorruptError, match="does not follow from what comes before it; `eventlm replay` finds"):
         execute_fake(run)
 

@@ -39,9 +39,9 @@ def record(folder: Path, model: str | Path, *, num_requests: int, max_tokens: in
     """Serve some prompts, half of which share a beginning, in a pool that is too small for all of them."""
     rng = random.Random(4)
     prompts = [
-        "Once upon a time there was a log. " * (place % 2) + "x y " * rng.randint(1, 9) for place in range(num_requests)
+        "Once upon a time there was a log. " * (index % 2) + "x y " * rng.randint(1, 9) for index in range(num_requests)
     ]
-    params = [SamplingParams(max_tokens=max_tokens, **PARAMS[place % len(PARAMS)]) for place in range(num_requests)]
+    params = [SamplingParams(max_tokens=max_tokens, **PARAMS[index % len(PARAMS)]) for index in range(num_requests)]
     with LLM(model, record=folder, record_tokens=True, threads=1, **options) as llm:
         llm.generate(prompts, params, use_tqdm=False)
         assert llm.run_folder is not None

@@ -47,14 +47,14 @@ def test_time_at_the_edge_and_between_engine_and_worker(calm: Path, tmp_path: Pa
     """Workers that start later and end earlier than the engine hears of it, and requests that were received earlier."""
 
     def change(objects: list[dict[str, Any]]) -> None:
-        for place, item in enumerate(objects):
+        for index, item in enumerate(objects):
             if item["t"] == "done":
                 item["start_ns"] += 50_000
                 item["end_ns"] -= 70_000
             elif item["t"] == "arrive":
                 item["scheduling"] |= {"received_ns": item["ts"] - 3000, "ready_ns": item["ts"] - 1000}
                 # Fields have their order in a line.
-                objects[place] = as_object(decode_body(msgspec.json.encode(item)[:-1]))
+                objects[index] = as_object(decode_body(msgspec.json.encode(item)[:-1]))
 
     log = read(tampered(calm, tmp_path / "t", change))
     causes: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def test_up_to_the_end_of_a_log_that_was_cut(calm: Path, tmp_path: Path) -> None
     middle_ns = slowest.arrived_ns + slowest.request_e2e_time // 2
 
     def cut(objects: list[dict[str, Any]]) -> None:
-        del objects[next(place for place, item in enumerate(objects) if item["ts"] > middle_ns) :]
+        del objects[next(index for index, item in enumerate(objects) if item["ts"] > middle_ns) :]
 
     found = explain(tampered(calm, tmp_path / "t", cut), [(slowest.request, slowest.index)])
     (part,) = found.explanations

@@ -10,12 +10,12 @@ from eventlm.engine.explanations import ExplainRequest
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.story import to_object
 from eventlm.replay.explain.worker import respond
-from tests.replay.traces import places, read_objects, record, small_machine
+from tests.replay.traces import indices, read_objects, record, small_machine
 
 
 def test_it_says_what_eventlm_explain_says(tmp_path: Path) -> None:
     path = record(tmp_path, small_machine({"type": "edf", "min_deadline_ms": 1}))
-    requests = places(read_objects(path), "arrive")[:3]
+    requests = indices(read_objects(path), "arrive")[:3]
     given = respond(ExplainRequest(run_folder=str(path.parent), requests=requests))
     expected = explain(path.parent, [(request, None) for request in requests]).explanations
     assert [msgspec.json.decode(each) for each in given.explanations] == [

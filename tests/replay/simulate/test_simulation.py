@@ -76,7 +76,7 @@ def test_classes_hold_all_sequences_by_prompt_length() -> None:
 
 
 def test_arrivals_sped_up_wait_longer() -> None:
-    workload = requests(*[(20 * place, 120, 20) for place in range(60)])
+    workload = requests(*[(20 * index, 120, 20) for index in range(60)])
     calm, busy = (
         simulate(workload.sped_up(factor), make_engine(), COST, predictor=PREDICTOR).summary
         for factor in (500_000, 4_000_000)
@@ -115,7 +115,7 @@ def test_replicas_share_the_load() -> None:
         if isinstance(event, Launched):
             launches[event.replica] = launches.get(event.replica, 0) + 1
 
-    workload = requests(*[(10 * place, 120, 20) for place in range(40)])
+    workload = requests(*[(10 * index, 120, 20) for index in range(40)])
     options = {"replicas": 2, "router": "round_robin"}
     result = simulate(workload, make_engine(**options), COST, predictor=PREDICTOR, subscribers=[see])
     assert sorted(launches) == [0, 1]
@@ -166,7 +166,7 @@ def test_a_step_of_the_usual_size_is_that_of_a_processor_and_takes_all_that_run(
 
 def test_blocks_without_a_machine_are_more_than_the_workload_can_fill() -> None:
     config = load_config(None, {"max_num_seqs": 4, "max_num_batched_tokens": 128}, environment={})
-    workload = requests(*[(place, 300, 20) for place in range(30)])
+    workload = requests(*[(index, 300, 20) for index in range(30)])
     engine = build_engine(config, workload, COST)
     result = simulate(workload, engine.setup, COST, predictor=engine.predictor)
     assert result.summary.num_preemptions == 0

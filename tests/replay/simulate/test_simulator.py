@@ -97,7 +97,7 @@ def random_requests(seed: int, count: int = 60) -> list[WorkloadRequest]:
     rng = random.Random(seed)
     now_ms = 0
     found = []
-    for place in range(count):
+    for index in range(count):
         now_ms += rng.choice([0, 1, 5, 40])
         prompt, output = rng.choice([5, 40, 300, 900]), rng.randint(1, 40)
         fields: dict[str, Any] = {}
@@ -112,10 +112,10 @@ def random_requests(seed: int, count: int = 60) -> list[WorkloadRequest]:
             fields["cancel"] = Cancel(
                 index=0, position=rng.randint(0, output), delay_ns=rng.randint(0, 9) * MILLISECOND
             )
-        if place and rng.random() < 0.3:
-            fields |= {"parent": rng.randrange(place), "think_ns": rng.choice([None, 0, 50 * MILLISECOND])}
+        if index and rng.random() < 0.3:
+            fields |= {"parent": rng.randrange(index), "think_ns": rng.choice([None, 0, 50 * MILLISECOND])}
         fields["priority"] = rng.choice([0, 0, 1])
-        fields["blocks"] = [rng.choice([1, 1000 + place]) * 100 + i for i in range(prompt // 16)]
+        fields["blocks"] = [rng.choice([1, 1000 + index]) * 100 + i for i in range(prompt // 16)]
         found.append(request(now_ms, prompt, output, outputs=[sequence_output], **fields))
     return found
 

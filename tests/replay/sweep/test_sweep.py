@@ -151,8 +151,8 @@ def test_the_capacity_is_refined_for_each_configuration(workload: str, tmp_path:
         assert len(each.summaries) == 5
         assert each.capacity.first_miss_ppm - each.capacity.load_ppm == 3_500_000 // 8
         loads = sorted(each.kept)
-        place = loads.index(each.capacity.load_ppm)
-        assert loads[place + 1] == each.capacity.first_miss_ppm
+        index = loads.index(each.capacity.load_ppm)
+        assert loads[index + 1] == each.capacity.first_miss_ppm
 
 
 def test_configurations_are_named_by_what_they_differ_in() -> None:

@@ -15,7 +15,7 @@ from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.system import real_system
 from tests.replay.conftest import Recording
-from tests.replay.traces import divergence_of, places, record, small_machine, tampered, write_objects
+from tests.replay.traces import divergence_of, indices, record, small_machine, tampered, write_objects
 from tests.workload import Chaos
 
 
@@ -25,7 +25,7 @@ def test_a_recorded_run_verifies(fcfs_run: Recording) -> None:
     assert (result.exit_code, result.clean_end, result.warnings) == (0, True, [])
     assert result.num_events == len(fcfs_run.objects)
     assert result.num_decisions == sum(item["t"] in DECISION_TAGS for item in fcfs_run.objects) > 100
-    assert result.num_checkpoints == len(places(fcfs_run.objects, "checkpoint")) > 1
+    assert result.num_checkpoints == len(indices(fcfs_run.objects, "checkpoint")) > 1
 
 
 def test_rewriting_a_trace_changes_nothing(fcfs_run: Recording, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.replay.traces import (
     Objects,
     another_block,
     divergence_of,
-    places,
+    indices,
     read_objects,
     record,
     small_machine,
@@ -104,8 +104,8 @@ def test_another_token_budget_is_config_drift_at_the_first_launch_that_exceeds_i
     changes = Changes(settings={"max_num_batched_tokens": 8})
     found = divergence_of(verify(fcfs_run.path, changes=changes))
     assert (found.code, found.exit_code) == ("config_drift", 10)
-    launches = places(fcfs_run.objects, "launch")
-    assert found.s == next(place for place in launches if fcfs_run.objects[place]["num_tokens"] > 8)
+    launches = indices(fcfs_run.objects, "launch")
+    assert found.s == next(index for index in launches if fcfs_run.objects[index]["num_tokens"] > 8)
     assert found.recorded is not None
     assert found.replayed is not None
     assert found.recorded["num_tokens"] > 8 >= found.replayed["num_tokens"]
@@ -159,7 +159,7 @@ def test_a_run_that_swaps_its_first_policy_in_again_gets_what_took_its_place(tmp
     simulation.at(100 * MILLISECOND, lambda: simulation.engine_core.put_fact(PolicySwapped(name="fcfs")))
     simulation.run()
     path = writer.path
-    assert places(read_objects(path), "policy")
+    assert indices(read_objects(path), "policy")
     changes = Changes(policy={"type": f"{__name__}:FcfsByAnotherName"})
     assert verify(path, changes=changes).divergence is None
 

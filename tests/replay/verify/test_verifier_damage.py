@@ -26,7 +26,7 @@ from tests.replay.traces import (
     Objects,
     another_block,
     divergence_of,
-    places,
+    indices,
     read_objects,
     small_machine,
     tampered,
@@ -36,35 +36,35 @@ from tests.simulation import Simulation
 
 
 def _applies(objects: Objects) -> Iterator[range]:
-    """The places of the decisions of each apply."""
+    """The indices of the decisions of each apply."""
     start = 1
-    for place, item in enumerate(objects):
+    for index, item in enumerate(objects):
         if item["t"] not in DECISION_TAGS:
-            if place > start:
-                yield range(start, place)
-            start = place + 1
+            if index > start:
+                yield range(start, index)
+            start = index + 1
 
 
 def _two_kinds(objects: Objects) -> tuple[int, int]:
     """Neighbours of one apply, of different kinds."""
     return next(
-        (place, place + 1)
+        (index, index + 1)
         for run in _applies(objects)
-        for place in run[:-1]
-        if objects[place]["t"] != objects[place + 1]["t"]
+        for index in run[:-1]
+        if objects[index]["t"] != objects[index + 1]["t"]
     )
 
 
 def _drop_in_the_middle(objects: Objects) -> int:
-    place, _ = _two_kinds(objects)
-    del objects[place]
-    return place
+    index, _ = _two_kinds(objects)
+    del objects[index]
+    return index
 
 
 def _drop_the_last(objects: Objects) -> int:
-    place = next(run[-1] for run in _applies(objects) if objects[run[-1]]["t"] == "emit")
-    del objects[place]
-    return place
+    index = next(run[-1] for run in _applies(objects) if objects[run[-1]]["t"] == "emit")
+    del objects[index]
+    return index
 
 
 def _swap(objects: Objects) -> int:
@@ -74,16 +74,16 @@ def _swap(objects: Objects) -> int:
 
 
 def _add_in_the_middle(objects: Objects) -> int:
-    _, place = _two_kinds(objects)
-    objects.insert(place, {"t": "finish", "s": 0, **_at(objects[place]), "request": 1, "index": 0, "reason": "length",
+    _, index = _two_kinds(objects)
+    objects.insert(index, {"t": "finish", "s": 0, **_at(objects[index]), "request": 1, "index": 0, "reason": "length",
                            "position": 0})  # fmt: skip
-    return place
+    return index
 
 
 def _add_at_the_end(objects: Objects) -> int:
-    place = next(_applies(objects))[-1] + 1
-    objects.insert(place, dict(objects[place - 1]))
-    return place
+    index = next(_applies(objects))[-1] + 1
+    objects.insert(index, dict(objects[index - 1]))
+    return index
 
 
 def _at(event: dict[str, Any]) -> dict[str, Any]:
@@ -91,41 +91,41 @@ def _at(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _another_digest(objects: Objects) -> int:
-    place = places(objects, "checkpoint")[0]
-    objects[place]["digests"]["blocks"] = "0" * 16
-    return place
+    index = indices(objects, "checkpoint")[0]
+    objects[index]["digests"]["blocks"] = "0" * 16
+    return index
 
 
 def _another_count(objects: Objects) -> int:
     """A completion says that its first sampling row produced nothing; the emission behind it gives it away."""
-    place = next(p for p in places(objects, "done") if 1 in objects[p]["produced"])
-    produced = objects[place]["produced"]
+    index = next(p for p in indices(objects, "done") if 1 in objects[p]["produced"])
+    produced = objects[index]["produced"]
     produced[produced.index(1)] = 0
-    return place + 1
+    return index + 1
 
 
 def _another_step(objects: Objects) -> int:
-    place = places(objects, "done")[3]
-    objects[place]["step"] += 1
-    return place
+    index = indices(objects, "done")[3]
+    objects[index]["step"] += 1
+    return index
 
 
 def _no_completion(objects: Objects) -> int:
-    place = places(objects, "done")[0]
-    del objects[place]
-    return place
+    index = indices(objects, "done")[0]
+    del objects[index]
+    return index
 
 
 def _no_mark(objects: Objects) -> int:
-    place = next(p for p in places(objects, "done") if objects[p + 2]["t"] == "launch")
-    del objects[place]["p"]
-    return place + 2
+    index = next(p for p in indices(objects, "done") if objects[p + 2]["t"] == "launch")
+    del objects[index]["p"]
+    return index + 2
 
 
 def _another_time(objects: Objects) -> int:
-    place = places(objects, "arrive")[-1]
-    objects[place]["ts"] = 1
-    return place
+    index = indices(objects, "arrive")[-1]
+    objects[index]["ts"] = 1
+    return index
 
 
 @pytest.mark.parametrize(("change", "code", "exit_code"), [
@@ -161,12 +161,12 @@ def test_a_changed_block_number_is_named(fcfs_run: Recording, tmp_path: Path) ->
 
 def test_every_dropped_decision_is_found(fcfs_run: Recording, tmp_path: Path) -> None:
     checked = 0
-    for place, item in enumerate(fcfs_run.objects):
+    for index, item in enumerate(fcfs_run.objects):
         # The last of a trace cannot be told from a run that was killed before it; here an `end` follows.
-        if item["t"] in DECISION_TAGS and place % 7 == 0:
-            path = write_objects(tmp_path / "t", fcfs_run.objects[:place] + fcfs_run.objects[place + 1 :])
+        if item["t"] in DECISION_TAGS and index % 7 == 0:
+            path = write_objects(tmp_path / "t", fcfs_run.objects[:index] + fcfs_run.objects[index + 1 :])
             # Where two alike stand side by side, the second is the one that is missed.
-            assert place <= divergence_of(verify(path)).s <= place + 4
+            assert index <= divergence_of(verify(path)).s <= index + 4
             checked += 1
     assert checked > 10
 
@@ -181,11 +181,11 @@ def test_flipped_bytes_of_a_recorded_run_are_refused(fcfs_run: Recording, tmp_pa
 
 
 def _another_replica(objects: Objects) -> None:
-    objects[places(objects, "done")[3]]["replica"] = 9
+    objects[indices(objects, "done")[3]]["replica"] = 9
 
 
 def _a_row_more(objects: Objects) -> None:
-    objects[places(objects, "done")[3]]["produced"].append(1)
+    objects[indices(objects, "done")[3]]["produced"].append(1)
 
 
 def _export(path: Path) -> object:
@@ -211,7 +211,7 @@ def test_what_adds_up_a_trace_says_where_it_contradicts_itself(
     behind: int,
 ) -> None:
     path = tampered(fcfs_run.path, tmp_path / "t", change)
-    line = places(fcfs_run.objects, "done")[3] + behind
+    line = indices(fcfs_run.objects, "done")[3] + behind
     with pytest.raises(TraceCorruptError, match=rf"damaged at line {line}, byte \d+: it contradicts"):
         read(path)
     assert not list(tmp_path.glob("out/*"))

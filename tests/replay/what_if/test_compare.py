@@ -28,9 +28,9 @@ def ran(e2e_ms: Sequence[float], *, cut: Sequence[int] = (), preemptions: int = 
     """A run of requests that took so long; those whose place is in `cut` were cancelled. Times grow with the seq."""
     sequences = [
         SequenceOutcome(
-            request=place + 1,
+            request=index + 1,
             index=0,
-            reason="cancelled" if place in cut else "length",
+            reason="cancelled" if index in cut else "length",
             service_class="",
             prompt_tokens=100,
             output_tokens=10,
@@ -46,7 +46,7 @@ def ran(e2e_ms: Sequence[float], *, cut: Sequence[int] = (), preemptions: int = 
             met_objectives=None,
             tokens_in_time=None,
         )
-        for place, ms in enumerate(e2e_ms)
+        for index, ms in enumerate(e2e_ms)
     ]
     outcome = RunOutcome(
         sequences=sequences,
@@ -62,7 +62,7 @@ def ran(e2e_ms: Sequence[float], *, cut: Sequence[int] = (), preemptions: int = 
         hit_tokens=0,
         queried_tokens=0,
     )
-    return Ran(outcome, {place + 1: place for place in range(len(e2e_ms))}, 0)
+    return Ran(outcome, {index + 1: index for index in range(len(e2e_ms))}, 0)
 
 
 def compare_once(
@@ -96,7 +96,7 @@ def test_the_error_bar_is_what_the_baseline_is_off_by() -> None:
 
 
 def test_a_quantile_that_is_right_by_luck_gets_the_middle_error_of_its_latency() -> None:
-    recorded = [float(100 + place) for place in range(100)]
+    recorded = [float(100 + index) for index in range(100)]
     # The median is as recorded, p90 and p99 are off by a tenth and by a fifth.
     baseline = [ms if ms < 180 else ms * 1.1 if ms < 195 else ms * 1.2 for ms in recorded]
     found = compare_once(workload(100), ran(recorded), ran(baseline), [ran([ms * 1.05 for ms in baseline])])

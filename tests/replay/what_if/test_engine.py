@@ -156,7 +156,7 @@ def test_a_log_that_begins_in_the_middle_begins_with_the_engine_as_it_was(tmp_pa
         assert [fact.name for fact in found if isinstance(fact, PolicySwapped)] == ["lrs"]
         assert [fact.coefficients for fact in found if isinstance(fact, PredictorSwapped)] == [[7, 7, 7, 7, 7]]
         ups = [(fact.replica, fact.epoch) for fact in found if isinstance(fact, WorkerUp)]
-        was_up = [(place, replica.epoch) for place, replica in enumerate(later.start.replicas) if replica.up]
+        was_up = [(index, replica.epoch) for index, replica in enumerate(later.start.replicas) if replica.up]
         assert ups == was_up
         seen_down = seen_down or len(ups) == 1
     assert seen_down

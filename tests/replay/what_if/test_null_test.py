@@ -50,10 +50,10 @@ def test_random_workloads_are_repeated(tmp_path: Path) -> None:
 def test_another_length_is_found(tmp_path: Path) -> None:
     path = record(tmp_path, 2)
     run = read_run(path)
-    place = next(i for i, request in enumerate(run.workload.requests) if request.outputs[0].reason == "length")
-    request = run.workload.requests[place]
+    index = next(i for i, request in enumerate(run.workload.requests) if request.outputs[0].reason == "length")
+    request = run.workload.requests[index]
     shorter = structs.replace(request.outputs[0], worker_end=request.outputs[0].num_tokens - 1)
-    run.workload.requests[place] = structs.replace(request, outputs=[shorter, *request.outputs[1:]])
+    run.workload.requests[index] = structs.replace(request, outputs=[shorter, *request.outputs[1:]])
     result = null_test(run, path)
     assert result.difference.startswith("event ")
 
@@ -69,7 +69,7 @@ def test_another_duration_is_found(tmp_path: Path) -> None:
 def test_a_torn_run_is_repeated_as_far_as_it_goes(tmp_path: Path) -> None:
     path = record(tmp_path, 2) / "trace.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
-    cut = next(place for place, line in enumerate(lines) if place > len(lines) // 2 and b'"t":"launch"' in line)
+    cut = next(index for index, line in enumerate(lines) if index > len(lines) // 2 and b'"t":"launch"' in line)
     path.write_bytes(b"".join(lines[:cut]))
     run = read_run(path)
     assert run.num_unfinished > 0

@@ -196,7 +196,7 @@ def test_noise_in_durations_widens_the_bars_so_far_that_they_hold_the_truth(tmp_
 
     wider = Alternative(changes=Changes(settings={"max_num_seqs": 6}), closed_loop=8)
     result = what_if(run_with(10 * seed, max_num_seqs=3), [wider])
-    truths = [outcome_of(run_with(10 * seed + place, max_num_seqs=6), Objectives(ttft=100)) for place in range(1, 6)]
+    truths = [outcome_of(run_with(10 * seed + index, max_num_seqs=6), Objectives(ttft=100)) for index in range(1, 6)]
     num_within = 0
     for name in ("ttft_p50", "e2e_p50", "e2e_p90", "requests_per_second"):
         cell = metric_of(result, name).alternatives[0]
@@ -222,7 +222,7 @@ def outcome_of(run: Path, objectives: Objectives) -> RunOutcome:
 def test_what_is_unfinished_at_the_end_is_censored(tmp_path: Path) -> None:
     whole = run_of(tmp_path, requests_of(BURSTS))
     lines = (whole / "trace.jsonl").read_bytes().splitlines(keepends=True)
-    cut = [place for place, line in enumerate(lines) if b'"t":"arrive"' in line][40]
+    cut = [index for index, line in enumerate(lines) if b'"t":"arrive"' in line][40]
     torn = tmp_path / "torn.jsonl"
     torn.write_bytes(b"".join(lines[: cut + 5]))
     result = what_if(torn, [Alternative(num_replicas=2)], cost_model=COST)

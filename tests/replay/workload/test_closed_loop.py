@@ -70,7 +70,7 @@ def test_neither_a_burst_nor_a_few_requests_are_a_loop(tmp_path: Path) -> None:
 
 def test_a_full_queue_that_turns_requests_away_is_no_loop(tmp_path: Path) -> None:
     """As many requests are under way all the time."""
-    times = [place * 2.0 for place in range(400)]
+    times = [index * 2.0 for index in range(400)]
     path = run_of(tmp_path, requests_of(times, output=30), max_queue_len=2, max_num_seqs=2)
     run = read_run(path)
     assert run.num_rejected > 100
@@ -79,17 +79,17 @@ def test_a_full_queue_that_turns_requests_away_is_no_loop(tmp_path: Path) -> Non
 
 def test_turns_of_conversations_are_no_loop() -> None:
     """The workload ties them to each other already."""
-    made = requests_of([place * 10.0 for place in range(80)])
-    turns = [structs.replace(each, parent=place - 2) if place > 1 else each for place, each in enumerate(made.requests)]
-    ends = [(place + 2) * 10 * MILLISECOND for place in range(80)]
+    made = requests_of([index * 10.0 for index in range(80)])
+    turns = [structs.replace(each, parent=index - 2) if index > 1 else each for index, each in enumerate(made.requests)]
+    ends = [(index + 2) * 10 * MILLISECOND for index in range(80)]
     assert find_closed_loop(made, ends, num_rejected=0) == ClosedLoop(2, [0] * 78)
     assert find_closed_loop(structs.replace(made, requests=turns), ends, num_rejected=0) is None
 
 
 def test_the_pauses_between_an_end_and_the_next_request_are_measured() -> None:
-    made = requests_of([place * 10.0 for place in range(80)])
+    made = requests_of([index * 10.0 for index in range(80)])
     for busy_ms, found in ((4, None), (9, ClosedLoop(1, [MILLISECOND] * 79))):
-        ends = [(place * 10 + busy_ms) * MILLISECOND for place in range(80)]
+        ends = [(index * 10 + busy_ms) * MILLISECOND for index in range(80)]
         assert find_closed_loop(made, ends, num_rejected=0) == found
 
 

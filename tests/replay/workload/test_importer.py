@@ -100,8 +100,8 @@ def test_short_turns_that_fill_no_block_follow_each_other(tmp_path: Path) -> Non
     lengths = [(520, 10), (560, 20), (590, 9), (590, 9), (605, 1), (525, 1), (700, 1)]
     path.write_text(
         "".join(
-            f'{{"timestamp":{place},"input_length":{prompt},"output_length":{output},"hash_ids":[0,{place + 1}]}}\n'
-            for place, (prompt, output) in enumerate(lengths)
+            f'{{"timestamp":{index},"input_length":{prompt},"output_length":{output},"hash_ids":[0,{index + 1}]}}\n'
+            for index, (prompt, output) in enumerate(lengths)
         )
     )
     found, lines = imported("mooncake", path, tmp_path / "w.jsonl")

@@ -32,8 +32,8 @@ def test_fates_are_those_that_were_served(tmp_path: Path) -> None:
         SequenceOutput(answer_delay_ns=2 * MILLISECOND),
     ]
     requests = [
-        structs.replace(request, outputs=[sequence_output], arrival=changed(request.arrival, has_text_ends=place > 1))
-        for place, (request, sequence_output) in enumerate(zip(workload.requests, outputs, strict=True))
+        structs.replace(request, outputs=[sequence_output], arrival=changed(request.arrival, has_text_ends=index > 1))
+        for index, (request, sequence_output) in enumerate(zip(workload.requests, outputs, strict=True))
     ]
     run = read_run(run_of(tmp_path, structs.replace(workload, requests=requests)))
     found = [request.outputs[0] for request in run.workload.requests]
@@ -108,7 +108,7 @@ def test_what_was_rejected_has_an_unknown_length(tmp_path: Path) -> None:
 def test_a_log_that_ends_early_leaves_requests_unfinished(tmp_path: Path) -> None:
     path = run_of(tmp_path, requests_of([0, 0, 0, 500], output=30))
     lines = (path / "trace.jsonl").read_bytes().splitlines(keepends=True)
-    cut = next(place for place, line in enumerate(lines) if b'"t":"finish"' in line)
+    cut = next(index for index, line in enumerate(lines) if b'"t":"finish"' in line)
     (tmp_path / "early.jsonl").write_bytes(b"".join(lines[:cut]))
     run = read_run(tmp_path / "early.jsonl")
     assert run.num_unfinished == 3
@@ -152,13 +152,13 @@ def test_a_group_that_a_full_disk_has_cut_in_two_did_not_arrive(
     def fill_up(fd: int, data: bytes) -> int:
         """There is no room for the second member of a group, once."""
         nonlocal num_cuts
-        place = data.find(b'"group_index":1')
-        if place < 0 or num_cuts == 2:
+        index = data.find(b'"group_index":1')
+        if index < 0 or num_cuts == 2:
             return write(fd, data)
         num_cuts += 1
         if num_cuts == 2:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(fd, data[:place])
+        return write(fd, data[:index])
 
     with LogWriter(real_system(), tmp_path, "run") as writer:
         simulation = Simulation(1, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
@@ -173,4 +173,4 @@ def test_a_group_that_a_full_disk_has_cut_in_two_did_not_arrive(
     workload = read_run(writer.run_folder).workload
     assert [request.s for request in workload.requests] == [each.s for each in arrivals if each is not alone[0]]
     for group in workload.groups():
-        assert [workload.requests[place].arrival.group_index for place in group] == list(range(len(group)))
+        assert [workload.requests[index].arrival.group_index for index in group] == list(range(len(group)))

@@ -50,7 +50,7 @@ def test_nobody_follows_what_had_not_ended() -> None:
 
 
 def test_a_group_goes_on_from_what_its_first_member_does() -> None:
-    arrivals = [arrival(0, [1]), *(arrival(20, [1, 2], group_size=2, group_index=place) for place in range(2))]
+    arrivals = [arrival(0, [1]), *(arrival(20, [1, 2], group_size=2, group_index=index) for index in range(2))]
     assert find_parents(arrivals, [10, 30, 30], [[2], [], []]) == [-1, 0, -1]
 
 

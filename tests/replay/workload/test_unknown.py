@@ -53,9 +53,9 @@ def test_lengths_come_from_the_same_class_and_prompt_length() -> None:
         workload_of([*ended(*range(21, 29)), *[UNSEEN] * 20], prompt=300, service_class="gold"),
     ]
     drawn = lengths_of(draw_unknown(workload(*parts), seed=0))
-    for place in range(3):
-        found = drawn[place * 28 + 8 : (place + 1) * 28]
-        assert set(found) <= set(range(10 * place + 1, 10 * place + 9))
+    for index in range(3):
+        found = drawn[index * 28 + 8 : (index + 1) * 28]
+        assert set(found) <= set(range(10 * index + 1, 10 * index + 9))
         assert len(set(found)) > 2
 
 
@@ -98,8 +98,8 @@ def test_answers_that_were_cut_short_do_not_make_the_others_look_short() -> None
     chance = random.Random(1)
     true = [min(1 + int(chance.expovariate(1 / 40)), 400) for _ in range(600)]
     outputs = [
-        SequenceOutput(seen_tokens=20) if place % 2 and length > 20 else ended(length)[0]
-        for place, length in enumerate(true)
+        SequenceOutput(seen_tokens=20) if index % 2 and length > 20 else ended(length)[0]
+        for index, length in enumerate(true)
     ]
     made = workload(workload_of(outputs, max_tokens=400))
     drawn = mean(mean(lengths_of(draw_unknown(made, seed=seed))) for seed in range(5))

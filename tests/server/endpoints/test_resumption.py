@@ -55,10 +55,10 @@ def test_behind_every_event_the_rest_is_the_rest(server: RunningServer, endpoint
     assert events[-1].data == "[DONE]"
     ids = [event.id for event in events]
     assert len(set(ids)) == len(ids)
-    for place, event in enumerate(events[:-1]):
+    for index, event in enumerate(events[:-1]):
         rest = resume(server, reply_id_of(stream), event.id)
         assert rest.headers["content-type"].startswith("text/event-stream")
-        assert joined(parse(rest.data)) == joined(events[place + 1 :]), event.id
+        assert joined(parse(rest.data)) == joined(events[index + 1 :]), event.id
     assert resume(server, reply_id_of(stream), events[-1].id).status == 204
     assert joined(parse(resume(server, reply_id_of(stream)).data)) == joined(events)
 
@@ -74,9 +74,9 @@ def test_tool_calls_and_reasoning_go_on(start_server: Callable[..., RunningServe
     assert (whole["reasoning"], whole["text"]) == ("Hm, é?", "Let me see.")
     assert [name for _, _, name, _ in whole["calls"].values()] == ["look", "look"]
     assert whole["ends"] == [("tool_calls", None)]
-    for place, event in enumerate(events[:-1]):
+    for index, event in enumerate(events[:-1]):
         rest = resume(server, reply_id_of(stream), event.id)
-        assert joined(parse(rest.data)) == joined(events[place + 1 :]), event.id
+        assert joined(parse(rest.data)) == joined(events[index + 1 :]), event.id
 
 
 @pytest.mark.parametrize("endpoint", PATHS)
@@ -204,6 +204,6 @@ def test_calls_that_are_resumed_are_the_same_calls(server: RunningServer) -> Non
     stream = whole_stream(server, "chat", fields)
     events = parse(stream)
     assert sum('"id":"call_' in event.data for event in events) == 2
-    for place, event in enumerate(events[:-1]):
+    for index, event in enumerate(events[:-1]):
         rest = resume(server, reply_id_of(stream), event.id)
-        assert joined(parse(rest.data)) == joined(events[place + 1 :]), event.id
+        assert joined(parse(rest.data)) == joined(events[index + 1 :]), event.id

@@ -36,16 +36,16 @@ def random_text(draw: random.Random) -> str:
         text += draw.choice(["<tool_call>\n", "<tool_call>", "", "<|python_tag|>"]) + call
         text += draw.choice(["\n</tool_call>", "</tool_call>\n", "; ", "", "}"])
     for _ in range(draw.choice([0, 0, 1, 3])):
-        place = draw.randint(0, len(text))
-        text = text[:place] + draw.choice(PARTS) + text[draw.choice([place, place + 1]) :]
+        index = draw.randint(0, len(text))
+        text = text[:index] + draw.choice(PARTS) + text[draw.choice([index, index + 1]) :]
     return text
 
 
 def cut(draw: random.Random, text: str) -> list[str]:
     if draw.random() < 0.3:
         return list(text)
-    places = sorted(draw.randint(0, len(text)) for _ in range(draw.randint(0, 8)))
-    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+    indices = sorted(draw.randint(0, len(text)) for _ in range(draw.randint(0, 8)))
+    return [text[start:end] for start, end in zip([0, *indices], [*indices, len(text)], strict=True)]
 
 
 def parse_pieces(pieces: list[str], format: MessageFormat, found: Formats) -> MessageDelta:

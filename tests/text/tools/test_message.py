@@ -132,5 +132,5 @@ def test_long_texts_in_small_pieces_take_linear_time() -> None:
     value = json.dumps({"text": "x" * 200_000})
     parser = CallParser(formats("hermes").tools.syntax, NAMES)  # type: ignore[union-attr]
     text = f'<tool_call>{{"name": "add", "arguments": {value}}}</tool_call>'
-    pieces = [piece for place in range(0, len(text), 4) for piece in parser.push(text[place : place + 4])]
+    pieces = [piece for index in range(0, len(text), 4) for piece in parser.push(text[index : index + 4])]
     assert "".join(piece.text for piece in pieces if isinstance(piece, CallArguments)) == value

@@ -27,11 +27,11 @@ def test_a_token_counts_that_has_a_byte_of_the_reasoning(before: str, inside: st
     for seed in range(200):
         tokens = [piece.encode() for piece in cut(random.Random(seed), text)]
         found = counter(tokens, is_open=is_open)
-        expected = place = last = 0
+        expected = index = last = 0
         for number, token in enumerate(tokens):
             found.push([number])
-            expected += bool(token) and place < end and place + len(token) > start and start < end
-            place += len(token)
+            expected += bool(token) and index < end and index + len(token) > start and start < end
+            index += len(token)
             assert last <= found.count
             last = found.count
         assert found.count == expected

@@ -60,12 +60,12 @@ def test_output(num_top: int) -> None:
     tokens, extras = run([5], num_decodes=20, logprobs=num_top)
     assert tokens == [fake_token(9, 0, position) for position in range(len(tokens))]
     parts = [beside.logprobs for beside in extras]
-    place = 0
+    index = 0
     for part in parts:
         assert part is not None
-        check(part, tokens[place : place + len(part.logprobs)], num_top)
-        place += len(part.logprobs)
-    assert place == len(tokens)
+        check(part, tokens[index : index + len(part.logprobs)], num_top)
+        index += len(part.logprobs)
+    assert index == len(tokens)
     assert len({rank for part in parts if part is not None for rank in part.ranks}) > 2
 
 

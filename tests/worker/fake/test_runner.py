@@ -172,13 +172,13 @@ def test_a_sequence_may_have_logits_that_are_not_finite() -> None:
 
 def test_a_poisoned_sequence_kills_at_its_place_in_every_epoch() -> None:
     parameters = {"poison_ppm": MILLION}
-    place = poisoned_place(FakeParameters(**parameters), 9, 0)
-    assert place
+    index = poisoned_place(FakeParameters(**parameters), 9, 0)
+    assert index
     assert poisoned_place(FakeParameters(), 9, 0) is None
     for epoch in (1, 2):
         runner = make_runner(epoch=epoch, **parameters)
         prefill(runner)
-        for step in range(1, place):
+        for step in range(1, index):
             decode(runner, step, 3 + step)
         with pytest.raises(FakeDeath, match="poisoned by sequence"):
-            decode(runner, place, 3 + place)
+            decode(runner, index, 3 + index)

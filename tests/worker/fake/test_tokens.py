@@ -39,8 +39,8 @@ def test_pieces_come_as_often_as_asked_for() -> None:
 
 
 def test_a_poisoned_sequence_has_one_place_and_others_none() -> None:
-    places = [poisoned_place(FakeParameters(poison_ppm=MILLION), seed, 0) for seed in range(200)]
-    assert set(places) == set(range(POISONED_PLACES))
+    indices = [poisoned_place(FakeParameters(poison_ppm=MILLION), seed, 0) for seed in range(200)]
+    assert set(indices) == set(range(POISONED_PLACES))
     assert poisoned_place(FakeParameters(), 1, 0) is None
 
 

@@ -98,10 +98,10 @@ def same_extras(found: list[RowExtras], expected: list[RowExtras]) -> None:
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-3)
     prompts, others = [
         {
-            each.prompt_start + place: number
+            each.prompt_start + index: number
             for each in some
             if each.prompt_logprobs is not None
-            for place, number in enumerate(each.prompt_logprobs.logprobs)
+            for index, number in enumerate(each.prompt_logprobs.logprobs)
         }
         for some in (found, expected)
     ]

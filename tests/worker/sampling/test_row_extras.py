@@ -81,14 +81,14 @@ def test_prompt_logprobs_of_chunks(pair: Pair, schedule: Schedule, sizes: list[i
     prefill(schedule, sizes, params=params, kind=kind, samples=kind == "generate")
     prompt = prompt_of(LENGTH, seed=1)
     logits = logits_of(pair.model, prompt)
-    place = 1
+    index = 1
     for beside in schedule.extras[1, 0]:
         assert beside.prompt_logprobs is not None
-        assert beside.prompt_start == place
-        end = place + len(beside.prompt_logprobs.logprobs)
-        check(beside.prompt_logprobs, logits[place - 1 : end - 1], prompt[place:end], 3)
-        place = end
-    assert place == LENGTH
+        assert beside.prompt_start == index
+        end = index + len(beside.prompt_logprobs.logprobs)
+        check(beside.prompt_logprobs, logits[index - 1 : end - 1], prompt[index:end], 3)
+        index = end
+    assert index == LENGTH
     assert ((1, 0) in schedule.outputs) == (kind == "generate")
 
 

@@ -20,8 +20,8 @@ def test_they_are_log_softmax(dtype: torch.dtype, num_top: int) -> None:
     assert found.top_ids == order[:, :num_listed].tolist()
     for values, others in zip(found.top_logprobs, expected.gather(1, order)[:, :num_listed].tolist(), strict=True):
         assert values == pytest.approx(others, abs=1e-5)
-    places = (order == tokens[:, None]).nonzero()[:, 1]
-    assert found.ranks == (places + 1).tolist()
+    indices = (order == tokens[:, None]).nonzero()[:, 1]
+    assert found.ranks == (indices + 1).tolist()
     assert found.ranks[4] == 1
 
 
