@@ -24,7 +24,7 @@ def chained(secret: str, *, suppressed: bool = False) -> Exception:
         return error
 
 
-def test_an_error_is_told_by_its_type_and_place_alone() -> None:
+def test_an_error_is_reduced_to_its_type_and_location() -> None:
     with pytest.raises(ValueError) as caught:
         failing(SECRET)
     lines = describe(caught.value).splitlines()

@@ -96,5 +96,5 @@ def _latest() -> Path:
         )
     # By its own name, which says when it was; `latest` may soon be another.
     run = run.resolve()
-    print(f"eventlm: run {run.name}, {'still being written' if running else 'the newest'}", file=sys.stderr)
+    print(f"eventlm: run {run.name}, {'still running' if running else 'the newest'}", file=sys.stderr)
     return run

@@ -50,7 +50,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     max_num_seqs: PositiveCount = 256
     max_num_batched_tokens: PositiveCount = 2048
     #: Sequences that may wait; online groups that would not fit are rejected.
-    max_queue_len: Count = 1024
+    max_queue_len: Count = 2048
     max_steps_in_flight: StepsInFlight = 2
     max_decodes_in_flight_per_seq: StepsInFlight = 2
     #: No step is planned after one that is predicted to take this long; 0: no limit.

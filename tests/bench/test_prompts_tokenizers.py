@@ -70,7 +70,7 @@ def test_a_repository_is_fetched_without_its_weights(
             find_tokenizer("acme/tiny", "x")
 
 
-def test_a_repository_that_cannot_be_had_is_told_as_by_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_repository_is_reported_as_by_pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     expected = r"--tokenizer acme/tiny: there is no such folder, and acme/tiny is not complete in the cache .* forbids"

@@ -80,7 +80,7 @@ async def test_a_chat_has_its_template_on_top() -> None:
     assert all(record.prompt_tokens in range(106, 112) for record in result.load.records)
 
 
-async def test_with_a_tokenizer_nobody_is_asked() -> None:
+async def test_a_given_tokenizer_needs_no_request_to_the_server() -> None:
     server = ByteServer("m")
     result = await bench(server, tokenizer="fake")
     assert len(server.bodies) == 5

@@ -156,7 +156,7 @@ def test_mistakes_are_found_before_anything_is_measured(
     assert complaint in capsys.readouterr().err
 
 
-def test_too_little_memory_for_any_point_is_said(
+def test_too_little_memory_for_any_point_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)

@@ -33,7 +33,7 @@ def test_each_token_but_the_first_is_scored_once(num_tokens: int, length: int, s
         assert span.first - span.start >= min(span.first, length - stride)
 
 
-def test_the_text_is_the_one_that_figures_are_told_for(tmp_path: Path) -> None:
+def test_the_text_is_the_one_that_figures_are_published_for(tmp_path: Path) -> None:
     assert len(read_text()) > 70_000
     other = tmp_path / "other.txt"
     other.write_text(read_text() + " ")
@@ -41,7 +41,7 @@ def test_the_text_is_the_one_that_figures_are_told_for(tmp_path: Path) -> None:
         read_text(other)
 
 
-def test_a_path_is_told_from_the_reference_by_what_it_computes(tmp_path: Path) -> None:
+def test_a_path_differs_from_the_reference_by_what_it_computes(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path, dtype="bfloat16")
     rng = random.Random(2)
     token_ids = [rng.randrange(VOCAB_SIZE) for _ in range(150)]

@@ -66,7 +66,7 @@ def test_a_model_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [f"other programs hold memory of GPU 1 ({H100})" in warning for warning in warnings] == [True]
 
 
-def test_why_no_gpu_is_taken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_no_gpu_is_taken_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, gpu())
     monkeypatch.setattr(device, "missing_software", lambda: "no triton")
     config = load_config(None, {"model": str(make_checkpoint(tmp_path))}, environment={})

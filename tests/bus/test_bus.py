@@ -39,7 +39,7 @@ def test_attach_and_detach_take_effect_at_the_next_event() -> None:
     bus.detach(late)
 
 
-def test_a_handler_that_raises_is_detached_and_reported_and_nobody_else_notices() -> None:
+def test_a_handler_that_raises_is_detached_and_reported_without_effect_on_others() -> None:
     broken, seen = [], []
     bus = Bus(on_broken=lambda handler, event, error: broken.append((handler, event.s, str(error))))
 

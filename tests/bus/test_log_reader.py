@@ -32,7 +32,7 @@ sys.stdin.read()
 """
 
 
-def test_a_fold_sees_every_event_and_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_a_fold_sees_every_event_and_reports_progress(tmp_path: Path) -> None:
     made = traces.events(5000)
     traces.write(tmp_path / "t", made)
     seen: list[Event] = []
@@ -243,7 +243,7 @@ def test_lines_from_finds_every_event_and_checks_from_there(tmp_path: Path) -> N
         assert list(reader.lines_from(3000)) == list(reader.lines_from(9999)) == []
 
 
-def test_lines_from_refuses_damage_behind_its_start_and_survives_damage_where_it_searches(
+def test_lines_from_refuses_damage_after_its_start_and_survives_damage_where_it_searches(
     tmp_path: Path,
 ) -> None:
     made = traces.events(3000, rows=30)

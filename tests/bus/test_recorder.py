@@ -256,7 +256,7 @@ def run_on_a_disk_that_hangs(folder: Path, disk: SlowDisk) -> Run:
     return run
 
 
-def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDisk) -> None:
+def test_a_segment_begins_after_what_waits_for_it(tmp_path: Path, disk: SlowDisk) -> None:
     run = run_on_a_disk_that_hangs(tmp_path, disk)
     run.note(1)
     run.note(1)
@@ -272,7 +272,7 @@ def test_a_segment_begins_behind_what_waits_for_it(tmp_path: Path, disk: SlowDis
 
 
 @pytest.mark.parametrize("num_full", [1, 2, 1 << 30])
-def test_a_segment_behind_what_is_lost_is_lost_too(tmp_path: Path, disk: SlowDisk, num_full: int) -> None:
+def test_a_segment_after_lost_events_is_lost_too(tmp_path: Path, disk: SlowDisk, num_full: int) -> None:
     run = run_on_a_disk_that_hangs(tmp_path, disk)
     run.note()
     disk.answer()
@@ -303,7 +303,7 @@ def test_where_no_file_can_be_made_the_stamped_lines_are_a_gap(tmp_path: Path, d
     assert run.read()[1:] == ([(7, 8)], True)
 
 
-def test_an_end_waits_for_a_disk_that_hangs_no_longer_than_anybody(tmp_path: Path, disk: SlowDisk) -> None:
+def test_an_end_waits_for_a_hanging_disk_no_longer_than_others_do(tmp_path: Path, disk: SlowDisk) -> None:
     run = Run(tmp_path)
     disk.hang()
     run.note()

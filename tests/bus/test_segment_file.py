@@ -127,7 +127,7 @@ def test_a_closed_segment_gets_its_name_once(tmp_path: Path, monkeypatch: pytest
     file.close()
 
 
-def test_a_closed_segment_takes_nobodys_name(tmp_path: Path) -> None:
+def test_a_closed_segment_never_replaces_another_file(tmp_path: Path) -> None:
     (tmp_path / "closed").write_text("another")
     file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     with pytest.raises(FileExistsError):

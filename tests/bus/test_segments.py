@@ -95,7 +95,7 @@ def test_a_run_in_segments_reads_as_one_log(recorder: Recorder) -> None:
     assert list(read_history(folder, 3, 10)) == recorder.events[3:11]
 
 
-def test_a_segment_is_due_by_the_bytes_behind_its_snapshot(tmp_path: Path) -> None:
+def test_a_segment_is_due_by_the_bytes_after_its_snapshot(tmp_path: Path) -> None:
     writer = LogWriter(real_system(), tmp_path, "run", segment_bytes=1000)
     writer.append(encode_body(traces.header()))
     writer.append(encode_body(UserMark(s=1, text="x" * 1000)))
@@ -108,7 +108,7 @@ def test_a_segment_is_due_by_the_bytes_behind_its_snapshot(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_whoever_dies_while_a_segment_begins_leaves_a_run_that_can_be_read(tmp_path: Path, has_links: bool) -> None:
+def test_a_process_that_dies_while_a_segment_begins_leaves_a_readable_run(tmp_path: Path, has_links: bool) -> None:
     for fail_at in range(50):
         folder = tmp_path / str(fail_at)
         recorder = Recorder(folder)

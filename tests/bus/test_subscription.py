@@ -50,7 +50,7 @@ async def test_what_comes_between_subscribing_and_reading_is_not_missed() -> Non
     assert await take_all(subscription) == MADE[:5]
 
 
-async def test_subscribing_to_a_closed_bus_ends_at_once_behind_the_history() -> None:
+async def test_subscribing_to_a_closed_bus_ends_at_once_after_the_history() -> None:
     bus = Bus(history=recorded)
     bus.publish(MADE[:5])
     bus.close()
@@ -147,7 +147,7 @@ async def test_a_subscription_may_begin_in_the_future() -> None:
     assert await take_all(subscription) == MADE[5:8]
 
 
-async def test_a_slow_subscriber_loses_the_oldest_and_is_told_once() -> None:
+async def test_a_slow_subscriber_loses_the_oldest_and_gets_one_notice() -> None:
     bus = Bus()
     subscription = bus.subscribe(capacity=4)
     for s in range(10):

@@ -167,7 +167,7 @@ def test_an_old_run_goes_with_all_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_links", [True, False])
-def test_whoever_dies_leaves_no_fact_without_its_tokens(tmp_path: Path, *, has_links: bool) -> None:
+def test_a_process_that_dies_leaves_no_fact_without_its_tokens(tmp_path: Path, *, has_links: bool) -> None:
     for fail_at in range(100):
         run = Run(tmp_path / str(fail_at))
         run.facts()

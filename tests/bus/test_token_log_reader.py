@@ -89,9 +89,7 @@ def test_a_bad_line_costs_itself(tmp_path: Path, lines: list[bytes], place: int)
     assert found(path) == expected | {-1: [f"{path} is damaged at line {place + 1}, byte {offset}"]}
 
 
-def test_behind_a_lost_line_and_behind_one_without_a_hash_one_more_cannot_be_trusted(
-    tmp_path: Path, lines: list[bytes]
-) -> None:
+def test_the_line_after_a_lost_one_or_one_without_a_hash_cannot_be_trusted(tmp_path: Path, lines: list[bytes]) -> None:
     expected = {line.s: line for line in LINES[1:] if line.s not in (5, 9)}
     path = write(tmp_path, [*lines[:2], *lines[3:]])
     assert found(path) == expected | {-1: [f"{path} is damaged at line 3, byte {sum(map(len, lines[:2]))}"]}

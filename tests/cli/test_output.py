@@ -40,7 +40,7 @@ def test_it_says_what_a_worker_does_and_how_far_it_is(monkeypatch: pytest.Monkey
     assert terminal.getvalue().split("\r")[-2].strip() == terminal.getvalue().split("\r")[-1] == ""
 
 
-def test_of_several_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_workers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = terminal_of(monkeypatch)
     with start_progress(2) as on_progress:
         assert on_progress is not None
@@ -54,7 +54,7 @@ def test_bytes_are_shown_in_multiples(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "reading: 0.00B" in terminal.getvalue()
 
 
-def test_where_nobody_watches_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_terminal_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     with start_progress(1) as on_progress:
         assert on_progress is None

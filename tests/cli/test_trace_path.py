@@ -41,7 +41,7 @@ def test_a_run_that_is_still_being_written_goes_before_newer_ones(
     assert trace_file(LATEST) == str(running.path)
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err == f"eventlm: run {MIDDLE}, still being written\n"
+    assert captured.err == f"eventlm: run {MIDDLE}, still running\n"
     running.close()
     assert trace_file(LATEST) == str(newest.path)
     assert NEW in capsys.readouterr().err

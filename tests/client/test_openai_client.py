@@ -235,7 +235,7 @@ async def test_silence() -> None:
     assert "sent nothing for 0.5 s" in str(error)
 
 
-async def test_nobody_there() -> None:
+async def test_an_unreachable_server() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         async with OpenAIClient(f"http://127.0.0.1:{bound.getsockname()[1]}") as client:

@@ -39,7 +39,7 @@ def test_flags_beat_the_environment_which_beats_the_file_which_beats_the_default
     assert load_config(path, environment={"EVENTLM_API_KEY": ""}).server.api_key == "file"
 
 
-def test_a_flag_saves_nobody_from_a_mistake_in_the_file(tmp_path: Path) -> None:
+def test_a_flag_does_not_hide_a_mistake_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "eventlm.toml"
     path.write_text("[server]\nport = true\n")
     with pytest.raises(UsageError, match="port = True"):

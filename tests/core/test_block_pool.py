@@ -218,7 +218,7 @@ def test_forgetting_everything_leaves_nothing_to_hit() -> None:
     assert pool.problems([]) == []
 
 
-def test_a_flush_takes_what_nobody_holds() -> None:
+def test_a_flush_takes_blocks_that_no_sequence_holds() -> None:
     pool = BlockPool(6)
     idle, held = fill(pool, [1, 2]), fill(pool, [1, 3, 4])
     pool.release_all(idle.table)

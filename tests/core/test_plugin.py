@@ -42,7 +42,7 @@ def test_a_view_is_what_arrived(seen: list[dict[str, int]]) -> None:
     }  # fmt: skip
 
 
-def test_the_true_output_length_is_nobodys_business() -> None:
+def test_the_true_output_length_is_not_visible() -> None:
     assert not {name for name in SequenceView.__struct_fields__ if "max" in name or "limit" in name}
 
 
@@ -103,7 +103,7 @@ def test_milliseconds_are_exact(milliseconds: float, wanted: int) -> None:
     reached=st.integers(0, 70),
     spare_ns=st.sampled_from([-1, 0, 1]),
 )
-def test_the_largest_chunk_is_told_by_predicted_whole_nanoseconds(
+def test_the_largest_chunk_depends_on_predicted_whole_nanoseconds(
     coefficients: list[int], features: list[int], start: int, reached: int, spare_ns: int
 ) -> None:
     predictor = Predictor.from_coefficients(coefficients)

@@ -148,7 +148,7 @@ def test_a_batcher_may_leave_a_chunk_for_later_but_not_for_ever() -> None:
 
 
 @pytest.mark.parametrize("answer", [OSError, SystemExit, 7, -1, True, 0.0, "0"])
-def test_a_router_that_fails_leaves_it_to_whoever_has_room(answer: object) -> None:
+def test_a_router_that_fails_leaves_the_request_to_the_first_replica_with_room(answer: object) -> None:
     rig = Rig(router=BadRouter(answer=answer), num_replicas=2)
     seqs = rig.arrive_all(arrival(), arrival())
     assert len(rig.of(PluginFailed)) == 2

@@ -138,7 +138,7 @@ def test_where_every_step_fails_the_workers_are_at_fault() -> None:
 
 @pytest.mark.parametrize("chance", [0.02, 0.05, 0.1])
 @pytest.mark.parametrize("crashed", [False, True])
-def test_workers_that_die_at_random_condemn_nobody(chance: float, crashed: bool) -> None:
+def test_workers_that_die_at_random_condemn_no_request(chance: float, crashed: bool) -> None:
     num_losses = 0
     for seed in range(40):
         rng = random.Random(seed)
@@ -181,7 +181,7 @@ def test_losses_at_different_places_of_a_long_prompt_are_no_pattern() -> None:
     assert rig.finished() == [(seq, 0, "length", 2)]
 
 
-def test_getting_half_of_the_way_again_clears_nobody() -> None:
+def test_getting_halfway_again_clears_no_suspect() -> None:
     rig = after_steps(Rig(max_losses=9, max_num_batched_tokens=8), 400)
     seq = rig.arrive(24, 2)
     for _ in range(3):
@@ -200,7 +200,7 @@ def test_only_the_oldest_step_is_suspected() -> None:
     assert rig.state.suspects == {SequenceId(first, 0): Suspect(1, 0, 0, 4)}
 
 
-def test_with_0_nobody_is_ever_given_up() -> None:
+def test_with_0_no_request_is_ever_given_up() -> None:
     rig = Rig(max_losses=0)
     seq = rig.arrive(4, 6)
     lose_again(rig, 30)

@@ -176,7 +176,7 @@ def test_the_preempted_start_over_with_what_they_had() -> None:
     assert chunks[1][2:] == (0, 9, 1)
 
 
-def test_nobody_preempts_for_ever() -> None:
+def test_preemption_ends() -> None:
     # One engine reached 102,000 preemptions and no completion.
     rig = Rig(num_blocks=6, max_model_len=20, max_num_seqs=4, max_steps_in_flight=2, max_decodes_in_flight_per_seq=2)
     rig.arrive_all(*(arrival(4, 16) for _ in range(12)))

@@ -142,7 +142,7 @@ def test_a_lost_worker_empties_its_cache() -> None:
     assert chunks_of(rig, rig.arrive(10, 2, blocks=[1, 2])) == [(0, 0, 10)]
 
 
-def test_a_worker_is_told_to_forget_those_that_are_preempted_and_those_that_are_done() -> None:
+def test_a_worker_forgets_preempted_and_finished_sequences() -> None:
     rig = Rig(num_blocks=8, max_model_len=32)
     first = rig.arrive(8, 20, blocks=[1, 2])
     second = rig.arrive(8, 20, blocks=[3, 4])

@@ -72,7 +72,7 @@ def test_a_lost_worker_has_no_prefix_and_gets_none_routed() -> None:
     rig.finish_all()
 
 
-def test_prefixes_are_looked_up_for_those_who_read_them_only() -> None:
+def test_prefixes_are_looked_up_only_for_plugins_that_read_them() -> None:
     rig = Rig(router=RoundRobin(), num_replicas=2, max_num_seqs=1)
     seqs = [rig.arrive(20, 2, blocks=[1, 2, 3, 4, 5]) for _ in range(4)]
     assert [len(replica.queue) for replica in rig.state.replicas] == [1, 1]

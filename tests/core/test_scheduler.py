@@ -187,7 +187,7 @@ def test_run_ahead_never_goes_beyond_the_limit() -> None:
     assert [end[2:] for end in rig.finished()] == [("length", 2)]
 
 
-def test_nothing_is_planned_behind_a_step_that_takes_long() -> None:
+def test_nothing_is_planned_after_a_step_that_takes_long() -> None:
     """Whoever comes meanwhile is in the next one, which is planned as soon as that ends."""
     rig = Rig(max_steps_in_flight=3, max_decodes_in_flight_per_seq=3, run_ahead_ms=20)
     # A millisecond for each token of a prompt, and nothing else.

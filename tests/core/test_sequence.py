@@ -66,5 +66,5 @@ def test_admission_takes_the_whole_prompt_and_one_block_within_the_limit(
     assert sequence(prompt_tokens, max_tokens).blocks_to_admit(4) == wanted
 
 
-def test_its_repr_tells_where_it_is() -> None:
+def test_its_repr_shows_its_state() -> None:
     assert repr(sequence()) == "<7.2 WAITING 10/16 tokens, launched 0/10, 0 blocks, 0 in flight>"

@@ -216,7 +216,7 @@ def test_a_cancel_ends_all_samples_whatever_they_do(num_steps: int) -> None:
     rig.finish_all()
 
 
-def test_a_cancel_of_nobody_is_a_no_op() -> None:
+def test_a_cancel_of_an_unknown_request_is_a_no_op() -> None:
     rig = Rig()
     rig.feed(Cancelled(request=12345))
     assert rig.last == []
@@ -228,7 +228,7 @@ def test_a_cancel_in_the_drain_of_the_arrival_leaves_no_launch() -> None:
     assert [type(found) for found in rig.last] == [Admitted, Finished]
 
 
-def test_a_lost_front_end_takes_its_requests_with_it_and_nobody_elses() -> None:
+def test_a_lost_front_end_takes_only_its_own_requests_with_it() -> None:
     rig = Rig(max_num_seqs=2)
     seqs = rig.arrive_all(*(arrival(4, 9, front_end=index % 2) for index in range(4)))
     rig.feed(FrontEndLost(front_end=1))
@@ -270,7 +270,7 @@ def test_who_cannot_be_in_time_from_the_start_is_dropped_as_it_arrives() -> None
     assert rig.of(Launched)
 
 
-def test_on_a_replica_a_prediction_drops_nobody() -> None:
+def test_a_prediction_drops_no_sequence_that_runs() -> None:
     rig = Rig()
     seq = rig.arrive(4, 9, deadline_ns=5 * MILLISECOND, drop_if_late=True)
     assert rig.of(Launched)
@@ -328,7 +328,7 @@ def test_without_the_wish_or_a_deadline_there_is_no_timer() -> None:
     assert not rig.of(TimerSet)
 
 
-def test_a_timer_says_nothing_of_the_future() -> None:
+def test_a_timer_reveals_nothing_of_the_future() -> None:
     rig = Rig()
     with pytest.raises(InvariantError, match="is after"):
         rig.feed(TimerDue(due_ns=10**15))
@@ -357,7 +357,7 @@ def test_a_grammar_that_cannot_be_built_ends_its_request() -> None:
     assert rig.finished() == [(seq, 0, "error", 0), (seq, 1, "error", 0)]
 
 
-def test_a_grammar_twice_or_for_nobody_is_a_no_op() -> None:
+def test_a_repeated_or_unneeded_grammar_is_a_no_op() -> None:
     rig = Rig()
     seq = rig.arrive(4, 3, waits_for_grammar=True)
     rig.feed(GrammarReady(request=seq))

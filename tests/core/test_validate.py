@@ -101,7 +101,7 @@ def test_damage_is_named(damage: Callable[[Rig], None], said: str) -> None:
     assert f"after event {rig.core.next_seq - 1}" in str(raised.value)
 
 
-def test_a_step_that_is_planned_behind_a_long_one_is_named() -> None:
+def test_a_step_that_is_planned_after_a_long_one_is_named() -> None:
     rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ms=10)
     rig.arrive(4, 9)
     steps = rig.state.replicas[0].in_flight
@@ -112,7 +112,7 @@ def test_a_step_that_is_planned_behind_a_long_one_is_named() -> None:
         validate(rig.state)
 
 
-def test_somebody_who_waits_while_nothing_is_under_way_is_named() -> None:
+def test_a_sequence_that_waits_while_nothing_is_under_way_is_named() -> None:
     rig = busy()
     rig.state.replicas[0].in_flight.clear()
     with pytest.raises(LivenessError, match="nothing is in flight, but <") as raised:

@@ -192,7 +192,7 @@ async def test_an_engine_that_dies_of_an_action_does_not_answer_as_if_it_had_don
         assert engine.state == "dead"
 
 
-async def test_a_pause_is_told_to_whoever_watches_the_state() -> None:
+async def test_a_pause_reaches_watchers_of_the_state() -> None:
     async with running() as engine:
         told: list[bool] = []
         engine.on_state = lambda: told.append(engine.paused)
@@ -227,7 +227,7 @@ def test_a_policy_is_installed_once() -> None:
         fake_setup(extra_policy=["efd"])
 
 
-async def test_a_burst_is_counted_before_anybody_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_burst_is_counted_before_any_request_is_admitted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as engine:
         # No time goes by in which what was taken comes back.
         now_ns = engine.now_ns()
@@ -315,7 +315,7 @@ async def test_prefixes_are_shared_with_the_same_key_only() -> None:
         await engine.stop()
 
 
-async def test_nobody_resumes_an_engine_that_is_being_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopping_engine_cannot_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as engine:
         stop_workers = engine._replicas.stop
 

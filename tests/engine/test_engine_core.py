@@ -279,7 +279,7 @@ def test_what_was_applied_is_written_even_if_the_next_fact_is_wrong(tmp_path: Pa
     assert kinds(rig.events())[:2] == [Header, WorkerUp]
 
 
-def test_nobody_sees_what_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritten_events_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(tmp_path)
     rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
     rig.submit(request(9))

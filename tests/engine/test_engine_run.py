@@ -24,7 +24,7 @@ def test_a_token_log_is_written_only_where_it_was_asked_for(tmp_path: Path, *, h
     assert sorted(os.listdir(tmp_path / "run")) == ["tokens.jsonl"] * has_tokens + ["trace.jsonl"]
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LogWriteError, match="cannot record to"):
         make_writer(real_system(), RecordConfig(record=str(tmp_path / "file" / "runs")), "run", b"")

@@ -42,7 +42,7 @@ async def test_a_run_is_explained(tmp_path: Path) -> None:
     assert mine() == before
 
 
-async def test_what_the_trace_does_not_hold_is_said_without_its_path(tmp_path: Path) -> None:
+async def test_missing_events_are_reported_without_the_path_of_the_trace(tmp_path: Path) -> None:
     path = record(tmp_path, small_machine({"type": "fcfs"}))
     with pytest.raises(NotExplainedError) as caught:
         await Explanations(SystemProcesses()).explain(path.parent, [10**9])
@@ -63,7 +63,7 @@ async def test_one_that_takes_too_long_is_ended() -> None:
 
 
 @pytest.mark.usefixtures("slow_worker")
-async def test_few_run_and_few_wait_and_who_leaves_takes_its_process_along() -> None:
+async def test_few_run_and_few_wait_and_a_caller_that_leaves_ends_its_process() -> None:
     before = mine()
     asked = Explanations(SystemProcesses(), max_running=1, max_waiting=2)
     tasks = [asyncio.create_task(asked.explain(RUN, [1])) for _ in range(3)]
@@ -79,7 +79,7 @@ async def test_few_run_and_few_wait_and_who_leaves_takes_its_process_along() -> 
     assert mine() == before
 
 
-async def test_a_process_that_dies_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_dies_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explanations, "WORKER_MODULE", "eventlm.no_such_module")
     with pytest.raises(NotExplainedError) as caught:
         await Explanations(SystemProcesses()).explain(RUN, [1])

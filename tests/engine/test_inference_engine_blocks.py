@@ -86,7 +86,7 @@ async def test_a_run_goes_by_the_fewest_blocks(tmp_path: Path) -> None:
     verified(engine)
 
 
-async def test_what_a_worker_says_of_its_start_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_s_start_report_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
     monkeypatch.setattr(replica_module, "log", log)
     engine = InferenceEngine(unsized(fake_setup(replicas=2)), real_system())
@@ -98,7 +98,7 @@ async def test_what_a_worker_says_of_its_start_is_logged(monkeypatch: pytest.Mon
     assert said == [("info", "measured in epoch 1", 0), ("info", "measured in epoch 1", 1)]
 
 
-async def test_a_worker_that_comes_later_is_told_the_number() -> None:
+async def test_a_later_worker_gets_the_number() -> None:
     engine = InferenceEngine(unsized(fake_setup(replicas=2)), real_system())
     try:
         await engine.start()

@@ -78,7 +78,7 @@ async def test_a_loss_changes_no_output_and_the_run_verifies(tmp_path: Path) -> 
     assert verified(engine).num_decisions > 0
 
 
-async def test_a_grammar_that_the_model_cannot_follow_is_told_to_its_client_alone(tmp_path: Path) -> None:
+async def test_a_grammar_that_the_model_cannot_follow_fails_only_its_own_request(tmp_path: Path) -> None:
     async with running(record=tmp_path) as engine:
         [handle] = await engine.submit([asking(lark_grammar('start: <|secret_token|> "a"', "p"), n=2)])
         refused = await Reader(handle, n=2).done()

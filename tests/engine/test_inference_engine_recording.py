@@ -52,7 +52,7 @@ async def test_a_folder_that_cannot_be_recorded_to_costs_no_worker(tmp_path: Pat
         await InferenceEngine(fake_setup(record=tmp_path / "file"), real_system()).start()
 
 
-async def test_a_full_disk_stops_nobody_and_leaves_a_gap(tmp_path: Path) -> None:
+async def test_a_full_disk_stops_no_request_and_leaves_a_gap(tmp_path: Path) -> None:
     async with running(record=tmp_path) as engine:
         await generate(engine, request(4))
         with full_disk(engine):
@@ -75,7 +75,7 @@ async def test_a_full_disk_stops_nobody_and_leaves_a_gap(tmp_path: Path) -> None
     assert [verify(path).exit_code for path in run_files(engine)] == [0, 0]
 
 
-async def test_a_disk_that_stays_full_stops_nobody_either(tmp_path: Path) -> None:
+async def test_a_disk_that_stays_full_stops_no_request_either(tmp_path: Path) -> None:
     async with running(record=tmp_path) as engine:
         with full_disk(engine):
             assert (await generate(engine, request(20)))[0].reasons == ["length"]

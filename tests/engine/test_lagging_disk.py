@@ -197,7 +197,7 @@ async def test_an_engine_stops_while_the_disk_hangs(disk: SlowDisk, tmp_path: Pa
     disk.answer()
 
 
-async def test_a_core_that_breaks_behind_a_gap_kills_the_engine(
+async def test_a_core_that_breaks_after_a_gap_kills_the_engine(
     disk: SlowDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     was_asked = asyncio.Event()

@@ -60,7 +60,7 @@ class Shell:
         output.request.sink(output.output)
 
 
-def test_an_arrival_tells_lengths_and_integers_and_no_content() -> None:
+def test_an_arrival_has_lengths_and_integers_and_no_content() -> None:
     shell = Shell()
     fact = shell.arrive(3, [901, 902, 903, 904, 905], cache_salt="secret", n=2)
     assert (fact.prompt_tokens, len(fact.blocks), fact.n, fact.max_tokens) == (5, 1, 2, 50)
@@ -202,7 +202,7 @@ def test_a_rejected_request_leaves_nothing() -> None:
     assert (len(shell.live), shell.live._samples) == (0, {})
 
 
-def test_a_failure_is_told_to_everybody_once() -> None:
+def test_a_failure_reaches_every_request_once() -> None:
     shell = Shell()
     error = EventLMError("broken")
     for seq in (1, 2):

@@ -98,7 +98,7 @@ def test_what_makes_nothing_new_counts_as_a_request_only() -> None:
     assert len(limiter) == 1
 
 
-def test_the_longer_of_two_waits_is_told() -> None:
+def test_the_longer_of_two_waits_is_returned() -> None:
     limiter = RateLimiter()
     limits = RateLimits(requests_per_minute=2, tokens_per_minute=60)
     limiter.charge("a", limits, 60, 0)

@@ -92,7 +92,7 @@ def test_a_drawn_seed_is_that_of_the_arrival() -> None:
     assert recorded_request(arrived, line).sampling.seed == int(arrived.seed) > 0
 
 
-def test_a_salt_is_not_told_and_still_tells_blocks_apart() -> None:
+def test_a_salt_is_not_recorded_and_still_separates_blocks() -> None:
     first, second = live_requests(), live_requests()
     blocks, blocks_again = [], []
     for seq, salt in enumerate(["", "one", "two", "one", ""]):

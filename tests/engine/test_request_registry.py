@@ -91,7 +91,7 @@ def tokens(start: int, *token_ids: int, index: int = 0) -> TokensOutput:
 END = FinishedOutput(0, "length", 3, 0)
 
 
-def test_a_later_reader_gets_what_was_said_and_what_comes() -> None:
+def test_a_later_reader_gets_past_and_future_outputs() -> None:
     desk = Desk()
     wire = desk.open("r", prompts=2, edge_state=b"state")
     said = [

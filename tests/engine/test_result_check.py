@@ -263,7 +263,7 @@ def test_whatever_a_worker_answers_the_engine_goes_on(changes: list[dict[str, An
 
 
 @pytest.mark.parametrize("name", ["an extra token", "a missing row", "an end of row 99", "another epoch", "repeated"])
-async def test_a_worker_that_answers_wrongly_is_lost_and_costs_nobody_a_token(
+async def test_a_worker_with_a_wrong_result_is_lost_and_costs_no_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     receive, seen = WorkerProcess.receive, list[StepResult]()

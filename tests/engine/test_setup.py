@@ -36,7 +36,7 @@ def test_without_gpus_workers_are_on_the_processor() -> None:
     assert (worker.device, worker.gpu) == ("cpu", "")
 
 
-def test_a_worker_is_told_how_to_compute_on_a_gpu() -> None:
+def test_a_worker_s_setup_for_a_gpu() -> None:
     gpu = GpuConfig(attention_backend="triton", batch_invariant=True, torch_compile=True)
     [worker] = worker_setups(setup_with(devices=GPUS, gpu=gpu, max_steps_in_flight=3))
     assert (worker.attention_backend, worker.batch_invariant, worker.torch_compile) == ("triton", True, True)

@@ -149,7 +149,7 @@ async def test_without_a_descriptor_for_the_connection_it_is_tried_again(
         assert not failures
 
 
-async def test_a_killed_one_is_told_and_comes_back(make_run: Any) -> None:
+async def test_a_killed_one_is_reported_and_comes_back(make_run: Any) -> None:
     async with make_run("ready") as run:
         await run.controller.start()
         [pid] = run.controller.pids
@@ -163,7 +163,7 @@ async def test_a_killed_one_is_told_and_comes_back(make_run: Any) -> None:
         assert not run.controller.all_dead.is_set()
 
 
-async def test_those_that_are_there_and_those_that_come_later_are_told_of_a_context_that_the_start_cut(
+async def test_present_and_later_front_ends_learn_of_a_reduced_context(
     make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
@@ -190,7 +190,7 @@ async def test_a_defect_gives_it_up_and_leaves_no_process(make_run: Any) -> None
         assert run.controller.pids == [0]
 
 
-async def test_what_fails_before_a_loss_is_told_leaves_no_requests(
+async def test_a_failure_before_a_loss_is_reported_leaves_no_requests(
     make_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(_: Any) -> str:

@@ -119,7 +119,7 @@ SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff
         Signal("cut"),
     ],
 )
-def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
+def test_messages_of_the_engine_arrive_as_sent(message: Any) -> None:
     assert decode_to_front_end(encode(message)) == message
 
 
@@ -143,7 +143,7 @@ def test_what_the_engine_says_comes_as_it_was_sent(message: Any) -> None:
         EndText(3, 0, 17, "stop"),
     ],
 )
-def test_what_a_front_end_says_comes_as_it_was_sent(message: Any) -> None:
+def test_messages_of_a_front_end_arrive_as_sent(message: Any) -> None:
     assert decode_from_front_end(encode(message)) == message
 
 

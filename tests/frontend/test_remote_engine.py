@@ -178,7 +178,7 @@ async def test_a_request_whose_client_left_while_it_was_submitted_is_cancelled()
         await until(lambda: not pair.engine._streams)
 
 
-async def test_an_explanation_that_nobody_waits_for_is_not_made() -> None:
+async def test_an_abandoned_explanation_is_not_made() -> None:
     async with connected() as pair:
         ended = asyncio.Event()
 
@@ -225,7 +225,7 @@ async def test_figures_are_the_engines_and_those_of_all_front_ends() -> None:
         assert metrics == structs.replace(await pair.double.read_metrics(), front_ends=FIGURES)
 
 
-async def test_the_engines_state_is_told() -> None:
+async def test_the_engine_s_state_is_sent() -> None:
     async with connected() as pair:
         assert pair.engine.state == "ready"
         assert not pair.engine.paused

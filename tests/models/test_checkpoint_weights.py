@@ -109,7 +109,7 @@ def changed(name: str, dtype: str, shape: tuple[int, ...]) -> Callable[[Tensors]
         (changed("lora.weight", "BF16", (16,)), "tensor lora.weight is not one of Qwen3ForCausalLM"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, change: Callable[[Tensors], Tensors], message: str) -> None:
+def test_errors_name_what_is_wrong(tmp_path: Path, change: Callable[[Tensors], Tensors], message: str) -> None:
     path = tmp_path / "model.safetensors"
     write(path, change(tensors_of(CONFIG)))
     with pytest.raises(CheckpointError) as caught:

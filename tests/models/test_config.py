@@ -143,7 +143,7 @@ def test_a_window_that_no_layer_uses_is_fine(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_is_said(tmp_path: Path, changes: dict[str, Any], parts: list[str]) -> None:
+def test_unsupported_models_are_refused_by_name(tmp_path: Path, changes: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(CheckpointError) as error:
         read_config(write(tmp_path, {**LLAMA, **changes}))
     message = str(error.value)
@@ -153,7 +153,7 @@ def test_what_cannot_be_served_is_said(tmp_path: Path, changes: dict[str, Any], 
         assert part in message
 
 
-def test_a_key_that_is_missing_is_said(tmp_path: Path) -> None:
+def test_a_missing_key_is_named(tmp_path: Path) -> None:
     values = {name: value for name, value in LLAMA.items() if name != "vocab_size"}
     with pytest.raises(CheckpointError, match=r"config\.json: Object missing required field `vocab_size`"):
         read_config(write(tmp_path, values))

@@ -128,7 +128,7 @@ def test_within_running_loops_of_a_program_that_chose_its_own(start: StartScript
     script.check_record()
 
 
-def test_a_defect_is_logged_and_told_without_what_it_quotes(start: StartScript) -> None:
+def test_a_defect_is_logged_and_reported_without_its_message(start: StartScript) -> None:
     call = """
     from eventlm.engine.live_requests import LiveRequests
     def broken(self, emitted):
@@ -223,7 +223,7 @@ def test_ctrl_c_ends_the_call_and_no_more(start: StartScript) -> None:
     assert sorted(event.reason for event in trace.of(Finished)) == ["cancelled"] * 2 + ["length"] * 3
 
 
-def test_a_fork_is_told_that_it_has_no_engine(start: StartScript) -> None:
+def test_a_fork_has_no_engine_and_gets_an_error(start: StartScript) -> None:
     """Neither a fork that ends nor one that lives on does anything to the engine or its record."""
     call = """
     import gc, multiprocessing, os, sys, time, warnings

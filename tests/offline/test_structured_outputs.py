@@ -131,7 +131,7 @@ def test_many_structures_with_the_default_model() -> None:
         ({"choice": "yes"}, "choice"),
     ],
 )
-def test_what_is_wrong_is_said_before_anything_runs(llm: LLM, asked: dict[str, Any], message: str) -> None:
+def test_errors_are_raised_before_anything_runs(llm: LLM, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         llm.generate("x", SamplingParams(structured_outputs=StructuredOutputsParams(**asked)), use_tqdm=False)
 

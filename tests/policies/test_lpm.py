@@ -43,7 +43,7 @@ def test_waiting_counts_like_cached_tokens() -> None:
     max_model_len=st.integers(1, 10**6),
     data=st.data(),
 )
-def test_nobody_is_overtaken_by_who_came_a_context_later(
+def test_no_request_is_overtaken_by_one_that_came_a_context_later(
     arrivals: list[int], rate: int, max_model_len: int, data: st.DataObject
 ) -> None:
     cached = data.draw(st.integers(0, max_model_len - 1))
@@ -123,7 +123,7 @@ def test_other_policies_do_not_see_it() -> None:
     assert rig.sequence(waiting).view.cached_tokens == 16
 
 
-def test_nobody_is_evicted_for_a_prefix() -> None:
+def test_no_sequence_is_evicted_for_a_prefix() -> None:
     rig = Rig(policy=Lpm(), max_num_seqs=1)
     rig.arrive(17, 1, blocks=SHARED)
     rig.complete()

@@ -34,7 +34,7 @@ def test_keys(
     assert Lrs(multiplier=float(multiplier)).keys([asked], now_ns) == [wanted]
 
 
-def test_the_order_changes_while_nobody_moves() -> None:
+def test_the_order_changes_with_time_alone() -> None:
     # Who has the shorter deadline loses its share of slack faster.
     patient, hurried = view(arrival_ns=0, deadline_ns=4 * 10**9), view(arrival_ns=10**9, deadline_ns=2 * 10**9)
     at_once = Lrs().keys([patient, hurried], 10**9)

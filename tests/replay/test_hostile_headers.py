@@ -189,7 +189,7 @@ def bounded() -> Iterator[Callable[[Callable[[Path], object], Path], str]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_every_reader_takes_a_made_up_header_or_tells_what_is_wrong(
+def test_every_reader_takes_a_made_up_header_or_reports_what_is_wrong(
     tmp_path: Path, bounded: Callable[[Callable[[Path], object], Path], str]
 ) -> None:
     rest = read_objects(GOLDEN)[1:NUM_LINES]
@@ -238,7 +238,7 @@ def test_every_reader_takes_a_made_up_header_or_tells_what_is_wrong(
         (("ts",), -1, r"ts: -1 is not from 0 to 9223372036854775807"),
     ],
 )
-def test_what_is_wrong_with_a_header_is_said_with_its_field(
+def test_an_error_in_a_header_names_its_field(
     tmp_path: Path, path: tuple[Any, ...], value: object, message: str
 ) -> None:
     trace = _write(tmp_path / "t", _changed(_header() | {"host": {"a": 0}}, path, value), read_objects(GOLDEN)[1:4])
@@ -261,7 +261,7 @@ def test_replicas_cannot_have_more_blocks_than_an_engine(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("command", ["replay", "explain --slowest 2", "trace stats", "trace info"])
-def test_the_command_line_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_the_command_line_prints_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
     path = _write(tmp_path / "t", _changed(_header(), ("core", "num_replicas"), 10**9), read_objects(GOLDEN)[1:4])
     assert command_line.main([*command.split(), str(path)]) == 3
     error = capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_every_combination_of_plugins_comes_up() -> None:
     assert seen == {(policy, batcher, router) for policy in POLICIES for batcher in BATCHERS for router in ROUTERS}
 
 
-def test_nobody_could_run_where_a_plan_has_ended() -> None:
+def test_no_sequence_could_run_where_a_plan_has_ended() -> None:
     num_asked = 0
     for seed in range(*PLANNED_AGAIN):
         simulation = Simulation(seed, check_every=0)

@@ -100,7 +100,7 @@ def test_engine_state(server: RunningServer, state: Any) -> None:
     assert server.request("GET", "/v1/models").status == 200
 
 
-def test_who_is_refused_by_a_drain_is_told_so(server: RunningServer) -> None:
+def test_a_request_refused_by_a_drain_gets_the_reason(server: RunningServer) -> None:
     server.engine.state = "draining"
     assert_error(server.chat(), 503, "server_error", message="The server is draining")
     server.engine.state = "ready"
@@ -180,7 +180,7 @@ def test_request_id(server: RunningServer) -> None:
     assert first != second
 
 
-def test_nothing_behind_a_connect_is_read_as_a_request(server: RunningServer) -> None:
+def test_nothing_after_a_connect_is_read_as_a_request(server: RunningServer) -> None:
     smuggled = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
     head = f"CONNECT /v1/models HTTP/1.1\r\nHost: x\r\nContent-Length: {len(smuggled)}\r\n\r\n"
     with server.raw(head.encode() + smuggled + smuggled) as connection:

@@ -247,7 +247,7 @@ def test_drain_ends_what_takes_too_long(start_server: Any, stream: bool) -> None
         assert line["status"] == 503
 
 
-def test_who_still_sends_a_body_when_a_drain_is_over_is_told_so(start_server: Any) -> None:
+def test_a_body_still_being_sent_when_a_drain_ends_gets_an_error(start_server: Any) -> None:
     server = start_server(drain_seconds=0)
     head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
     with server.raw(head.encode() + b"{") as connection:

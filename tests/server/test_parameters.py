@@ -192,7 +192,7 @@ def test_cache_salt(server: RunningServer, client: openai.OpenAI) -> None:
     assert [request.cache_salt for request in server.engine.requests] == ["s", "t"]
 
 
-def test_what_is_refused_says_so(client: openai.OpenAI) -> None:
+def test_refusals_name_the_parameter(client: openai.OpenAI) -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (client.chat.completions, {"chat_template": "{{ messages }}"}, "is not accepted: a template is a program"),
         (client.chat.completions, {"echo": True}, "leave it out or set it to false"),

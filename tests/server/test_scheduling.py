@@ -82,14 +82,14 @@ def test_a_header_or_a_tier_names_the_class(open_server: RunningServer) -> None:
     assert completion.to_dict()["service_tier"] == "bronze"
 
 
-def test_what_the_request_says_goes_before_what_its_class_gives(open_server: RunningServer) -> None:
+def test_a_request_s_own_values_override_those_of_its_class(open_server: RunningServer) -> None:
     fields = {"priority": -99, "deadline_ms": 7, "slo": {"ttft_ms": 5}, "drop_if_late": False}
     client = openai.OpenAI(base_url=f"{open_server.url}/v1", api_key="none", max_retries=0)
     client.completions.create(model="test", prompt="x", extra_body=fields, extra_headers={"x-eventlm-class": "gold"})
     assert given(open_server.engine.requests[0]) == ("gold", -99, 7, 5, 40, False)
 
 
-def test_every_chunk_of_a_stream_says_the_class(open_server: RunningServer) -> None:
+def test_every_chunk_of_a_stream_has_the_class(open_server: RunningServer) -> None:
     for path, body in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "x"})):
         reply = open_server.post(f"/v1/{path}", {"model": "test", "service_tier": "gold", "stream": True, **body})
         assert {chunk["service_tier"] for chunk in reply.events()[:-1]} == {"gold"}
@@ -101,11 +101,11 @@ def test_tiers_that_are_no_class_ask_for_nothing(open_server: RunningServer, tie
     assert given(open_server.engine.requests[0]) == ("", 0, 0, 0, 0, False)
 
 
-def test_without_a_tier_or_a_class_nothing_is_said(open_server: RunningServer) -> None:
+def test_without_a_tier_or_a_class_there_is_no_field(open_server: RunningServer) -> None:
     assert "service_tier" not in open_server.chat().json()
 
 
-def test_the_class_default_is_for_those_who_name_none(start_server: StartServer) -> None:
+def test_the_default_class_is_for_requests_that_name_none(start_server: StartServer) -> None:
     server = start_server(classes=CLASSES | {"default": ServiceClass(priority=5)})
     assert server.chat().json()["service_tier"] == "default"
     assert server.chat(service_tier="auto").json()["service_tier"] == "default"
@@ -162,7 +162,7 @@ def test_keys_leave_the_choice_where_the_configuration_does(start_server: StartS
     assert complete(server, "sk-bob", priority=-20).status == 200
 
 
-def test_nobody_chooses_where_the_configuration_says_so(start_server: StartServer) -> None:
+def test_the_configuration_can_forbid_the_choice_of_a_class(start_server: StartServer) -> None:
     server = start_server(classes=CLASSES | {"default": ServiceClass(priority=5)}, requests_choose_class="never")
     reply = server.complete(priority=4)
     assert_error(reply, 403, INVALID, "priority", "service_class_not_allowed", "priority 5 at best")
@@ -172,7 +172,7 @@ def test_nobody_chooses_where_the_configuration_says_so(start_server: StartServe
     assert [request.scheduling.priority for request in server.engine.requests] == [6]
 
 
-def test_a_key_whose_class_is_not_configured_is_told_of(start_server: StartServer, keys_file: str) -> None:
+def test_a_key_whose_class_is_not_configured_is_reported(start_server: StartServer, keys_file: str) -> None:
     server = start_server(classes=CLASSES, api_keys_file=keys_file)
     (warning,) = check_key_classes(server.context)
     assert "'golden', which is not configured (did you mean gold?)" in warning

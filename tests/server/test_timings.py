@@ -21,7 +21,7 @@ def test_choices_in_their_order_and_times_that_add_up() -> None:
 
 
 @pytest.mark.parametrize("fields", [{}, {"eventlm": None}, {"eventlm": {}}, {"eventlm": {"timings": False}}])
-def test_who_does_not_ask_is_told_nothing(server: RunningServer, fields: dict[str, object]) -> None:
+def test_timings_are_sent_only_on_request(server: RunningServer, fields: dict[str, object]) -> None:
     assert "eventlm" not in server.chat(**fields).json()
     events = server.complete(stream=True, **fields).events()
     assert all("eventlm" not in event for event in events)

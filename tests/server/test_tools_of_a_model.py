@@ -120,7 +120,7 @@ def test_free_text_beside_strict_tools(random_weights: openai.OpenAI) -> None:
     assert not reply.choices[0].message.tool_calls
 
 
-def test_the_text_ends_behind_the_only_call(server: Server, random_weights: openai.OpenAI) -> None:
+def test_the_text_ends_after_the_only_call(server: Server, random_weights: openai.OpenAI) -> None:
     """A structure makes sure that the model goes on behind its call."""
     call = '<tool_call>{"name": "ping", "arguments": {}}'
     fields: dict[str, Any] = {

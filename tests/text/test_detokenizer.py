@@ -90,7 +90,7 @@ def test_stops_do_not_depend_on_the_cut(token_ids: list[int], places: list[int],
     stops=st.lists(st.text(alphabet="abé🙂日�", min_size=1, max_size=4), min_size=1, max_size=3),
     min_tokens=st.integers(0, 12),
 )
-def test_a_stop_counts_behind_min_tokens_and_can_be_shown(
+def test_a_stop_counts_after_min_tokens_and_can_be_shown(
     token_ids: list[int], places: list[int], stops: list[str], min_tokens: int
 ) -> None:
     def run(*, include_stop: bool) -> tuple[str, SequenceText]:

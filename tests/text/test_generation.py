@@ -53,7 +53,7 @@ class Wire:
         return join_outputs([output async for output in self.generation.outputs()])
 
 
-async def test_tokens_after_a_stop_are_ignored_and_the_end_is_told_once() -> None:
+async def test_tokens_after_a_stop_are_ignored_and_the_end_is_reported_once() -> None:
     wire = Wire(stop=("lo",))
     text = await wire.read(
         TokensOutput(0, 0, list(b"hel")),
@@ -141,7 +141,7 @@ async def test_a_request_without_tokens() -> None:
     assert output.finished.reason == "complete"
 
 
-async def test_without_stops_nothing_is_told() -> None:
+async def test_without_stops_nothing_is_reported() -> None:
     wire = Wire()
     assert await wire.read(TokensOutput(0, 0, list(b"ab")), FinishedOutput(0, "eos", 2, 1)) == "ab"
     assert wire.told == []
@@ -156,7 +156,7 @@ async def test_cancel_reaches_what_is_not_over() -> None:
     assert wire.cancelled == [(5, "shutdown")]
 
 
-async def test_what_fails_behind_the_engines_word_leaves_nothing_behind() -> None:
+async def test_a_failure_after_admission_leaves_no_request_behind() -> None:
     engine = EngineDouble(spell("Hello"))
     engine.keep(seconds=60)
     engine.step_seconds = 30

@@ -62,7 +62,7 @@ def test_defaults(tmp_path: Path, files: dict[str, Any], expected: SamplingParam
         ),
     ],
 )
-def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, file: str, content: str, message: str) -> None:
+def test_an_error_in_a_file_is_reported(tmp_path: Path, file: str, content: str, message: str) -> None:
     (tmp_path / file).write_text(content)
     with pytest.raises(CheckpointError) as error:
         load_generation_defaults(tmp_path, TOKENIZER)

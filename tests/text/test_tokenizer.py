@@ -66,7 +66,7 @@ def _cached_backend(folder: Path) -> Backend:
     return _backends.setdefault(folder, Backend.from_file(str(folder / "tokenizer.json")))
 
 
-def test_a_lone_surrogate_is_told_by_its_place(folders: dict[str, Path]) -> None:
+def test_a_lone_surrogate_is_reported_by_its_position(folders: dict[str, Path]) -> None:
     with pytest.raises(UnicodeEncodeError) as caught:
         CheckpointTokenizer(folders["byte_level"]).encode("a\ud800", add_special_tokens=False)
     assert caught.value.start == 1

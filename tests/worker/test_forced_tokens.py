@@ -75,7 +75,7 @@ def test_an_end_is_that_of_the_workers_own_token(runner: ModelRunner | GpuRunner
     runner.execute(launched(1, forget=[(4, 0)]), StepPayload())
 
 
-def test_the_fake_worker_goes_on_behind_them() -> None:
+def test_the_fake_worker_continues_after_them() -> None:
     runner = FakeRunner({}, epoch=1, block_size=4, num_blocks=16)
     params = SamplingParams(seed=9)
     launch = launched(0, chunks=[(1, 0, 0, len(PROMPT), 1)], blocks=BLOCKS)

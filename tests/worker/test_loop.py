@@ -152,7 +152,7 @@ def test_steps_before_a_desync_are_answered_first() -> None:
     assert rig.loop.exit_status == 1
 
 
-def test_a_step_that_fails_before_a_desync_is_all_that_is_said() -> None:
+def test_a_failed_step_before_a_desync_is_the_only_report() -> None:
     rig = Rig()
     rig.device.desynced = 2
     rig.device.broken[1] = EventLMError("no more memory")
@@ -168,7 +168,7 @@ def test_a_step_that_fails_before_a_desync_is_all_that_is_said() -> None:
 @pytest.mark.parametrize(
     ("error", "message"), [(EventLMError("no more memory"), "no more memory"), (ValueError("a prompt"), "ValueError")]
 )
-def test_a_step_that_fails_ends_the_worker_and_quotes_nobody(error: Exception, message: str) -> None:
+def test_a_step_that_fails_ends_the_worker_and_quotes_no_content(error: Exception, message: str) -> None:
     rig = Rig()
     rig.device.broken[0] = error
     rig.launch(0)
@@ -225,7 +225,7 @@ def test_a_loaded_runner_is_described(warm_up: bool) -> None:
     assert ready.samples == (fake_samples(FakeParameters(**FAKE)) if warm_up else [])
 
 
-def test_a_model_that_is_missing_and_a_defect_are_told_apart() -> None:
+def test_a_model_that_is_missing_and_a_defect_are_distinguished() -> None:
     runner, failed = load(WorkerSetup(**{**_fields(), "model": "/none"}), 77, no_phase)
     assert runner is None
     assert isinstance(failed, WorkerFailed)

@@ -71,7 +71,7 @@ def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) ->
     assert not kv.any()
 
 
-def test_nothing_is_touched_from_two_threads_and_nobody_waits_for_the_other(
+def test_no_page_is_touched_by_two_threads_and_neither_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     toucher = PageToucher(host_memory.zeros(SHAPE, torch.bfloat16))

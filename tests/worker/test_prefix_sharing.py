@@ -79,7 +79,7 @@ def test_full_blocks_are_computed_once_and_the_tail_by_each(
     assert len({tuple(output) for output in driven.outputs.values()}) == n
 
 
-def test_samples_that_share_blocks_say_what_transformers_says(folder: Path) -> None:
+def test_samples_that_share_blocks_match_transformers(folder: Path) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     prompt = prompt_of(23)
     rig = Rig(num_blocks=64)

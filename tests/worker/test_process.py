@@ -158,7 +158,7 @@ def test_what_a_step_gives_beside_its_tokens(start: Callable[..., Peer]) -> None
     assert result.ops == {"base": 1_000_000, "prefill": 0, "decode": 0, "context": 0}
 
 
-def test_what_it_does_at_its_start_is_told(start: Callable[..., Peer], tmp_path: Path) -> None:
+def test_what_it_does_at_its_start_is_reported(start: Callable[..., Peer], tmp_path: Path) -> None:
     peer = start()
     peer.set_up(model=str(make_checkpoint(tmp_path)), threads=1)
     told: list[StartProgress] = []
@@ -172,7 +172,7 @@ def test_what_it_does_at_its_start_is_told(start: Callable[..., Peer], tmp_path:
     assert last.done == last.total > 0
 
 
-def test_it_measures_only_when_told(start: Callable[..., Peer]) -> None:
+def test_it_measures_only_on_request(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up(warm_up=False)
     ready = peer.word()
@@ -191,7 +191,7 @@ def busy_times(peer: Peer, count: int) -> list[int]:
     return found
 
 
-def test_heartbeats_go_on_while_it_computes_and_say_for_how_long(start: Callable[..., Peer]) -> None:
+def test_heartbeats_continue_while_it_computes_and_carry_the_time(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up(heartbeat_ns=20_000_000, fake=QUICK | {"base_ns": ENDLESS_NS})
     peer.word()
@@ -253,7 +253,7 @@ def test_a_missing_model_is_the_user_s_to_mend(start: Callable[..., Peer], tmp_p
     assert "Traceback" not in peer.process.stderr.read()
 
 
-def test_a_defect_is_told_in_one_line_and_with_its_traceback(start: Callable[..., Peer]) -> None:
+def test_a_defect_is_reported_in_one_line_and_with_its_traceback(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up(fake={"speed": 3})
     failed = peer.word()
@@ -264,7 +264,7 @@ def test_a_defect_is_told_in_one_line_and_with_its_traceback(start: Callable[...
     assert peer.process.wait(PATIENCE_SECONDS) == 1
 
 
-def test_a_defect_in_a_step_is_told_without_what_it_says(start: Callable[..., Peer]) -> None:
+def test_a_defect_in_a_step_is_reported_without_its_message(start: Callable[..., Peer]) -> None:
     peer = start()
     peer.set_up()
     peer.word()

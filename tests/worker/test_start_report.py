@@ -5,7 +5,7 @@ from __future__ import annotations
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
-def test_a_phase_is_told_when_it_begins_and_once_for_each_percent() -> None:
+def test_a_phase_is_reported_when_it_begins_and_once_for_each_percent() -> None:
     told: list[tuple[str, int, int]] = []
     report = StartReport(lambda *words: told.append(words))
     report.begin(READING_WEIGHTS)
@@ -19,7 +19,7 @@ def test_a_phase_is_told_when_it_begins_and_once_for_each_percent() -> None:
     assert told == [("another", 0, 0), ("another", 1, 3), ("another", 2, 3), ("another", 3, 3)]
 
 
-def test_nobody_need_listen() -> None:
+def test_it_works_without_a_listener() -> None:
     report = StartReport()
     report.begin(READING_WEIGHTS)
     report.progress(1, 2)

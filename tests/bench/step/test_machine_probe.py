@@ -53,6 +53,6 @@ def test_bfloat16_is_left_out_where_a_large_product_of_it_takes_long(
     assert found == large
 
 
-async def test_what_went_wrong_is_told() -> None:
+async def test_an_error_is_reported() -> None:
     with pytest.raises(EventLMError, match=r"could not be measured: RuntimeError: \S+"):
         await machine_probe.probe(-1)

@@ -64,7 +64,9 @@ def end_of(step: int, start_ns: int, end_ns: int) -> StepCompleted:
 
 
 @pytest.mark.parametrize(("decided_ns", "whose", "other"), [(900, TRANSPORT, ENGINE), (1_040, ENGINE, TRANSPORT)])
-def test_the_time_before_a_step_is_of_who_was_late(decided_ns: int, whose: str, other: str) -> None:
+def test_the_time_before_a_step_counts_for_the_later_of_loop_and_worker(
+    decided_ns: int, whose: str, other: str
+) -> None:
     ops = {"attention": 300, "prepare": 50}
     step = measured_step(launch_of(3, decided_ns), end_of(3, 1_100, 1_500), 1_000, ops)
     assert step.duration_ns == 500

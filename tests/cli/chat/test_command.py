@@ -43,7 +43,7 @@ def test_each_line_of_a_pipe_is_a_turn(tmp_path: Path) -> None:
     assert verified(tmp_path / "runs" / "latest" / "trace.jsonl").result.clean_end
 
 
-def test_a_failed_turn_is_told_and_the_chat_goes_on(tmp_path: Path) -> None:
+def test_a_failed_turn_is_reported_and_the_chat_continues(tmp_path: Path) -> None:
     lines = [
         "x" * 90,
         "/history",

@@ -33,7 +33,7 @@ def run(calm: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(calm, tmp_path / "run"))
 
 
-def test_a_server_that_was_killed_has_told_no_text_and_lost_no_token(start_server: StartServer) -> None:
+def test_a_killed_server_recorded_no_text_and_lost_no_token(start_server: StartServer) -> None:
     flags = ("--record-tokens", "--record-segment", "8KiB", "--replicas", "2")
     server = start_server("--model", "fake", *flags, environment={"EVENTLM_API_KEY": f"{CANARY}-key"})
     client = server.client(api_key=f"{CANARY}-key")
@@ -84,7 +84,7 @@ def test_a_mismatch_has_its_place_and_its_code(run: Path, run_here: RunHere) -> 
     assert {mismatch["code"] for mismatch in told["mismatches"]} == {"token"}
 
 
-def test_what_was_compared_by_digest_is_told(run: Path, run_here: RunHere) -> None:
+def test_what_was_compared_by_digest_is_reported(run: Path, run_here: RunHere) -> None:
     def without_outputs(lines: list[dict[str, Any]]) -> None:
         lines[:] = [line for line in lines if line["t"] != "outputs"]
 
@@ -95,7 +95,7 @@ def test_what_was_compared_by_digest_is_told(run: Path, run_here: RunHere) -> No
     assert "host, software or threads are not those of the recorded run; results may differ there" in output
 
 
-def test_check_tells_of_the_token_ids_too(run: Path, run_here: RunHere) -> None:
+def test_check_reports_the_token_ids_too(run: Path, run_here: RunHere) -> None:
     code, output, errors = run_here("trace", "check", str(run))
     assert (code, errors) == (0, "")
     assert output.splitlines()[1].startswith("token ids beside it: ok, 6 prompts, ")
@@ -132,7 +132,7 @@ def test_mistakes(run: Path, run_here: RunHere) -> None:
     assert "--record-tokens" in errors
 
 
-def test_a_model_that_is_gone_is_told(run: Path, run_here: RunHere) -> None:
+def test_a_missing_model_is_reported(run: Path, run_here: RunHere) -> None:
     def elsewhere(objects: list[dict[str, Any]]) -> None:
         objects[0]["config"]["model"] = {"model": "/gone"}
 

@@ -126,7 +126,7 @@ async def test_a_policy_of_ones_own_in_the_working_directory(
     assert trace.events[0].plugins[0].parameters == {"scale": 3}
 
 
-async def test_a_killed_worker_costs_nobody_anything(start_server: StartServer) -> None:
+async def test_a_killed_worker_costs_no_client_anything(start_server: StartServer) -> None:
     server = start_server("--model", "fake", "--replicas", "2")
     async with server.async_client() as client:
         streams = [
@@ -316,7 +316,7 @@ def test_a_body_of_100_mb_is_refused_and_the_server_goes_on(start_server: StartS
     server.stop_and_verify()
 
 
-def test_without_a_worker_left_clients_are_told_and_the_trace_is_whole(start_server: StartServer) -> None:
+def test_without_a_worker_left_clients_get_an_error_and_the_trace_is_whole(start_server: StartServer) -> None:
     # Without --max-losses 0 the engine would blame the request.
     server = start_server("--model", "fake", "--fake", "die_ppm=1000000", "--max-restarts", "1", "--max-losses", "0")
     for part in ("no worker is left: died", "The engine has died"):

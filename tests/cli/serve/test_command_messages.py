@@ -28,7 +28,7 @@ from tests.processes import wait_until
         (1200, "shutting down: waiting up to 30 s for 1,200 requests; a second Ctrl-C ends them at once\n"),
     ],
 )
-def test_a_person_is_told_what_the_end_waits_for(
+def test_a_terminal_shows_what_the_shutdown_waits_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, num_requests: int, text: str
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -85,7 +85,7 @@ def test_the_ready_line_has_what_computes_the_model(start_server: StartServer, t
         ),
     ],
 )
-def test_a_person_is_told_what_computes_the_model(host: dict[str, Any], said: str) -> None:
+def test_a_terminal_shows_what_computes_the_model(host: dict[str, Any], said: str) -> None:
     assert _machinery(host) == said
 
 

@@ -132,7 +132,7 @@ def metrics(server: Server) -> str:
     return server.request("GET", "/metrics").data.decode()
 
 
-def test_gold_passes_bronze_and_replies_tell_their_times(server: Server) -> None:
+def test_gold_passes_bronze_and_replies_have_their_times(server: Server) -> None:
     replies = asyncio.run(crowd(server))
     text = metrics(server)
     trace = server.stop_and_verify()
@@ -163,7 +163,7 @@ def late(error: pytest.ExceptionInfo[openai.APIStatusError]) -> tuple[int, Any, 
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_cannot_be_in_time_is_told_so_before_anything_else(server: Server, stream: bool) -> None:
+def test_an_unreachable_deadline_is_rejected_first(server: Server, stream: bool) -> None:
     client = server.client()
     # 5 ms are predicted, so it is turned away as it comes.
     with pytest.raises(openai.APIStatusError) as caught:

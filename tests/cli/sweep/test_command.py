@@ -108,7 +108,7 @@ def test_an_interrupted_sweep_leaves_whole_files_and_goes_on(tmp_path: Path) -> 
         assert msgspec.json.decode(file.read_bytes(), type=FinishedCell).summary.num_complete == 400
 
 
-def test_a_swap_of_the_recorded_policy_is_told(run_here: RunHere, tmp_path: Path) -> None:
+def test_a_swap_of_the_recorded_policy_is_reported(run_here: RunHere, tmp_path: Path) -> None:
     with LogWriter(real_system(), tmp_path / "runs", "run") as writer:
         simulation = Simulation(1, num_requests=10, machine=small_machine({"type": "fcfs"}), chaos=CALM, writer=writer)
         simulation.at(5_000_000, lambda: simulation.engine_core.put_fact(PolicySwapped(name="lrs")))

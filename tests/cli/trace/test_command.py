@@ -57,7 +57,7 @@ def test_a_torn_trace_is_a_warning_or_exit_code_4_and_can_be_repaired(
     assert "nothing to repair" in capsys.readouterr().out
 
 
-def test_info_tells_of_the_run(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_describes_the_run(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "info", str(trace)]) == 0
     rows = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines())
     assert rows["run"].strip().startswith(f"{header().run}, started 2025-01-01T00:00:00+00:00, ")

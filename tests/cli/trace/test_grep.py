@@ -51,6 +51,12 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
     assert message in error
 
 
-def test_nothing_is_said_of_an_end_that_was_not_read(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_end_that_was_not_read_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "grep", str(GOLDEN), "--from", "1h"]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_query_that_matches_nothing_warns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "grep", str(GOLDEN), "--cause", "999999999"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "eventlm: warning: no line matches\n")

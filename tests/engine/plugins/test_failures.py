@@ -13,7 +13,7 @@ from eventlm.events import PluginFailed, WorkerUp
 from tests.engine.engines import generate, request, running
 
 
-def test_the_first_is_told_and_then_fewer_and_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_is_reported_and_then_fewer_and_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
     monkeypatch.setattr(plugin_failures, "log", log)
     failures = PluginFailures()
@@ -25,7 +25,7 @@ def test_the_first_is_told_and_then_fewer_and_fewer(monkeypatch: pytest.MonkeyPa
     assert [call.kwargs["error"] for call in log.calls] == [f"the policy raised {number}" for number in (1, 10, 100)]
 
 
-async def test_an_engine_tells_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_reports_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
     monkeypatch.setattr(plugin_failures, "log", log)
     (tmp_path / "failing_policy.py").write_text(

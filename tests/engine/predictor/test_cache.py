@@ -137,7 +137,7 @@ def test_a_changed_source_is_another_code(tmp_path: Path, changed: str) -> None:
     assert code_hash(tmp_path) != code_hash(package)
 
 
-def test_the_processor_is_told_by_its_kind_alone() -> None:
+def test_the_processor_is_identified_by_its_kind_alone() -> None:
     first = "processor : 0\nmodel name\t: A\ncpu MHz : 1000.1\nflags : avx2\n\nprocessor : 1\nmodel name : A\n"
     assert cpu_identity(first) == cpu_identity(first.replace("1000.1", "3000.7"))
     assert cpu_identity(first) != cpu_identity(first.replace("avx2", "avx2 avx512f"))
@@ -161,7 +161,7 @@ def damaged(content: bytes) -> list[bytes]:
     return [b"", b"\xff\x00", content[:-10], content + b" " * 20_000, *(json.dumps(one).encode() for one in others)]
 
 
-def test_a_broken_or_foreign_file_is_said_once_and_replaced(setup: WorkerSetup) -> None:
+def test_a_broken_or_foreign_file_is_reported_once_and_replaced(setup: WorkerSetup) -> None:
     cache = written(setup)
     for content in damaged(cache.path.read_bytes()):
         cache.path.write_bytes(content)
@@ -172,7 +172,7 @@ def test_a_broken_or_foreign_file_is_said_once_and_replaced(setup: WorkerSetup) 
         assert cache.read() == MEASURED
 
 
-def test_a_folder_that_cannot_be_used_is_said_once_and_costs_nothing(setup: WorkerSetup, tmp_path: Path) -> None:
+def test_an_unusable_folder_is_reported_once_and_costs_nothing(setup: WorkerSetup, tmp_path: Path) -> None:
     (tmp_path / "home").write_text("a file")
     cache = predictor_cache(setup)
     with capture_logs() as logs:

@@ -45,9 +45,7 @@ from tests.processes import PATIENCE_SECONDS, wait_until
     [(signal.SIGKILL, "died (killed by SIGKILL)"), (signal.SIGSTOP, "no heartbeat for 4 s")],
 )
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_worker_that_is_lost_costs_nobody_a_token(
-    tmp_path: Path, number: int, reason: str, replicas: int
-) -> None:
+async def test_a_lost_worker_costs_no_token(tmp_path: Path, number: int, reason: str, replicas: int) -> None:
     # Long enough that the machine stops no other worker for so long.
     worker = WorkerConfig(heartbeat_timeout_seconds=4)
     async with running(record=tmp_path, worker=worker, replicas=replicas, fake=SLOW) as engine:
@@ -146,7 +144,7 @@ async def test_an_idle_worker_beats_and_is_not_lost(monkeypatch: pytest.MonkeyPa
     assert not any(isinstance(event, WorkerLost) for event in recorded(engine))
 
 
-async def test_without_workers_everybody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_without_workers_every_request_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(record=tmp_path, worker=WorkerConfig(max_restarts=1), fake=SLOW) as engine:
         readers = [Reader(handle) for handle in await engine.submit([request(300), request(300, n=2)])]
         monkeypatch.setattr(sys, "executable", "/no/such/python")

@@ -50,7 +50,7 @@ def test_a_request_waits_for_all_workers_that_are_up() -> None:
     assert board.ready == [(7, "")]
 
 
-def test_a_grammar_is_built_once_for_all_who_want_it() -> None:
+def test_a_grammar_is_built_once_for_all_requests() -> None:
     board = Board(0)
     board.builds.want(1, "g")
     board.builds.want(2, "g")
@@ -60,7 +60,7 @@ def test_a_grammar_is_built_once_for_all_who_want_it() -> None:
     assert (board.sent, board.ready) == ([(0, "g")], [(1, ""), (2, ""), (3, "")])
 
 
-def test_nothing_is_kept_of_grammars_that_nobody_needs() -> None:
+def test_unneeded_grammars_are_dropped() -> None:
     board = Board(0)
     for request in (1, 2):
         board.builds.want(request, "g")
@@ -87,7 +87,7 @@ def test_without_a_worker_it_waits_for_one() -> None:
     assert board.ready == [(1, "")]
 
 
-def test_a_worker_that_comes_back_is_told_all_grammars_of_live_requests() -> None:
+def test_a_worker_that_comes_back_gets_all_grammars_of_live_requests() -> None:
     board = Board(0)
     for request, grammar in enumerate(["a", "b", "c"]):
         board.builds.want(request, grammar)
@@ -108,7 +108,7 @@ def test_the_loss_of_the_last_worker_that_owed_an_answer_lets_the_others_serve()
     assert board.ready == [(1, "")]
 
 
-def test_a_grammar_that_cannot_be_built_ends_all_who_wait_and_is_tried_again_later() -> None:
+def test_an_invalid_grammar_ends_all_waiting_requests_and_is_tried_again_later() -> None:
     board = Board(0, 1)
     board.builds.want(1, "g")
     board.builds.want(2, "g")
@@ -133,7 +133,7 @@ def test_workers_do_not_die_of_one_grammar_for_ever() -> None:
     assert board.sent == []
 
 
-def test_nobody_waits_for_ever() -> None:
+def test_every_wait_ends() -> None:
     board = Board(0)
     board.builds.want(1, "g")
     board.builds.watch(1)

@@ -68,7 +68,7 @@ async def test_replicas_that_measure_one_gpu_start_one_after_the_other(starts: S
     assert (setup.core.num_blocks, first.num_blocks) == (70, 80)
 
 
-async def test_behind_one_that_cannot_start_none_is_begun(starts: Starts) -> None:
+async def test_after_one_that_cannot_start_none_is_started(starts: Starts) -> None:
     task = asyncio.create_task(replicas_with(devices=GPUS[:1], num_blocks=0).start(must_measure=False))
     await let_run()
     await starts.fail(0)

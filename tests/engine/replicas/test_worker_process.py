@@ -176,7 +176,7 @@ async def test_a_killed_worker_is_noticed_before_any_timeout(number: int) -> Non
         assert await next_word(worker) is None
 
 
-async def test_a_stopped_worker_says_nothing_and_can_be_killed() -> None:
+async def test_a_stopped_worker_sends_nothing_and_can_be_killed() -> None:
     async with spawned(heartbeat_ns=20_000_000) as worker:
         await next_word(worker)
         os.kill(worker.pid, signal.SIGSTOP)
@@ -187,7 +187,7 @@ async def test_a_stopped_worker_says_nothing_and_can_be_killed() -> None:
         assert not is_running(worker.pid)
 
 
-async def test_a_process_that_dies_before_it_listens_blocks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_that_dies_before_it_listens_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     async with spawned() as worker:
         assert await worker.receive(PATIENCE_SECONDS) is None
@@ -209,7 +209,7 @@ async def test_the_loop_runs_on_while_a_worker_starts(tmp_path: Path, monkeypatc
         assert isinstance(await ready, WorkerReady)
 
 
-async def test_what_keeps_a_process_from_being_made_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failure_to_start_a_process_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/no/such/python")
         with pytest.raises(EngineUnavailableError, match=r"cannot start worker 0: .*No such file"):
@@ -252,7 +252,7 @@ async def test_a_model_that_cannot_be_loaded_is_the_user_s_to_mend(tmp_path: Pat
         assert str(tmp_path / "none") in failed.message
 
 
-async def test_sockets_are_private_and_the_command_line_says_nothing(nothing_left_behind: Path) -> None:
+async def test_sockets_are_private_and_the_command_line_reveals_nothing(nothing_left_behind: Path) -> None:
     async with spawned(model="fake") as worker:
         await next_word(worker)
         [folder] = contents(nothing_left_behind)

@@ -109,7 +109,7 @@ def test_a_draw_without_logits_is_that_of_the_logits(
 
 
 @pytest.mark.parametrize("vocab", [33, 47, 49, 97])
-def test_no_id_behind_the_vocabulary_is_drawn_where_all_logits_are_negative(
+def test_no_id_after_the_vocabulary_is_drawn_where_all_logits_are_negative(
     tmp_path: Path, build: str, vocab: int
 ) -> None:
     """Columns that fill the last panel give 0, which would be the best."""

@@ -28,7 +28,7 @@ def test_norm_is_transformers(shape: tuple[int, int], dtype: torch.dtype, device
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", _SHAPES)
-def test_norm_behind_a_sum_is_transformers(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+def test_norm_after_a_sum_is_transformers(shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
     x, residual = random(shape, dtype, device), random(shape, dtype, device, seed=1) * 8
     weight = random(shape[1:], dtype, device, seed=2)
     total = residual + x

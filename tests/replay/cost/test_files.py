@@ -38,7 +38,7 @@ def test_the_built_in_ones_load() -> None:
         assert isinstance(load_cost_model(name), RooflineCost)
 
 
-def test_a_file_gives_the_model_that_it_tells(tmp_path: Path) -> None:
+def test_a_file_gives_the_model_that_it_describes(tmp_path: Path) -> None:
     path = tmp_path / "cost.toml"
     path.write_text(LINEAR_TEXT)
     assert load_cost_model(str(path)) == LINEAR
@@ -68,7 +68,7 @@ def test_an_unknown_name_lists_what_there_is() -> None:
         ),
     ],
 )
-def test_a_bad_file_is_told_by_key(text: str, message: str, tmp_path: Path) -> None:
+def test_an_error_in_a_file_names_the_key(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "cost.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):

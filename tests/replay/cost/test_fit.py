@@ -223,7 +223,7 @@ def test_overheads_are_means_of_what_they_are_named_for() -> None:
     assert (overheads.between_ns, overheads.dispatch_ns, overheads.report_ns) == (6, 60, 16)
 
 
-def test_a_run_that_never_ran_ahead_says_that_its_handover_is_not_known() -> None:
+def test_the_handover_of_a_run_that_never_ran_ahead_is_unknown() -> None:
     late = [step._replace(launched_ns=step.start_ns - 100) for step in run_of(60)]
     model, report, _ = fit_cost(late)
     assert (model.overheads.between_ns, model.overheads.dispatch_ns) == (0, 100)

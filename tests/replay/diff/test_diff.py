@@ -47,7 +47,7 @@ def told_otherwise(objects: Objects, *, later_ns: int = 0) -> Objects:
 
 
 @pytest.mark.parametrize("name", ["fcfs_one_replica", "edf_tight", "lrs_dying_workers"])
-def test_a_run_is_the_same_as_itself_told_otherwise(name: str, tmp_path: Path) -> None:
+def test_a_run_equals_itself_in_another_encoding(name: str, tmp_path: Path) -> None:
     golden = FOLDER / f"{name}.jsonl"
     other = write_objects(tmp_path / "t", told_otherwise(read_objects(golden)))
     assert compare(golden, golden).is_identical
@@ -168,7 +168,7 @@ def test_one_that_ends_early(tmp_path: Path) -> None:
     assert "no clean end" in " ".join(found.b.warnings)
 
 
-def test_another_host_is_told_and_is_no_difference(tmp_path: Path) -> None:
+def test_another_host_is_reported_and_is_no_difference(tmp_path: Path) -> None:
     def change(objects: Objects) -> None:
         objects[0]["host"] = {"cpu": "other", "threads": 4}
         objects[0]["run"] = "another"

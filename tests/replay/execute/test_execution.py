@@ -133,7 +133,7 @@ def test_a_token_that_differs_is_found_where_it_is(run: Path) -> None:
     assert f"event {done['s']}, step {done['step']} of replica 0, request {request}, index {index}" in found.describe()
 
 
-def test_tokens_that_nobody_was_shown_are_not_compared(tmp_path: Path) -> None:
+def test_tokens_that_were_never_shown_are_not_compared(tmp_path: Path) -> None:
     for seed in range(20):
         run = record_with_tokens(tmp_path, seed)
         objects = read_objects(run / "trace.jsonl")
@@ -147,7 +147,7 @@ def test_tokens_that_nobody_was_shown_are_not_compared(tmp_path: Path) -> None:
     assert execute_fake(run).mismatches == []
 
 
-def test_tokens_behind_the_end_of_a_text_are_not_compared(tmp_path: Path) -> None:
+def test_tokens_after_the_end_of_a_text_are_not_compared(tmp_path: Path) -> None:
     chaos = CALM._replace(text_ends=1.0)
     machine = small_machine({"type": "fcfs"})
     run = record_with_tokens(tmp_path, 1, machine=machine, chaos=chaos, num_requests=16)

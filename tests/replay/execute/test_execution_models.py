@@ -124,7 +124,7 @@ def test_int8_weights_give_the_same_tokens_again(tmp_path: Path, checkpoint: Pat
 
 
 @pytest.mark.skipif(not available_builds(), reason="no build of the forward pass is compiled")
-def test_another_library_of_the_same_build_is_told(tmp_path: Path, checkpoint: Path) -> None:
+def test_another_library_of_the_same_build_is_reported(tmp_path: Path, checkpoint: Path) -> None:
     """And that it is not known, of a version that did not name it."""
     run = record(tmp_path, checkpoint, num_requests=2, max_tokens=4, predictor=[1000] * 5, max_model_len=160)
     host = check_executable(run).host

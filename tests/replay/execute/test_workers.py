@@ -59,7 +59,7 @@ def test_each_replica_and_each_epoch_has_a_worker_of_its_own(tmp_path: Path) -> 
     assert result.num_steps > 20
 
 
-def test_another_host_is_told(run: Path) -> None:
+def test_another_host_is_reported(run: Path) -> None:
     host = describe_host() | {"device": "none"}
     change_header(run, host=host, code_version=__version__)
     assert execute_real(run).host_differences == []
@@ -169,14 +169,14 @@ def test_another_model_is_refused(run: Path) -> None:
         ({"no_such": 1}, "the worker failed: TypeError: .* while it started"),
     ],
 )
-def test_a_worker_that_fails_is_told(run: Path, fake: dict[str, int], message: str) -> None:
+def test_a_worker_that_fails_is_reported(run: Path, fake: dict[str, int], message: str) -> None:
     change_header(run, config={"model": {"model": "fake", "fake": fake}})
     with pytest.raises(EventLMError, match=message):
         execute_real(run)
     assert running_children() == []
 
 
-def test_a_worker_that_says_nothing_is_not_waited_for_for_ever(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wait_for_a_silent_worker_ends(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(setup: Any, header: Header) -> WorkerProcesses:
         workers = WorkerProcesses(setup, header)
         workers._step_seconds = 0

@@ -96,7 +96,7 @@ def test_up_to_the_end_of_a_log_that_was_cut(calm: Path, tmp_path: Path) -> None
     assert any("no clean end" in warning for warning in found.warnings)
 
 
-def test_a_gap_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gap_is_reported_as_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = SlowDisk(monkeypatch)
     clock = [1000.0]
     monkeypatch.setattr(SystemClock, "monotonic_ns", lambda _: int(clock[0] * 1e9))
@@ -155,7 +155,7 @@ def test_who_is_not_there(calm: Path) -> None:
     assert [each.index for each in explain(calm, [(request, None)]).explanations] == list(range(n))
 
 
-def test_a_rejected_request_says_by_which_numbers(tmp_path: Path) -> None:
+def test_an_explained_rejection_has_its_numbers(tmp_path: Path) -> None:
     machine = small_machine({"type": "fcfs"}, max_queue_len=1, max_num_seqs=1)
     log = read(record(tmp_path, machine, chaos=CALM))
     rejected = [each for each in explain(log.path, log.requests).explanations if each.outcome.startswith("rejected")]

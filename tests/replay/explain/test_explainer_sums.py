@@ -122,7 +122,7 @@ def alone_in(segment: Path, log: Log, whole: dict[tuple[int, int], Explanation])
     ).explanations
 
 
-def test_a_later_segment_tells_the_same_of_what_it_has(logs: list[Path]) -> None:
+def test_a_later_segment_explains_its_part_in_the_same_way(logs: list[Path]) -> None:
     """Alone it does not know what came before it; how sequences ended it tells as the whole run does."""
     num_compared = 0
     for path in logs[::5]:

@@ -73,7 +73,7 @@ def test_the_time_so_far_of_an_unfinished_row() -> None:
     assert [measured_ns(row, by) for by in get_args(Measure)] == [8_500, 2_500, 700, 2_000]
 
 
-def test_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventlm.bus.log_reader._LINES_PER_PROGRESS", 50)
     told: list[tuple[int, int]] = []
     path = FOLDER / "edf_tight.jsonl"

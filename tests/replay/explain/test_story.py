@@ -186,7 +186,7 @@ def test_a_rejected_one_and_one_that_is_partly_in_the_log() -> None:
         ("mine:Own", (0, -4), (0, 1000), "its key under mine:Own was -4 against 1,000, and smaller goes first"),
     ],
 )
-def test_keys_are_told_in_the_terms_of_their_policy(
+def test_keys_are_described_in_the_terms_of_their_policy(
     policy: str, other: tuple[int, int], own: tuple[int, int], words: str
 ) -> None:
     order = Order(policy=policy, other=SequenceId(1, 0), other_urgency=other, own_urgency=own)
@@ -216,7 +216,7 @@ def test_other_reasons_in_words() -> None:
     assert "behind another sample of its own (the sequence limit of 1 was reached)" in own_sample
 
 
-def test_steps_are_told_with_their_replica_where_there_are_several() -> None:
+def test_steps_are_reported_with_their_replica_where_there_are_several() -> None:
     intervals = timeline(
         (1, "queue", "token_budget", {"replica": 1, "steps": [3], "limit": 8}),
         (2, "prefill", "step", {"replica": 0, "steps": [4]}),
@@ -236,7 +236,7 @@ def test_steps_are_told_with_their_replica_where_there_are_several() -> None:
     ("first_token_ms", "words"),
     [(30, "came 13.0 ms before that."), (52, "came 9.00 ms after that."), (None, "never came.")],
 )
-def test_a_deadline_is_told_as_met_or_missed(first_token_ms: int | None, words: str) -> None:
+def test_a_deadline_is_reported_as_met_or_missed(first_token_ms: int | None, words: str) -> None:
     first_token_ns = None if first_token_ms is None else first_token_ms * MILLISECOND
     times = {"arrived_ns": 3 * MILLISECOND, "deadline_ns": 40 * MILLISECOND, "first_token_ns": first_token_ns}
     opening = describe(made(timeline((90, "decode", "step", {"steps": [1]})), **times))[0]

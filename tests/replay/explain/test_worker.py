@@ -13,7 +13,7 @@ from eventlm.replay.explain.worker import respond
 from tests.replay.traces import indices, read_objects, record, small_machine
 
 
-def test_it_says_what_eventlm_explain_says(tmp_path: Path) -> None:
+def test_its_answer_is_that_of_eventlm_explain(tmp_path: Path) -> None:
     path = record(tmp_path, small_machine({"type": "edf", "min_deadline_ms": 1}))
     requests = indices(read_objects(path), "arrive")[:3]
     given = respond(ExplainRequest(run_folder=str(path.parent), requests=requests))
@@ -26,7 +26,7 @@ def test_it_says_what_eventlm_explain_says(tmp_path: Path) -> None:
     assert given.reason is None
 
 
-def test_a_torn_or_foreign_trace_is_told_without_its_path(tmp_path: Path) -> None:
+def test_a_torn_or_foreign_trace_is_reported_without_its_path(tmp_path: Path) -> None:
     path = record(tmp_path, small_machine({"type": "fcfs"}))
     lines = path.read_bytes().splitlines(keepends=True)
     damaged = [*lines[:20], lines[20].replace(b'"s":20', b'"s":21'), *lines[21:]]

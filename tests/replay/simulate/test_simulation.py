@@ -133,7 +133,7 @@ def test_blocks_and_context_come_from_the_machine_and_the_workload() -> None:
     assert len(engine.predictor) == 5
 
 
-def test_blocks_come_from_the_recorded_run_and_other_limits_are_told() -> None:
+def test_blocks_come_from_the_recorded_run_and_other_limits_are_reported() -> None:
     config = load_config(None, {"max_num_seqs": 8}, environment={})
     recorded = CoreConfig(models=["m"], num_blocks=123, max_model_len=1000, max_num_seqs=4, max_num_batched_tokens=8192)
     engine = build_engine(config, requests((0, 300, 9)), COST, recorded=recorded)

@@ -54,7 +54,7 @@ def test_a_single_one_is_counted_in_the_singular() -> None:
     assert render(single) == "1 event, 0 decisions verified, tokens not checked (1 checkpoint)"
 
 
-def test_a_divergence_is_told_whole() -> None:
+def test_a_divergence_is_reported_in_full() -> None:
     assert (
         render(DIVERGED)
         == """\
@@ -111,7 +111,7 @@ def test_fields_that_differ_are_named_with_both_values() -> None:
     assert differing_fields({"dropped": [1]}, {"dropped": [1, 2]}) == ["dropped: recorded 1 entries, replayed 2"]
 
 
-def test_first_differences_are_told_apart() -> None:
+def test_first_differences_are_distinguished() -> None:
     admit, emit = Admitted(s=5, request=4), Emitted(s=6, replica=0, step=1, num_tokens=1)
     finish = Finished(s=7, request=4, index=0, reason="eos", position=1)
     assert classify([emit, admit], [admit, emit]) is Code.REORDERED_DECISION

@@ -33,7 +33,7 @@ def test_rewriting_a_trace_changes_nothing(fcfs_run: Recording, tmp_path: Path) 
     assert tampered(fcfs_run.path, tmp_path / "t", lambda objects: None).read_bytes() == fcfs_run.path.read_bytes()
 
 
-def test_progress_is_told_to_the_last_byte(fcfs_run: Recording) -> None:
+def test_progress_is_reported_to_the_last_byte(fcfs_run: Recording) -> None:
     told: list[tuple[int, int]] = []
     verify(fcfs_run.path, on_progress=lambda done, total: told.append((done, total)))
     size = fcfs_run.path.stat().st_size
@@ -68,7 +68,7 @@ def test_a_trace_that_is_still_being_written_verifies_as_far_as_it_goes(tmp_path
     assert "still being written" in result.warnings[0]
 
 
-def test_a_core_that_lets_sequences_wait_for_ever_is_told_on(
+def test_a_core_that_lets_sequences_wait_for_ever_is_reported(
     fcfs_run: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "plan_step", lambda *arguments: False)
@@ -77,7 +77,7 @@ def test_a_core_that_lets_sequences_wait_for_ever_is_told_on(
     assert "waits" in found.what
 
 
-def test_a_core_that_loses_blocks_is_told_on(fcfs_run: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_that_loses_blocks_is_reported(fcfs_run: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockPool, "release_all", lambda self, table: None)
     found = divergence_of(verify(fcfs_run.path, check_invariants=True))
     assert (found.code, found.exit_code) == ("safety", 11)

@@ -203,7 +203,7 @@ def _export(path: Path) -> object:
         (read_run, _a_row_more, 2),
     ],
 )
-def test_what_adds_up_a_trace_says_where_it_contradicts_itself(
+def test_sums_over_a_trace_report_where_it_contradicts_itself(
     fcfs_run: Recording,
     tmp_path: Path,
     read: Callable[[Path], object],

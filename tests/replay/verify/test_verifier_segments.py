@@ -36,7 +36,7 @@ def _copy(folder: Path, target: Path) -> list[Path]:
     return sorted(target.glob("trace-*.jsonl"))
 
 
-def test_a_run_goes_on_behind_segments_that_are_not_kept(segmented: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_after_segments_that_are_not_kept(segmented: Path, tmp_path: Path) -> None:
     whole = verify(segmented, check_invariants=True)
     assert (whole.exit_code, whole.first_s, whole.clean_end) == (0, 0, True)
     assert whole.num_segments > 4
@@ -52,7 +52,7 @@ def test_a_run_goes_on_behind_segments_that_are_not_kept(segmented: Path, tmp_pa
     assert f"from event {rest.first_s:,} on, earlier ones are not in it" in render(verify(second))
 
 
-def test_under_a_change_a_later_segment_tells_what_it_would_have_altered(segmented: Path) -> None:
+def test_under_a_change_a_later_segment_shows_what_it_would_have_altered(segmented: Path) -> None:
     later = sorted(segmented.glob("trace-*.jsonl"))[2]
     found = divergence_of(verify(later, changes=Changes(settings={"max_num_batched_tokens": 2})))
     assert found.code == "config_drift"

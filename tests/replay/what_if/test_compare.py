@@ -234,7 +234,7 @@ def in_classes(run: Ran, names: Sequence[str]) -> Ran:
     return run._replace(outcome=structs.replace(run.outcome, sequences=sequences))
 
 
-def test_each_service_class_is_told_of() -> None:
+def test_each_service_class_is_reported() -> None:
     names = ["gold", "bronze", "", "bronze"]
     slow, fast = in_classes(ran([10, 40, 70, 40]), names), in_classes(ran([4, 80, 70, 80]), names)
     found = compare_once(classed(names), slow, slow, [fast])
@@ -247,7 +247,7 @@ def test_each_service_class_is_told_of() -> None:
     assert not [each.name for each in found.metrics if each.name.endswith("_class_")]
 
 
-def test_of_many_service_classes_the_largest_are_told_of() -> None:
+def test_the_largest_of_many_service_classes_are_reported() -> None:
     names = [f"class{number}" for number in range(MAX_SERVICE_CLASSES + 3)] + ["class9", "class10"]
     told = service_classes(classed(names))
     assert len(told) == MAX_SERVICE_CLASSES

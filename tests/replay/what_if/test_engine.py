@@ -101,7 +101,7 @@ def test_external_facts_keep_their_place_in_the_load_and_take_as_long(run: Recor
     ]
 
 
-def test_the_engine_is_the_recorded_one_but_for_the_changes(run: RecordedRun) -> None:
+def test_the_engine_is_the_recorded_one_with_the_changes(run: RecordedRun) -> None:
     changes = Changes(policy={"type": "lrs", "multiplier": 3}, settings={"max_num_seqs": 4})
     engine = build_engine(run.header, Alternative(changes=changes, num_replicas=5))
     assert engine.config == structs.replace(run.header.core, max_num_seqs=4, num_replicas=5)

@@ -133,7 +133,7 @@ def test_requests_whose_length_is_not_known_neither_win_nor_lose(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_an_alternative_that_serves_what_was_rejected_is_foretold_within_the_bar(tmp_path: Path, seed: int) -> None:
+def test_an_alternative_that_serves_rejected_requests_is_predicted_within_the_bar(tmp_path: Path, seed: int) -> None:
     """A short queue turns away a fifth to a half of what comes. What a longer one would have shown is simulated with
     the true lengths, which the record does not have.
     """

@@ -69,7 +69,7 @@ def test_the_report_says_which_policies_ran_and_what_becomes_of_the_swaps(result
     assert [each["from_ns"] for each in found["recorded"]["policies"][1:]] == list(SWAPS.values())
 
 
-def test_the_alternatives_do_with_the_swaps_what_is_said(result: WhatIfResult) -> None:
+def test_the_alternatives_handle_the_swaps_as_reported(result: WhatIfResult) -> None:
     swaps = [
         [event.name for event in events_of(each.run_folder) if isinstance(event, PolicySwapped)]
         for each in result.alternatives
@@ -83,7 +83,7 @@ def test_a_simulation_of_the_run_s_work_says_that_it_leaves_them_out(swapped: Pa
     assert "not repeated here" in note
 
 
-def test_a_run_of_one_policy_is_nothing_to_tell() -> None:
+def test_a_run_of_one_policy_is_not_reported() -> None:
     spans = [PolicySpan(name="fcfs", spec="fcfs", from_ns=0)]
     assert describe(spans) == "fcfs"
     assert (

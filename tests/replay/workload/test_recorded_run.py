@@ -48,7 +48,7 @@ def test_fates_are_those_that_were_served(tmp_path: Path) -> None:
     assert [request.arrival_ns for request in run.workload.requests] == [1, *(ms * MILLISECOND for ms in (5, 10, 15))]
 
 
-def test_a_cancel_is_told_by_progress(tmp_path: Path) -> None:
+def test_a_cancel_is_placed_by_progress(tmp_path: Path) -> None:
     workload = requests_of([0], output=20)
     cancel = Cancel(index=0, position=6, delay_ns=MILLISECOND)
     cancelled = [structs.replace(workload.requests[0], cancel=cancel)]

@@ -44,7 +44,7 @@ def test_a_shared_beginning_shows_nothing() -> None:
     assert find_parents(arrivals, [10, 25, 40], [[3], [8], []]) == [-1, -1, -1]
 
 
-def test_nobody_follows_what_had_not_ended() -> None:
+def test_no_turn_follows_one_that_had_not_ended() -> None:
     arrivals = [arrival(0, [1]), arrival(5, [1, 2]), arrival(9, session=1), arrival(10, session=1)]
     assert find_parents(arrivals, [10, 20, -1, 30], [[2], [], [], []]) == [-1, -1, -1, -1]
 

@@ -82,13 +82,13 @@ def test_the_id_in_a_body_is_the_requests_unless_the_header_has_one(server: Runn
     assert server.post(path, body | {"model": "none"}).headers["x-request-id"] == "of/the.body"
 
 
-def test_an_id_that_ends_like_a_path_is_told_apart_by_its_quotes(server: RunningServer) -> None:
+def test_an_id_that_ends_like_a_path_is_distinguished_by_its_quotes(server: RunningServer) -> None:
     reply = server.post("/v1/completions", {"model": "test", "prompt": "x"}, {"x-request-id": "a/explain"}).json()
     assert get(server, "a%2Fexplain").json()["id"] == get(server, "a%2Fexplain/explain").json()["id"] == reply["id"]
     assert_error(get(server, "a/explain"), 404, INVALID, "id", "request_not_found")
 
 
-def test_it_is_told_as_text_too(server: RunningServer) -> None:
+def test_it_is_available_as_text_too(server: RunningServer) -> None:
     name = server.chat().json()["id"]
     reply = get(server, f"{name}/explain?format=text")
     assert (reply.headers["content-type"], reply.data) == ("text/plain; charset=utf-8", b"a story")

@@ -49,7 +49,7 @@ def server(start_server: Callable[..., RunningServer]) -> RunningServer:
 
 @pytest.mark.parametrize("endpoint", PATHS)
 @pytest.mark.parametrize("fields", CASES)
-def test_behind_every_event_the_rest_is_the_rest(server: RunningServer, endpoint: str, fields: dict[str, Any]) -> None:
+def test_a_stream_resumes_after_any_event(server: RunningServer, endpoint: str, fields: dict[str, Any]) -> None:
     stream = whole_stream(server, endpoint, fields)
     events = parse(stream)
     assert events[-1].data == "[DONE]"

@@ -142,7 +142,7 @@ def test_without_resume_seconds_it_ends_at_once(start_server: Callable[..., Runn
     assert_error(resume(server, reply_id), 404, INVALID)
 
 
-def test_who_never_heard_the_id_cannot_come_back(server: RunningServer) -> None:
+def test_a_client_without_the_id_cannot_resume(server: RunningServer) -> None:
     server.engine.script_end = None
     server.engine.step_seconds = 30
     body = request_body("chat", {})
@@ -225,7 +225,7 @@ def test_an_error_ends_a_resumed_stream_too(server: RunningServer) -> None:
     assert resume(server, reply_id).status == 404
 
 
-def test_nobody_reads_on_what_its_reader_saw_die_with_the_engine(server: RunningServer) -> None:
+def test_a_stream_that_died_with_the_engine_cannot_be_resumed(server: RunningServer) -> None:
     connection, _ = start_endless(server)
     server.loop.call_soon_threadsafe(server.engine.fail, EngineUnavailableError("the engine has died"))
     assert read_to_end(connection)[-1].data == "[DONE]"

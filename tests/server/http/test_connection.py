@@ -126,7 +126,7 @@ def test_a_large_body_that_is_thrown_away_is_not_taken_for_a_slow_head(start_ser
     assert b" 200 " in connection.recv(65536)
 
 
-def test_requests_behind_an_upgrade_that_is_declined(start_server: Start) -> None:
+def test_requests_after_an_upgrade_that_is_declined(start_server: Start) -> None:
     server = start_server()
     head = b"GET /health HTTP/1.1\r\nHost: x\r\n"
     connection = server.raw(head + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n" + head + b"\r\n")
@@ -168,7 +168,7 @@ def test_a_body_that_does_not_come(start_server: Start, framing: bytes) -> None:
     assert_serves(server)
 
 
-def test_no_version_is_told(server: RunningServer) -> None:
+def test_no_version_is_revealed(server: RunningServer) -> None:
     for data in (b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", b"nonsense\r\n\r\n"):
         head = read_all(server.raw(data)).partition(b"\r\n\r\n")[0]
         assert b"Server: eventlm\r\n" in head + b"\r\n"
@@ -190,7 +190,7 @@ def test_bodies_have_a_bound_together(start_server: Start) -> None:
     assert server.context.num_body_bytes == 0
 
 
-def test_a_reply_that_nobody_reads(start_server: Start) -> None:
+def test_a_reply_that_is_not_read(start_server: Start) -> None:
     server = start_server(write_timeout_seconds=1)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -134,7 +134,7 @@ def test_the_usage_so_far_is_that_of_what_is_shown(server: RunningServer) -> Non
     client.close()
 
 
-def test_an_error_comes_behind_what_was_read_for_a_client_that_does_not_read(server: RunningServer) -> None:
+def test_an_error_comes_after_what_was_read_for_a_client_that_does_not_read(server: RunningServer) -> None:
     client = connect(server)
     wait_until(lambda: server.engine.num_said == len(TEXT.encode()))
     server.engine.script_end = None
@@ -183,7 +183,7 @@ def test_a_failure_while_a_client_does_not_read_ends_its_stream_by_an_error(
     stalled.close()
 
 
-def test_the_connection_serves_on_behind_a_slow_stream(server: RunningServer) -> None:
+def test_the_connection_serves_on_after_a_slow_stream(server: RunningServer) -> None:
     client = connect(server)
     assert len(chunks_of(read_reply(client, most_bytes=1000))) > 2
     body = b'{"model": "test", "prompt": "x", "max_tokens": 4}'

@@ -164,7 +164,7 @@ def ends(connection: socket.socket) -> bool:
         return False
 
 
-def test_handshakes_that_never_end_are_ended_and_keep_nobody_out(
+def test_handshakes_that_never_end_are_ended_and_keep_no_client_out(
     start_server: Callable[..., RunningServer], files: tuple[Path, Path]
 ) -> None:
     server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]), header_timeout_seconds=6, max_connections=250)

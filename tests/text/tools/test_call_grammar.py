@@ -204,7 +204,7 @@ async def test_a_schema_that_cannot_be_followed(
     assert error.param in str(error)
 
 
-async def test_what_nobody_insists_on_is_left_out(checker: GrammarChecker) -> None:
+async def test_optional_parts_are_left_out(checker: GrammarChecker) -> None:
     """Formats and keywords that a grammar cannot follow do not keep tools from being called."""
     schema = {"properties": {"a": {"type": "integer", "format": "uint32"}, "b": {"uniqueItems": True}}}
     use = ToolUse([], [FunctionDefinition("f", None, schema)], [0], "required")

@@ -69,7 +69,7 @@ def test_what_is_no_call_is_content(text: str) -> None:
     assert parse(text) == (text, [])
 
 
-def test_a_call_behind_one_that_is_none() -> None:
+def test_a_call_after_one_that_is_none() -> None:
     assert parse(f"<tool_call>\n<tool_call>{ADD}</tool_call>") == ("<tool_call>\n", [("add", '{"a": 1}')])
 
 

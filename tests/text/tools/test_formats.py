@@ -109,7 +109,7 @@ def test_from_other_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("", "possible"),
     ],
 )
-def test_what_a_prompts_end_says_of_the_reasoning_after_it(prompt_end: str, state: str) -> None:
+def test_the_end_of_a_prompt_shows_whether_reasoning_follows(prompt_end: str, state: str) -> None:
     assert Qwen3().state(prompt_end) == state
 
 
@@ -124,5 +124,5 @@ def test_what_a_prompts_end_says_of_the_reasoning_after_it(prompt_end: str, stat
         ("</think><think>", "open"),
     ],
 )
-def test_what_a_begun_message_says_of_the_reasoning_after_it(message: str, state: str) -> None:
+def test_a_begun_message_shows_whether_reasoning_follows(message: str, state: str) -> None:
     assert Qwen3().state_within(message) == state

@@ -77,7 +77,7 @@ def test_nothing_of_a_text_without_calls_is_lost(tool_parser: str) -> None:
     assert num_without > NUM_TEXTS / 8
 
 
-def test_arguments_are_told_while_they_come() -> None:
+def test_arguments_are_streamed() -> None:
     parser = MessageParser(MessageFormat(tool_names=NAMES), formats("hermes"))
     deltas = [
         (character, parser.push(character)) for character in 'Hi.\n<tool_call>{"name":"add","arguments":{"a":"é"}}'

@@ -38,7 +38,7 @@ def test_reasoning(state, text: str, reasoning: str, content: str) -> None:
     assert (message.reasoning, message.content) == (reasoning, content)
 
 
-def test_what_the_prompt_says_of_it() -> None:
+def test_whether_the_prompt_opens_it() -> None:
     assert Qwen3.detects(TEMPLATE.source)
     messages = [{"role": "user", "content": "<think> is a tag"}]
     opened, closed = (TEMPLATE.render(messages, variables={"thinks": thinks}) for thinks in (True, False))

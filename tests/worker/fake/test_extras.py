@@ -99,5 +99,5 @@ def test_embedding() -> None:
     assert run([5], kind="pool", request=7)[1][0].embedding == beside.embedding
 
 
-def test_nothing_that_nobody_asked_for() -> None:
+def test_nothing_unrequested_is_computed() -> None:
     assert run([2, 3], num_decodes=3)[1] == []

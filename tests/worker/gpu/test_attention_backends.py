@@ -38,7 +38,7 @@ GEOMETRY = Geometry(
 )
 
 
-def test_the_fastest_is_taken_and_why_is_said() -> None:
+def test_the_fastest_is_taken_and_the_reason_is_logged() -> None:
     choice = choose_backend("auto", GEOMETRY)
     assert choice.backend is TritonAttention
     assert choice.reason
@@ -55,12 +55,12 @@ def test_the_fastest_is_taken_and_why_is_said() -> None:
         ("torch_sdpa", {"is_invariant": True}, "--batch-invariant"),
     ],
 )
-def test_one_that_cannot_run_the_model_says_why(name: str, changes: dict[str, Any], reason: str) -> None:
+def test_one_that_cannot_run_the_model_gives_the_reason(name: str, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
         choose_backend(name, GEOMETRY._replace(**changes))
 
 
-def test_an_unknown_one_is_told_which_there_are() -> None:
+def test_an_unknown_one_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match="auto, triton, flash_attn, torch_sdpa"):
         choose_backend("flashinfer", GEOMETRY)
 

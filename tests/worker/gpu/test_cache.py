@@ -39,7 +39,7 @@ def test_blocks_are_given_back_before_others_are_taken(
     assert runner.cache.num_blocks == 3
 
 
-def test_a_cache_that_does_not_fit_is_told_so(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_does_not_fit_is_refused(runner: GpuRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*shape: Any, **options: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB. GPU 0 has\nmore to say")
 

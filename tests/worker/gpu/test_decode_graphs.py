@@ -63,7 +63,7 @@ def test_graphs_cost_what_they_take_whatever_the_allocator_keeps(monkeypatch: py
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_each_is_captured_behind_runs_over_padding_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_is_captured_after_runs_over_padding_and_then_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = MadeUpGpu(monkeypatch, 0)
     graphs = DecodeGraphs([1, 4], lambda bucket: gpu.log.append(f"padding {bucket}"), gpu.compute, CUDA)
     runs = ["padding {0}", "compute {0}", "compute {0}", "capture", "compute {0}"]

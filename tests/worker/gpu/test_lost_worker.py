@@ -27,7 +27,7 @@ PARAMS = [
 ]
 
 
-async def test_a_worker_that_is_killed_in_a_step_costs_nobody_a_token(tmp_path: Path) -> None:
+async def test_a_worker_that_is_killed_in_a_step_costs_no_token(tmp_path: Path) -> None:
     folder = small_checkpoint(tmp_path / "model")
     config = Config(
         model=ModelConfig(model=str(folder), dtype="float32"),

@@ -44,7 +44,7 @@ def test_the_cache_gets_no_more_than_is_free() -> None:
     assert blocks(free=10 * GIB) == (10 - 2 - 1) * 1024
 
 
-def test_a_model_that_does_not_fit_is_told_so_with_the_figures() -> None:
+def test_a_model_that_does_not_fit_is_refused_with_the_figures() -> None:
     with pytest.raises(CacheMemoryError) as caught:
         blocks(taken=71 * GIB, free=9 * GIB, needed=5)
     message = str(caught.value)
@@ -97,7 +97,7 @@ def test_the_interpreter_s_start_has_only_weights_to_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("can_capture", [True, False])
-def test_a_gpu_s_start_tells_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_capture: bool) -> None:
+def test_a_gpu_s_start_reports_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_capture: bool) -> None:
     runner = gpu_runner(small_checkpoint(tmp_path), graph_buckets=[1, 2])
     block_bytes = 16 * kv_bytes_per_token(read_config(tmp_path), "float32")
     made_up: Any = SimpleNamespace(

@@ -218,7 +218,7 @@ def test_a_step_is_launched_without_waiting_for_the_device(
     assert GpuStep.settle is settle
 
 
-def test_compiled_parts_give_the_same_tokens_and_their_gain_is_told(
+def test_compiled_parts_give_the_same_tokens_and_their_gain_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More layers than torch would compile one by one.

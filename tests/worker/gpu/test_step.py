@@ -63,7 +63,7 @@ def test_a_step_alone_takes_what_the_device_took(clock: Clock) -> None:
     assert step.times_ns == (1000, 5000)
 
 
-def test_a_step_behind_another_begins_when_that_ends(clock: Clock) -> None:
+def test_a_step_after_another_begins_when_that_ends(clock: Clock) -> None:
     clock.now_ns = 1000
     first, second = clock.launch(1000, 5000), clock.launch(5000, 8000)
     first.finish()

@@ -130,12 +130,12 @@ def test_a_grammar_that_a_history_does_not_match_ends_with_an_error(setting: Set
     assert setting.draw(regex_grammar("ab", "p"), output=setting.ids("z"))[1] == "error"
 
 
-def test_a_grammar_that_cannot_be_built_ends_with_an_error_and_harms_nobody(setting: Setting) -> None:
+def test_a_grammar_that_cannot_be_built_ends_only_its_own_sequence(setting: Setting) -> None:
     assert setting.draw(regex_grammar("(a", "p"))[1] == "error"
     assert setting.draw(choice_grammar(["ok"], "p")) == ("ok", "grammar")
 
 
-def test_steps_in_flight_behind_an_end_do_no_harm(setting: Setting) -> None:
+def test_steps_in_flight_after_an_end_do_no_harm(setting: Setting) -> None:
     """Launched before the end was known; the engine drops what they give."""
     runner: ModelRunner = setting.runner
     params = SamplingParams(grammar=choice_grammar(["a"], "p"), eos_token_ids=(EOS_ID,), temperature=0.0)

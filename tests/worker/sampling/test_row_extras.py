@@ -122,7 +122,7 @@ def test_score_without_a_number_has_the_tokens_own(schedule: Schedule) -> None:
 
 
 @pytest.mark.parametrize("sizes", [[LENGTH], [1, 60], [50, 11]])
-def test_an_embedding_is_the_last_hidden_state_behind_the_last_norm(
+def test_an_embedding_is_the_last_hidden_state_after_the_last_norm(
     pair: Pair, schedule: Schedule, sizes: list[int]
 ) -> None:
     prefill(schedule, sizes, kind="pool", samples=False)

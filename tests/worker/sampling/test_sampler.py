@@ -178,7 +178,7 @@ def test_greedy_takes_the_first_of_equals() -> None:
     assert draw(logits, [sequence(number, **processed) for number in range(3)]) == [0, 4000, 17]
 
 
-def test_a_batch_pays_for_no_processor_that_nobody_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_pays_only_for_requested_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(
         "eventlm.worker.sampling.sampler.process_logits", lambda logits, rows, table: seen.append(len(logits))

@@ -88,7 +88,7 @@ def test_who_draws_from_logits_as_the_model_gives_them() -> None:
     assert table.draw_rows(free) is None
 
 
-def test_only_those_who_use_penalties_are_counted() -> None:
+def test_only_rows_with_penalties_are_counted() -> None:
     table = SamplingTable(100)
     plain, penalized = sequence(1), sequence(2, presence_penalty=1.0)
     table.add(plain)
