@@ -1,4 +1,4 @@
-"""Clients that mean no good against a real server on the loopback, and what they leave behind.
+"""Abusive clients against a real server on the loopback, and what they cost it.
 
 python benchmarks/abuse.py [--clients 2000] [--rounds 2] [--api-servers N]
 

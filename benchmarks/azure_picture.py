@@ -214,7 +214,7 @@ def _names(configuration: Configuration) -> tuple[str, str]:
 
 
 def print_table(hour: Hour) -> None:
-    """The figures behind the picture."""
+    """The figures of the picture."""
     classes = _classes(hour.result)
     print(f"\n{hour.title}: TTFT p50 / p99 in s")
     print(f"{'':22}{'load':>6}" + "".join(f"{_label(edges):>24}" for edges in classes))

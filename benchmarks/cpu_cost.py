@@ -2,14 +2,14 @@
 
     python benchmarks/cpu_cost.py [--plots context batch chunk behind] [--model FOLDER] [--output FILE.png]
 
-    context  one token each for 1 and 4 sequences behind contexts of 1k to 32k tokens
-    batch    one token each for 1 to 256 sequences behind 128 tokens
+    context  one token each for 1 and 4 sequences after contexts of 1k to 32k tokens
+    batch    one token each for 1 to 256 sequences after 128 tokens
     chunk    the first 16 to 2,048 tokens of a prompt
-    behind   256 tokens of a prompt behind contexts of up to 32k tokens
+    behind   256 tokens of a prompt after contexts of up to 32k tokens
 
 A step is the worker's forward pass and the greedy draws of the rows that sample, in torch their logits; no engine, no
 HTTP. Its floor is the longer of two times: its bytes (weights, keys and values) at the bandwidth, its FLOPs at the rate
-of products that torch reaches, the better of what is measured before a line's steps and behind them. A cliff is a point
+of products that torch reaches, the better of what is measured before a line's steps and after them. A cliff is a point
 whose cost per token lies more than `--tolerance` above the line between its neighbours, or, where steps only get
 larger, above that of the smaller step before it.
 

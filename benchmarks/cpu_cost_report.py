@@ -25,7 +25,7 @@ LABELS = {
 
 
 class Point(NamedTuple):
-    """A step: `num_rows` sequences compute `num_tokens` tokens each behind `context` others. x: its place in a plot."""
+    """A step: `num_rows` sequences compute `num_tokens` tokens each after `context` others. x: as plotted."""
 
     x: int
     num_rows: int

@@ -47,7 +47,7 @@ MIXES: dict[str, tuple[Part, ...]] = {
     "mixed": (Part(0.8, (8, 48), (4, 16)), Part(0.2, (256, 512), (4, 16))),
     "prefix": (Part(1, (8, 48), (4, 16), prefix_tokens=96, num_families=3),),
 }
-#: Behind these no request of a mix is longer.
+#: No request of a mix is longer.
 MAX_MODEL_LEN = 600
 #: Requests that are there at once, to see how many a second are served then.
 NUM_BURST = 24

@@ -47,7 +47,7 @@ _BLOCK_SIZE = 16
 #: What `--also` takes: the options that say how a worker computes.
 _OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels")
 
-#: Logits [n, V], float32, behind each of the last n of some tokens.
+#: Logits [n, V], float32, after each of the last n of some tokens.
 LogitsOf = Callable[[list[int], int], Tensor]
 
 
@@ -97,7 +97,7 @@ class Score(NamedTuple):
 
 
 def windows(num_tokens: int, length: int, stride: int) -> Iterator[Window]:
-    """Windows that score each token but the first once, behind `length - stride` others or all that there are."""
+    """Windows that score each token but the first once, after `length - stride` others or all that there are."""
     first = 1
     while first < num_tokens:
         end = min(length if first == 1 else first + stride, num_tokens)

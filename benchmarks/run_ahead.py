@@ -3,8 +3,8 @@
     python benchmarks/run_ahead.py [--batch 256] [--steps 300]
 
 The device is the fake one, which takes a given time for a step whatever is in it, with one and with two steps shipped
-ahead: with one, the engine's and the worker's work for a step lies between two of them; with two, behind the one that
-runs, as long as it takes no longer. On a GPU `benchmarks/gpu.py --sections gaps` measures the same. Nothing else should
+ahead: with one, the engine's and the worker's work for a step lies between two of them; with two, it is hidden while a
+step runs, unless it takes longer. On a GPU `benchmarks/gpu.py --sections gaps` measures the same. Nothing else should
 run on the machine.
 """
 

@@ -125,7 +125,7 @@ class Run:
         async for output in handle:
             if isinstance(output, TokensOutput):
                 if output.start != len(tokens[output.index]) or output.index in reasons:
-                    raise AssertionError(f"token {output.start} came behind {len(tokens[output.index])}")
+                    raise AssertionError(f"token {output.start} came after {len(tokens[output.index])}")
                 tokens[output.index] += output.token_ids
             elif isinstance(output, FinishedOutput):
                 reasons[output.index] = output.reason
@@ -138,7 +138,7 @@ class Run:
         self.num_tokens += sum(map(len, tokens))
 
     def find_leaks(self) -> None:
-        """What is left behind when everybody has gone."""
+        """What is left when all clients have gone."""
         engine_core = self.engine._engine_core
         assert engine_core is not None
         state = engine_core.core.state

@@ -26,7 +26,7 @@ def _open_standard_streams() -> None:
     """Connect those of descriptors 0 to 2 that are closed with the null device.
 
     Otherwise the next files and sockets get these numbers: libuv aborts where it closes one of them, and what is
-    printed, by children too, goes to whatever is behind it. The interpreter leaves out the streams of closed ones.
+    printed, by children too, goes to whatever it stands for. The interpreter leaves out the streams of closed ones.
     """
     for number in range(3):
         try:

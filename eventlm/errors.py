@@ -8,7 +8,7 @@ from enum import IntEnum
 class ExitCode(IntEnum):
     """All exit codes of `eventlm`, and what each means.
 
-    2 or 1: a start that fails with 2 fails again until somebody changes a flag or a file, so a service manager must
+    2 or 1: a start that fails with 2 fails again until a flag or a file changes, so a service manager must
     not restart it (`RestartPreventExitStatus=2`). What fails with 1 may pass later: a network, a full disk, a crash.
     """
 

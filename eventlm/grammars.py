@@ -32,7 +32,7 @@ Tokenize = Callable[[bytes], list[int]]
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer. The end of a text is a token of its own, behind all others."""
+    """What llguidance needs of a tokenizer. The end of a text is a token of its own, after all others."""
 
     bos_token_id = None
 
@@ -52,7 +52,7 @@ def make_tokenizer(
     """A vocabulary for matchers: the bytes of each token (none for ids without one), and names of special tokens by id.
 
     tokenize: the tokens of a text, UTF-8, whose bytes must be the text's; a grammar that leaves no choice gets these.
-    As it is, for a vocabulary that begins with all bytes. In masks, the bit behind the last token says whether the text
+    As it is, for a vocabulary that begins with all bytes. In masks, the bit after the last token says whether the text
     may end.
     """
     from llguidance import LLTokenizer, TokenizerWrapper

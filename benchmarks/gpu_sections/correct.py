@@ -152,7 +152,7 @@ class Likeness(NamedTuple):
 
 @torch.no_grad()
 def teacher_forced(run: Run, folder: Path, dtype: Dtype, device: str) -> Likeness:
-    """What transformers' forward pass of the folder's model says of the tokens of greedy outputs, each behind those
+    """What transformers' forward pass of the folder's model makes of the tokens of greedy outputs, each after those
     before it.
     """
     from transformers import AutoModelForCausalLM

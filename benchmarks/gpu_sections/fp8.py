@@ -35,7 +35,7 @@ def _measure(context: Context) -> Iterator[Row]:
         tokens.append(run.token_ids)
     same = sum(_common_prefix(*pair) for pair in zip(*tokens, strict=True)) / sum(workload.output_lens)
     yield speed(
-        f"{len(workload.prompts)} sequences behind prompts of {len(workload.prompts[0]):,} tokens, fp8 KV",
+        f"{len(workload.prompts)} sequences after prompts of {len(workload.prompts[0]):,} tokens, fp8 KV",
         rates[1],
         "tok/s",
         limit=rates[0],

@@ -53,8 +53,8 @@ class Skip(Exception):
 
 
 class Context(Struct, frozen=True, kw_only=True):
-    """What a section's `module` is told. `folder` is all sections' own, for checkpoints and runs; `seconds` is what the
-    section may take; parts in `skip` have been run before.
+    """The arguments of a section's `module`. `folder` is shared by all sections, for checkpoints and runs; `seconds` is
+    what the section may take; parts in `skip` have been run before.
     """
 
     module: str

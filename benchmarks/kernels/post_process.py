@@ -56,7 +56,7 @@ def post_process(values_N: Tensor, *, iterations: int, mode: Mode) -> Tensor:
 
 
 def work(num_values: int, *, iterations: int, mode: Mode) -> Work:
-    """What `post_process` does: the least that it could, so that a time says how fast the device was."""
+    """The least work for `post_process`, so that its time shows how fast the device was."""
     if mode == "compute":
         return Work(num_values * iterations * _FLOPS_PER_TURN, num_values * 8)
     return Work(num_values * iterations, num_values * iterations * 8)

@@ -47,7 +47,7 @@ class _Inputs(NamedTuple):
 
 
 def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
-    """Rows are alike: `num_queries` queries behind `start` tokens that the cache has already."""
+    """Rows are alike: `num_queries` queries after `start` tokens that are in the cache."""
     if smoke:
         yield _case(_Shape(2, 0, 70, num_heads=4, num_kv_heads=2, head_dim=64), device)
         yield _case(_Shape(1, 33, 40, num_heads=4, num_kv_heads=2, head_dim=64, fp8=True), device)
@@ -109,7 +109,7 @@ def _case(shape: _Shape, device: torch.device) -> KernelCase:
     token_bytes = 2 * num_kv_heads * (head_dim * inputs.cache.element_size() + 4 * fp8)
     # Peers have a causal mask for whole prompts alone.
     peer = None if start or fp8 else _peer(inputs)
-    name = f"{num_rows} x {num_queries} behind {start}, heads {num_heads}/{num_kv_heads} of {head_dim}"
+    name = f"{num_rows} x {num_queries} after {start}, heads {num_heads}/{num_kv_heads} of {head_dim}"
     return KernelCase(
         name + (", fp8" if fp8 else ""),
         _run(inputs),

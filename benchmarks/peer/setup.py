@@ -59,7 +59,7 @@ MENDS = (
         "_tile_loadconfig(&tc);",
         '__asm__ volatile("ldtilecfg %0" :: "m"(tc));',
     ),
-    # False is httplib's word for a stream that broke off: the server would close each connection behind its stream, and
+    # False is httplib's word for a stream that broke off: the server would close each connection after its stream, and
     # now and then on a request that its client had just sent there.
     Mend("tools/server/server-http.cpp", "            return has_next;", "            return true;"),
 )

@@ -133,7 +133,7 @@ class LogReader:
         except (ArithmeticError, LookupError, ValueError) as error:
             if line is None:
                 raise
-            what = f"it contradicts the lines before it ({type(error).__name__}: {error}); `eventlm replay` tells more"
+            what = f"it contradicts the lines before it ({type(error).__name__}: {error}); `eventlm replay` has more"
             raise corrupt(line.path, line.number, line.byte_offset, what) from error
 
     def lines_from(self, s: int) -> Iterator[LogLine]:

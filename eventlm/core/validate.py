@@ -58,7 +58,7 @@ def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
         found.append(where + f"{len(replica.in_flight)} steps in flight, more than allowed")
     for step in list(replica.in_flight)[:-1]:
         if step.is_long(state.config):
-            found.append(where + f"a step is planned behind step {step.step}, which takes {step.predicted_ns} ns")
+            found.append(where + f"a step is planned after step {step.step}, which takes {step.predicted_ns} ns")
     if not replica.up and (replica.running or replica.in_flight or len(replica.queue)):
         found.append(where + "its worker is lost, but it still has sequences")
     for sequence in replica.running:

@@ -54,7 +54,7 @@ class WaitingQueue:
         index = bisect_left(self.members, sequence.id, key=_id)
         self.members.insert(index, sequence)
         self._priorities.insert(index, sequence.view.priority)
-        # Counted by the sequence, so that no entry it left behind in any queue is ever valid again.
+        # Counted by the sequence, so that no old entry in any queue is ever valid again.
         sequence.num_tickets += 1
         sequence.ticket = sequence.num_tickets
         self.num_tokens += sequence.num_tokens

@@ -164,7 +164,7 @@ class ServerContext:
         generation.cancel()
 
     def detach(self, generation: Generation) -> None:
-        """Let a resumable generation run on without its handler. Somebody must find the ends of its texts."""
+        """Let a resumable generation run on without its handler, because the ends of its texts must be found."""
         if generation.is_over:
             self.release(generation)
         else:

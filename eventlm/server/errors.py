@@ -92,7 +92,7 @@ def from_input_error(error: InputError) -> ApiError:
 
 
 def reply_not_found(reply_id: str) -> ApiError:
-    """404: no such reply, not any more, or somebody else's."""
+    """404: no such reply, no longer kept, or another owner's."""
     return ApiError(404, f"There is no reply with the id '{reply_id}', or it cannot be resumed, or not any more.")
 
 

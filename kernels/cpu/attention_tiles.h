@@ -24,7 +24,7 @@ constexpr int kTileContext = 128;
 constexpr int kTileSubBlocks = kTileContext / kSubBlock;
 
 // A part of the context: keys by sub-block as the cache has them, values as [head_dim / 16][pairs of tokens][16] words
-// with zeros behind the last token, since a weight of zero does not cancel a NaN.
+// with zeros after the last token, since a weight of zero does not cancel a NaN.
 struct TilePart {
   const std::uint32_t* keys[kTileSubBlocks];
   int count;
@@ -142,7 +142,7 @@ void attend_by_tiles(const KVCache& cache, const AttentionTile& tile, AttentionS
   const int head_dim = cache.head_dim;
   for (int row = 0; row < tile.num_rows; row++)
     std::copy_n(tile.queries[row], head_dim / 2, scratch.queries + row * head_dim / 2);
-  // Rows behind the last one are computed with whatever is there, and not used.
+  // Rows after the last one are computed from whatever is there, and not used.
   configure_tiles(16, 16);
   for (int c = tile.begin; c < tile.end; c += kTileContext) {
     load_part<Format>(cache, tile, c, scratch.part);

@@ -42,7 +42,7 @@ void grow(Aligned<T>& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
-// One row of a step: num_tokens tokens behind `start` others.
+// One row of a step: num_tokens tokens after `start` others.
 struct StepRow {
   std::int32_t start, num_tokens;
   const std::int32_t* blocks;
@@ -63,7 +63,7 @@ class Decoder {
   }
   void load_vector(Weight weight, int layer, const float* source) { weights_.load_vector(weight, layer, source); }
 
-  // The residual stream behind the last layer, [tokens, hidden_size], of rows that lie one after the other.
+  // The residual stream after the last layer, [tokens, hidden_size], of rows that lie one after the other.
   void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv, float* hidden);
   // The last norm of what `forward` gave, [rows, hidden_size].
   void norm(const float* hidden, int num_rows, float* out) const;

@@ -3,7 +3,7 @@
 // A cache block of one head holds `block_size` tokens in sub-blocks of 16. Keys of a sub-block are [head_dim / 2][16]
 // pairs of two elements (of one token), so that one dot product of pairs scores 16 tokens; values are [8][head_dim]
 // pairs (of two tokens), so that one adds two tokens. Where an element is one byte, 16 floats lie in front: what each
-// token's elements are to be multiplied by. What lies behind a sequence in its last sub-block is never used, whatever
+// token's elements are to be multiplied by. What follows a sequence in its last sub-block is never used, whatever
 // it is.
 #pragma once
 

@@ -168,7 +168,7 @@ struct Units {
   std::size_t part, group, num_groups;
 };
 
-// put(row, panel, left half, right half) takes the products; finish() is called behind the last.
+// put(row, panel, left half, right half) takes the products; finish() is called after the last.
 template <class Put, class Finish>
 void multiply_shared(Operation& operation, int num_members, const Matrix& matrix, const Rows& rows, Put&& put,
                      Finish&& finish, std::size_t together = 1) {

@@ -32,7 +32,7 @@ enum class Columns {
   up,     // the second half
 };
 
-// Behind a panel of int8: of each column the scale, and what its sums have too much because of kInputOffset.
+// After a panel of int8: the scale of each column, and the excess of its sums because of kInputOffset.
 struct PanelEnd {
   f32x16 scales[2];
   i32x16 offsets[2];
@@ -124,7 +124,7 @@ struct Matrix {
     store(end + kPanel, sum * kInputOffset);
   }
 
-  // The block of a source row that begins with input `first`, zeros behind the last.
+  // The block of a source row that begins with input `first`, zeros after the last.
   void get_rotated(const bf16* from, std::size_t first, f32x16 (&block)[kBlock / kLanes]) const {
     alignas(64) bf16 inputs[kBlock] = {};
     std::copy_n(from + first, std::min<std::size_t>(kBlock, num_in - first), inputs);

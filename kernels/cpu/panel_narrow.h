@@ -111,7 +111,7 @@ EVENTLM_INLINE void multiply_tile(const Matrix& matrix, std::size_t panel, const
   }
 }
 
-// The rows [first, last), of one block, times NUM_PANELS panels, those behind which follow.
+// The rows [first, last), of one block, times NUM_PANELS panels, which lie one after the other.
 template <class Numbers, int NUM_PANELS, class Put>
 void multiply_panels(const Matrix& matrix, std::size_t panel, const Rows& rows, int first, int last, Put&& put) {
   // If there are several passes, each asks for its part of the next panels: so memory is read while all of them

@@ -36,7 +36,7 @@ struct Rows {
   }
 };
 
-// Memory for some rows. What lies behind the inputs that are put is never anything but a number, and weights are 0
+// Memory for some rows. What follows the inputs that are put is always a number, and weights are 0
 // there.
 class RowBuffer {
  public:
@@ -96,7 +96,7 @@ class RowBuffer {
     return lines_[(row / kTileRows * num_groups_ + number) * kTileRows + row % kTileRows];
   }
 
-  // What was put of a block; zeros behind it, where an earlier row has left something.
+  // What was put of a block; zeros after it, where an earlier row may have left something.
   EVENTLM_INLINE void get(std::size_t row, std::size_t number, f32x16 (&block)[kBlock / kLanes]) {
     for (int part = 0; part < kBlock / kLanes; part++) {
       const std::size_t input = number * kBlock + part * kLanes;

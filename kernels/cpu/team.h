@@ -1,5 +1,5 @@
 // A team of threads that run one function together: the caller is its first member, the others wait for it between
-// calls. Nobody waits for a member, only for work: a thread whose core is taken away holds up what it has in hand, and
+// calls. Threads wait for work, never for a member: a thread whose core is taken away holds up what it has in hand, and
 // while it sleeps it is not missed.
 #pragma once
 
@@ -61,8 +61,8 @@ class alignas(64) Operation {
     }
     if (mine > 0 && done_.fetch_add(mine, std::memory_order_acq_rel) + mine == count) {
       finish();
-      // What wakes the others first looks whether any sleep. Unless both are in one order with this, it may find nobody
-      // while somebody, who has not seen this, goes to sleep for good.
+      // What wakes the others first looks whether any sleep. Unless both are in one order with this, it may find none
+      // while one that has not seen this goes to sleep for good.
       is_done_.store(1, std::memory_order_seq_cst);
       is_done_.notify_all();
     } else {
@@ -77,7 +77,7 @@ class alignas(64) Operation {
 
   bool is_done() const { return is_done_.load(std::memory_order_acquire) != 0; }
 
-  // While nobody shares it.
+  // Not while a call of `share` is under way.
   void reset() {
     next_.store(0, std::memory_order_relaxed);
     done_.store(0, std::memory_order_relaxed);

@@ -88,7 +88,7 @@ class _Comparison:
 
 
 def _comparable(event: Event) -> Event:
-    """Without what a repetition cannot know: the tokens behind a digest, and ends of rows that no longer counted.
+    """Without what a repetition cannot know: the tokens of a digest, and ends of rows that no longer counted.
 
     The cause of a fact comes from its shell, so it is left out too.
     """

@@ -250,7 +250,7 @@ def _null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool)
     if result.difference:
         raise NullTestError(
             f"{path}: the null test failed, so nothing can be said of an alternative: repeated with its own durations, "
-            f"the run differs at {result.difference} (`eventlm replay` without changes tells more)"
+            f"the run differs at {result.difference} (`eventlm replay` without changes has more)"
         )
     return result, []
 

@@ -108,7 +108,7 @@ def test_a_step_that_is_planned_after_a_long_one_is_named() -> None:
     steps[1] = steps[1]._replace(predicted_ns=10 * MILLISECOND)
     validate(rig.state)
     steps[0] = steps[0]._replace(predicted_ns=10 * MILLISECOND)
-    with pytest.raises(InvariantError, match="replica 0: a step is planned behind step 0, which takes 10000000 ns"):
+    with pytest.raises(InvariantError, match="replica 0: a step is planned after step 0, which takes 10000000 ns"):
         validate(rig.state)
 
 

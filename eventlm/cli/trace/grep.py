@@ -60,10 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         query = structs.replace(query, from_ns=window.from_ns, to_ns=to_ns)
     with LogReader(path, strict=arguments.strict) as reader:
         with file_progress("searching", path) as on_progress:
-            num_found = 0
-            for num_found, line in enumerate(grep(reader, query, on_progress=on_progress), start=1):
+            found = False
+            for line in grep(reader, query, on_progress=on_progress):
                 sys.stdout.write(line.decode())
-        if not num_found:
+                found = True
+        if not found:
             warn(["no line matches"])
         # Unless all was read, it is not known how the trace ends.
         if query.to_ns is None and reader.num_lines:

@@ -157,7 +157,7 @@ def read_key_file(path: Path) -> list[KeyEntry]:
             raise UsageError(f"{path}: unknown table {name!r}{did_you_mean(name, ['keys'], listed_as='known')}")
     found = tables.get("keys")
     if not found:
-        raise UsageError(f"{path} has no [[keys]] table: nobody could use the server")
+        raise UsageError(f"{path} has no [[keys]] table: no client could use the server")
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
         raise UsageError(f"{path}: keys must be tables, one [[keys]] for each key")
     entries = [_entry(f"{path}, [[keys]] {number}", table) for number, table in enumerate(found, start=1)]

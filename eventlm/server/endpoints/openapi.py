@@ -120,7 +120,7 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     if endpoint.scope is not None:
-        # A server without keys needs none, except for admin endpoints, which nobody can use then.
+        # A server without keys needs none, except for admin endpoints, which cannot be used then.
         operation["security"] = [{"key": []}] if endpoint.scope == "admin" else [{}, {"key": []}]
     return operation
 

@@ -116,7 +116,7 @@ def _asks_for_text(request: web.Request) -> bool:
 
 
 async def _status(request: web.Request, owner: str | None) -> ReplyStatus:
-    """owner: None for anybody's. Raises ApiError (404) for a request that is not known, or somebody else's."""
+    """owner: None for any. Raises ApiError (404) for an unknown request, or one of another owner."""
     try:
         return await request.app[CONTEXT].engine.status(request.match_info["id"], owner)
     except UnknownReplyError as error:

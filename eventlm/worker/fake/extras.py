@@ -1,7 +1,7 @@
 """Log-probabilities and embeddings of the fake worker: hashes too, and consistent in themselves.
 
-At every position the k-th most likely token has the probability 2^-k. A token's own rank is a hash of its position, and the
-tokens of the other ranks follow from it, so that its entry is the same wherever it is listed.
+At every position the k-th most likely token has the probability 2^-k. A token's own rank is a hash of its position, and
+the tokens of the other ranks follow from it, so that its entry is the same wherever it is listed.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class FakeModel:
         self._free_ns = 0
 
     def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
-        """Behind what is under way."""
+        """Queued after what is under way."""
         begun_ns = time.monotonic_ns()
         try:
             step = self._runner.execute(launch, payload)

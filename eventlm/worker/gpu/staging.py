@@ -26,7 +26,7 @@ class Staging:
         self._device = torch.zeros(capacity, dtype=torch.int32, device=device)
         self._hosts = [torch.zeros(capacity, dtype=torch.int32, pin_memory=self._is_gpu) for _ in range(num_steps)]
         self._arrays = [host.numpy() for host in self._hosts]
-        #: Behind each buffer's last copy.
+        #: Recorded after each buffer's last copy.
         self._copied: list[torch.cuda.Event | None] = [None] * num_steps
         self._turn = 0
         self._used = 0
