@@ -9,7 +9,7 @@ Each section runs in a process of its own and for a share of the budget; an erro
 table, and the others go on. A ratio is to the copy bandwidth or the bf16 product rate that the same run measures first
 (section `ceilings`), or to a peer in the same run. Under `target` the table says what the ratio, or the value where
 there is none, should be at least or at most (measured: no target, or a smoke run, whose times say nothing).
-`benchmarks/gpu_sections/report.py` makes Markdown of the file.
+`benchmarks/gpu_harness/report.py` makes Markdown of the file.
 
 Sections:
 
@@ -46,10 +46,11 @@ from pathlib import Path
 # As a script this has its own folder on the path, and not the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.gpu_sections import SECTIONS, Section
-from benchmarks.gpu_sections.process import Limits, run_section
-from benchmarks.gpu_sections.report import Report, encode, one_line, render
-from benchmarks.gpu_sections.row import Context, Row
+from benchmarks.gpu_harness.process import Limits, run_section
+from benchmarks.gpu_harness.report import Report, encode, one_line, render
+from benchmarks.gpu_harness.row import Context, Row
+from benchmarks.gpu_harness.section import Section
+from benchmarks.gpu_sections import SECTIONS
 
 DEFAULT_BUDGET = 570.0
 #: The share of the time left over by earlier sections, or meant for later ones, that a section may take.

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.gpu_sections.roofline import Gaps, gaps, read_steps
+from benchmarks.gpu_harness.roofline import Gaps, gaps, read_steps
 from eventlm import LLM, SamplingParams
 from eventlm.table import table
 

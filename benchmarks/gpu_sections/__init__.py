@@ -5,25 +5,7 @@ A part is independent of the others: its error, or its crash, is a row in the ta
 
 from __future__ import annotations
 
-import math
-from typing import NamedTuple
-
-
-class Section(NamedTuple):
-    """`seconds` are its share of a run, beside the others'. A part that takes longer than `part_seconds` hangs.
-    `needs_ceilings`: its ratios are to what the section `ceilings` measures.
-    """
-
-    name: str
-    seconds: float
-    part_seconds: float = math.inf
-    needs_ceilings: bool = True
-
-    @property
-    def module(self) -> str:
-        """That measures it."""
-        return f"benchmarks.gpu_sections.{self.name}"
-
+from benchmarks.gpu_harness.section import Section
 
 #: In the order in which they run: what others need first, then what says most.
 SECTIONS = (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import even_workload, generate, start, warm_up
-from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import even_workload, generate, start, warm_up
+from benchmarks.gpu_harness.row import Context, Parts, Row, check, speed
 
 #: Of the sequences of the batch, those that are generated alone too.
 NUM_ALONE = 6

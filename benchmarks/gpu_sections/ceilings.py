@@ -11,8 +11,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_sections.row import CEILINGS_FILE, Ceilings, Context, Parts, Row, speed
-from benchmarks.gpu_sections.timing import median_seconds
+from benchmarks.gpu_harness.row import CEILINGS_FILE, Ceilings, Context, Parts, Row, speed
+from benchmarks.gpu_harness.timing import median_seconds
 
 PYTHON_STEPS = 1_000_000
 

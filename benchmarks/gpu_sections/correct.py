@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from benchmarks.gpu_sections.engines import NUM_PROMPT_TOKENS, Run, Workload, generate, start
-from benchmarks.gpu_sections.row import Context, Part, Parts, Row, check
+from benchmarks.gpu_harness.engines import NUM_PROMPT_TOKENS, Run, Workload, generate, start
+from benchmarks.gpu_harness.row import Context, Part, Parts, Row, check
 from eventlm.bus.trace_info import info
 from eventlm.models.pull import cached
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint

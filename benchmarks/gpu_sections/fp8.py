@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import even_workload, generate, start, warm_up
-from benchmarks.gpu_sections.row import Context, Parts, Row, speed
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import even_workload, generate, start, warm_up
+from benchmarks.gpu_harness.row import Context, Parts, Row, speed
 from eventlm.bus.log_reader import LogReader
 
 #: Bytes of a head's keys with their scale, against two bytes each: what fp8 can gain at most is a little less than 2.

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import even_workload, generate, start, warm_up
-from benchmarks.gpu_sections.roofline import Gaps, gaps, read_steps
-from benchmarks.gpu_sections.row import Context, Parts, Row, cost, speed
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import even_workload, generate, start, warm_up
+from benchmarks.gpu_harness.roofline import Gaps, gaps, read_steps
+from benchmarks.gpu_harness.row import Context, Parts, Row, cost, speed
 
 BATCH = 256
 MOST_IDLE = 0.03

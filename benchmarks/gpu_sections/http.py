@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import Workload, engine_options, generate, nano_workload, start, warm_up
-from benchmarks.gpu_sections.http_client import Job, Result
-from benchmarks.gpu_sections.row import Context, Parts, Row, SectionError, speed
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import Workload, engine_options, generate, nano_workload, start, warm_up
+from benchmarks.gpu_harness.http_client import Job, Result
+from benchmarks.gpu_harness.row import Context, Parts, Row, SectionError, speed
 
 TARGET = 0.9
 START_SECONDS, STOP_SECONDS = 120.0, 20.0
@@ -123,7 +123,7 @@ def _load(server: Server, workload: Workload, num_clients: int) -> float:
 
 def _start_client(server: Server, workload: Workload, index: int, num_clients: int) -> subprocess.Popen[str]:
     """With every so manieth of the prompts."""
-    command = [sys.executable, "-m", "benchmarks.gpu_sections.http_client"]
+    command = [sys.executable, "-m", "benchmarks.gpu_harness.http_client"]
     client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     job = Job(server.url, server.model, workload.prompts[index::num_clients], workload.output_lens[index::num_clients])
     assert client.stdin is not None

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import benchmarks.kernels
-from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
-from benchmarks.gpu_sections.timing import median_seconds
+from benchmarks.gpu_harness.row import Context, Parts, Row, check, speed
+from benchmarks.gpu_harness.timing import median_seconds
 from benchmarks.kernels.case import KernelCase
 
 #: Modules that hold no cases.

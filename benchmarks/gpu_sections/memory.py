@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import even_workload, generate, start
-from benchmarks.gpu_sections.row import Context, Parts, Row, SectionError, Skip, check, cost
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import even_workload, generate, start
+from benchmarks.gpu_harness.row import Context, Parts, Row, SectionError, Skip, check, cost
 from eventlm.errors import EventLMError
 
 SHARES = (0.5, 0.9)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_sections import transformers_peer
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import Run, Workload, generate, nano_workload, start, warm_up
-from benchmarks.gpu_sections.roofline import floor_seconds, read_steps
-from benchmarks.gpu_sections.row import Context, Parts, Row, speed
+from benchmarks.gpu_harness import transformers_peer
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import Run, Workload, generate, nano_workload, start, warm_up
+from benchmarks.gpu_harness.roofline import floor_seconds, read_steps
+from benchmarks.gpu_harness.row import Context, Parts, Row, speed
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.models.config import read_config
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from benchmarks.gpu_sections.engines import nano_workload
+from benchmarks.gpu_harness.engines import nano_workload
+from benchmarks.gpu_harness.row import Context, Parts, Row
 from benchmarks.gpu_sections.nano import offline
-from benchmarks.gpu_sections.row import Context, Parts, Row
 
 TARGET = 0.8
 #: Of the 256: a step takes several times as long as the smaller model's.

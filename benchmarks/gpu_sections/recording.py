@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import even_workload, generate, start, warm_up
-from benchmarks.gpu_sections.row import Context, Parts, Row, cost
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import even_workload, generate, start, warm_up
+from benchmarks.gpu_harness.row import Context, Parts, Row, cost
 
 MOST_COST = 0.01
 NUM_ROUNDS = 5

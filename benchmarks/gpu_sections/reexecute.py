@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import Run, Workload, generate, nano_workload, start
-from benchmarks.gpu_sections.row import Context, Parts, Row, check, speed
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import Run, Workload, generate, nano_workload, start
+from benchmarks.gpu_harness.row import Context, Parts, Row, check, speed
 from benchmarks.rows_alone import RowsAlone
 from eventlm.bootstrap.device import devices_of_run
 from eventlm.bus.log_reader import LogReader

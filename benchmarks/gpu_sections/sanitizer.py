@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 
-from benchmarks.gpu_sections.row import Context, Parts, Row, SectionError, Skip, check
+from benchmarks.gpu_harness.row import Context, Parts, Row, SectionError, Skip, check
 
 TOOL = "compute-sanitizer"
 #: It comes with the CUDA toolkit, which need not be on the PATH.

@@ -6,9 +6,9 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from benchmarks.gpu_sections.checkpoints import qwen
-from benchmarks.gpu_sections.engines import even_workload, generate, start, warm_up
-from benchmarks.gpu_sections.row import Context, Parts, Row, Skip, cost, speed
+from benchmarks.gpu_harness.checkpoints import qwen
+from benchmarks.gpu_harness.engines import even_workload, generate, start, warm_up
+from benchmarks.gpu_harness.row import Context, Parts, Row, Skip, cost, speed
 
 
 class Found(NamedTuple):

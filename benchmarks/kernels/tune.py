@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 import benchmarks.kernels
+from benchmarks.gpu_harness.timing import median_seconds
 from benchmarks.gpu_sections.kernels import relative_error
-from benchmarks.gpu_sections.timing import median_seconds
 from eventlm.kernels.gpu import tuned
 from eventlm.kernels.gpu.tuned import Shape
 

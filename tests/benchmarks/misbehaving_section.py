@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.gpu_sections.row import Context, Parts, Row, SectionError, Skip, check, speed
+from benchmarks.gpu_harness.row import Context, Parts, Row, SectionError, Skip, check, speed
 
 
 def parts(context: Context) -> Parts:

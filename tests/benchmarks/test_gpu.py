@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu
-from benchmarks.gpu_sections import SECTIONS, Section, sanitizer
-from benchmarks.gpu_sections import report as gpu_report
-from benchmarks.gpu_sections.process import Limits, run_section
-from benchmarks.gpu_sections.row import Context, Row, check, cost, speed
+from benchmarks.gpu_harness import report as gpu_report
+from benchmarks.gpu_harness.process import Limits, run_section
+from benchmarks.gpu_harness.row import Context, Row, check, cost, speed
+from benchmarks.gpu_harness.section import Section
+from benchmarks.gpu_sections import SECTIONS, sanitizer
 
 ROOT = Path(__file__).parents[2]
 MISBEHAVING = Section("odd", 10)

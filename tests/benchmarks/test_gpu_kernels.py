@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu_harness.row import CEILINGS_FILE, Ceilings, Context
 from benchmarks.gpu_sections.kernels import case_rows, relative_error
-from benchmarks.gpu_sections.row import CEILINGS_FILE, Ceilings, Context
 from benchmarks.kernels.case import KernelCase
 
 RIGHT = torch.tensor([3.0, 4.0])

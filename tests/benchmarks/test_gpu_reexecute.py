@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.gpu_harness.engines import Workload
+from benchmarks.gpu_harness.row import Context
 from benchmarks.gpu_sections import reexecute
-from benchmarks.gpu_sections.engines import Workload
-from benchmarks.gpu_sections.row import Context
 
 SECONDS_OF_A_START = 10.0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu_sections.roofline import Step, floor_seconds, gaps, read_steps
+from benchmarks.gpu_harness.roofline import Step, floor_seconds, gaps, read_steps
 from eventlm import LLM, SamplingParams
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched

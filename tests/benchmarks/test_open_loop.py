@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.open_loop import BLOCK_SIZE, MAX_MODEL_LEN, MIXES, Prompts, draw_workload, run_workload
-from benchmarks.what_if_null import BLOCKS, settings
+from benchmarks.what_if.null import BLOCKS, settings
+from benchmarks.what_if.open_loop import BLOCK_SIZE, MAX_MODEL_LEN, MIXES, Prompts, draw_workload, run_workload
 from eventlm.bootstrap.composition import compose
 from eventlm.config.load import load_config
 from eventlm.replay.what_if.null_test import null_test

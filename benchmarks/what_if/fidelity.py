@@ -1,9 +1,9 @@
 """Whether a what-if foretells what really comes: record under fcfs, predict other policies, then run them.
 
-    python benchmarks/what_if_fidelity.py [--model smollm2] [--seconds 30] [--load 0.95] [--rounds 3] [--folder DIR]
-    python benchmarks/what_if_fidelity.py --mix rejections --mix impatient --mix closed-loop [--rounds 3] [--seed 1]
+    python benchmarks/what_if/fidelity.py [--model smollm2] [--seconds 30] [--load 0.95] [--rounds 3] [--folder DIR]
+    python benchmarks/what_if/fidelity.py --mix rejections --mix impatient --mix closed-loop [--rounds 3] [--seed 1]
 
-With --mix it takes work whose record does not show everything, on the fake model (`what_if_mixes.py`). Nine in ten
+With --mix it takes work whose record does not show everything, on the fake model (`mixes.py`). Nine in ten
 true values must lie within the error bars, and no change that is called one may have gone the other way. That takes
 about 20 s for each of the 1 + 2 x rounds runs of a mix.
 
@@ -28,12 +28,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # As a script this has its own folder on the path, and not the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
-from benchmarks.what_if_mixes import MIXES as MIXES_OF_FAKE
-from benchmarks.what_if_mixes import Figure, report
-from benchmarks.what_if_mixes import measure as measure_mix
+from benchmarks.what_if.mixes import MIXES as MIXES_OF_FAKE
+from benchmarks.what_if.mixes import Figure, report
+from benchmarks.what_if.mixes import measure as measure_mix
+from benchmarks.what_if.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
 from eventlm.bus.log_reader import LogReader
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes

@@ -1,4 +1,4 @@
-"""A client process of the section `http`: `python -m benchmarks.gpu_sections.http_client` reads a `Job` in a line of
+"""A client process of the section `http`: `python -m benchmarks.gpu_harness.http_client` reads a `Job` in a line of
 JSON, says `ready`, and on another line sends all of it at once. It prints a `Result`.
 """
 

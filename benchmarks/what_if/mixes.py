@@ -1,4 +1,4 @@
-"""The mixes of `what_if_fidelity.py` whose records do not show everything: a real server, the fake model, HTTP clients.
+"""The mixes of `fidelity.py` whose records do not show everything: a real server, the fake model, HTTP clients.
 
 rejections: a short queue that turns requests away. impatient: requests that are dropped when they are late, clients
 that give up before the first token, and clients that leave after some tokens. closed-loop: a fixed number of clients.

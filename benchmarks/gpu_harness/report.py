@@ -1,6 +1,6 @@
 """Tables of what `benchmarks/gpu.py` found.
 
-python benchmarks/gpu_sections/report.py [results/gpu.json]      Markdown
+python benchmarks/gpu_harness/report.py [results/gpu.json]      Markdown
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import msgspec
 from msgspec import Struct
 
-from benchmarks.gpu_sections.row import Row
+from benchmarks.gpu_harness.row import Row
 from eventlm.table import table
 
 COLUMNS = ("section", "what", "measured", "limit or peer", "ratio", "target", "outcome", "note")

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_sections.row import Context
+from benchmarks.gpu_harness.row import Context
 from eventlm import LLM, RequestOutput, SamplingParams
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.what_if_fidelity import Row, winners
+from benchmarks.what_if.fidelity import Row, winners
 
 
 def rows(predicted: dict[str, float], reruns: dict[str, list[float]]) -> list[Row]:

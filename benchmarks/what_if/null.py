@@ -1,6 +1,6 @@
 """Whether a what-if repeats what it knows: runs of a real model under different loads, replayed as they were.
 
-    python benchmarks/what_if_null.py [--model smollm2] [--runs 20] [--seconds 8] [--folder DIR]
+    python benchmarks/what_if/null.py [--model smollm2] [--runs 20] [--seconds 8] [--folder DIR]
 
 Each run has one of three mixes of requests, a rate, a policy, and a cache that is tight or ample. It is recorded, and
 then repeated twice: with its own durations, where every decision must come out as recorded, and with those of a cost
@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 # As a script this has its own folder on the path, and not the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
+from benchmarks.what_if.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import WhatIfResult, what_if

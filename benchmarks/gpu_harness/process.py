@@ -15,9 +15,9 @@ from typing import NamedTuple
 import msgspec
 from msgspec import structs
 
-from benchmarks.gpu_sections import Section
-from benchmarks.gpu_sections.row import Context, Row
-from benchmarks.gpu_sections.run_one import DEVICE_LOST, Began, Line
+from benchmarks.gpu_harness.row import Context, Row
+from benchmarks.gpu_harness.run_one import DEVICE_LOST, Began, Line
+from benchmarks.gpu_harness.section import Section
 from eventlm.formatting import death_in_words
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,7 +68,7 @@ class _Attempt:
         request.write_bytes(msgspec.json.encode(context))
         self._output = folder / f"{context.module}.{len(context.skip)}.jsonl"
         self._output.touch()
-        command = [sys.executable, "-m", "benchmarks.gpu_sections.run_one", str(request), str(self._output)]
+        command = [sys.executable, "-m", "benchmarks.gpu_harness.run_one", str(request), str(self._output)]
         # What the section says is beside the progress; the table alone goes to the standard output.
         self._process = subprocess.Popen(
             command,

@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.gpu_sections.engines import Workload
-from benchmarks.gpu_sections.row import Context, SectionError
+from benchmarks.gpu_harness.engines import Workload
+from benchmarks.gpu_harness.row import Context, SectionError
 
 #: A token that no model draws, so that all outputs have their full length.
 NO_TOKEN = -1

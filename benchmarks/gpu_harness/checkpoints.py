@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_sections.row import Context
+from benchmarks.gpu_harness.row import Context
 from benchmarks.random_qwen import QWEN3_0_6B, QWEN3_8B, Shape, save_random_qwen
 
 TINY = Shape(hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4, num_kv_heads=2, head_dim=32)

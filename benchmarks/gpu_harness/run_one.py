@@ -1,6 +1,6 @@
 """Runs one section, in a process of its own:
 
-    python -m benchmarks.gpu_sections.run_one CONTEXT OUTPUT
+    python -m benchmarks.gpu_harness.run_one CONTEXT OUTPUT
 
 reads a `Context` and appends a `Began` or a `Found` to the file OUTPUT, a line each, as it goes. Exit code 3: an error
 has left the device unusable for this process; what has not begun is to be run by another one.
@@ -17,7 +17,7 @@ from typing import BinaryIO, Union
 import msgspec
 from msgspec import Struct, structs
 
-from benchmarks.gpu_sections.row import Context, Part, Parts, Row, SectionError, Skip
+from benchmarks.gpu_harness.row import Context, Part, Parts, Row, SectionError, Skip
 
 DEVICE_LOST = 3
 #: Errors of torch and Triton after a kernel has failed. The next CUDA call raises one, and so does every later call.

@@ -1,0 +1,1 @@
+"""Do what-ifs predict real reruns? The runs, their mixes of requests and the comparison."""
