@@ -143,7 +143,7 @@ def test_wrong_pages_would_be_found() -> None:
 
 def script_folders() -> tuple[Path, ...]:
     """Where the pages' commands are run."""
-    return (REPOSITORY, REPOSITORY / "examples" / "bug_hunt")
+    return (REPOSITORY, REPOSITORY / "examples", REPOSITORY / "examples" / "bug_hunt")
 
 
 def flags_of_the_program() -> set[str]:

@@ -32,7 +32,7 @@ class Sink:
         if len(self.got) == self.fails_at:
             raise RuntimeError("broken")
 
-    def index(self, index: int, output: Any) -> None:
+    def take(self, index: int, output: Any) -> None:
         """As the sink of a group of one."""
         self(output)
 
@@ -133,7 +133,7 @@ async def test_a_raising_sink_cancels_its_request_is_logged_once_and_the_engine_
     broken = Sink(fails_at=2)
     with structlog.testing.capture_logs() as logs:
         async with running(record=tmp_path) as engine:
-            await engine.submit([request(60)], on_output=broken.place)
+            await engine.submit([request(60)], on_output=broken.take)
             [reader] = await generate(engine, request(20, seed=3))
             assert reader.tokens == [expected_tokens(3, 0, 20)]
             assert engine.state == "ready"
@@ -173,7 +173,7 @@ async def test_the_death_of_the_engine_reaches_every_request_every_submission_an
     async with running(fake=SLOW) as engine:
         sinks = [Sink(fails_at=1), Sink(), Sink(fails_at=1), Sink()]
         for sink in sinks:
-            await engine.submit([request(400)], on_output=sink.place)
+            await engine.submit([request(400)], on_output=sink.take)
         readers = [Reader(handle) for handle in await engine.submit([request(400), request(400, n=2)])]
         states: list[str] = []
 

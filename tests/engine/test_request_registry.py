@@ -100,8 +100,8 @@ def test_a_later_reader_gets_past_and_future_outputs() -> None:
         (0, PooledOutput(0, b"\x00\xff")),
         (1, ClosingOutput(0, "eos", 2)),
     ]
-    for place, output in said:
-        wire.say(output, place=place)
+    for index, output in said:
+        wire.say(output, index=index)
     reader = Reader(desk, "r")
     assert reader.heard == said
     assert (reader.reply.submission.edge_state, reader.reply.requests, reader.reply.reader) == (
@@ -111,7 +111,7 @@ def test_a_later_reader_gets_past_and_future_outputs() -> None:
     )
     assert [request.prompt_token_ids for request in reader.reply.group] == [[1, 2]] * 2
     assert wire.heard == [*(output for _, output in said), TakenOver()]
-    wire.say(END, place=1)
+    wire.say(END, index=1)
     assert reader.heard[-1] == (1, END)
     assert wire.heard[-1] == END
 
