@@ -3,7 +3,7 @@
 #   docker build -t eventlm .
 #   docker run --init --stop-timeout 40 -p 127.0.0.1:8000:8000 -v eventlm:/data -e EVENTLM_API_KEY=... eventlm
 #
-# Inside, the server binds every address, or nobody could reach it; who may reach the container is decided by `-p`.
+# Inside, the server binds every address, so that it can be reached; `-p` decides who can reach the container.
 # Publish it beyond this machine only with EVENTLM_API_KEY. `--stop-timeout` is more than --drain-seconds (30), so that
 # running requests can end; `--init` passes signals on from the first moment.
 #
@@ -36,7 +36,7 @@ COPY eventlm ./eventlm
 COPY kernels ./kernels
 COPY policies ./policies
 COPY replay ./replay
-# The compiler makes the forward pass for CPUs, and is not needed behind that.
+# The compiler makes the forward pass for CPUs, and is not needed after that.
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ \
     && pip install --no-deps . \
     && apt-get purge --yes --auto-remove g++ && rm -rf /var/lib/apt/lists/*

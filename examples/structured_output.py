@@ -10,19 +10,18 @@ SCHEMA = {
     "properties": {
         "name": {"type": "string", "minLength": 3, "maxLength": 20},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
-        "likes": {"type": "array", "items": {"enum": ["tea", "chess", "rain"]}, "maxItems": 2},
+        "drinks": {"enum": ["tea", "coffee", "water"]},
     },
-    "required": ["name", "age", "likes"],
+    "required": ["name", "age", "drinks"],
     "additionalProperties": False,
 }
 
 with LLM(sys.argv[1] if len(sys.argv) > 1 else "smollm2") as llm:
     params = SamplingParams(
-        temperature=0.8,
-        seed=7,
+        temperature=0,
         max_tokens=200,
         structured_outputs=StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True),
     )
-    [output] = llm.generate(["A person of a novel, as JSON: "], params)
+    [output] = llm.chat([{"role": "user", "content": "Invent a person, as JSON."}], params)
     person = json.loads(output.outputs[0].text)
-    print(f"{person['name']}, aged {person['age']}, likes {' and '.join(person['likes']) or 'nothing'}")
+    print(f"{person['name']} is {person['age']} and drinks {person['drinks']}.")
