@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,7 +223,7 @@ def subparsers_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Argumen
 def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
     yield f"## {parser.prog}"
     for paragraph in (parser.description or "").split("\n\n"):
-        yield " ".join(paragraph.split())
+        yield from _prose(paragraph)
     subparsers = subparsers_of(parser)
     if parser.usage and not subparsers:
         yield f"```text\n{parser.usage % {'prog': parser.prog}}\n```"
@@ -243,12 +244,21 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
         yield "\n".join(rows)
     if has_options:
         yield "It also takes [the options of the configuration](configuration.md#options) as flags."
-    examples = [part for part in (parser.epilog or "").split("\n\n") if part.startswith("examples:")]
-    if examples:
-        lines = [line.removeprefix("  ") for line in examples[0].splitlines()[1:]]
-        yield "```text\n" + "\n".join(lines) + "\n```"
+    for paragraph in (parser.epilog or "").split("\n\n"):
+        if not paragraph.startswith("exit codes:"):
+            yield from _prose(paragraph.removeprefix("examples:\n"))
     for subparser in subparsers.values():
         yield from _command(subparser)
+
+
+def _prose(paragraph: str) -> Iterator[str]:
+    """A paragraph of a help text. Indented lines at its start or after a colon, such as examples, stay as they are."""
+    found = re.match(r"((?:\S.*:\n)?)((?:  .*\n?)+)$", paragraph.rstrip())
+    text, verbatim = found.groups() if found else (paragraph, "")
+    if text:
+        yield " ".join(text.split())
+    if verbatim:
+        yield f"```text\n{textwrap.dedent(verbatim)}\n```"
 
 
 def _argument(action: argparse.Action) -> str:

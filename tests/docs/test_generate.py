@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from docs.generate import PAGES, refreshed, run_examples
+from docs.generate import PAGES, _prose, refreshed, run_examples
 from eventlm.events import DECISIONS, FACTS, MARKERS
 from tests.docs.pages import name
 
@@ -50,3 +50,9 @@ def test_a_field_that_changes_would_be_noticed() -> None:
     assert without != text != changed
     assert refreshed(without) != without
     assert refreshed(changed) == text
+
+
+def test_indented_lines_of_a_help_text_stay_as_they_are() -> None:
+    assert list(_prose("One\nparagraph, and\n  its end.")) == ["One paragraph, and its end."]
+    assert list(_prose("  a    b\n       c")) == ["```text\na    b\n     c\n```"]
+    assert list(_prose("A file:\n  [x]\n  y = 1\n")) == ["A file:", "```text\n[x]\ny = 1\n```"]

@@ -40,10 +40,10 @@ def configure(parser: Parser) -> None:
 examples:
   eventlm trace ls                    the recorded runs
   eventlm trace info                  the newest run of a server in numbers
-  eventlm trace stats --plot DIR      its latencies and steps, with pictures
+  eventlm trace stats --plot plots    its latencies and steps, with pictures
   eventlm trace grep --request 17     its lines about one request
   eventlm trace diff A B              where two runs decided otherwise
-  eventlm trace export -o DIR         requests and steps as tables
+  eventlm trace export -o tables      requests and steps as tables
   eventlm trace import --from azure F -o W.jsonl
                                       a public trace as a workload
   eventlm trace check runs/latest     every line against the hash chain

@@ -35,7 +35,7 @@ def configure(parser: Parser) -> None:
         """\
 examples:
   eventlm trace stats runs/latest                    the tables
-  eventlm trace stats runs/latest --plot DIR         and pictures of them
+  eventlm trace stats runs/latest --plot plots       and pictures of them
   eventlm trace stats --from 14:05 --to 14:06        what happened at 14:05
   eventlm trace stats runs/latest --json | jq .distributions.prefill_e2e_time
 
