@@ -1,4 +1,4 @@
-# eventlm on CPUs, as `make run` has it: the package, its default model at the first start, a server that records.
+# eventlm on CPUs, as `make run` sets it up: the package, its default model at the first start, a server that records.
 #
 #   docker build -t eventlm .
 #   docker run --init --stop-timeout 40 -p 127.0.0.1:8000:8000 -v eventlm:/data -e EVENTLM_API_KEY=... eventlm
