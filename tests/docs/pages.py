@@ -47,15 +47,22 @@ def inline_code(text: str) -> list[str]:
 def commands(page: Path) -> list[Command]:
     """Every command in the page's blocks for a shell."""
     found = []
-    for fence in _FENCE.finditer(page.read_text()):
-        if fence["language"] not in _SHELL:
-            continue
+    for fence in _shell_fences(page):
         joined = re.sub(r"\\\n *", "", fence["text"])
         for line in joined.splitlines():
             if fence["language"] == "console" and not line.startswith("$ "):
                 continue
             found += [Command(name(page), words) for words in split_line(line.removeprefix("$ ")) if words]
     return found
+
+
+def shell_blocks(page: Path) -> list[str]:
+    """The text of the page's blocks for a shell."""
+    return [fence["text"] for fence in _shell_fences(page)]
+
+
+def _shell_fences(page: Path) -> list[re.Match[str]]:
+    return [fence for fence in _FENCE.finditer(page.read_text()) if fence["language"] in _SHELL]
 
 
 def split_line(line: str) -> list[list[str]]:

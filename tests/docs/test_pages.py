@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from tests.docs.pages import (
     inline_code,
     name,
     program_words,
+    shell_blocks,
     split_line,
     without_fences,
 )
@@ -121,6 +123,20 @@ def test_scripts_exist_and_have_the_flags(command: Command) -> None:
     for word in command.words[2:]:
         if word.startswith("--"):
             assert f'"{word.partition("=")[0]}"' in text, word
+
+
+@pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no checkout")
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_git_ignores_what_commands_write(page: Path) -> None:
+    """A reader who follows a page in a checkout leaves nothing there that git sees. Capitals are placeholders."""
+    for text in shell_blocks(page):
+        for target in re.findall(r"(?:--plot|--output|-o|--record|>) ([\w./-]+)", text):
+            if target.startswith("/") or target.split(".")[0].isupper():
+                continue
+            file = target if "." in Path(target).name else f"{target}/file"
+            places = [folder / file for folder in script_folders()]
+            done = subprocess.run(["git", "check-ignore", *places], cwd=REPOSITORY, check=False, capture_output=True)
+            assert done.returncode == 0, target
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
