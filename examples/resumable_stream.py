@@ -6,6 +6,7 @@ Start `eventlm serve --resume-seconds 60`, then `python resumable_stream.py [URL
 import json
 import sys
 from collections.abc import Iterator
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000"
@@ -38,6 +39,9 @@ stream.close()  # the connection is lost
 print(f"lost the connection after {text!r}")
 
 resumed = Request(f"{URL}/v1/stream/{chunk['id']}", headers={"Last-Event-ID": event_id})
-for _, chunk in events(resumed):
-    text += chunk["choices"][0]["text"]
+try:
+    for _, chunk in events(resumed):
+        text += chunk["choices"][0]["text"]
+except HTTPError as error:
+    sys.exit(f"{json.load(error)['error']['message']} Start the server with --resume-seconds 60.")
 print(f"the whole text: {text!r}")

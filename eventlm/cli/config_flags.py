@@ -29,7 +29,7 @@ def add_config_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
     """Add `--config`, `--print-config` and a flag for each option but those of the sections `without`."""
     parser.has_options = True
     group = parser.add_argument_group("configuration")
-    group.add_argument("--config", metavar="FILE", help="TOML file with the options below; flags beat it")
+    group.add_argument("--config", metavar="FILE", help="TOML file with the options below; flags override it")
     group.add_argument("--print-config", action="store_true", help="print the resulting configuration as TOML and exit")
     for section, title in sections().items():
         if section in without:

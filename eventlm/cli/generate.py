@@ -95,7 +95,7 @@ async def _requests(composed: Composition, arguments: argparse.Namespace, prompt
             max_tokens = max(min(DEFAULT_MAX_TOKENS, engine.max_model_len - len(token_ids)), 1)
             fields = {"max_tokens": max_tokens} | given | {"model": engine.model_names[0], "prompt": token_ids}
             body = decode_request(msgspec.json.encode(fields), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
-            requests, _ = await builder.completions(body, 0, offline=True)
+            requests, _ = await builder.completions(body, 0, offline=True, ready_ns=0)
             group += requests
     except InputError as error:
         raise UsageError(flag_error(str(error), given)) from error

@@ -31,13 +31,13 @@ def add_request_flags(parser: argparse.ArgumentParser) -> None:
     texts: dict[str, Any] = {"action": "append", "metavar": "TEXT"}
     group = parser.add_argument_group("length and number")
     add("max_tokens", f"most new tokens (default: {DEFAULT_MAX_TOKENS}, or what fits)", **integer)
-    add("min_tokens", "no end, stop token or stop string counts before so many (default: 0)", **integer)
+    add("min_tokens", "ignore ends and stops until so many tokens are generated (default: 0)", **integer)
     add("n", "completions of each prompt, which share its computed blocks (default: 1)", **integer)
     add("seed", "the same seed draws the same noise: sampling is repeatable", **integer)
     group = parser.add_argument_group("sampling (how the next token is drawn)")
     add("temperature", "0 always takes the most likely token, 2 is wild (default: the model's own)", **number)
     add("top_k", "only the N most likely tokens; 0 is all (default: the model's own)", **integer)
-    add("top_p", "only the most likely tokens that have X together (default: the model's own)", **number)
+    add("top_p", "only the most likely tokens whose probabilities add up to X (default: the model's own)", **number)
     add("min_p", "only tokens at least X times as likely as the first (default: the model's own)", **number)
     group = parser.add_argument_group("steering (tokens more or less likely, or impossible)")
     text = "above 1 makes what the prompt or the output has less likely (default: the model's own)"

@@ -103,10 +103,14 @@ def to_toml(config: Config) -> str:
 
 
 def _toml(value: object) -> str:
-    """A value of an option. All but tables are as in JSON, except that TOML forbids DEL as it stands."""
+    """A value of an option. Texts are as in JSON, except that TOML forbids DEL as it stands."""
     if isinstance(value, dict) and value:
         keys = {key: key if _BARE_KEY.fullmatch(key) else _toml(key) for key in value}
         return "{ " + ", ".join(f"{keys[key]} = {_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, float):
+        return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

@@ -318,8 +318,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 5
     max_losses: Annotated[
         Count,
-        "workers lost in a row while they compute one request alone before it ends with an error; fewer suffice where "
-        "workers are seldom lost otherwise; at most --max-restarts; 0: it never does",
+        "workers lost in a row while they compute one request alone before it ends with an error; fewer are enough "
+        "where workers are seldom lost otherwise; at most --max-restarts; 0: it never does",
     ] = 5
 
 

@@ -131,9 +131,11 @@ def read_header(path: Path) -> SafetensorsHeader:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     except SafetensorError as error:
         problem = " ".join(str(error).removeprefix("Error while deserializing header: ").split())
-        raise CheckpointError(
-            f"{path}: {not_downloaded(start) or f'cut short or damaged: {problem}; download it again'}"
-        ) from error
+        if "unknown variant" in problem:
+            why = f"it has a tensor of a dtype that cannot be read: {problem}; take the model in bfloat16 or float16"
+        else:
+            why = not_downloaded(start) or f"cut short or damaged: {problem}; download it again"
+        raise CheckpointError(f"{path}: {why}") from error
     entries = msgspec.json.decode(raw, type=dict[str, Any])
     entries.pop("__metadata__", None)
     return SafetensorsHeader(raw, msgspec.convert(entries, dict[str, TensorInfo]), 8 + len(raw), stamp)

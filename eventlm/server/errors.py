@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import msgspec
+import structlog
 from aiohttp import web
 
 from eventlm.engine.admin import AmbiguousRequestError
@@ -24,6 +25,8 @@ from eventlm.formatting import sentence
 from eventlm.text.choice_output import GenerationError
 from eventlm.text.output_queue import TakenOverError
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, ceil_div
+
+_log = structlog.get_logger("eventlm.server")
 
 #: Seconds after which a client should try again. A full queue empties in steps; a start or a restart takes longer.
 QUEUE_RETRY_SECONDS = 1
@@ -93,7 +96,7 @@ def from_input_error(error: InputError) -> ApiError:
 
 def reply_not_found(reply_id: str) -> ApiError:
     """404: no such reply, no longer kept, or another owner's."""
-    return ApiError(404, f"There is no reply with the id '{reply_id}', or it cannot be resumed, or not any more.")
+    return ApiError(404, f"No reply has the id '{reply_id}', or it cannot be resumed any longer.")
 
 
 def body_too_large(limit_bytes: int) -> ApiError:
@@ -187,6 +190,7 @@ def api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
         case EngineUnavailableError():
             return unavailable(sentence(str(error) or "the engine cannot take requests at the moment"))
         case _:
+            _log.error("a request failed", exc_info=error)
             return internal_error()
 
 

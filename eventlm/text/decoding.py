@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import re
 from collections.abc import Iterator
@@ -23,6 +22,8 @@ _REASONS = {
 
 RequestT = TypeVar("RequestT", bound=Struct)
 
+#: Names and indexes of a path.
+_STEPS = re.compile(r"[^.\[\]]+")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
@@ -110,7 +111,7 @@ def _decode_json(body: bytes) -> Any:
         raise InvalidJsonError(str(error).partition(" - at ")[0]) from error
 
 
-def validation_error(text: str, root: str = "", type_: type[Struct] | None = None) -> InputError:
+def validation_error(text: str, root: str = "", type_: Any = None) -> InputError:
     """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`".
 
     `root`: the path of the converted value in the body. `type_`: its type, to list the values of enumerated fields.
@@ -119,22 +120,9 @@ def validation_error(text: str, root: str = "", type_: type[Struct] | None = Non
     path = (f"{root}.{subpath}" if root and not subpath.startswith("[") else root + subpath).strip(".")
     if unknown := _UNKNOWN_FIELD.match(problem):
         return _unknown_parameter(path, unknown[1], _fields_at(type_, subpath))
-    if problem.startswith("Invalid enum value") and (words := _enumerated(type_).get(subpath)):
+    if problem.startswith("Invalid enum value") and (words := _words_at(type_, subpath)):
         problem = f"supported values are {', '.join(map(repr, words))}"
     return field_error(problem, path)
-
-
-@functools.cache
-def _enumerated(type_: type[Struct] | None) -> dict[str, list[str]]:
-    """The values of each enumerated field of a type."""
-    found: dict[str, list[str]] = {}
-    fields = inspect.type_info(type_).fields if type_ is not None else ()  # type: ignore[attr-defined]
-    for field in fields:
-        types = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
-        for each in types:
-            if isinstance(each, inspect.LiteralType):
-                found[field.encode_name] = [word for word in each.values if isinstance(word, str)]
-    return found
 
 
 def _unknown_parameter(path: str, name: str, known: list[str]) -> InputError:
@@ -143,11 +131,40 @@ def _unknown_parameter(path: str, name: str, known: list[str]) -> InputError:
     return UnknownParameterError(param, f"Unknown parameter: '{param}'{hint}.")
 
 
-def _fields_at(type_: type[Struct] | None, subpath: str) -> list[str]:
+def _fields_at(type_: Any, subpath: str) -> list[str]:
     """Names of the fields of the struct at a path such as `slo`; of `type_` itself if it is empty."""
-    found: Any = inspect.type_info(type_)
-    for name in filter(None, subpath.split(".")):
-        found = next(field.type for field in found.fields if field.encode_name == name)
-        if isinstance(found, inspect.UnionType):
-            found = next(each for each in found.types if isinstance(each, inspect.StructType))
-    return [field.encode_name for field in found.fields]
+    structs = (each for each in _types_at(type_, subpath) if isinstance(each, inspect.StructType))
+    return [field.encode_name for each in structs for field in each.fields]
+
+
+def _words_at(type_: Any, subpath: str) -> list[str]:
+    """The values of an enumerated field at a path such as `tools[0].type`."""
+    literals = (each for each in _types_at(type_, subpath) if isinstance(each, inspect.LiteralType))
+    return [word for each in literals for word in each.values if isinstance(word, str)]
+
+
+def _types_at(type_: Any, subpath: str) -> list[inspect.Type]:
+    """What may be at a path, with unions taken apart."""
+    found = [] if type_ is None else _alternatives(inspect.type_info(type_))
+    for name in _STEPS.findall(subpath):
+        found = [inner for each in found for inner in _inside(each, name)]
+    return found
+
+
+def _inside(type_: inspect.Type, name: str) -> list[inspect.Type]:
+    """What may be in a field, or at an index."""
+    match type_:
+        case inspect.StructType():
+            fields = [field for field in type_.fields if field.encode_name == name]
+            return [each for field in fields for each in _alternatives(field.type)]
+        case inspect.ListType():
+            return _alternatives(type_.item_type)
+    return []
+
+
+def _alternatives(type_: inspect.Type) -> list[inspect.Type]:
+    if isinstance(type_, inspect.Metadata):
+        return _alternatives(type_.type)
+    if isinstance(type_, inspect.UnionType):
+        return [each for member in type_.types for each in _alternatives(member)]
+    return [type_]

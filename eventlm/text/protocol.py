@@ -38,7 +38,7 @@ Role = Annotated[str, _described(enum=list(ROLES))]
 StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 #: JSON has no other keys than strings.
-TokenIdKey = Annotated[str, Meta(pattern="^(0|[1-9][0-9]{0,9})$")]
+TokenIdKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,9})$(?!\n)")]
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 Seed = Annotated[int, _described(minimum=-(2**63), maximum=2**64 - 1)]

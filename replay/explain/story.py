@@ -376,7 +376,7 @@ def part_rows(explanation: Explanation) -> Iterator[list[str]]:
     total_ns = max(explanation.total_ns, 1)
     for part in parts(explanation):
         yield [label(part.phase, part.cause), _exact(part.duration_ns), f"{part.duration_ns / total_ns:.1%}"]
-    yield ["in all", _exact(explanation.total_ns), "100.0%"]
+    yield ["total", _exact(explanation.total_ns), "100.0%"]
 
 
 def _exact(ns: int) -> str:

@@ -290,6 +290,14 @@ def test_the_printed_configuration_loads_back_to_the_same(
     assert load_config(path, environment=NO_ENVIRONMENT) == config
 
 
+def test_numbers_and_lists_that_json_does_not_have_are_printed_as_toml(tmp_path: Path) -> None:
+    policy = {"type": "m:P", "limit": float("inf"), "steps": [{"size": 1e-7}, {"size": 2}]}
+    path = tmp_path / "printed.toml"
+    config = load_config(None, {"policy": policy}, environment=NO_ENVIRONMENT)
+    path.write_text(to_toml(config))
+    assert load_config(path, environment=NO_ENVIRONMENT) == config
+
+
 def test_a_secret_is_all_that_a_printed_configuration_lacks(tmp_path: Path) -> None:
     path = tmp_path / "printed.toml"
     path.write_text(to_toml(load_config(None, {"api_key": "k", "port": 1}, environment=NO_ENVIRONMENT)))

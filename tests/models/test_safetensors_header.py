@@ -52,7 +52,6 @@ def test_a_length_that_looks_like_text_is_none(tmp_path: Path, header_bytes: int
         ({"a": entry(0, 20, [5])}, "file not fully covered"),
         ({"a": entry(0, 16, [5])}, "invalid shape, data type, or offset"),
         ({"a": entry(0, 16, [4], "I64")}, "invalid shape, data type, or offset"),
-        ({"a": entry(0, 16, [4], "Q9")}, "unknown variant `Q9`"),
         ({"a": entry(0, 16, [-4])}, "invalid value: integer `-4`"),
         ({"a": entry(0, 0, [1])}, "invalid shape, data type, or offset"),
         ({"a": entry(8, 4, [1])}, "invalid offset for tensor `a`"),
@@ -71,6 +70,12 @@ def test_a_header_that_lies(tmp_path: Path, entries: dict[str, Any], message: st
     found = error_of(write(tmp_path / "model.safetensors", entries, bytes(16)))
     assert found.startswith("cut short or damaged: ")
     assert message in found
+
+
+def test_a_dtype_that_no_reader_knows_is_not_called_damage(tmp_path: Path) -> None:
+    found = error_of(write(tmp_path / "model.safetensors", {"a": entry(0, 16, [4], "Q9")}, bytes(16)))
+    assert found.startswith("it has a tensor of a dtype that cannot be read: ")
+    assert "unknown variant `Q9`" in found
 
 
 @pytest.mark.parametrize(

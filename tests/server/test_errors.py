@@ -6,6 +6,7 @@ from typing import Any
 
 import openai
 import pytest
+import structlog
 
 from eventlm.engine.request import (
     ContextLengthError,
@@ -15,6 +16,8 @@ from eventlm.engine.request import (
     RequestFieldError,
     TokenIdError,
 )
+from eventlm.errors import CheckpointError
+from eventlm.server.errors import api_error
 from tests.processes import PATIENCE_SECONDS
 from tests.server.conftest import INVALID, RunningServer, assert_error, assert_serves
 
@@ -188,3 +191,9 @@ def test_nothing_after_a_connect_is_read_as_a_request(server: RunningServer) -> 
     assert data.count(b"HTTP/1.1 ") == 1
     assert data.startswith(b"HTTP/1.1 404 ")
     assert b"Connection: close" in data
+
+
+def test_an_error_that_no_client_caused_is_logged() -> None:
+    with structlog.testing.capture_logs() as logged:
+        assert api_error(CheckpointError("the disk is gone")).status == 500
+    assert [entry["event"] for entry in logged] == ["a request failed"]

@@ -29,6 +29,16 @@ from tests.server.conftest import INVALID, RunningServer, assert_error
             {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "utmost"},
             "supported values are 'high', 'low', 'medium', 'minimal', 'none', 'xhigh'.",
         ),
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "tools": [{"type": "function", "function": {"name": "f"}}],
+                "tool_choice": "all",
+            },
+            "'tool_choice': supported values are 'auto', 'none', 'required'.",
+        ),
+        ("/v1/completions", {"prompt": "x", "logit_bias": {"12\\n": 5}}, "'logit_bias'"),
     ],
 )
 def test_the_words_that_can_be_used_are_named(server: RunningServer, path: str, fields: dict, message: str) -> None:

@@ -25,7 +25,8 @@ _PRODUCT_SIDE = 2048
 _NUM_RUNS = 24
 #: A small product predicts the time of a large one of bfloat16: a minute, if the processor has no instructions for it.
 _TRIAL_SIDE = 256
-_NUM_TRIALS = 3
+#: So many, since threads that are late to wake make the first ones slow.
+_NUM_TRIALS = 100
 _LONGEST_PRODUCT_S = 1.0
 
 

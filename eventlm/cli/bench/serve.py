@@ -97,7 +97,7 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trace", metavar="FILE", help="CSV or JSON lines with times and lengths")
     add_number(group, "--max-concurrency", "most requests under way at once", least=1)
     add_number(group, "--num-prompts", "requests to send (default: 100, or the whole data set or trace)", least=1)
-    text = "no request arrives after so long; those under way may end"
+    text = "stop sending after this long; requests in flight may finish"
     add_number(group, "--duration", text, kind=float, above=0, dest="duration_s", metavar="SECONDS")
     add_number(group, "--warmup", "requests before the measured ones", least=0, dest="num_warmups")
     add_number(group, "--seed", "prompts and arrivals follow from it", least=0)

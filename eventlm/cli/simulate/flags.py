@@ -38,7 +38,7 @@ MAX_SPEED_UP = 1_000_000
 def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
     """The flags of `eventlm serve` that a simulated engine has, and `--config`."""
     group = parser.add_argument_group("engine (as of `eventlm serve`)")
-    group.add_argument("--config", metavar="FILE", help="TOML file, as of the server; flags beat it")
+    group.add_argument("--config", metavar="FILE", help="TOML file, as of the server; flags override it")
     for name in ENGINE_OPTIONS:
         if name not in without:
             add_flag(group, options()[name])

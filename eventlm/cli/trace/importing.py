@@ -52,7 +52,7 @@ the partial one into as many as its tokens fill."""
     parser.add_argument(
         "--start", metavar="TIME", help="leave out what comes before, counted from the trace's first line, such as 2h"
     )
-    parser.add_argument("--duration", metavar="TIME", help="leave out what comes so long after that")
+    parser.add_argument("--duration", metavar="TIME", help="keep only this much from --start on")
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object")
     parser.set_defaults(run=run)
 

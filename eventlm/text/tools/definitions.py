@@ -159,4 +159,4 @@ def _convert(value: Any, type_: Any, path: str) -> Any:
     try:
         return msgspec.convert(value, type_)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error), path) from error
+        raise validation_error(str(error), path, type_) from error

@@ -110,7 +110,7 @@ def test_the_story_of_a_request_that_waited_behind_others() -> None:
     assert largest_part(blocked) == "100% waiting: head of the line, behind request 7"
     rows = list(part_rows(found))
     assert rows[0] == ["waiting: sequence limit", "900.000000", "64.9%"]
-    assert rows[-1] == ["in all", "1,386.500000", "100.0%"]
+    assert rows[-1] == ["total", "1,386.500000", "100.0%"]
     told = to_object(found)
     assert told["story"] == describe(found)
     assert sum(part["duration_ns"] for part in told["parts"]) == told["total_ns"] == found.end_ns

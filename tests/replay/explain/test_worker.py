@@ -21,7 +21,7 @@ def test_its_answer_is_that_of_eventlm_explain(tmp_path: Path) -> None:
     assert [msgspec.json.decode(each) for each in given.explanations] == [
         msgspec.json.decode(msgspec.json.encode(to_object(each))) for each in expected
     ]
-    assert given.text.count("in all") == len(expected)
+    assert given.text.count("\ntotal ") == len(expected)
     assert all(len(line) <= 100 for line in given.text.splitlines())
     assert given.reason is None
 
