@@ -35,7 +35,7 @@ class _StepRange(NamedTuple):
     end: int
 
 
-class TokenTimes:
+class TokenArrivals:
     """Takes the events of a run in order and gives the times of a sequence's tokens once it has ended.
 
     Sequences in consecutive steps share the steps' times, so only joining and leaving a batch has a cost. A row counts

@@ -16,7 +16,7 @@ from eventlm.events import Arrived, Event, Finished, Rejected
 from eventlm.metrics.rows import CANCELLED, COMPLETED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.trace_metrics import Distribution, distribution
-from eventlm.replay.fluidity import TokenTimes, tokens_in_time
+from eventlm.replay.fluidity import TokenArrivals, tokens_in_time
 from eventlm.types import TimeWindow
 
 #: Latencies of a sequence, and their fields of `SequenceOutcome`.
@@ -160,7 +160,7 @@ class OutcomeCollector:
         self._counts = counts
         self._store = MetricsStore(sink=self)
         #: From the first sequence with deadlines for tokens.
-        self._token_times = TokenTimes() if _have_token_deadlines(objectives) else None
+        self._token_times = TokenArrivals() if _have_token_deadlines(objectives) else None
         self._arrivals: dict[int, Arrived] = {}
         self._num_unended: dict[int, int] = {}
         self._num_requests = 0
@@ -196,7 +196,7 @@ class OutcomeCollector:
         if self._first_ns is None:
             self._first_ns = event.ts
         if self._token_times is None and event.scheduling.slo_ttft_ns and event.scheduling.slo_tpot_ns:
-            self._token_times = TokenTimes()
+            self._token_times = TokenArrivals()
 
     def _rejected(self, event: Rejected) -> None:
         arrival = self._arrivals.get(event.request)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import tomllib
+from collections import Counter
 from pathlib import Path
 
 from tests.layout import ROOT, TESTED_ELSEWHERE, modules, twins
@@ -40,3 +42,13 @@ def test_no_two_test_files_have_one_module() -> None:
     owned = [file for module in modules() for file in twins(module)]
     assert len(owned) == len(set(owned))
     assert all(Path(file).name.startswith("test_") for file in owned)
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    names = Counter(
+        node.name
+        for module in modules()
+        for node in ast.parse((ROOT / module).read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, count in names.items() if count > 1] == []

@@ -22,7 +22,7 @@ from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 _LEAVE_SECONDS = 5.0
 
 
-class FrontEndServer:
+class ServerWithFrontEnds:
     """The front ends of an engine. `module` is what the process of each runs."""
 
     def __init__(self, system: System, engine: InferenceEngine, *, module: str) -> None:
@@ -65,7 +65,7 @@ class FrontEndServer:
             on_listening(url)
             if await completed(_together(controller.start(), self._engine.start()), stop):
                 on_ready(url)
-                if await completed(controller.all_dead.wait(), stop):
+                if await completed(controller.all_dead.wait(), stop) and not stop.is_set():
                     raise EngineUnavailableError("no front end is left; see the log above for why they ended")
             on_draining(await controller.begin_drain())
             await controller.drain(cut, timeout_seconds=drain_seconds)

@@ -238,8 +238,10 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             last = _pass_over(state, head.sequence, passed)
     if last is not None:
         plan.stop("head_of_line", last)
-    else:
-        plan.stop("sequence_limit" if len(replica.running) >= config.max_num_seqs else "token_budget")
+    elif len(replica.running) >= config.max_num_seqs:
+        plan.stop("sequence_limit")
+    elif plan.load.num_tokens >= config.max_num_batched_tokens:
+        plan.stop("token_budget")
     for _, sequence in partials:
         plan.leave_out(sequence, "token_budget")
 

@@ -21,7 +21,7 @@ from eventlm.offline.outputs import (
 )
 from eventlm.offline.prompts import Prompt
 from eventlm.sampling_params import TokenLogprobs
-from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
+from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, generation_error
 from eventlm.text.generation import Generation
 from eventlm.text.tokenizer import Tokenizer, token_text
 
@@ -152,11 +152,10 @@ def _normalized(embedding: bytes) -> list[float]:
 
 
 def _check_end(prompt: Prompt, finished: FinishedOutput) -> None:
-    match finished.reason:
-        case "cancelled" | "front_end_lost":
-            raise EngineUnavailableError("this LLM was shut down while it worked")
-        case "error" | "deadline":
-            raise EventLMError(f"{prompt.param} could not be completed: {finished.detail or finished.reason}")
+    if finished.reason in ("cancelled", "front_end_lost"):
+        raise EngineUnavailableError("this LLM was shut down while it worked")
+    if error := generation_error(finished):
+        raise EventLMError(f"{prompt.param} could not be completed. {error}")
 
 
 async def collect(

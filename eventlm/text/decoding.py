@@ -20,10 +20,20 @@ _REASONS = {
     "chat_template": "is not accepted: a template is a program, and this server runs only the one in the model's folder"
 }
 
+#: JSON has no other keys than strings.
+TOKEN_ID_PATTERN = r"^(0|[1-9][0-9]{0,9})$(?!\n)"
+FUNCTION_NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}\Z"
+#: What a text of a pattern must be, by the pattern as msgspec prints it.
+_FORMATS = {
+    repr(TOKEN_ID_PATTERN): 'each key must be a token id, such as "50256"',
+    repr(FUNCTION_NAME_PATTERN): "it must have 1 to 64 letters, digits, underscores or dashes",
+}
+
 RequestT = TypeVar("RequestT", bound=Struct)
 
 #: Names and indexes of a path.
 _STEPS = re.compile(r"[^.\[\]]+")
+_WRONG_FORMAT = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
@@ -122,6 +132,8 @@ def validation_error(text: str, root: str = "", type_: Any = None) -> InputError
         return _unknown_parameter(path, unknown[1], _fields_at(type_, subpath))
     if problem.startswith("Invalid enum value") and (words := _words_at(type_, subpath)):
         problem = f"supported values are {', '.join(map(repr, words))}"
+    if wrong := _WRONG_FORMAT.fullmatch(problem):
+        problem = _FORMATS[wrong[1]]
     return field_error(problem, path)
 
 

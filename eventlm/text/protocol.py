@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from eventlm.sampling_params import LogitBias, SamplingParams, StructuredOutputsParams, TokenId
+from eventlm.text.decoding import TOKEN_ID_PATTERN
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MAX_N = 128
@@ -37,8 +38,7 @@ RequestId = Annotated[str, _described(pattern=REQUEST_ID_PATTERN)]
 Role = Annotated[str, _described(enum=list(ROLES))]
 StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
-#: JSON has no other keys than strings.
-TokenIdKey = Annotated[str, Meta(pattern=r"^(0|[1-9][0-9]{0,9})$(?!\n)")]
+TokenIdKey = Annotated[str, Meta(pattern=TOKEN_ID_PATTERN)]
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
 Seed = Annotated[int, _described(minimum=-(2**63), maximum=2**64 - 1)]

@@ -45,6 +45,10 @@ WINDOW_STEPS = (160, 80, 40, 20, 10, 5)
 WINDOW_PRIOR_STEPS = 0.5
 MAX_WINDOWS = 4096
 #: Weight of a default coefficient, in recorded steps whose time it would decide alone; larger if there are few steps.
+#: Of the time that the fit to the whole run gives a step: what the fit to a resample must give it.
+LEAST_SHARE = 0.1
+#: Of the mean duration: what any step takes at least.
+LEAST_PREDICTED = 1e-3
 _PRIOR_WEIGHT = 0.01
 _PRIOR_WEIGHT_OF_FEW = 0.3
 _NUM_ROUNDS = 8
@@ -113,8 +117,8 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
     minutes.
 
     num_draws: how many models to return. All but the first are fitted to a resample of the run (a block bootstrap) and
-    draw the ratios that their own prediction leaves. Simulations with them differ by what the run does not determine:
-    how durations depend on the shape, and chance in the schedule.
+    draw the ratios that their own prediction leaves; late reports are in their means, not stalls. Simulations with them
+    differ by what the run does not determine: how durations depend on the shape, and chance in the schedule.
 
     The first step of each worker is left out if there are others, because it allocates memory. Raises UsageError if
     there is no step.
@@ -127,6 +131,8 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
     features = _features(used)
     durations = np.array([max(step.end_ns - step.start_ns, 1) for step in used], dtype=float) * 1000
     windows, mean_near = _best_windows(used, features, durations)
+    of_run_coefficients = _solve(features, durations)
+    of_run = features @ of_run_coefficients
 
     def model_of(draw: int) -> LinearCost:
         """The model of the run, or of a resample that keeps the slowness of each period."""
@@ -135,6 +141,9 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
         overheads = measure_overheads(sample, follows_run=follows_run and not draw)
         coefficients = _solve(features[rows], durations[rows])
         predicted = features @ coefficients
+        if (predicted < of_run * LEAST_SHARE).any():
+            # The resample has no steps of some shape, and its fit gives them no time.
+            coefficients, predicted = of_run_coefficients, of_run
         named = {name: max(round(float(value)), 0) for name, value in zip(COEFFICIENTS, coefficients, strict=True)}
         model = structs.replace(LinearCost(base_ps=0), seed=draw, overheads=overheads, **named)
         if follows_run and windows is not None:
@@ -265,10 +274,13 @@ def _solve(features: Floats, durations: Floats) -> Floats:
     for _ in range(_NUM_ROUNDS):
         weights = 1 / np.sqrt(predicted * predicted.mean())
         found = _non_negative(scaled * weights[:, None], durations * weights)
-        predicted = np.maximum(scaled @ found, 1e-3 * durations.mean())
+        predicted = np.maximum(scaled @ found, LEAST_PREDICTED * durations.mean())
     # The prior has changed the sum slightly.
     scale = float(durations.sum() / (scaled @ found).sum())
-    return np.asarray(defaults * found * scale)
+    coefficients = np.asarray(defaults * found * scale)
+    # Few and noisy steps may leave a shape without any time.
+    coefficients[0] = max(coefficients[0], LEAST_PREDICTED * durations.mean())
+    return coefficients
 
 
 def _non_negative(rows: Floats, wanted: Floats) -> Floats:

@@ -258,9 +258,9 @@ def _legend(result: WhatIfResult) -> Iterator[str]:
         )
     if comparison.num_draws > 1:
         texts.append(
-            f"Each engine ran {comparison.num_draws} times, with what the run does not show drawn anew: lengths, "
-            "patience and the random variation in durations. Values are medians of the draws, and ± includes their "
-            "spread."
+            f"Each engine ran {comparison.num_draws} times, each time with another draw of what the run does not "
+            "determine: durations of steps, unknown lengths, and how long clients wait. Values are medians of the "
+            "draws, and ± includes their spread."
         )
     for text in texts:
         yield textwrap.fill(text, MAX_WIDTH)

@@ -63,7 +63,7 @@ class ArrivalPlan:
         first = self._group_of[index].start
         self._num_unended[first] -= 1
         if not self._num_unended[first] and self._queue:
-            num_arrived = len(self._num_unended) - len(self._queue)
-            pause_ns = self._pauses_ns[num_arrived % len(self._pauses_ns)]
+            num_paused = len(self._num_unended) - len(self._queue) - self._num_clients
+            pause_ns = self._pauses_ns[num_paused % len(self._pauses_ns)]
             found.append(GroupArrival(self._queue.popleft(), now_ns + pause_ns))
         return found

@@ -122,6 +122,13 @@ def test_the_budget_of_the_step_is_spent() -> None:
     assert ask(rig, first) is None
 
 
+def test_a_step_that_took_the_whole_line_left_out_nobody() -> None:
+    rig = Rig()
+    rig.arrive(4, 8)
+    assert rig.state.plans[0].load.num_tokens < rig.state.config.max_num_batched_tokens
+    assert rig.state.plans[0].rest is None
+
+
 def test_a_decode_that_the_budget_left_out() -> None:
     rig = Rig(max_num_batched_tokens=2)
     requests = rig.arrive_all(arrival(1, 9), arrival(1, 9), arrival(1, 9))

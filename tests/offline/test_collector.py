@@ -108,7 +108,7 @@ def test_an_embedding_has_length_one() -> None:
     ("reason", "error", "message"),
     [
         ("cancelled", EngineUnavailableError, "this LLM was shut down while it worked"),
-        ("error", EventLMError, r"prompts\[0\] could not be completed: error"),
+        ("error", EventLMError, r"prompts\[0\] could not be completed\. Each worker"),
     ],
 )
 def test_an_end_that_is_an_error(reason: FinishReason, error: type[Exception], message: str) -> None:

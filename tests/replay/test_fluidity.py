@@ -9,7 +9,7 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Emitted, Finished, Launched, StepCompleted
-from eventlm.replay.fluidity import TokenTimes, tokens_in_time
+from eventlm.replay.fluidity import TokenArrivals, tokens_in_time
 from eventlm.system.system import real_system
 from tests.simulation import Simulation
 
@@ -35,7 +35,7 @@ def test_times_of_tokens(tmp_path: Path, seed: int) -> None:
     with LogWriter(real_system(), tmp_path, "run") as writer:
         Simulation(seed, writer=writer, check_every=0).run()
         path = writer.run_folder
-    times, plain = TokenTimes(), dict[tuple[int, int], list[int]]()
+    times, plain = TokenArrivals(), dict[tuple[int, int], list[int]]()
     launches: dict[int, Launched] = {}
     completed: StepCompleted | None = None
     num_compared = 0

@@ -24,7 +24,7 @@ from eventlm.engine.admin import (
     UnknownRequestError,
     reply_named,
 )
-from eventlm.engine.admission import charge_for, metered
+from eventlm.engine.group_admission import charge_for, metered
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
 from eventlm.engine.live_requests import Sink
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits

@@ -133,3 +133,22 @@ def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeyp
     for num_messages in (1, 500):
         assert server.chat(messages=[{"role": "user", "content": "x"}] * num_messages).status == 200
     assert ["tokenizer" in name for name in threads] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "problem"),
+    [
+        ({"logit_bias": {"five": 1}}, "logit_bias", 'each key must be a token id, such as "50256"'),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "it must have 1 to 64 letters, digits, underscores or dashes",
+        ),
+    ],
+)
+def test_what_a_text_must_be_is_said_without_a_regular_expression(
+    server: RunningServer, fields: dict[str, Any], param: str, problem: str
+) -> None:
+    body = {"model": "test", "messages": [{"role": "user", "content": "x"}], **fields}
+    reply = server.post("/v1/chat/completions", body)
+    assert_error(reply, 400, INVALID, param, "invalid_value", message=f"'{param}': {problem}.")

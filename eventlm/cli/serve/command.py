@@ -105,7 +105,7 @@ async def _serve(config: Config) -> None:
     from msgspec import structs
 
     from eventlm.bootstrap.composition import compose
-    from eventlm.bootstrap.front_ends import FrontEndServer
+    from eventlm.bootstrap.front_ends import ServerWithFrontEnds
     from eventlm.bootstrap.text_parts import TextParts
     from eventlm.cli.serve.front_end import make_context
     from eventlm.engine.setup import resolve_plugins
@@ -133,7 +133,7 @@ async def _serve(config: Config) -> None:
         log.warning(warning)
     front_ends = None
     if config.server.api_servers:
-        front_ends = FrontEndServer(system, engine, module="eventlm.cli.serve.front_end")
+        front_ends = ServerWithFrontEnds(system, engine, module="eventlm.cli.serve.front_end")
     with StopSignals(on_hangup=(front_ends or context).reload) as signals:
         serving: dict[str, Any] = {
             "on_listening": lambda url: log.info("loading", url=url, model=engine.setup.model),

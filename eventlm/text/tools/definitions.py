@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from eventlm.errors import InputError
-from eventlm.text.decoding import validation_error
+from eventlm.text.decoding import FUNCTION_NAME_PATTERN, validation_error
 from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tools.formats import Formats
 from eventlm.text.tools.schema_check import SchemaChecker
@@ -19,7 +19,7 @@ MAX_TOOLS = 1024
 class FunctionDefinition(Struct):
     """`tools[].function`. `parameters` is a JSON schema of an object; without it the function takes none."""
 
-    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}\Z")]
+    name: Annotated[str, Meta(pattern=FUNCTION_NAME_PATTERN)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

@@ -187,6 +187,8 @@ class GpuRunner(CheckpointRunner):
         ):
             if number in not_finite:
                 continue
+            if next_id == NOT_FINITE:  # of the recorded step, where this one is finite
+                next_id = token_id
             tokens[number] = [token_id]
             sequence.token_ids[position] = next_id
             end = self._end_of(sequence, token_id, next_id, position - sequence.num_prompt_tokens)

@@ -14,7 +14,7 @@ import numpy as np
 from llguidance import LLMatcher
 
 from eventlm.types import WorkerEnd
-from eventlm.worker.sampling.masks import mask_bytes
+from eventlm.worker.sampling.vocabulary_masks import mask_bytes
 from eventlm.worker.sequence_table import WorkerSequence, end_of
 
 

@@ -14,7 +14,7 @@ from eventlm.grammars import GrammarError
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.sequence_grammar import SequenceGrammar
-from eventlm.worker.sampling.masks import Masks, mask_bytes, unpack_mask
+from eventlm.worker.sampling.vocabulary_masks import Masks, mask_bytes, unpack_mask
 from eventlm.worker.sequence_table import WorkerSequence
 
 

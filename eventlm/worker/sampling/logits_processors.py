@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.worker.sampling.masks import unpack_mask
+from eventlm.worker.sampling.vocabulary_masks import unpack_mask
 from eventlm.worker.sampling.sampling_table import (
     ALLOWED,
     BANNED,

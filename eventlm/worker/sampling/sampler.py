@@ -17,7 +17,7 @@ from torch import Tensor
 from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.worker.sampling.candidates import mask_candidates
 from eventlm.worker.sampling.logits_processors import process_logits
-from eventlm.worker.sampling.masks import Masks
+from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sampling.noise import hash_ids, negative_gumbel_noise, noise_keys
 from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable, column
 from eventlm.worker.sequence_table import WorkerSequence

@@ -16,7 +16,7 @@ from torch import Tensor
 from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.sampling_params import SamplingParams
 from eventlm.types import SequenceId
-from eventlm.worker.sampling.masks import Masks
+from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sampling.noise import sequence_key
 from eventlm.worker.sampling.token_counts import TokenCounts
 from eventlm.worker.sequence_table import WorkerSequence

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from msgspec import structs
 
 from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
@@ -275,3 +276,21 @@ def test_a_run_that_idles_for_days_has_a_bounded_number_of_windows() -> None:
     model, *_ = fit_cost([*steps, *late])
     assert len(model.slowness_ppm) <= 4097
     assert len(set(model.slowness_ppm)) <= 4
+
+
+@pytest.mark.parametrize(("num_decoding", "seed"), [(1, 22), (3, 39), (5, 37), (10, 22)])
+def test_a_resample_without_steps_of_some_shape_gives_them_their_time(num_decoding: int, seed: int) -> None:
+    """A noisy run whose last steps alone only decode. Fits to some resamples gave those no time at all."""
+
+    def shape(random: Random) -> StepShape:
+        if next(numbers) < 50 - num_decoding:
+            num_tokens = random.randrange(100, 2000)
+            return StepShape(num_tokens, 0, num_tokens, num_tokens * num_tokens // 2, 1)
+        return StepShape(0, random.randrange(1, 3), random.randrange(50, 6000), 0, 0)
+
+    numbers, noise = iter(range(50)), Random(seed)
+    steps = run_of(50, noise=lambda _step, _start_ns: noise.lognormvariate(0, 2.0), shapes=shape)
+    fitted = fit_cost(steps, num_draws=5)
+    mean_ns = sum(durations(steps)) / len(steps)
+    for draw in fitted.draws:
+        assert min(structs.replace(draw, ratios_ppm=[]).step_ns(step.shape, 0, 0) for step in steps) > mean_ns / 10**4

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.engine.admission import charge_for, metered
+from eventlm.engine.group_admission import charge_for, metered
 from eventlm.engine.rate_limits import MINUTE_NS, NO_LIMITS, RateLimiter, RateLimitError, RateLimits
 from eventlm.engine.request import FinishedOutput, Submission
 from eventlm.errors import EventLMError
