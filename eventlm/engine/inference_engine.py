@@ -16,11 +16,11 @@ import structlog
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
-from eventlm.engine.group_admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, RunParts
 from eventlm.engine.explanations import ExplainResponse, Explanations
+from eventlm.engine.group_admission import Admission, AdmissionParts, with_cache_rules
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds

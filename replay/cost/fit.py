@@ -45,6 +45,8 @@ WINDOW_STEPS = (160, 80, 40, 20, 10, 5)
 WINDOW_PRIOR_STEPS = 0.5
 MAX_WINDOWS = 4096
 #: Weight of a default coefficient, in recorded steps whose time it would decide alone; larger if there are few steps.
+#: Mean error of a step's duration above which a comparison means nothing.
+MAX_ERROR = 0.5
 #: Of the time that the fit to the whole run gives a step: what the fit to a resample must give it.
 LEAST_SHARE = 0.1
 #: Of the mean duration: what any step takes at least.
@@ -374,6 +376,8 @@ def _report(features: Floats, durations: Floats, *, num_left_out: int) -> FitRep
         others = folds != fold
         predicted[~others] = features[~others] @ _solve(features[others], durations[others])
     errors = np.abs(predicted / durations - 1)
+    if errors.mean() > MAX_ERROR:
+        notes.append("that is too much to compare engines by: record more requests")
     sums = np.bincount(folds, predicted) / np.bincount(folds, durations)
     return FitReport(
         num_steps=count,

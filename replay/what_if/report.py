@@ -264,8 +264,11 @@ def _legend(result: WhatIfResult) -> Iterator[str]:
         )
     for text in texts:
         yield textwrap.fill(text, MAX_WIDTH)
-    if all(metric.recorded is None for metric in comparison.metrics if metric.name == "fluidity_index"):
+    has_value = {metric.name for metric in comparison.metrics if metric.recorded is not None}
+    if "slo_met" not in has_value:
         yield "For SLO attainment and the fluidity index say what is fast enough: --slo ttft=500,tpot=100."
+    elif "fluidity_index" not in has_value:
+        yield "The fluidity index needs both objectives: --slo ttft=500,tpot=100."
     yield from _notes(result)
     for each in result.alternatives:
         if each.run_folder:

@@ -24,8 +24,8 @@ from eventlm.engine.admin import (
     UnknownRequestError,
     reply_named,
 )
-from eventlm.engine.group_admission import charge_for, metered
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
+from eventlm.engine.group_admission import charge_for, metered
 from eventlm.engine.live_requests import Sink
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.request import (

@@ -19,10 +19,10 @@ from eventlm.kernels.gpu.draw_masked import draw_masked
 from eventlm.kernels.gpu.draw_tokens import DRAW_COLUMNS, draw_tokens
 from eventlm.kernels.gpu.penalties import apply_penalties
 from eventlm.worker.sampling.logits_processors import process_logits
-from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sampling.noise import step_keys
 from eventlm.worker.sampling.sampler import SLICE_ENTRIES, slices
 from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable, to_device
+from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sequence_table import WorkerSequence
 
 

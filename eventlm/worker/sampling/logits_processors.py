@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.worker.sampling.vocabulary_masks import unpack_mask
 from eventlm.worker.sampling.sampling_table import (
     ALLOWED,
     BANNED,
@@ -28,6 +27,7 @@ from eventlm.worker.sampling.sampling_table import (
     column,
     to_device,
 )
+from eventlm.worker.sampling.vocabulary_masks import unpack_mask
 
 #: Penalizes these numbers of the rows, whose tokens the table counts, in place.
 Penalize = Callable[[Tensor, SampledRows, np.ndarray, SamplingTable], None]

@@ -17,9 +17,9 @@ from torch import Tensor
 from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.worker.sampling.candidates import mask_candidates
 from eventlm.worker.sampling.logits_processors import process_logits
-from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sampling.noise import hash_ids, negative_gumbel_noise, noise_keys
 from eventlm.worker.sampling.sampling_table import GREEDY, MASKED, PROCESSED, SampledRows, SamplingTable, column
+from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sequence_table import WorkerSequence
 
 #: Candidates that a masked row is first given, and if its nucleus does not fit; then it gets the vocabulary.

@@ -16,9 +16,9 @@ from torch import Tensor
 from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.sampling_params import SamplingParams
 from eventlm.types import SequenceId
-from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sampling.noise import sequence_key
 from eventlm.worker.sampling.token_counts import TokenCounts
+from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sequence_table import WorkerSequence
 
 #: Bits of `needs`. How it draws: GREEDY, or among the most likely (MASKED), or from the whole vocabulary.

@@ -12,8 +12,8 @@ import triton
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from eventlm.worker.gpu.sampler import GpuSampler
-from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sampling.sampler import NOT_FINITE
+from eventlm.worker.sampling.vocabulary_masks import Masks
 from eventlm.worker.sequence_table import WorkerSequence
 from tests.worker.draws import make_sampler, random_logits, sequence
 from tests.worker.sampling.test_sampler import MIXED
