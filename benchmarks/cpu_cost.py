@@ -43,15 +43,9 @@ from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu.decoder import DrawRows
 from eventlm.kernels.cpu.native import BUILDS
 from eventlm.kernels.kv_quantization import is_quantized
-from eventlm.models.config import (
-    SCALED_KV_DTYPES,
-    DecoderConfig,
-    kv_bytes_per_token,
-    read_config,
-    resolve_dtype,
-    resolve_kv_dtype,
-)
+from eventlm.models.config import SCALED_KV_DTYPES, kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import AUTO, TORCH
+from eventlm.models.spec import ModelSpec
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.types import ceil_div
@@ -86,7 +80,7 @@ def num_blocks(point: Point) -> int:
     return point.num_rows * ceil_div(point.context + point.num_tokens, BLOCK_SIZE)
 
 
-def kv_dtype(config: DecoderConfig, options: argparse.Namespace) -> str:
+def kv_dtype(config: ModelSpec, options: argparse.Namespace) -> str:
     """What keys and values are kept in. Raises UsageError for what cannot be had."""
     dtype = resolve_dtype(config, options.dtype, options.quantization)
     return resolve_kv_dtype(config, dtype, options.kv_cache_dtype)
@@ -104,7 +98,7 @@ class Bench:
     """A model with so many blocks of keys and values."""
 
     def __init__(self, folder: Path, options: argparse.Namespace, num_blocks: int) -> None:
-        self.config: DecoderConfig = read_config(folder)
+        self.config: ModelSpec = read_model(folder)
         setup = WorkerSetup(
             replica=0,
             epoch=1,
@@ -142,13 +136,7 @@ class Bench:
 
     def floor_ns(self, point: Point, machine: Machine) -> float:
         """The lower bound of the step's time."""
-        rows, tokens = point.num_rows, point.num_tokens
-        shape = BatchShape(
-            num_tokens=rows * tokens,
-            num_sampled=rows,
-            kv_tokens=rows * (point.context + tokens),
-            num_pairs=rows * (tokens * point.context + tokens * (tokens + 1) // 2),
-        )
+        shape = BatchShape(point.num_rows, [(point.context, point.num_tokens)] * point.num_rows)
         model = ModelFigures(
             config=self.config,
             weight_bytes=self.forward.weight_bytes,
@@ -203,7 +191,7 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         f"{threads} threads, {options.cpu_kernels}, {options.dtype}, quantization {options.quantization}, "
         f"KV cache {options.kv_cache_dtype}"
     )
-    config = read_config(folder)
+    config = read_model(folder)
     block_bytes = BLOCK_SIZE * kv_bytes_per_token(config, kv_dtype(config, options))
     most_blocks = int(options.kv_gib * 2**30) // block_bytes
     wanted = []

@@ -29,7 +29,7 @@ from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu import native
-from eventlm.models.config import read_config
+from eventlm.models.config import read_model
 from eventlm.models.pull import pull
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
@@ -138,7 +138,7 @@ def in_worker(folder: Path, length: int, chunk_tokens: int, options: dict[str, A
         threads=torch.get_num_threads(),
         **options,
     )
-    config = read_config(folder)
+    config = read_model(folder)
     forward = make_forward(setup, config, make_cache(setup, config))
 
     def logits_of(token_ids: list[int], num_last: int) -> Tensor:

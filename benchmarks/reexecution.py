@@ -38,7 +38,7 @@ from eventlm.config import CacheConfig, Config, ModelConfig, RecordConfig, Sched
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import Request
 from eventlm.engine.setup import make_setup
-from eventlm.models.config import read_config
+from eventlm.models.config import read_model
 from eventlm.models.pull import pull
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
@@ -134,7 +134,7 @@ async def record(load: Load, model: str, dtype: Dtype, num_tokens: int, folder: 
     engine = InferenceEngine(setup, real_system())
     await engine.start()
     try:
-        handles = await engine.submit(list(requests(load, num_tokens, read_config(model).vocab_size)))
+        handles = await engine.submit(list(requests(load, num_tokens, read_model(model).vocab_size)))
 
         async def read(handle: Any) -> None:
             async for _ in handle:

@@ -29,6 +29,10 @@ from eventlm.config.options import options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
 from eventlm.errors import ExitCode
 from eventlm.events import DECISIONS, FACTS, MARKERS, Event
+from eventlm.models.families import FAMILIES, MULTIMODAL
+from eventlm.models.gguf.config_json import ARCHITECTURES
+from eventlm.models.gguf.header import TENSOR_TYPES
+from eventlm.models.gguf.tokenizer_json import SPLITS
 
 PAGES = Path(__file__).parent
 REPOSITORY = PAGES.parent
@@ -273,6 +277,27 @@ def _argument(action: argparse.Action) -> str:
     return names if action.nargs == 0 else f"{names} {value}"
 
 
+def _models(_: str) -> str:
+    """A row for each architecture, with the docstring of the function that makes its `ModelSpec`."""
+    rows = ["| architecture | models | what it is |", "|---|---|---|"]
+    for name, family in FAMILIES.items():
+        rows.append(f"| `{name}` | {family.models} | {_cell(family.make.__doc__ or '')} |")
+    for name, multimodal in MULTIMODAL.items():
+        decoders = " or ".join(f"`{decoder}`" for decoder in multimodal.decoders.values())
+        rows.append(f"| `{name}` | {multimodal.models} | with the decoder of {decoders} |")
+    return "\n".join(rows)
+
+
+def _gguf(_: str) -> str:
+    """What of GGUF files can be run."""
+    rows = {
+        "types of tensors": ", ".join(TENSOR_TYPES),
+        "architectures": ", ".join(ARCHITECTURES),
+        "tokenizers": f"`llama` (SentencePiece), and `gpt2` with one of these splits: {', '.join(SPLITS)}",
+    }
+    return "\n".join(["| | can be run |", "|---|---|", *(f"| {name} | {cell} |" for name, cell in rows.items())])
+
+
 def _cell(text: str) -> str:
     """Text for a table's cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
@@ -284,6 +309,8 @@ PARTS: dict[str, Callable[[str], str]] = {
     "markers": lambda old: _events(MARKERS, old),
     "options": _options,
     "commands": _commands,
+    "models": _models,
+    "gguf": _gguf,
     "exit_codes": _exit_codes,
 }
 

@@ -12,7 +12,8 @@ group's longest), H query heads, K key-value heads, G = H / K, D head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from eventlm.kernels.kv_quantization import dequantize, is_quantized
+from eventlm.kernels.pointwise import cap_softly
 
 
 class AttentionRow(NamedTuple):
@@ -40,8 +42,8 @@ class AttentionGroup(NamedTuple):
     blocks: [B * K * blocks] int64, rows of the cache as [num_blocks * K]; padding repeats the row's first block.
     context: [2, B * K * blocks, block_size x what a token's head has in the cache], room for the gathered keys and
     values, the same for all layers.
-    mask: added to the scores, [B, 1, N, L]; None if every row starts at 0, or all are decodes of equal
-    length.
+    masks: by window, 0 being none: added to the scores, [B, 1, N, L]; None if a query sees all before it, and every row
+    starts at 0, or all are decodes of equal length.
     """
 
     num_rows: int
@@ -52,15 +54,18 @@ class AttentionGroup(NamedTuple):
     outputs: Tensor | None
     blocks: Tensor
     context: Tensor
-    mask: Tensor | None
+    masks: dict[int, Tensor | None]
 
 
 def plan_attention(
-    rows: Sequence[AttentionRow], kv_cache: Tensor, dtype: torch.dtype | None = None
+    rows: Sequence[AttentionRow],
+    kv_cache: Tensor,
+    dtype: torch.dtype | None = None,
+    windows: Collection[int] = (0,),
 ) -> list[AttentionGroup]:
     """Group the rows of a step, whose tokens lie one row after the other. `kv_cache` is any layer's.
 
-    dtype: of the queries; None: the cache's.
+    dtype: of the queries; None: the cache's. windows: those that `paged_attention` will be called with.
 
     Rows share a group if their numbers of query tokens and of context blocks have the same power of two above
     them, so padding at most doubles either.
@@ -73,19 +78,31 @@ def plan_attention(
         shape = ((row.num_tokens - 1).bit_length(), (num_blocks - 1).bit_length())
         groups.setdefault(shape, []).append((offset, row))
         offset += row.num_tokens
-    return [_plan_group(members, kv_cache, dtype or kv_cache.dtype) for members in groups.values()]
+    return [_plan_group(members, kv_cache, dtype or kv_cache.dtype, windows) for members in groups.values()]
 
 
-def paged_attention(q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionGroup], *, scale: float) -> Tensor:
+def paged_attention(
+    q_THD: Tensor,
+    kv_cache: Tensor,
+    groups: Sequence[AttentionGroup],
+    *,
+    scale: float,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
     """Causal attention of each row's queries over its blocks.
 
-    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, K, block_size, D], as `kv_store` takes. Returns [T, H, D].
+    q_THD: [T, H, D]. kv_cache: one layer's [2, num_blocks, K, block_size, D], as `kv_store` takes. scale, window,
+    soft_cap: as `eventlm.models.spec.AttentionSpec` has them. sinks_H: scores that take part in the softmax and have no
+    value. Returns [T, H, D].
     """
+    attend = partial(_attend, kv_cache=kv_cache, scale=scale, window=window, soft_cap=soft_cap, sinks_H=sinks_H)
     if len(groups) == 1 and groups[0].valid is None:
-        return _attend(q_THD, kv_cache, groups[0], scale)
+        return attend(q_THD, group=groups[0])
     out_THD = torch.empty_like(q_THD)
     for group in groups:
-        out = _attend(q_THD[group.queries], kv_cache, group, scale)
+        out = attend(q_THD[group.queries], group=group)
         if group.valid is None or group.outputs is None:
             out_THD.index_copy_(0, group.queries, out)
         else:
@@ -93,7 +110,16 @@ def paged_attention(q_THD: Tensor, kv_cache: Tensor, groups: Sequence[AttentionG
     return out_THD
 
 
-def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) -> Tensor:
+def _attend(
+    q: Tensor,
+    *,
+    kv_cache: Tensor,
+    group: AttentionGroup,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    sinks_H: Tensor | None,
+) -> Tensor:
     """q: [B * N, H, D] in the group's order; returns the same."""
     num_rows, num_queries, num_context = group.num_rows, group.num_queries, group.num_context
     _, _, num_kv_heads, _, width = kv_cache.shape
@@ -102,19 +128,43 @@ def _attend(q: Tensor, kv_cache: Tensor, group: AttentionGroup, scale: float) ->
         torch.index_select(cache, 0, group.blocks, out=context)
     context = group.context.view(2, num_rows, num_kv_heads, -1, width)[:, :, :, :num_context]
     keys, values = dequantize(context, q.dtype) if is_quantized(kv_cache) else context.to(q.dtype)
+    mask = group.masks[window]
+    if soft_cap or sinks_H is not None:
+        q = q.view(num_rows, num_queries, num_kv_heads, -1, head_dim).permute(0, 2, 3, 1, 4)
+        out = _softmax_attention(q, keys, values, mask, scale, soft_cap, sinks_H)
+        return out.permute(0, 3, 1, 2, 4).reshape(num_rows * num_queries, num_heads, head_dim)
     if num_queries == 1:
         # The heads that share a key stand in for query tokens, so that no key is copied.
         q = q.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
-        out = scaled_dot_product_attention(q, keys, values, group.mask, scale=scale)
+        out = scaled_dot_product_attention(q, keys, values, mask, scale=scale)
         return out.reshape(num_rows, num_heads, head_dim)
     q = q.view(num_rows, num_queries, num_heads, head_dim).transpose(1, 2)
-    out = scaled_dot_product_attention(
-        q, keys, values, group.mask, is_causal=group.mask is None, scale=scale, enable_gqa=True
-    )
+    out = scaled_dot_product_attention(q, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True)
     return out.transpose(1, 2).reshape(num_rows * num_queries, num_heads, head_dim)
 
 
-def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor, dtype: torch.dtype) -> AttentionGroup:
+def _softmax_attention(
+    q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float, cap: float, sinks_H: Tensor | None
+) -> Tensor:
+    """What torch's function cannot do, in float32. q: [B, K, G, N, D]; keys, values: [B, K, L, D]; returns like q."""
+    num_queries, num_context = q.shape[-2], keys.shape[-2]
+    scores = (q.float() @ keys.float().transpose(-1, -2)[:, :, None]).mul_(scale)
+    if cap:
+        cap_softly(scores, cap)
+    if mask is not None:
+        scores += mask[:, :, None]
+    elif num_queries > 1:
+        scores += torch.full((num_queries, num_context), -torch.inf, device=q.device).triu_(1)
+    if sinks_H is not None:
+        sinks = sinks_H.float().view(1, *q.shape[1:3], 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1)[..., :num_context]
+    return (weights @ values.float()[:, :, None]).to(q.dtype)
+
+
+def _plan_group(
+    members: list[tuple[int, AttentionRow]], kv_cache: Tensor, dtype: torch.dtype, windows: Collection[int]
+) -> AttentionGroup:
     device, num_rows = kv_cache.device, len(members)
     _, _, num_kv_heads, block_size, width = kv_cache.shape
     offsets = np.array([offset for offset, _ in members])
@@ -141,17 +191,23 @@ def _plan_group(members: list[tuple[int, AttentionRow]], kv_cache: Tensor, dtype
         outputs=outputs,
         blocks=torch.from_numpy(head_blocks.ravel()).to(device),
         context=kv_cache.new_empty(2, head_blocks.size, block_size * width),
-        mask=_mask(starts, num_queries, num_context, dtype, device),
+        masks={window: _mask(starts, num_queries, num_context, window, dtype, device) for window in windows},
     )
 
 
 def _mask(
-    starts: np.ndarray, num_queries: int, num_context: int, dtype: torch.dtype, device: torch.device
+    starts: np.ndarray, num_queries: int, num_context: int, window: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """0 where query i of a row sees context j, that is j <= start + i, else minus infinity."""
-    if not starts.any() or (num_queries == 1 and (starts == starts[0]).all()):
+    """0 where query i of a row sees context j, that is j <= start + i, and with a window j > start + i - window, else
+    minus infinity.
+    """
+    is_cut = 0 < window < num_context
+    if not is_cut and (not starts.any() or (num_queries == 1 and (starts == starts[0]).all())):
         return None
-    last_seen = torch.from_numpy(starts).to(device)[:, None] + torch.arange(num_queries, device=device)
-    hidden = torch.arange(num_context, device=device) > last_seen[:, :, None]
+    places = torch.arange(num_context, device=device)
+    last_seen = (torch.from_numpy(starts).to(device)[:, None] + torch.arange(num_queries, device=device))[:, :, None]
+    hidden = places > last_seen
+    if is_cut:
+        hidden |= places <= last_seen - window
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return mask.masked_fill_(hidden, -torch.inf).unsqueeze(1)

@@ -12,11 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.bench.step.floor import ModelFigures, floor_ns, shape_of, step_work, total
+from eventlm.bench.step.floor import ModelFigures, floor_ns, num_matrix_weights, shape_of, step_work, total
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Arrived, Launched, StepCompleted
-from eventlm.models.config import DTYPE_BYTES, DecoderConfig
+from eventlm.models.config import DTYPE_BYTES
+from eventlm.models.spec import ModelSpec
 
 NS = 1e-9
 
@@ -58,21 +59,11 @@ def _steps(run_folder: Path, wanted: range) -> Iterator[Step]:
                 yield Step(launch, event.start_ns, event.end_ns)
 
 
-def floor_seconds(
-    config: DecoderConfig, steps: Sequence[Step], machine: Machine, *, kv_element_bytes: int = 2
-) -> float:
+def floor_seconds(config: ModelSpec, steps: Sequence[Step], machine: Machine, *, kv_element_bytes: int = 2) -> float:
     """The least time for all of the steps. Weights have two bytes each."""
-    layers = config.num_layers
-    heads, kv_heads = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    weights = {
-        "qkv_proj": layers * config.hidden_size * (heads + 2 * kv_heads),
-        "o_proj": layers * heads * config.hidden_size,
-        "gate_up_proj": 2 * layers * config.hidden_size * config.intermediate_size,
-        "down_proj": layers * config.intermediate_size * config.hidden_size,
-        "lm_head": config.hidden_size * config.vocab_size,
-    }
+    weights = num_matrix_weights(config)
     weight_bytes = {name: DTYPE_BYTES["bfloat16"] * number for name, number in weights.items()}
-    kv_token_bytes = 2 * layers * kv_heads * kv_element_bytes
+    kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_element_bytes
     model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes, is_int8=False)
     return sum(NS * floor_ns(total(step_work(model, shape_of(step.launch)).values()), machine) for step in steps)
 

@@ -11,7 +11,7 @@ from benchmarks.gpu_harness.engines import Run, Workload, generate, nano_workloa
 from benchmarks.gpu_harness.roofline import floor_seconds, read_steps
 from benchmarks.gpu_harness.row import Context, Parts, Row, speed
 from eventlm.bench.step.machine_probe import Machine
-from eventlm.models.config import read_config
+from eventlm.models.config import read_model
 
 TARGET, PEER_TARGET = 0.75, 5.0
 MAX_MODEL_LEN = 4096
@@ -57,7 +57,7 @@ def offline(context: Context, size: str, workloads: list[Workload], *, target: f
     steps = read_steps(folder, num_before=num_before, num_requests=len(workload.prompts))
     ceilings = context.ceilings
     machine = Machine(bytes_per_second=ceilings.bytes_per_second, flops_per_second=ceilings.flops_per_second)
-    run, least = runs[0], floor_seconds(read_config(model), steps, machine)
+    run, least = runs[0], floor_seconds(read_model(model), steps, machine)
     on_device = sum(step.end_ns - step.start_ns for step in steps) / 1e9
     row = speed(
         f"Qwen3-{size}, {len(workload.prompts)} sequences, offline",

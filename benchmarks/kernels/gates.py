@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.references import gelu_mul_reference
-from eventlm.kernels import pointwise
 from eventlm.kernels.gpu.gates import gelu_mul, silu_mul
+from eventlm.kernels.pointwise import activate_gated
 
 Gate = Callable[[Tensor], Tensor]
 
@@ -20,9 +19,9 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
     """Few tokens, of which the launch is most, and prefills."""
     size = 96 if smoke else 12_288
     gates: tuple[tuple[str, Gate, Gate], ...] = (
-        ("silu_mul", silu_mul, pointwise.silu_mul),
-        ("gelu_mul", partial(gelu_mul, approximate="none"), partial(gelu_mul_reference, approximate="none")),
-        ("gelu_mul tanh", partial(gelu_mul, approximate="tanh"), partial(gelu_mul_reference, approximate="tanh")),
+        ("silu_mul", silu_mul, partial(activate_gated, activation="silu")),
+        ("gelu_mul", partial(gelu_mul, approximate="none"), partial(activate_gated, activation="gelu")),
+        ("gelu_mul tanh", partial(gelu_mul, approximate="tanh"), partial(activate_gated, activation="gelu_tanh")),
     )
     for num_tokens in (3,) if smoke else (1, 256, 8192):
         gate_up = torch.randn(num_tokens, 2 * size, device=device).bfloat16()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -66,12 +65,6 @@ def embed_tokens_reference(staged_T: Tensor, last_tokens_S: Tensor, embedding_VH
     from_slots = staged_T < 0
     token_ids_T[from_slots] = last_tokens_S[-staged_T[from_slots] - 1].clamp(min=0)
     out_TH.copy_(embedding_VH[token_ids_T])
-
-
-def gelu_mul_reference(gate_up: Tensor, approximate: Literal["none", "tanh"]) -> Tensor:
-    """Over the last dimension."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return torch.nn.functional.gelu(gate, approximate=approximate) * up
 
 
 def grouped_gemm_reference(

@@ -16,14 +16,8 @@ from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
 from eventlm.models.checkpoint_weights import weight_bytes
-from eventlm.models.config import (
-    DecoderConfig,
-    kv_bytes_per_token,
-    longest_context,
-    read_config,
-    resolve_dtype,
-    resolve_kv_dtype,
-)
+from eventlm.models.config import kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype
+from eventlm.models.spec import ModelSpec
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -81,8 +75,8 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
     warnings: list[str] = []
     num_blocks = config.cache.num_blocks or FAKE_NUM_BLOCKS
     if folder is not None:
-        decoder = read_config(folder)
-        longest = longest_context(decoder)
+        decoder = read_model(folder)
+        longest = decoder.max_position_embeddings
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
         sizes = _sizes(config, decoder)
@@ -107,7 +101,7 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-def _sizes(config: Config, decoder: DecoderConfig) -> _Sizes:
+def _sizes(config: Config, decoder: ModelSpec) -> _Sizes:
     model, cache = config.model, config.cache
     dtype = resolve_dtype(decoder, model.dtype, model.quantization)
     block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))

@@ -18,7 +18,7 @@ from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worke
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.models.checkpoint_weights import find_weights
-from eventlm.models.config import check_quantization, read_config, resolve_dtype
+from eventlm.models.config import check_quantization, check_runs_on_gpu, read_model, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
@@ -72,9 +72,11 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
     source = find_model(config.model)
     forward, vocab_size = None, FakeTokenizer().vocab_size
     if source.folder is not None:
-        decoder = read_config(source.folder)
+        decoder = read_model(source.folder)
         vocab_size = decoder.vocab_size
-        if not gpus:
+        if gpus:
+            check_runs_on_gpu(decoder)
+        else:
             dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
             kernels, size = config.worker.cpu_kernels, config.cache.block_size
             forward = choose_forward(kernels, decoder, model=str(source.folder), dtype=dtype, block_size=size)

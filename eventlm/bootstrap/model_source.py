@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -14,8 +15,10 @@ from eventlm.models.hub import is_repo_id, pull_repo
 from eventlm.models.pull import cache_folder, cached, pull
 from eventlm.worker.protocol import FAKE_MODEL
 
-#: What a GGUF file begins with.
-_GGUF_MAGIC = b"GGUF"
+#: End of the name of a GGUF file, and what it begins with.
+_GGUF_SUFFIX, _GGUF_MAGIC = ".gguf", b"GGUF"
+#: What is left of a model's name that says which part of it a file is.
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
 class ModelSource(NamedTuple):
@@ -46,6 +49,8 @@ def find_model(config: ModelConfig, *, may_fetch: bool = True) -> ModelSource:
         found = None
     elif given in KNOWN_MODELS:
         found = _cached_or_pulled(given, may_fetch=may_fetch)
+    elif folder.is_file() and _is_gguf(folder):
+        found, given = _folder_of_gguf(folder), _PART.sub("", folder.stem)
     else:
         _check_folder(folder, given)
         found, given = folder, folder.resolve().name
@@ -73,33 +78,44 @@ def _cached_or_pulled(name: str, *, may_fetch: bool) -> Path:
 def _check_folder(folder: Path, given: str) -> None:
     known = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
     wanted = "give the folder of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json)"
-    if folder.is_file() and _is_gguf(folder):
-        raise CheckpointError(
-            f"--model {given}: this is a GGUF file, and eventlm runs only safetensors checkpoints; take the repository "
-            "that it was quantized from (ORG/NAME, or its folder), and --quantization int8 if memory is short"
-        )
     if folder.is_file():
-        raise CheckpointError(f"--model {given}: this is a file; {wanted}")
+        raise CheckpointError(f"--model {given}: this is a file, and no GGUF file; {wanted}")
     if not folder.is_dir():
         guess = nearest(given, [*KNOWN_MODELS, FAKE_MODEL])
         suggestion = f"did you mean {guess}? Else " if guess else ""
-        raise CheckpointError(f"--model {given}: no such folder; {suggestion}{wanted}, ORG/NAME or one of {known}")
+        missing = "no such file" if folder.suffix == _GGUF_SUFFIX else "no such folder"
+        raise CheckpointError(
+            f"--model {given}: {missing}; {suggestion}{wanted}, a GGUF file, ORG/NAME or one of {known}"
+        )
     if not (folder / "config.json").is_file():
         below = sorted(path.parent.name for path in folder.glob("*/config.json"))
-        hint = f"the folder {below[0]} in it has one" if below else wanted
+        files = sorted(path.name for path in folder.glob(f"*{_GGUF_SUFFIX}"))
+        hint = f"the folder {below[0]} in it has one" if below else f"{wanted} or a GGUF file"
+        if files:
+            hint = f"to run {files[0]}, give its path"
         raise CheckpointError(f"--model {given}: there is no config.json in this folder; {hint}")
 
 
+def _folder_of_gguf(file: Path) -> Path:
+    # It loads numpy, which only such files cost.
+    from eventlm.models.gguf_folder import gguf_folder
+
+    return gguf_folder(file)
+
+
 def _is_gguf(file: Path) -> bool:
+    """Whether a file begins or is called as a GGUF file is: one that is damaged is told apart later."""
+    if file.suffix.lower() == _GGUF_SUFFIX:
+        return True
     try:
         with file.open("rb") as opened:
             return opened.read(len(_GGUF_MAGIC)) == _GGUF_MAGIC
     except OSError:
-        return file.suffix.lower() == ".gguf"
+        return False
 
 
 def find_tokenizer_folder(given: str) -> Path | None:
-    """The folder with the tokenizer.json of `given`, a folder or a model's name; None for the fake model's tokenizer.
+    """The folder with the tokenizer.json of `given`: a folder, a GGUF file or a model's name. None for the fake model.
 
     Of a repository of the Hugging Face hub no weights are fetched. Raises UsageError or CheckpointError where there
     is no such tokenizer, and PullError.
@@ -111,6 +127,8 @@ def find_tokenizer_folder(given: str) -> Path | None:
     folder = Path(given).expanduser()
     if is_repo_id(given) and not folder.exists():
         return _pulled_repo("--tokenizer", given, with_weights=False)
+    if folder.is_file() and _is_gguf(folder):
+        return _folder_of_gguf(folder)
     names = ", ".join([*KNOWN_MODELS, FAKE_MODEL])
     wanted = f"give a folder with a tokenizer.json, a repository of the Hugging Face hub (ORG/NAME), or one of {names}"
     if not folder.is_dir():

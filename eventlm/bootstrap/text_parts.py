@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.models.config import read_config
+from eventlm.models.config import read_model
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation_config import load_generation_defaults
@@ -32,4 +32,4 @@ def load_text(model: str, tokenizer_folder: str = "") -> TextParts:
         return TextParts(fake, SamplingParams(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
     folder = Path(model)
     tokenizer = CheckpointTokenizer(Path(tokenizer_folder) if tokenizer_folder else folder)
-    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_config(folder).hidden_size)
+    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_model(folder).hidden_size)

@@ -41,7 +41,7 @@ _REMARKS = {
     "chat_template": "the model's own is used, from its folder",
     "max_total_tokens": "{num_blocks} is the KV cache in blocks, {kv_memory} in bytes",
     "n_gpu_layers gpu_layers ngl": "a model is on GPUs with all of its layers or none; {device} says which",
-    "load_format": "weights are read from safetensors files",
+    "load_format": "weights are read from safetensors and GGUF files",
     "download_dir": "the variable HF_HOME says where models of the hub are kept",
     "seed": "each request has its own: the field `seed`",
     "tokenizer tokenizer_path": "the model's own is used, from its folder",

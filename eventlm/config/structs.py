@@ -69,8 +69,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: Annotated[
         str,
         Meta(extra={"metavar": "MODEL"}),
-        "checkpoint folder, Hugging Face repository ORG/NAME, smollm2 (the default model) or fake (hash tokens, no "
-        "weights)",
+        "checkpoint folder, GGUF file, Hugging Face repository ORG/NAME, smollm2 (the default model) or fake (hash "
+        "tokens, no weights)",
     ] = "smollm2"
     revision: Annotated[
         str,
@@ -83,7 +83,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             max_length=MAX_NAME_LENGTH,
             extra={"metavar": "NAME", "allowed": f"a string of at most {MAX_NAME_LENGTH} characters"},
         ),
-        "name that requests use; empty: the folder's name, ORG/NAME or `smollm2`",
+        "name that requests use; empty: the folder's or file's name, ORG/NAME or `smollm2`",
     ] = ""
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"],

@@ -6,11 +6,14 @@ Loads no torch, so that a folder is checked before a worker starts.
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.errors import CheckpointError
-from eventlm.models.config import DTYPE_BYTES, DecoderConfig
+from eventlm.models.config import DTYPE_BYTES
+from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, read_source
+from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -22,6 +25,7 @@ from eventlm.models.safetensors_header import (
     read_index,
     tensors_by_offset,
 )
+from eventlm.models.spec import FeedForwardSpec, ModelSpec, TensorNames
 from eventlm.types import ceil_div
 
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")
@@ -29,12 +33,16 @@ STORED_DTYPES = ("BF16", "F16", "F32", "F64")
 INT8_BLOCK = 64
 INT8_SCALE_BYTES = 4
 #: With `tie_word_embeddings` they are one matrix, which a checkpoint has under either name or under both.
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING, _HEAD = WeightKey("embedding", 0, "weight"), WeightKey("lm_head", 0, "weight")
+#: The norms of a layer, by `LayerSpec.norms`.
+_NORMS = {
+    "before": ("attention_norm", "feed_forward_norm"),
+    "after": ("attention_out_norm", "feed_forward_out_norm"),
+    "both": ("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
+    "parallel": ("attention_norm",),
+}
 #: End of the names of buffers in old checkpoints. They are not weights.
 _OLD_BUFFER = "rotary_emb.inv_freq"
-#: Samples of two matrices that are compared, and bytes of each.
-_NUM_SAMPLES = 16
-_SAMPLE_BYTES = 4096
 _UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
 #: Ends of the names of tensors that only quantized checkpoints have.
 _QUANTIZED_PARTS = (
@@ -43,161 +51,310 @@ _QUANTIZED_PARTS = (
 )
 
 
-class StoredTensor(NamedTuple):
-    """A tensor of a file. `offset` is that of its data from the start of the file, in bytes."""
+class StoredWeight(NamedTuple):
+    """Where a weight lies in a file: it is the tensor `name`, or some rows of it.
 
+    `offset` is that of its data from the start of the file, in bytes. interleaved: the weights whose rows are in turns
+    the columns of what lies there, or the elements of a vector; empty: it is `key` as it lies. The rest is of GGUF
+    files: `num_bytes` of the data if it is blocks, `head_rows` of a head if those that are rotated together are
+    neighbours, what is `added` to values.
+    """
+
+    key: WeightKey
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    num_bytes: int = 0
+    head_rows: int = 0
+    added: float = 0.0
+    interleaved: tuple[WeightKey, ...] = ()
 
 
 class WeightFile(NamedTuple):
-    """A file of a checkpoint with those of its tensors that the decoder takes, in the order of their data."""
+    """A file of a checkpoint with the weights that the decoder takes from it, in the order of their data."""
 
     path: Path
     stamp: FileStamp
-    tensors: list[StoredTensor]
+    weights: list[StoredWeight]
 
 
-def weight_shapes(config: DecoderConfig) -> dict[str, tuple[int, ...]]:
-    """The name of each tensor of the decoder in a checkpoint, and its shape."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, key = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    linears = {
-        "self_attn.q_proj": (query, hidden, config.attention_bias),
-        "self_attn.k_proj": (key, hidden, config.attention_bias),
-        "self_attn.v_proj": (key, hidden, config.attention_bias),
-        "self_attn.o_proj": (hidden, query, config.attention_bias),
-        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
-        "mlp.up_proj": (inner, hidden, config.mlp_bias),
-        "mlp.down_proj": (hidden, inner, config.mlp_bias),
-    }
-    norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
-    if config.qk_norm:
-        norms |= {"self_attn.q_norm": config.head_dim, "self_attn.k_norm": config.head_dim}
-    shapes: dict[str, tuple[int, ...]] = {_EMBEDDING: (config.vocab_size, hidden)}
-    for layer in range(config.num_layers):
-        prefix = f"model.layers.{layer}"
-        shapes |= {f"{prefix}.{name}.weight": (size,) for name, size in norms.items()}
-        for name, (num_out, num_in, has_bias) in linears.items():
-            shapes[f"{prefix}.{name}.weight"] = (num_out, num_in)
-            if has_bias:
-                shapes[f"{prefix}.{name}.bias"] = (num_out,)
-    shapes["model.norm.weight"] = (hidden,)
-    if not config.tie_word_embeddings:
-        shapes[_HEAD] = (config.vocab_size, hidden)
-    return shapes
+class _Found(NamedTuple):
+    """A tensor of a file, and its name by `checkpoint_tensors`."""
+
+    name: str
+    role: str
+    info: TensorInfo
 
 
-def weight_bytes(config: DecoderConfig, dtype_name: str, quantization: str = "none") -> int:
+def model_weights(model: ModelSpec) -> dict[WeightKey, tuple[int, ...]]:
+    """Each weight of the decoder and its shape: a matrix [out, in] or a vector."""
+    weights: dict[WeightKey, tuple[int, ...]] = {}
+    for key, shape, has_bias in _weights(model):
+        weights[key] = shape
+        if has_bias:
+            weights[key._replace(kind="bias")] = shape[:1]
+    if model.has_head_bias:
+        weights[_HEAD._replace(kind="bias")] = (model.vocab_size,)
+    return weights
+
+
+def _weights(model: ModelSpec) -> Iterator[tuple[WeightKey, tuple[int, ...], bool]]:
+    """Each weight with its shape, and whether it has a bias."""
+    hidden, norm = model.hidden_size, model.norm
+    yield _EMBEDDING, (model.vocab_size, hidden), False
+    for number in range(model.num_layers):
+        for name, shape, has_bias in _weights_of_layer(model, number):
+            yield WeightKey(name, number, "weight"), shape, has_bias
+        layer = model.layers[number]
+        if layer.dense is not None:
+            yield from _weights_of_neurons(layer.dense, hidden, number)
+        if layer.experts is not None:
+            for expert in range(layer.experts.num_experts):
+                yield from _weights_of_neurons(layer.experts.expert, hidden, number, expert)
+    if norm.has_weight:
+        yield WeightKey("final_norm", 0, "weight"), (hidden,), norm.has_bias
+    if not model.tie_word_embeddings:
+        yield _HEAD, (model.vocab_size, hidden), False
+
+
+def _weights_of_layer(model: ModelSpec, number: int) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """What it has beside neurons."""
+    hidden, norm, layer = model.hidden_size, model.norm, model.layers[number]
+    attention, experts = layer.attention, layer.experts
+    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    if norm.has_weight:
+        for name in _NORMS[layer.norms]:
+            yield name, (hidden,), norm.has_bias
+    if attention.qk_norm != "none":
+        is_whole = attention.qk_norm == "whole"
+        yield "query_norm", (query if is_whole else attention.head_dim,), False
+        yield "key_norm", (key if is_whole else attention.head_dim,), False
+    if attention.has_sinks:
+        yield "sinks", (attention.num_heads,), False
+    yield "query", (query, hidden), attention.has_qkv_bias
+    yield "key", (key, hidden), attention.has_qkv_bias
+    yield "value", (key, hidden), attention.has_qkv_bias
+    yield "output", (hidden, query), attention.has_output_bias
+    if experts is not None:
+        yield "router", (experts.num_experts, hidden), experts.has_router_bias
+        if experts.has_correction:
+            yield "correction", (experts.num_experts,), False
+        if experts.has_shared_gate:
+            yield "shared_scale", (1, hidden), False
+
+
+def _weights_of_neurons(
+    part: FeedForwardSpec, hidden: int, layer: int, expert: int = -1
+) -> Iterator[tuple[WeightKey, tuple[int, ...], bool]]:
+    for name in ("gate", "up", "down") if part.is_gated else ("up", "down"):
+        shape = (hidden, part.size) if name == "down" else (part.size, hidden)
+        yield WeightKey(name, layer, "weight", expert), shape, part.has_bias
+
+
+def checkpoint_tensors(model: ModelSpec, names: TensorNames | None = None) -> dict[str, list[WeightKey]]:
+    """The name of each tensor of the decoder in a checkpoint, and the weights that its rows are, in their order.
+
+    names: the model's own by default.
+    """
+    tensors: dict[str, list[WeightKey]] = {}
+    for key in model_weights(model):
+        tensors.setdefault(_tensor_name(key, model, names or model.names), []).append(key)
+    return tensors
+
+
+def _tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
+    owner, kind = "", f".{key.kind}"
+    if key.expert >= 0:
+        owner = "expert_"
+        if names.stacking:
+            kind = "_bias" if key.kind == "bias" else ""
+    elif key.name in ("gate", "up", "down") and model.layers[key.layer].experts is not None:
+        owner = "shared_"
+    elif key.name in ("sinks", "correction"):
+        # They are no module with a weight.
+        kind = ""
+    name: str = getattr(names, owner + key.name)
+    if key.name in ("query", "key", "value"):
+        name = names.qkv or name
+    elif key.name in ("gate", "up"):
+        name = getattr(names, f"{owner}gate_up") or name
+    name = name.replace("{}", str(key.expert))
+    if key.name == "lm_head":
+        return name + kind
+    return names.prefix + (name if key.name in ("embedding", "final_norm") else f"layers.{key.layer}.{name}") + kind
+
+
+def weight_bytes(model: ModelSpec, dtype_name: str, quantization: str = "none") -> int:
     """Bytes of the decoder's weights in memory. `dtype_name` is the resolved dtype of what is not quantized."""
     num_bytes = 0
-    for name, shape in weight_shapes(config).items():
-        if quantization == "int8" and _is_multiplied(name, shape, config):
+    for key, shape in model_weights(model).items():
+        is_multiplied = key.name not in FLOAT32_WEIGHTS and (model.tie_word_embeddings or key != _EMBEDDING)
+        if quantization == "int8" and len(shape) == 2 and is_multiplied:
+            # A matrix to multiply by, not an embedding that is only looked up.
             num_out, num_in = shape
             num_bytes += num_out * (ceil_div(num_in, INT8_BLOCK) * INT8_BLOCK + INT8_SCALE_BYTES)
         else:
-            num_bytes += math.prod(shape) * DTYPE_BYTES[dtype_name]
+            num_bytes += math.prod(shape) * DTYPE_BYTES["float32" if key.name in FLOAT32_WEIGHTS else dtype_name]
     return num_bytes
 
 
-def _is_multiplied(name: str, shape: tuple[int, ...], config: DecoderConfig) -> bool:
-    """Whether it is a matrix to multiply by, not an embedding that is only looked up."""
-    return len(shape) == 2 and (config.tie_word_embeddings or name != _EMBEDDING)
-
-
-def find_weights(folder: Path, config: DecoderConfig) -> list[WeightFile]:
-    """The files of a checkpoint with the decoder's tensors.
+def find_weights(folder: Path, model: ModelSpec) -> list[WeightFile]:
+    """The files of a checkpoint with the decoder's weights.
 
     Raises CheckpointError, naming the file and the tensor, unless each is there once with a dtype and shape that fit.
     """
-    missing = weight_shapes(config)
-    files = []
+    if (source := read_source(folder)) is not None:
+        return _find_in_gguf(source, model)
     headers = {path: read_header(path) for path in find_shards(folder)}
-    ends = {
-        name: (path, header)
-        for path, header in headers.items()
-        for name in (_EMBEDDING, _HEAD)
-        if name in header.tensors
-    }
-    is_head_taken = not config.tie_word_embeddings or _EMBEDDING not in ends
-    for path, header in headers.items():
-        taken = {
-            name: info
-            for name, info in tensors_by_offset(header)
-            if not name.endswith(_OLD_BUFFER) and (is_head_taken or name != _HEAD)
-        }
-        _check(path, taken, missing, config)
-        tensors = [
-            StoredTensor(_role(name, config), info.dtype, info.shape, header.data_start + info.data_offsets[0])
-            for name, info in taken.items()
-        ]
-        files.append(WeightFile(path, header.stamp, tensors))
+    found = {path: _tensors_of(header, model) for path, header in headers.items()}
+    names = _names_in(found.values(), model)
+    shapes, known = model_weights(model), checkpoint_tensors(model, names)
+    missing = dict(known)
+    embedding, head = (_tensor_name(key, model, names) for key in (_EMBEDDING, _HEAD))
+    has_embedding = any(tensor.role == embedding for tensors in found.values() for tensor in tensors)
+    is_head_taken = not (model.tie_word_embeddings and has_embedding)
+    files = []
+    for path, tensors in found.items():
+        weights: list[StoredWeight] = []
+        for tensor in tensors:
+            role = tensor.role
+            if role == head and not is_head_taken:
+                continue
+            if role == head and model.tie_word_embeddings:
+                role = embedding
+            if role not in missing:
+                raise CheckpointError(f"{path}: tensor {tensor.name} {_why_unknown(role, known, model)}")
+            its_shapes = {key: shapes[key] for key in missing.pop(role)}
+            weights += _rows(path, tensor, its_shapes, headers[path].data_start, names.stacking)
+        files.append(WeightFile(path, headers[path].stamp, weights))
     if missing:
         name = next(iter(missing))
         more = f" ({len(missing)} are)" if len(missing) > 1 else ""
         raise CheckpointError(f"{_where(folder, name)}: tensor {name} is missing{more}; download the model again")
-    if not is_head_taken and _HEAD in ends:
-        _check_tied(ends)
     return files
 
 
-def _role(name: str, config: DecoderConfig) -> str:
-    """The name of a stored tensor by `weight_shapes`."""
-    return _EMBEDDING if config.tie_word_embeddings and name == _HEAD else name
+def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:
+    """The names by which the fewest tensors are missing."""
+    roles = {tensor.role for tensors in found for tensor in tensors}
+    return min(
+        (model.names, *model.other_names), key=lambda names: len(checkpoint_tensors(model, names).keys() - roles)
+    )
 
 
-def _check_tied(headers: dict[str, tuple[Path, SafetensorsHeader]]) -> None:
-    """Raise CheckpointError if a head that is not loaded differs from the embedding, unless their dtypes do."""
-    embedding, head = (headers[name][1].tensors[name] for name in (_EMBEDDING, _HEAD))
-    is_alike = (embedding.dtype, embedding.shape) == (head.dtype, head.shape)
-    if is_alike and _samples(*headers[_EMBEDDING], embedding) != _samples(*headers[_HEAD], head):
-        raise CheckpointError(
-            f"{headers[_HEAD][0]}: tensor {_HEAD} differs from {_EMBEDDING}, but config.json ties them; set "
-            "tie_word_embeddings to false there to use both, or remove the tensor from the file"
-        )
-
-
-def _samples(path: Path, header: SafetensorsHeader, tensor: TensorInfo) -> list[bytes]:
-    """Pieces of a tensor's data at even distances."""
-    start, end = tensor.data_offsets
-    samples = []
-    try:
-        with path.open("rb") as file:
-            for index in range(_NUM_SAMPLES):
-                position = start + (end - start) * index // _NUM_SAMPLES
-                file.seek(header.data_start + position)
-                samples.append(file.read(min(_SAMPLE_BYTES, end - position)))
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    return samples
-
-
-def _check(
-    path: Path, tensors: dict[str, TensorInfo], missing: dict[str, tuple[int, ...]], config: DecoderConfig
-) -> None:
-    """Check the file's tensors, and take them out of `missing`."""
-    for name, info in tensors.items():
-        role = _role(name, config)
-        if role not in missing:
-            raise CheckpointError(f"{path}: tensor {name} {_why_unknown(role, config)}")
-        shape = missing.pop(role)
-        if info.dtype not in STORED_DTYPES:
-            raise CheckpointError(f"{path}: tensor {name} has dtype {info.dtype}{_why_not(info)}")
-        if info.shape != shape:
-            raise CheckpointError(
-                f"{path}: tensor {name} has shape {list(info.shape)}, by config.json it is {list(shape)}; "
-                "the two files are not of one model"
+def _find_in_gguf(source: GgufSource, model: ModelSpec) -> list[WeightFile]:
+    shapes, tensors = model_weights(model), checkpoint_tensors(model)
+    missing = {name: tensors[role] for role, name in source.tensor_names(tensors, model.num_layers).items()}
+    files = []
+    for part in source.parts:
+        weights: list[StoredWeight] = []
+        for tensor in part.tensors:
+            if tensor.name not in missing:
+                raise CheckpointError(
+                    f"{part.path}: tensor {tensor.name} is not one of {model.architecture} as the metadata describe "
+                    "it; such models are not supported"
+                )
+            weights += _rows_in_gguf(
+                part, tensor, {key: shapes[key] for key in missing.pop(tensor.name)}, source, model
             )
+        files.append(WeightFile(Path(part.path), part.stamp(), weights))
+    if missing:
+        more = f" ({len(missing)} are)" if len(missing) > 1 else ""
+        raise CheckpointError(
+            f"{source.parts[0].path}: tensor {next(iter(missing))} is missing{more}; download the model again"
+        )
+    return files
 
 
-def _why_unknown(name: str, config: DecoderConfig) -> str:
-    if name in weight_shapes(config):
+def _rows_in_gguf(
+    part: GgufPart,
+    tensor: GgufTensor,
+    shapes: dict[WeightKey, tuple[int, ...]],
+    source: GgufSource,
+    model: ModelSpec,
+) -> Iterator[StoredWeight]:
+    """The weights that a tensor consists of, with what undoes what llama.cpp's converter did to them."""
+    num_rows = sum(shape[0] for shape in shapes.values())
+    expected = [num_rows, *next(iter(shapes.values()))[1:]]
+    if list(tensor.shape) != expected:
+        raise CheckpointError(
+            f"{part.path}: tensor {tensor.name} has shape {list(tensor.shape)}, by the metadata it is {expected}; "
+            "download the file again"
+        )
+    is_blocks = tensor.type not in STORED_DTYPES
+    if is_blocks and len(tensor.shape) == 1:
+        raise CheckpointError(
+            f"{part.path}: tensor {tensor.name} is a vector of type {tensor.type}, and vectors must be F32, F16 or "
+            "BF16; take another file of the model"
+        )
+    row_bytes, offset = tensor.num_bytes // num_rows, tensor.offset
+    for key, shape in shapes.items():
+        is_interleaved = source.is_interleaved and key.name in ("query", "key")
+        is_norm = key.name.endswith("_norm") and key.kind == "weight"
+        yield StoredWeight(
+            key,
+            tensor.name,
+            tensor.type,
+            shape,
+            offset,
+            num_bytes=row_bytes * shape[0] if is_blocks else 0,
+            head_rows=model.head_dim if is_interleaved else 0,
+            added=-model.norm.offset if is_norm else 0.0,
+        )
+        offset += row_bytes * shape[0]
+
+
+def _tensors_of(header: SafetensorsHeader, model: ModelSpec) -> list[_Found]:
+    """The file's tensors that belong to the decoder, in the order of their data."""
+    tensors = []
+    for name, info in tensors_by_offset(header):
+        if name.endswith(_OLD_BUFFER) or name.startswith(model.names.ignored):
+            continue
+        tensors.append(_Found(name, model.names.without_alias(name), info))
+    return tensors
+
+
+def _rows(
+    path: Path, tensor: _Found, shapes: dict[WeightKey, tuple[int, ...]], data_start: int, stacking: str
+) -> Iterator[StoredWeight]:
+    """The weights that a tensor consists of. Raises CheckpointError if it is not of the shape that they make."""
+    name, _, info = tensor
+    if info.dtype not in STORED_DTYPES:
+        raise CheckpointError(f"{path}: tensor {name} has dtype {info.dtype}{_why_not(info)}")
+    num_rows = sum(shape[0] for shape in shapes.values())
+    keys, num_experts = list(shapes), len({key.expert for key in shapes})
+    expected = [num_rows, *shapes[keys[0]][1:]]
+    is_stacked = bool(stacking) and keys[0].expert >= 0
+    if is_stacked:
+        one = [num_rows // num_experts, *expected[1:]]
+        expected = [num_experts, *(one if stacking == "rows" else reversed(one))]
+    # The correction of ERNIE is a matrix of one row.
+    if list(info.shape) not in (expected, [1, *expected] if len(expected) == 1 else expected):
+        raise CheckpointError(
+            f"{path}: tensor {name} has shape {list(info.shape)}, by config.json it is {expected}; "
+            "the two files are not of one model"
+        )
+    start, end = info.data_offsets
+    offset = data_start + start
+    if is_stacked and stacking == "columns":
+        num_turns = len(keys) // num_experts
+        for first in range(0, len(keys), num_turns):
+            interleaved = tuple(keys[first : first + num_turns])
+            yield StoredWeight(interleaved[0], name, info.dtype, tuple(expected[1:]), offset, interleaved=interleaved)
+            offset += (end - start) // num_experts
+        return
+    for key, shape in shapes.items():
+        yield StoredWeight(key, name, info.dtype, shape, offset)
+        offset += (end - start) // num_rows * shape[0]
+
+
+def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:
+    if name in known:
         return "is in two files"
     if name.endswith(_QUANTIZED_PARTS):
         return f"belongs to quantized weights, which are not supported; {_UNQUANTIZED}"
-    return f"is not one of {config.architecture} as config.json describes it; the two files are not of one model"
+    return f"is not one of {model.architecture} as config.json describes it; the two files are not of one model"
 
 
 def _why_not(info: TensorInfo) -> str:

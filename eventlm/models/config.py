@@ -1,26 +1,29 @@
-"""The config.json of a checkpoint folder, checked and reduced to what a decoder needs. Loads no torch.
+"""The config.json of a checkpoint folder, checked and turned into a `ModelSpec`. Loads no torch.
 
-Two families share one decoder: Llama and Qwen3 (which adds a norm on each head's query and key). The control
-plane reads this too, to size the KV cache and to name the model in a trace.
+`families/` knows the fields of each architecture. The control plane reads this too, to size the KV cache and to name
+the model in a trace.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from msgspec import Meta, Struct, field
+import msgspec
+from msgspec import Struct
 
 from eventlm.errors import CheckpointError, UsageError
+from eventlm.models.families import DECODER_NAMES, FAMILIES, MULTIMODAL, TOWER_NAMES, Multimodal
+from eventlm.models.families.fields import ConfigError
+from eventlm.models.gguf.source import read_source
 from eventlm.models.json_files import convert_object, read_json_object
 from eventlm.models.safetensors_header import find_shards, read_header
+from eventlm.models.spec import ModelSpec, why_not_plain
+from eventlm.models.tied_head import has_own_head
 
-Positive = Annotated[int, Meta(ge=1)]
-RopeType = Literal["default", "linear", "llama3"]
-
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
-SUPPORTED_ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3")
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 #: Dtype of what a quantized model does not quantize.
 QUANTIZED_DTYPE = "bfloat16"
@@ -28,76 +31,14 @@ QUANTIZED_DTYPE = "bfloat16"
 SCALED_KV_DTYPES = ("int8", "fp8")
 KV_SCALE_BYTES = 4
 
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+#: What a multimodal model's config.json says of the whole, and so of the decoder.
+_OF_THE_WHOLE = (*_DTYPE_KEYS, "tie_word_embeddings")
+#: How much of a name that is not known an error quotes, and how many names that are like it.
+_QUOTED_CHARACTERS, _NUM_NEAREST = 80, 3
 _HEADER_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-#: What each family's own config class assumes for a head_dim that its config.json leaves out; 0: from the
-#: hidden size.
-_DEFAULT_HEAD_DIM = {"LlamaForCausalLM": 0, "Qwen3ForCausalLM": 128}
 _FINGERPRINT_SAMPLES = 16
 _FINGERPRINT_SAMPLE_BYTES = 4096
-
-
-class RopeConfig(Struct, frozen=True, kw_only=True):
-    """Rotary position embedding. `factor` and what follows it belong to the scaled types."""
-
-    type: RopeType = "default"
-    theta: float = field(name="rope_theta", default=10000.0)
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int = 0
-
-
-class DecoderConfig(Struct, frozen=True, kw_only=True):
-    """A decoder's shape.
-
-    `dtype` is the one its weights are stored in.
-    """
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    tie_word_embeddings: bool
-    attention_bias: bool
-    mlp_bias: bool
-    qk_norm: bool
-    rope: RopeConfig
-    dtype: str
-
-
-class _RawConfig(Struct, frozen=True, kw_only=True):
-    """The fields of config.json that matter, with the families' own defaults."""
-
-    vocab_size: Positive
-    hidden_size: Positive
-    intermediate_size: Positive
-    num_hidden_layers: Positive
-    num_attention_heads: Positive
-    num_key_value_heads: Positive | None = None
-    head_dim: Positive | None = None
-    max_position_embeddings: Positive
-    rms_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
-    tie_word_embeddings: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    dtype: str | None = None
-    torch_dtype: str | None = None
-    rope_theta: float | None = None
-    rope_scaling: dict[str, Any] | None = None
-    rope_parameters: dict[str, Any] | None = None
-    original_max_position_embeddings: int | None = None
-    partial_rotary_factor: float | None = None
-    use_sliding_window: bool = False
-    sliding_window: int | None = None
-    max_window_layers: int = 0
-    layer_types: list[str] | None = None
 
 
 class _RawFamily(Struct, frozen=True, kw_only=True):
@@ -107,51 +48,46 @@ class _RawFamily(Struct, frozen=True, kw_only=True):
     model_type: str | None = None
 
 
-def read_config(folder: str | Path) -> DecoderConfig:
-    """The config of the checkpoint in `folder`.
+def read_model(folder: str | Path) -> ModelSpec:
+    """The decoder that the checkpoint in `folder` describes.
 
-    Raises CheckpointError, naming the file, what it holds and what is supported, if it cannot be served.
+    A head that differs from the embedding is used, whatever config.json says, as in transformers 5. Raises
+    CheckpointError, naming the file, what it holds and what is supported, if it cannot be served.
     """
-    path = Path(folder) / "config.json"
-    values = read_json_object(path)
-    architecture = _architecture(path, values)
+    folder = Path(folder)
+    path = folder / "config.json"
+    model = model_of(read_json_object(path), path)
+    if not model.dtype:
+        model = msgspec.structs.replace(model, dtype=_stored_dtype(folder))
+    if model.tie_word_embeddings and has_own_head(folder, model.names):
+        model = msgspec.structs.replace(model, tie_word_embeddings=False)
+    return model
+
+
+def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
+    """The decoder that these fields of config.json describe; errors name the file `path`.
+
+    Its dtype is empty if they name none. Raises CheckpointError.
+    """
     _check_not_quantized(path, values)
-    raw = convert_object(values, _RawConfig, path)
-    _check_shape(path, raw)
-    head_dim = raw.head_dim or _DEFAULT_HEAD_DIM[architecture] or raw.hidden_size // raw.num_attention_heads
-    if head_dim % 2:
-        raise CheckpointError(f"{path}: head_dim is {head_dim}; rotary embeddings need an even one")
-    return DecoderConfig(
-        architecture=architecture,
-        vocab_size=raw.vocab_size,
-        hidden_size=raw.hidden_size,
-        intermediate_size=raw.intermediate_size,
-        num_layers=raw.num_hidden_layers,
-        num_heads=raw.num_attention_heads,
-        num_kv_heads=raw.num_key_value_heads or raw.num_attention_heads,
-        head_dim=head_dim,
-        max_position_embeddings=raw.max_position_embeddings,
-        rms_norm_eps=raw.rms_norm_eps,
-        tie_word_embeddings=raw.tie_word_embeddings,
-        attention_bias=raw.attention_bias,
-        mlp_bias=raw.mlp_bias,
-        qk_norm=architecture == "Qwen3ForCausalLM",
-        rope=_rope(path, raw),
-        dtype=raw.dtype or raw.torch_dtype or _stored_dtype(folder),
-    )
+    architecture = _architecture(path, values)
+    outer = MULTIMODAL.get(architecture)
+    if outer is not None:
+        values = _decoder_of(path, values)
+        _check_not_quantized(path, values)
+    family = FAMILIES[_decoder_architecture(path, values, outer) if outer is not None else architecture]
+    fields = convert_object(values, family.fields, path, inside="text_config" if outer is not None else "")
+    try:
+        model = family.make(fields)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    names = model.names
+    if outer is not None:
+        names = msgspec.structs.replace(names, ignored=TOWER_NAMES, aliases=DECODER_NAMES)
+    return msgspec.structs.replace(model, architecture=architecture, names=names)
 
 
-def longest_context(config: DecoderConfig) -> int:
-    """Tokens of the longest context that the model was made for.
-
-    By the convention of transformers, linear scaling stretches the positions that config.json names, while those of
-    Llama 3's scaling are stretched already.
-    """
-    stretch = max(config.rope.factor, 1.0) if config.rope.type == "linear" else 1.0
-    return int(config.max_position_embeddings * stretch)
-
-
-def kv_bytes_per_token(config: DecoderConfig, kv_dtype: str) -> int:
+def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
     """Bytes that the keys and values of one token take in all layers. `kv_dtype`: see `resolve_kv_dtype`."""
     if kv_dtype in SCALED_KV_DTYPES:
         head_bytes = config.head_dim + KV_SCALE_BYTES
@@ -160,7 +96,7 @@ def kv_bytes_per_token(config: DecoderConfig, kv_dtype: str) -> int:
     return 2 * config.num_layers * config.num_kv_heads * head_bytes
 
 
-def resolve_kv_dtype(config: DecoderConfig, dtype: str, requested: str) -> str:
+def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:
     """The dtype to keep keys and values in: `requested`, or for `auto` `dtype`, what is computed in.
 
     Raises UsageError if the size of the model's heads does not allow it.
@@ -173,7 +109,7 @@ def resolve_kv_dtype(config: DecoderConfig, dtype: str, requested: str) -> str:
     return dtype if requested == "auto" else requested
 
 
-def resolve_dtype(config: DecoderConfig, requested: str, quantization: str = "none") -> str:
+def resolve_dtype(config: ModelSpec, requested: str, quantization: str = "none") -> str:
     """The dtype to compute in: `requested`, or the checkpoint's own for `auto`.
 
     With a `quantization`: of what is not quantized. Raises UsageError if it cannot be combined with `requested`.
@@ -185,6 +121,15 @@ def resolve_dtype(config: DecoderConfig, requested: str, quantization: str = "no
     if name not in DTYPE_BYTES:
         raise CheckpointError(f"dtype {name} is not supported (supported: {', '.join(DTYPE_BYTES)}); pass --dtype")
     return name
+
+
+def check_runs_on_gpu(config: ModelSpec) -> None:
+    """Raise UsageError for a model that only processors can run."""
+    if reason := why_not_plain(config):
+        raise UsageError(
+            f"on GPUs only models like Llama and Qwen3 can run, and this {config.architecture} has {reason}; take "
+            "--device cpu"
+        )
 
 
 def check_quantization(dtype: str, quantization: str) -> None:
@@ -200,9 +145,12 @@ def model_fingerprint(folder: str | Path) -> str:
     """A hash that identifies the checkpoint in a trace, 32 hex digits.
 
     Over config.json and, for each weight file, its name, size, header (names, shapes, dtypes, offsets) and a
-    few pages at even distances, so that a model and its fine-tune differ although no file is read entirely.
+    few pages at even distances, so that a model and its fine-tune differ although no file is read entirely. Of a
+    GGUF file it is over its header, which has all of that, and pages.
     """
     folder = Path(folder)
+    if (source := read_source(folder)) is not None:
+        return source.fingerprint
     digest = hashlib.blake2b(digest_size=16)
     try:
         digest.update((folder / "config.json").read_bytes())
@@ -212,28 +160,65 @@ def model_fingerprint(folder: str | Path) -> str:
         header = read_header(path)
         digest.update(f"\0{path.name}\0{header.file_bytes}\0".encode())
         digest.update(header.raw)
-        data_bytes = header.file_bytes - header.data_start
+        for page in weight_samples(path, header.data_start, header.file_bytes):
+            digest.update(page)
+    return digest.hexdigest()
+
+
+def weight_samples(path: Path, start: int, end: int) -> Iterator[bytes]:
+    """A few pages of a file at even distances between two offsets."""
+    try:
         with path.open("rb") as file:
             for sample in range(_FINGERPRINT_SAMPLES):
-                file.seek(header.data_start + data_bytes * sample // _FINGERPRINT_SAMPLES)
-                digest.update(file.read(_FINGERPRINT_SAMPLE_BYTES))
-    return digest.hexdigest()
+                file.seek(start + (end - start) * sample // _FINGERPRINT_SAMPLES)
+                yield file.read(_FINGERPRINT_SAMPLE_BYTES)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
 
 def _architecture(path: Path, values: dict[str, Any]) -> str:
     family = convert_object(values, _RawFamily, path)
-    found = family.architectures[0] if family.architectures else f"model_type {family.model_type}"
-    if found not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise CheckpointError(f"{path}: architecture {found} is not supported (supported: {supported})")
-    return found
+    found = family.architectures[0] if family.architectures else ""
+    known = (*FAMILIES, *MULTIMODAL)
+    if found in known:
+        return found
+    model_type = family.model_type or ""
+    near = _nearest(found or f"{model_type.replace('_', '')}ForCausalLM", known)
+    if found:
+        those = f"near it are {', '.join(near)}; docs/models.md" if near else "docs/models.md"
+        raise CheckpointError(
+            f"{path}: architecture {found[:_QUOTED_CHARACTERS]!r} is not supported ({those} has all that are)"
+        )
+    example = near[0] if model_type and near else "LlamaForCausalLM"
+    kind = f" of this {model_type[:_QUOTED_CHARACTERS]!r}" if model_type else ""
+    raise CheckpointError(
+        f"{path}: architectures is missing; add it, with the architecture{kind} as docs/models.md names it, such as "
+        f'["{example}"]'
+    )
+
+
+def _nearest(name: str, known: Sequence[str]) -> list[str]:
+    """The known names that are most like one, whatever its case."""
+    by_lower = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name[:_QUOTED_CHARACTERS].lower(), by_lower, n=_NUM_NEAREST)
+    return [by_lower[each] for each in near]
+
+
+def _decoder_architecture(path: Path, values: dict[str, Any], outer: Multimodal) -> str:
+    found = convert_object(values, _RawFamily, path, inside="text_config")
+    kind = found.model_type or next(iter(outer.decoders))
+    if kind not in outer.decoders:
+        raise CheckpointError(
+            f"{path}: text_config: model_type {kind} is not supported (supported: {', '.join(outer.decoders)})"
+        )
+    return outer.decoders[kind]
 
 
 def _check_not_quantized(path: Path, values: dict[str, Any]) -> None:
     """Transformers' key, its older one, and that of MLX."""
     for key in ("quantization_config", "compression_config", "quantization"):
         found = values.get(key)
-        if found is None:
+        if not found:
             continue
         of_how = found if isinstance(found, dict) else {}
         method = of_how.get("quant_method", "an unknown method" if key != "quantization" else "MLX")
@@ -245,59 +230,20 @@ def _check_not_quantized(path: Path, values: dict[str, Any]) -> None:
         )
 
 
-def _check_shape(path: Path, raw: _RawConfig) -> None:
-    num_kv_heads = raw.num_key_value_heads or raw.num_attention_heads
-    if raw.num_attention_heads % num_kv_heads:
-        raise CheckpointError(
-            f"{path}: num_attention_heads {raw.num_attention_heads} is not a multiple of "
-            f"num_key_value_heads {num_kv_heads}"
-        )
-    if raw.hidden_act != "silu":
-        raise CheckpointError(f"{path}: hidden_act {raw.hidden_act} is not supported (supported: silu)")
-    sliding = (
-        raw.use_sliding_window and raw.sliding_window is not None and raw.max_window_layers < raw.num_hidden_layers
-    )
-    if raw.layer_types is not None:
-        sliding = any(kind != "full_attention" for kind in raw.layer_types)
-    if sliding:
-        raise CheckpointError(f"{path}: sliding window attention is not supported (supported: full attention)")
+def _decoder_of(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+    """What the config of a multimodal model says of its decoder. Some of it stands with what is said of the whole."""
+    inner = values.get("text_config")
+    if not isinstance(inner, dict):
+        raise CheckpointError(f"{path}: text_config is missing; it describes the decoder of a multimodal model")
+    outer = {key: value for key in _OF_THE_WHOLE if (value := values.get(key)) is not None}
+    if outer.keys() & {*_DTYPE_KEYS}:
+        inner = {key: value for key, value in inner.items() if key not in _DTYPE_KEYS}
+    return inner | outer
 
 
-def _rope(path: Path, raw: _RawConfig) -> RopeConfig:
-    """Rope from `rope_scaling`, else from `rope_parameters` (transformers 5), and from the top level of config.json.
-
-    The precedence is that of transformers, where the one that is used hides all of the other.
-    """
-    scaling = raw.rope_scaling or raw.rope_parameters or {}
-    kind = scaling.get("rope_type", scaling.get("type")) or "default"
-    if kind not in SUPPORTED_ROPE_TYPES:
-        supported = ", ".join(SUPPORTED_ROPE_TYPES)
-        raise CheckpointError(f"{path}: rope type {kind} is not supported (supported: {supported})")
-    partial = scaling.get("partial_rotary_factor", raw.partial_rotary_factor)
-    if partial not in (None, 1, 1.0):
-        raise CheckpointError(f"{path}: partial_rotary_factor {partial} is not supported (supported: 1.0)")
-    required = {
-        "default": (),
-        "linear": ("factor",),
-        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
-    }
-    for name in required[kind]:
-        if name not in scaling:
-            raise CheckpointError(f"{path}: rope type {kind} needs {name}")
-    values = {"type": kind} | {name: scaling[name] for name in required[kind]}
-    if theta := scaling.get("rope_theta") or raw.rope_theta:
-        values["rope_theta"] = theta
-    values["original_max_position_embeddings"] = (
-        raw.original_max_position_embeddings
-        or scaling.get("original_max_position_embeddings")
-        or raw.max_position_embeddings
-    )
-    return convert_object(values, RopeConfig, path, inside="rope_scaling" if raw.rope_scaling else "rope_parameters")
-
-
-def _stored_dtype(folder: str | Path) -> str:
+def _stored_dtype(folder: Path) -> str:
     """The dtype of the first floating tensor, for a config.json that names none."""
-    for path in find_shards(Path(folder)):
+    for path in find_shards(folder):
         for tensor in read_header(path).tensors.values():
             if tensor.dtype in _HEADER_DTYPES:
                 return _HEADER_DTYPES[tensor.dtype]

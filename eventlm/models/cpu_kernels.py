@@ -6,13 +6,36 @@ from typing import NamedTuple
 
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu import native
-from eventlm.kernels.cpu.native import NativeShape, unsupported
-from eventlm.models.config import DecoderConfig
+from eventlm.kernels.cpu.native import (
+    ACTIVATIONS,
+    QK_NORMS,
+    WEIGHTS,
+    Instruction,
+    NativeModel,
+    NativeShape,
+    unsupported,
+)
+from eventlm.models.program import (
+    Activate,
+    AddNormed,
+    Attend,
+    Embed,
+    Heads,
+    Multiply,
+    MultiplyAdd,
+    Norm,
+    Operation,
+    Take,
+    program_of,
+)
+from eventlm.models.spec import AttentionSpec, ModelSpec
 
 #: The values that name no build.
 AUTO, TORCH = "auto", "torch"
 #: Why a build that the processor could run may be missing, and what to do.
 _NOT_COMPILED = "not compiled, or of another version; install eventlm again, where there is a C++ compiler"
+#: In the order of program.h's Kind.
+_KINDS = (Embed, Norm, Take, Heads, Attend, Activate, MultiplyAdd, Multiply, AddNormed)
 #: The only dtype that the compiled forward pass computes in.
 _DTYPE = "bfloat16"
 
@@ -43,7 +66,7 @@ def choose_build(wanted: str) -> str:
     )
 
 
-def choose_forward(wanted: str, config: DecoderConfig, *, model: str, dtype: str, block_size: int) -> ForwardChoice:
+def choose_forward(wanted: str, config: ModelSpec, *, model: str, dtype: str, block_size: int) -> ForwardChoice:
     """The one that is wanted for a model; with `auto` the fastest that can run it. `dtype` is resolved.
 
     Raises UsageError if the one that is wanted is not available, or cannot run the model.
@@ -55,8 +78,10 @@ def choose_forward(wanted: str, config: DecoderConfig, *, model: str, dtype: str
         reason = f"it computes in {_DTYPE}, not {dtype}"
     elif not build:
         reason = f"it is {_NOT_COMPILED}"
+    elif any(layer.experts is not None for layer in config.layers):
+        reason = "mixtures of experts are not compiled yet"
     else:
-        reason = unsupported(native_shape(config, config.max_position_embeddings), block_size)
+        reason = unsupported(native_model(config, config.max_position_embeddings), block_size)
     if not reason:
         return ForwardChoice(build, "")
     if wanted != AUTO:
@@ -64,17 +89,54 @@ def choose_forward(wanted: str, config: DecoderConfig, *, model: str, dtype: str
     return ForwardChoice("", reason)
 
 
-def native_shape(config: DecoderConfig, max_positions: int) -> NativeShape:
-    """The model's shape, as the compiled decoder takes it."""
-    return NativeShape(
+def native_model(config: ModelSpec, max_positions: int) -> NativeModel:
+    """The model, which has no experts, as the compiled decoder takes it."""
+    shape = NativeShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
         num_layers=config.num_layers,
         num_heads=config.num_heads,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         max_positions=max_positions,
         is_tied=config.tie_word_embeddings,
-        eps=config.rms_norm_eps,
+        is_layer_norm=config.norm.kind == "layer",
+        eps=config.norm.eps,
+        logits_multiplier=config.logits_multiplier,
+        logits_soft_cap=config.logits_soft_cap,
     )
+    instructions = [_instruction(operation, config) for operation in program_of(config)]
+    return NativeModel(shape, instructions, config.norm.offset)
+
+
+def _instruction(operation: Operation, config: ModelSpec) -> Instruction:
+    found = Instruction(
+        kind=_KINDS.index(type(operation)),
+        layer=getattr(operation, "layer", 0),
+        multiplier=getattr(operation, "multiplier", 1.0),
+    )
+    match operation:
+        case Norm() | AddNormed():
+            found.weight = WEIGHTS.index(operation.weight)
+        case MultiplyAdd() | Multiply():
+            found.weight = WEIGHTS.index(operation.matrix)
+        case Activate():
+            part = config.layers[operation.layer].dense
+            found.num_neurons = 0 if part is None else part.size
+            found.activation = ACTIVATIONS.index(operation.activation)
+            found.is_gated = operation.matrix == "gate_up"
+        case Heads():
+            _put_attention(found, operation.attention)
+            found.rope = operation.rope
+        case Attend():
+            _put_attention(found, operation.attention)
+    return found
+
+
+def _put_attention(to: Instruction, attention: AttentionSpec) -> None:
+    to.qk_norm = QK_NORMS.index(attention.qk_norm)
+    to.window, to.soft_cap, to.score_divisor = attention.window, attention.soft_cap, 1 / attention.scale
+    if attention.rope is not None:
+        to.rotary_dim, to.is_interleaved = attention.rope.rotary_dim, attention.rope.is_interleaved
+        to.query_scaling_beta = attention.query_scaling_beta
+        to.positions_per_scale = attention.rope.original_max_position_embeddings

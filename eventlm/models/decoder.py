@@ -1,4 +1,4 @@
-"""The decoder of the Llama and Qwen3 families: pre-norm attention and SwiGLU over a residual stream.
+"""A decoder in torch's operations, any dtype: executes the list of `program.py`.
 
 Query, key and value are one matrix, so are gate and up. The model has no notion of caches, batches or ranks: it runs
 over the tokens of a step in one flat dimension and passes each layer's query, key and value to the attention that it
@@ -10,25 +10,59 @@ Shapes: T tokens, S of them whose logits are wanted, H query heads, K key-value 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import embedding, linear
 
 from eventlm.kernels.int8_linear import BLOCK, dequantize_rows, int8_linear
-from eventlm.kernels.pointwise import rms_norm, rotary_embedding, silu_mul
-from eventlm.models.config import DecoderConfig
-from eventlm.models.rope import RopeTable
+from eventlm.kernels.pointwise import activate, activate_gated, cap_softly, layer_norm, rms_norm, rotary_embedding
+from eventlm.models.checkpoint_weights import model_weights
+from eventlm.models.experts import Chosen, route
+from eventlm.models.program import (
+    FLOAT32_WEIGHTS,
+    Activate,
+    Add,
+    AddNormed,
+    Attend,
+    Embed,
+    Experts,
+    Heads,
+    Multiply,
+    MultiplyAdd,
+    Norm,
+    Route,
+    ScaleInner,
+    Take,
+    WeightKey,
+    activation_of,
+    program_of,
+)
+from eventlm.models.rope import RopeTable, Rotation
+from eventlm.models.spec import ModelSpec
 
-Rotation = tuple[Tensor, Tensor]
 #: Called with the name of each operation at its end.
 Lap = Callable[[str], None]
 
+#: The matrix that a weight is a part of, if not one of its own. `up` is one of its own in a part without a gate.
+_FUSED_IN = dict.fromkeys(("query", "key", "value"), "qkv") | dict.fromkeys(("gate", "up"), "gate_up")
+#: The operation that multiplies by a matrix.
+_LAPS = {
+    "qkv": "qkv_proj",
+    "output": "o_proj",
+    "gate_up": "gate_up_proj",
+    "up": "gate_up_proj",
+    "down": "down_proj",
+    "lm_head": "lm_head",
+    "router": "router",
+}
+_EMBEDDING, _HEAD = WeightKey("embedding", 0, "weight"), WeightKey("lm_head", 0, "weight")
+
 
 class Attention(Protocol):
-    """Stores the step's keys and values of a layer, then attends."""
+    """Stores the step's keys and values of a layer, then attends as the layer's `AttentionSpec` says."""
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """The attention of each query over its sequence, [T, H, D]."""
@@ -38,177 +72,213 @@ def no_lap(name: str) -> None:
     """Time nothing."""
 
 
-class Linear(nn.Module):
-    """A matrix [out, in], uninitialized until a loader fills it."""
+class Decoder:
+    """The whole model, weights uninitialized, in the default dtype and device (see `loader.load_decoder`).
 
-    def __init__(self, num_in: int, num_out: int, *, bias: bool) -> None:
-        super().__init__()
-        self.weight = _empty(num_out, num_in)
-        self.bias = _empty(num_out) if bias else None
+    weights: by `WeightKey`, where query, key and value are `qkv`, and a gate with its up `gate_up`. A tied `lm_head` is
+    the embedding. scales: of each output of those that are int8.
+    """
 
-        #: Of each output, if the weight is int8.
-        self.scales: nn.Parameter | None = None
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+        self.scales: dict[WeightKey, Tensor] = {}
+        self._program = program_of(model)
+        self._dtype = torch.get_default_dtype()
+        #: Where each weight lies in a fused one.
+        self._places: dict[WeightKey, tuple[WeightKey, slice]] = {}
+        shapes: dict[WeightKey, tuple[int, ...]] = {}
+        all_shapes = model_weights(model)
+        for key, shape in all_shapes.items():
+            is_alone = key._replace(name="gate") not in all_shapes and key.name == "up"
+            fused = key if is_alone else key._replace(name=_FUSED_IN.get(key.name, key.name))
+            first = shapes[fused][0] if fused in shapes else 0
+            shapes[fused] = (first + shape[0], *shape[1:])
+            self._places[key] = fused, slice(first, first + shape[0])
+        self.weights = {
+            key: torch.empty(shape, dtype=torch.float32 if key.name in FLOAT32_WEIGHTS else None)
+            for key, shape in shapes.items()
+        }
+        self.weights.setdefault(_HEAD, self.weights[_EMBEDDING])
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.scales is not None:
-            return int8_linear(x, self.weight, self.scales, self.bias)
-        return linear(x, self.weight, self.bias)
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output matrix is the embedding."""
+        return self.weights[_HEAD] is self.weights[_EMBEDDING]
 
-    def to_int8(self) -> None:
-        """Allocate int8 in place of floats."""
-        self.weight, self.scales = _empty_int8(self.weight)
-
-
-class RMSNorm(nn.Module):
-    """Root mean square norm over the last dimension."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = _empty(size)
-        self._eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self._eps)
-
-
-class AttentionLayer(nn.Module):
-    """Projections, the norms of Qwen3's heads, and rotation, around an attention that is passed in."""
-
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__()
-        self._layer = layer
-        self._num_heads = config.num_heads
-        self._num_kv_heads = config.num_kv_heads
-        self._head_dim = config.head_dim
-        num_all_heads = config.num_heads + 2 * config.num_kv_heads
-        bias = config.attention_bias
-        self.qkv_proj = Linear(config.hidden_size, num_all_heads * config.head_dim, bias=bias)
-        self.o_proj = Linear(config.num_heads * config.head_dim, config.hidden_size, bias=bias)
-        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
-
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention, lap: Lap) -> Tensor:
-        heads, num_qk_heads = self._num_heads, self._num_heads + self._num_kv_heads
-        qkv = self.qkv_proj(x).unflatten(-1, (-1, self._head_dim))
-        lap("qkv_proj")
-        qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
-        if self.q_norm is not None and self.k_norm is not None:
-            qk = torch.cat((self.q_norm(qk[:, :heads]), self.k_norm(qk[:, heads:])), dim=1)
-        qk = rotary_embedding(qk, *rotation)
-        lap("rotary")
-        out = attention(self._layer, qk[:, :heads], qk[:, heads:], v)
-        lap("attention")
-        projected: Tensor = self.o_proj(out.flatten(-2))
-        lap("o_proj")
-        return projected
-
-
-class FeedForward(nn.Module):
-    """SwiGLU."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.gate_up_proj = Linear(config.hidden_size, 2 * config.intermediate_size, bias=config.mlp_bias)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
-
-    def forward(self, x: Tensor, lap: Lap) -> Tensor:
-        inner = silu_mul(self.gate_up_proj(x))
-        lap("gate_up_proj")
-        out: Tensor = self.down_proj(inner)
-        lap("down_proj")
-        return out
-
-
-class DecoderLayer(nn.Module):
-    """One layer over the residual stream."""
-
-    def __init__(self, config: DecoderConfig, layer: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = AttentionLayer(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = FeedForward(config)
-
-    def forward(self, x: Tensor, rotation: Rotation, attention: Attention, lap: Lap) -> Tensor:
-        normed = self.input_layernorm(x)
-        lap("norm")
-        x = x + self.self_attn(normed, rotation, attention, lap)
-        normed = self.post_attention_layernorm(x)
-        lap("norm")
-        x = x + self.mlp(normed, lap)
-        return x
-
-
-class Decoder(nn.Module):
-    """The whole model, weights uninitialized, in the default dtype and device (see `loader.load_decoder`)."""
-
-    def __init__(self, config: DecoderConfig) -> None:
-        super().__init__()
-        self.config = config
-        self.embed_tokens = _empty(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        tied = config.tie_word_embeddings
-        self.lm_head = self.embed_tokens if tied else _empty(config.vocab_size, config.hidden_size)
-        self.lm_head_scales: nn.Parameter | None = None
+    @property
+    def sinks(self) -> list[Tensor | None]:
+        """The sinks of each layer's heads, [H]."""
+        return [self.weights.get(WeightKey("sinks", layer, "weight")) for layer in range(self.model.num_layers)]
 
     def to_int8(self) -> None:
         """Allocate int8 matrices with their scales in place of floats, before any are loaded.
 
         An embedding that is not also `lm_head` is only looked up, and stays as it is.
         """
-        tied = self.lm_head is self.embed_tokens
-        self.lm_head, self.lm_head_scales = _empty_int8(self.lm_head)
-        if tied:
-            self.embed_tokens = self.lm_head
-        for module in self.layers.modules():
-            if isinstance(module, Linear):
-                module.to_int8()
+        is_tied = self.is_tied
+        for key, matrix in self.weights.items():
+            if matrix.dim() == 2 and key != _EMBEDDING and key.name not in FLOAT32_WEIGHTS:
+                num_out, num_in = matrix.shape
+                self.weights[key] = matrix.new_empty(num_out, -(-num_in // BLOCK) * BLOCK, dtype=torch.int8)
+                self.scales[key] = matrix.new_empty(num_out, dtype=torch.float32)
+        if is_tied:
+            self.weights[_EMBEDDING], self.scales[_EMBEDDING] = self.weights[_HEAD], self.scales[_HEAD]
+
+    def target(self, key: WeightKey) -> tuple[Tensor, Tensor | None]:
+        """Where a weight of `model_weights` is to be copied to, and the scales of its rows if it is int8."""
+        fused, rows = self._places[key]
+        scales = self.scales.get(fused)
+        return self.weights[fused][rows], None if scales is None else scales[rows]
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes of the matrices by the operation that multiplies by them, over all layers; of all experts together."""
+        found: Counter[str] = Counter()
+        for key, weight in self.weights.items():
+            if key.kind == "weight" and key.name in _LAPS:
+                found["experts" if key.expert >= 0 else _LAPS[key.name]] += weight.nbytes
+        return dict(found)
 
     def forward(
         self,
         token_ids_T: Tensor,
         positions_T: Tensor,
-        rope: RopeTable,
+        ropes: Sequence[RopeTable],
         attention: Attention,
         lap: Lap = no_lap,
     ) -> Tensor:
-        """The residual stream after the last layer, [T, hidden_size]; `positions_T` are in the sequences."""
-        rotation = rope.at(positions_T)
-        x = self._embed(token_ids_T)
-        lap("embed")
-        for layer in self.layers:
-            x = layer(x, rotation, attention, lap)
-        return x
+        """The residual stream after the last layer, [T, hidden_size].
 
-    def weight_bytes(self) -> dict[str, int]:
-        """Bytes of the matrices by the operation that multiplies by them, over all layers."""
-        found = Counter({"lm_head": self.lm_head.nbytes})
-        for name, module in self.layers.named_modules():
-            if isinstance(module, Linear):
-                found[name.rpartition(".")[2]] += module.weight.nbytes
-        return dict(found)
+        positions_T: in the sequences. ropes: a table for each of `ModelSpec.ropes`, see `rope_tables`.
+        """
+        rotations = [rope.at(positions_T) for rope in ropes]
+        rows: dict[str, Tensor] = {}
+        for operation in self._program:
+            match operation:
+                case Embed():
+                    rows["residual"] = self._embed(token_ids_T, operation.multiplier)
+                    lap("embed")
+                case Norm():
+                    rows["normed"] = self._norm(operation.weight, operation.layer, rows["residual"])
+                    lap("norm")
+                case Take():
+                    rows["normed"] = rows["residual"]
+                case Heads():
+                    qkv = self._multiply("qkv", operation.layer, rows["normed"])
+                    lap("qkv_proj")
+                    rotation = None if operation.rope < 0 else rotations[operation.rope]
+                    queries, keys, values = self._heads(operation, qkv, rotation, positions_T)
+                    lap("rotary")
+                case Attend():
+                    rows["attended"] = attention(operation.layer, queries, keys, values).flatten(-2)
+                    lap("attention")
+                case Activate():
+                    rows["inner"] = self._activate(operation, rows["normed"])
+                    lap("gate_up_proj")
+                case Multiply():
+                    rows["update"] = self._multiply(operation.matrix, operation.layer, rows[operation.source])
+                    lap(_LAPS[operation.matrix])
+                case MultiplyAdd():
+                    update = self._multiply(operation.matrix, operation.layer, rows[operation.source])
+                    rows["residual"] = rows["residual"] + _scaled(update, operation.multiplier)
+                    lap(_LAPS[operation.matrix])
+                case AddNormed():
+                    update = self._norm(operation.weight, operation.layer, rows["update"])
+                    rows["residual"] = rows["residual"] + _scaled(update, operation.multiplier)
+                    lap("norm")
+                case Route():
+                    products = self._multiply("router", operation.layer, rows["normed"].float())
+                    correction = self.weights.get(WeightKey("correction", operation.layer, "weight"))
+                    chosen = route(operation.experts, products, correction)
+                    lap("router")
+                case ScaleInner():
+                    products = self._multiply("shared_scale", operation.layer, rows["normed"].float())
+                    rows["inner"] = rows["inner"] * products.sigmoid().to(rows["inner"].dtype)
+                    lap("gate_up_proj")
+                case Experts():
+                    update = self._pass_experts(operation, rows["normed"], chosen)
+                    rows["update"] = update if operation.experts.shared is None else rows["update"] + update
+                    lap("experts")
+                case Add():
+                    rows["residual"] = rows["residual"] + _scaled(rows["update"], operation.multiplier)
+                    lap("experts")
+        return rows["residual"]
 
-    def _embed(self, token_ids_T: Tensor) -> Tensor:
-        if self.lm_head_scales is None or self.embed_tokens is not self.lm_head:
-            return embedding(token_ids_T, self.embed_tokens)
-        values, scales = self.lm_head[token_ids_T], self.lm_head_scales[token_ids_T]
-        return dequantize_rows(values, scales, self.config.hidden_size).to(self.norm.weight.dtype)
+    def norm(self, x: Tensor) -> Tensor:
+        """The last norm, [S, hidden_size], of the residual stream of S tokens."""
+        return self._norm("final_norm", 0, x)
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [S, V] of the residual stream of S tokens."""
-        if self.lm_head_scales is not None:
-            return int8_linear(self.norm(x), self.lm_head, self.lm_head_scales, None)
-        return linear(self.norm(x), self.lm_head)
+        logits = _scaled(self._multiply("lm_head", 0, self.norm(x)), self.model.logits_multiplier)
+        return cap_softly(logits, self.model.logits_soft_cap) if self.model.logits_soft_cap else logits
+
+    def _embed(self, token_ids_T: Tensor, multiplier: float) -> Tensor:
+        weight, scales = self.weights[_EMBEDDING], self.scales.get(_EMBEDDING)
+        if scales is None:
+            x = embedding(token_ids_T, weight)
+        else:
+            x = dequantize_rows(weight[token_ids_T], scales[token_ids_T], self.model.hidden_size).to(self._dtype)
+        # The multiplier is rounded to the dtype, as transformers rounds it.
+        return x if multiplier == 1.0 else x * torch.tensor(multiplier, dtype=x.dtype, device=x.device)
+
+    def _heads(
+        self, operation: Heads, qkv: Tensor, rotation: Rotation | None, positions_T: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [T, H, D], keys and values [T, K, D]: normed and rotated."""
+        spec, layer = operation.attention, operation.layer
+        heads = qkv.unflatten(-1, (-1, spec.head_dim))
+        qk, values = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        if spec.qk_norm != "none":
+            queries, keys = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
+            if spec.qk_norm == "whole":
+                queries, keys = queries.flatten(1), keys.flatten(1)
+            normed = self._norm("query_norm", layer, queries), self._norm("key_norm", layer, keys)
+            qk = torch.cat(normed, dim=1).view(qk.shape)
+        if rotation is not None:
+            qk = rotary_embedding(qk, *rotation)
+        queries, keys = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
+        if spec.query_scaling_beta and spec.rope is not None:
+            num_stretches = positions_T // spec.rope.original_max_position_embeddings
+            scaling = 1 + spec.query_scaling_beta * torch.log(1 + num_stretches.float())
+            queries = queries * scaling.to(queries.dtype)[:, None, None]
+        return queries, keys, values
+
+    def _activate(self, operation: Activate, x: Tensor, expert: int = -1) -> Tensor:
+        product = self._multiply(operation.matrix, operation.layer, x, expert)
+        function = activate_gated if operation.matrix == "gate_up" else activate
+        return function(product, operation.activation)
+
+    def _pass_experts(self, operation: Experts, x: Tensor, chosen: Chosen) -> Tensor:
+        """What the experts of each token give, [T, hidden_size]."""
+        spec = operation.experts
+        first = activation_of(spec.expert, operation.layer)
+        out = torch.zeros_like(x, dtype=torch.float32)
+        for expert, tokens, shares in chosen.groups(spec.num_experts):
+            given = self._multiply("down", operation.layer, self._activate(first, x[tokens], expert), expert)
+            out.index_add_(0, tokens, given * shares[:, None])
+        return out.to(x.dtype)
+
+    def _multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
+        key = WeightKey(name, layer, "weight", expert)
+        weight, scales, bias = self.weights[key], self.scales.get(key), self._bias(name, layer, expert)
+        return linear(x, weight, bias) if scales is None else int8_linear(x, weight, scales, bias)
+
+    def _norm(self, name: str, layer: int, x: Tensor) -> Tensor:
+        spec, weight, bias = (
+            self.model.norm,
+            self.weights.get(WeightKey(name, layer, "weight")),
+            self._bias(name, layer),
+        )
+        dtype = x.dtype
+        if spec.offset and weight is not None:
+            x, weight = x.float(), weight.float() + spec.offset
+            bias = None if bias is None else bias.float()
+        out = rms_norm(x, weight, spec.eps) if spec.kind == "rms" else layer_norm(x, weight, bias, spec.eps)
+        return out.to(dtype)
+
+    def _bias(self, name: str, layer: int, expert: int = -1) -> Tensor | None:
+        return self.weights.get(WeightKey(name, layer, "bias", expert))
 
 
-def _empty(*shape: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(shape), requires_grad=False)
-
-
-def _empty_int8(matrix: nn.Parameter) -> tuple[nn.Parameter, nn.Parameter]:
-    """Values and scales of a matrix [out, in] of this shape."""
-    num_in = -(-matrix.shape[1] // BLOCK) * BLOCK
-    values = torch.empty(len(matrix), num_in, dtype=torch.int8, device=matrix.device)
-    scales = torch.empty(len(matrix), dtype=torch.float32, device=matrix.device)
-    return nn.Parameter(values, requires_grad=False), nn.Parameter(scales, requires_grad=False)
+def _scaled(x: Tensor, multiplier: float) -> Tensor:
+    return x if multiplier == 1.0 else x * multiplier

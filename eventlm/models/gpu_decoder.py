@@ -20,9 +20,10 @@ from eventlm.kernels.gpu.gates import silu_mul
 from eventlm.kernels.gpu.matmul import matmul
 from eventlm.kernels.gpu.qkv_store import qkv_store
 from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from eventlm.kernels.pointwise import activate_gated
 from eventlm.kernels.pointwise import rms_norm as torch_rms_norm
-from eventlm.kernels.pointwise import silu_mul as torch_silu_mul
-from eventlm.models.decoder import Decoder, DecoderLayer, Lap, no_lap
+from eventlm.models.decoder import Decoder, Lap, no_lap
+from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
 
 
@@ -53,51 +54,48 @@ Attend = Callable[[int, Tensor], Tensor]
 
 
 class GpuDecoder:
-    """Runs the weights of a `Decoder` on a device.
+    """Runs the weights of a `Decoder` on a device, of models like Llama and Qwen3 (see `spec.why_not_plain`).
 
     `is_invariant`: see `--batch-invariant`. `is_compiled`: torch compiles what follows a layer's attention, in place of
     hand-written kernels.
     """
 
     def __init__(self, decoder: Decoder, *, max_positions: int, is_invariant: bool, is_compiled: bool = False) -> None:
-        config = decoder.config
+        model, weights = decoder.model, decoder.weights
         self._decoder = decoder
-        self._eps = config.rms_norm_eps
-        self._num_heads, self._head_dim = config.num_heads, config.head_dim
+        self._eps = model.norm.eps
+        self._num_heads, self._head_dim = model.num_heads, model.head_dim
         self._multiply = matmul if is_invariant else linear
-        layers = [layer for layer in decoder.layers if isinstance(layer, DecoderLayer)]
-        self._first_norm = layers[0].input_layernorm.weight
-        next_norms = [*(layer.input_layernorm.weight for layer in layers[1:]), None]
-        # Looked up once, because attribute access on a module is slow Python, for each layer of each step.
+        self._embedding, self._lm_head, self._first_norm, self._last_norm = (
+            weights[WeightKey(name, 0, "weight")] for name in ("embedding", "lm_head", "attention_norm", "final_norm")
+        )
+
+        def both(name: str, layer: int) -> tuple[Tensor, Tensor | None]:
+            return weights[WeightKey(name, layer, "weight")], weights.get(WeightKey(name, layer, "bias"))
+
         self._layers = []
-        for layer, next_norm in zip(layers, next_norms, strict=True):
-            part, mlp = layer.self_attn, layer.mlp
-            norms = [None if norm is None else norm.weight for norm in (part.q_norm, part.k_norm)]
-            attention = AttentionWeights(part.qkv_proj.weight, part.qkv_proj.bias, *norms)
+        for layer in range(model.num_layers):
+            norms = (weights.get(WeightKey(name, layer, "weight")) for name in ("query_norm", "key_norm"))
             tail = TailWeights(
-                part.o_proj.weight,
-                part.o_proj.bias,
-                layer.post_attention_layernorm.weight,
-                mlp.gate_up_proj.weight,
-                mlp.gate_up_proj.bias,
-                mlp.down_proj.weight,
-                mlp.down_proj.bias,
-                next_norm,
+                *both("output", layer),
+                weights[WeightKey("feed_forward_norm", layer, "weight")],
+                *both("gate_up", layer),
+                *both("down", layer),
+                weights.get(WeightKey("attention_norm", layer + 1, "weight")),
             )
-            self._layers.append((attention, tail))
+            self._layers.append((AttentionWeights(*both("qkv", layer), *norms), tail))
         #: None: hand-written kernels.
         self.compiled: CompiledTail | None = torch.compile(layer_tail, dynamic=True) if is_compiled else None
-        weight = decoder.norm.weight
         # Rounded as transformers rounds them.
-        self._cos, self._sin = angles(config, max_positions, dtype=weight.dtype, device=weight.device)
+        weight = self._last_norm
+        self._cos, self._sin = angles(model.ropes[0], max_positions, dtype=weight.dtype, device=weight.device)
 
     def forward(
         self, tokens: StepTokens, last_tokens: Tensor, cache: LayerCache, attend: Attend, lap: Lap = no_lap
     ) -> Tensor:
         """The residual stream after the last layer, [T, hidden_size]. Stores keys and values of all tokens."""
-        embedding = self._decoder.embed_tokens
-        residual = embedding.new_empty(len(tokens.staged_T), embedding.shape[1])
-        embed_tokens(tokens.staged_T, last_tokens, embedding, residual)
+        residual = self._embedding.new_empty(len(tokens.staged_T), self._embedding.shape[1])
+        embed_tokens(tokens.staged_T, last_tokens, self._embedding, residual)
         lap("embed")
         x = rms_norm(residual, self._first_norm, self._eps)
         lap("norm")
@@ -162,11 +160,11 @@ class GpuDecoder:
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
         """The last norm of the residual stream, [S, hidden_size]."""
-        return rms_norm(hidden_SH, self._decoder.norm.weight, self._eps)
+        return rms_norm(hidden_SH, self._last_norm, self._eps)
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Logits [S, V] of the residual stream of S tokens."""
-        return self._multiply(self.norm(hidden_SH), self._decoder.lm_head, None)
+        return self._multiply(self.norm(hidden_SH), self._lm_head, None)
 
     def weight_bytes(self) -> dict[str, int]:
         """See `Decoder.weight_bytes`."""
@@ -199,6 +197,6 @@ def layer_tail(weights: TailWeights, out: Tensor, residual: Tensor, eps: float) 
     """What follows a layer's attention, in torch's operations: the next layer's normed input, the residual stream."""
     residual = residual + linear(out, weights.o_proj, weights.o_bias)
     x = torch_rms_norm(residual, weights.norm, eps)
-    inner = torch_silu_mul(linear(x, weights.gate_up_proj, weights.gate_up_bias))
+    inner = activate_gated(linear(x, weights.gate_up_proj, weights.gate_up_bias), "silu")
     residual = residual + linear(inner, weights.down_proj, weights.down_bias)
     return (residual if weights.next_norm is None else torch_rms_norm(residual, weights.next_norm, eps)), residual

@@ -92,7 +92,14 @@ def _without_weights(folder: Path) -> str:
     if not folder.is_dir():
         return "no such folder; a model is a folder with config.json and safetensors weights"
     found = sorted(path.name for pattern in _OTHER_WEIGHTS for path in folder.glob(pattern))
-    other = f"; it has {found[0]}, and only safetensors weights are read" if found else ""
+    other = ""
+    if found:
+        is_model = found[0].endswith(".gguf")
+        other = (
+            f"; to run {found[0]}, give its path"
+            if is_model
+            else f"; it has {found[0]}, and only safetensors weights are read"
+        )
     return (
         f"neither {SINGLE_FILE} nor {INDEX_FILE}{other}; a model is a folder with config.json and safetensors weights"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
@@ -19,7 +19,9 @@ import torch
 from torch import Tensor
 
 from eventlm.errors import CheckpointError
-from eventlm.models.checkpoint_weights import WeightFile
+from eventlm.models.checkpoint_weights import StoredWeight, WeightFile
+from eventlm.models.gguf.blocks import unpack
+from eventlm.models.program import WeightKey
 from eventlm.models.safetensors_header import FileStamp
 from eventlm.types import OnProgress
 
@@ -31,33 +33,37 @@ _CHANGED = "the file was changed while it was read; start again when nothing wri
 
 
 class Piece(NamedTuple):
-    """Rows of a matrix [rows, in] from `first_row` on, or a whole vector; `values` is valid until the next piece."""
+    """Rows of a matrix [rows, in] from `first_row` on, or a whole vector; `values` is valid until the next piece.
 
-    name: str
+    A matrix that lies transposed is one piece. Values of one that was wanted in blocks are those, uint8 [rows, bytes].
+    """
+
+    key: WeightKey
     first_row: int
     values: Tensor
 
 
 class _Part(NamedTuple):
-    """Where a piece lies in a file."""
+    """Some rows of a weight, from `first_row` on, and where they lie in it. in_blocks: they stay what they are."""
 
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
+    weight: StoredWeight
     first_row: int
+    shape: tuple[int, ...]
     offset: int
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+    num_bytes: int
+    in_blocks: bool
 
 
-def read_pieces(files: Sequence[WeightFile], on_progress: OnProgress | None = None) -> Iterator[Piece]:
-    """All tensors of the files, in the order of their data. `on_progress` gets the bytes of those that were used.
+def read_pieces(
+    files: Sequence[WeightFile], on_progress: OnProgress | None = None, *, in_blocks: Container[WeightKey] = ()
+) -> Iterator[Piece]:
+    """All weights of the files, in the order of their data. `on_progress` gets the bytes of those that were used.
+
+    in_blocks: matrices of a GGUF file whose blocks are wanted as they are.
 
     Raises CheckpointError if a file cannot be read, or is no longer the one that was checked.
     """
-    parts_of_files = [_parts(file) for file in files]
+    parts_of_files = [_parts(file, in_blocks) for file in files]
     num_bytes, total_bytes = 0, sum(part.num_bytes for parts in parts_of_files for part in parts)
     with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
         for file, parts in zip(files, parts_of_files, strict=True):
@@ -67,12 +73,11 @@ def read_pieces(files: Sequence[WeightFile], on_progress: OnProgress | None = No
                 buffers = [torch.empty(max(part.num_bytes for part in parts), dtype=torch.uint8) for _ in range(2)]
                 reading = reader.submit(_read, file.path, opened, parts[0], buffers[0])
                 for number, part in enumerate(parts):
-                    reading.result()
+                    values = reading.result()
                     if number + 1 < len(parts):
                         after = buffers[(number + 1) % 2]
                         reading = reader.submit(_read, file.path, opened, parts[number + 1], after)
-                    values = buffers[number % 2][: part.num_bytes].view(part.dtype).view(part.shape)
-                    yield Piece(part.name, part.first_row, values)
+                    yield from _pieces(part, values)
                     num_bytes += part.num_bytes
                     if on_progress is not None:
                         on_progress(num_bytes, total_bytes)
@@ -97,28 +102,55 @@ def _check_same(file: WeightFile, opened: BufferedReader) -> None:
         raise CheckpointError(f"{file.path}: {_CHANGED}")
 
 
-def _parts(file: WeightFile) -> list[_Part]:
-    """The file's tensors in pieces."""
+def _parts(file: WeightFile, in_blocks: Container[WeightKey]) -> list[_Part]:
+    """The file's weights in pieces."""
     parts = []
-    for tensor in file.tensors:
-        dtype = _DTYPES[tensor.dtype]
-        num_rows = tensor.shape[0]
-        row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
-        step = (
-            num_rows if len(tensor.shape) == 1 else max(_PIECE_BYTES // row_bytes // _ROW_MULTIPLE, 1) * _ROW_MULTIPLE
-        )
+    for weight in file.weights:
+        num_rows = weight.shape[0]
+        num_values = math.prod(weight.shape[1:])
+        row_bytes = weight.num_bytes // num_rows or num_values * _DTYPES[weight.dtype].itemsize
+        is_kept = weight.key in in_blocks
+        # Other blocks become float32.
+        used_bytes = num_values * torch.float32.itemsize if weight.num_bytes and not is_kept else row_bytes
+        multiple = math.lcm(_ROW_MULTIPLE, weight.head_rows or 1)
+        is_whole = len(weight.shape) == 1 or bool(weight.interleaved)
+        step = num_rows if is_whole else max(_PIECE_BYTES // used_bytes // multiple, 1) * multiple
         for first in range(0, num_rows, step):
-            shape = (min(step, num_rows - first), *tensor.shape[1:])
-            parts.append(_Part(tensor.name, dtype, shape, first, tensor.offset + first * row_bytes))
+            shape = (min(step, num_rows - first), *weight.shape[1:])
+            parts.append(_Part(weight, first, shape, weight.offset + first * row_bytes, shape[0] * row_bytes, is_kept))
     return parts
 
 
-def _read(path: Path, opened: BufferedReader, part: _Part, buffer: Tensor) -> None:
-    """Fill the buffer with the part's bytes."""
+def _pieces(part: _Part, values: Tensor) -> Iterator[Piece]:
+    turns = part.weight.interleaved
+    if not turns:
+        yield Piece(part.weight.key, part.first_row, values)
+    for number, key in enumerate(turns):
+        yield Piece(key, 0, values[..., number :: len(turns)].t())
+
+
+def _read(path: Path, opened: BufferedReader, part: _Part, buffer: Tensor) -> Tensor:
+    """The part's values. They may lie in the buffer, which is large enough for its bytes."""
+    name = part.weight.name
     try:
         opened.seek(part.offset)
         num_read = opened.readinto(buffer.numpy().data[: part.num_bytes])
     except OSError as error:
-        raise CheckpointError(f"{path}: tensor {part.name}: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: tensor {name}: {error.strerror or error}") from error
     if num_read != part.num_bytes:
-        raise CheckpointError(f"{path}: tensor {part.name}: {_CHANGED}")
+        raise CheckpointError(f"{path}: tensor {name}: {_CHANGED}")
+    return _values(part, buffer[: part.num_bytes])
+
+
+def _values(part: _Part, data: Tensor) -> Tensor:
+    weight = part.weight
+    if part.in_blocks:
+        values = data.view(part.shape[0], -1)
+    elif weight.num_bytes:
+        values = unpack(data.view(part.shape[0], -1), weight.dtype)
+    else:
+        values = data.view(_DTYPES[weight.dtype]).view(part.shape)
+    if weight.head_rows:
+        pairs = values.view(-1, weight.head_rows // 2, 2, *values.shape[1:])
+        values = pairs.transpose(1, 2).reshape(values.shape)
+    return values.float() + weight.added if weight.added else values

@@ -12,7 +12,8 @@ from eventlm.kernels import host_memory
 from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.kernels.kv_store import head_slots, kv_store
 from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, paged_attention, plan_attention
-from eventlm.models.config import DecoderConfig, kv_bytes_per_token
+from eventlm.models.config import kv_bytes_per_token
+from eventlm.models.spec import AttentionSpec, ModelSpec
 
 
 class CacheMemoryError(EventLMError):
@@ -27,7 +28,7 @@ class CacheEngine:
 
     def __init__(
         self,
-        config: DecoderConfig,
+        config: ModelSpec,
         *,
         block_size: int,
         num_blocks: int,
@@ -46,7 +47,8 @@ class CacheEngine:
                 "more than this machine gives; lower --num-blocks or --kv-memory"
             ) from error
         self._dtype = dtype
-        self._scale = config.head_dim**-0.5
+        self._attentions = [layer.attention for layer in config.layers]
+        self._windows = sorted({attention.window for attention in self._attentions})
 
     @property
     def token_bytes(self) -> int:
@@ -54,11 +56,12 @@ class CacheEngine:
         _, _, num_blocks, _, block_size, _ = self.kv.shape
         return self.kv.nbytes // (num_blocks * block_size)
 
-    def attention(self, slots_T: Tensor, rows: Sequence[AttentionRow]) -> StepAttention:
-        """The attention of one step, whose tokens' keys and values go into `slots_T`."""
+    def attention(self, slots_T: Tensor, rows: Sequence[AttentionRow], sinks: Sequence[Tensor | None]) -> StepAttention:
+        """The attention of one step, whose tokens' keys and values go into `slots_T`. sinks: see `Decoder.sinks`."""
         _, _, _, num_kv_heads, block_size, _ = self.kv.shape
         slots = head_slots(slots_T, block_size=block_size, num_kv_heads=num_kv_heads)
-        return StepAttention(self.kv, slots, plan_attention(rows, self.kv[0], self._dtype), self._scale)
+        groups = plan_attention(rows, self.kv[0], self._dtype, self._windows)
+        return StepAttention(self.kv, slots, groups, self._attentions, sinks)
 
     def clear_slots(self, slots_R: Tensor) -> None:
         """Zero these slots, int64, in all layers.
@@ -79,16 +82,32 @@ class CacheEngine:
 class StepAttention:
     """Called by each layer of the decoder: stores the step's keys and values, all rows', then attends."""
 
-    def __init__(self, kv: Tensor, slots: Tensor, groups: list[AttentionGroup], scale: float) -> None:
+    def __init__(
+        self,
+        kv: Tensor,
+        slots: Tensor,
+        groups: list[AttentionGroup],
+        attentions: Sequence[AttentionSpec],
+        sinks: Sequence[Tensor | None],
+    ) -> None:
         self._kv = kv
         self._slots = slots
         self._groups = groups
-        self._scale = scale
+        self._attentions = attentions
+        self._sinks = sinks
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        kv_cache = self._kv[layer]
+        kv_cache, spec = self._kv[layer], self._attentions[layer]
         kv_store(kv_cache, k_TKD, v_TKD, self._slots)
-        return paged_attention(q_THD, kv_cache, self._groups, scale=self._scale)
+        return paged_attention(
+            q_THD,
+            kv_cache,
+            self._groups,
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks_H=self._sinks[layer],
+        )
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from eventlm.events.decisions import Launched
-from eventlm.models.config import model_fingerprint, read_config
+from eventlm.models.config import model_fingerprint, read_model
 from eventlm.types import WorkerEnd
 from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.table import GrammarTable
@@ -33,7 +33,7 @@ class CheckpointRunner(ABC):
         self.report = report or StartReport()
         #: For the log.
         self.notes: list[str] = []
-        self.config = read_config(setup.model)
+        self.config = read_model(setup.model)
         vocab_size = self.config.vocab_size
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.tokenizer or setup.model, vocab_size))
         self._grammars = GrammarTable(self.compiler, vocab_size, num_threads=max(torch.get_num_threads() // 2, 1))

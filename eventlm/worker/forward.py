@@ -14,11 +14,12 @@ from torch import Tensor
 
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
 from eventlm.kernels.cpu.native import library_hash
-from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
+from eventlm.models.config import resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.decoder import no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
-from eventlm.models.rope import RopeTable
+from eventlm.models.rope import rope_tables
+from eventlm.models.spec import ModelSpec
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
 from eventlm.worker.batch import build_batch
@@ -51,7 +52,7 @@ class Forward(OutputLayer, Protocol):
         ...
 
 
-def make_cache(setup: WorkerSetup, config: DecoderConfig) -> CacheEngine:
+def make_cache(setup: WorkerSetup, config: ModelSpec) -> CacheEngine:
     """For the keys and values of either forward pass. Raises CacheMemoryError."""
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     return CacheEngine(
@@ -65,7 +66,7 @@ def make_cache(setup: WorkerSetup, config: DecoderConfig) -> CacheEngine:
 
 
 def make_forward(
-    setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine, on_progress: OnProgress | None = None
+    setup: WorkerSetup, config: ModelSpec, cache: CacheEngine, on_progress: OnProgress | None = None
 ) -> Forward:
     """The one that `setup.cpu_kernels` names; `auto`: the fastest that can run this model on this machine.
 
@@ -101,7 +102,7 @@ class CpuForward:
     def __init__(
         self,
         setup: WorkerSetup,
-        config: DecoderConfig,
+        config: ModelSpec,
         cache: CacheEngine,
         build: str,
         on_progress: OnProgress | None,
@@ -154,7 +155,7 @@ class TorchForward:
     draw_next: DrawNext | None = None
 
     def __init__(
-        self, setup: WorkerSetup, config: DecoderConfig, cache: CacheEngine, on_progress: OnProgress | None
+        self, setup: WorkerSetup, config: ModelSpec, cache: CacheEngine, on_progress: OnProgress | None
     ) -> None:
         self.cache = cache
         dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
@@ -169,21 +170,21 @@ class TorchForward:
             on_progress=on_progress,
         )
         self.weight_bytes = self._decoder.weight_bytes()
-        self._rope = RopeTable(config, setup.max_model_len, dtype=dtype, device=self._device)
+        self._ropes = rope_tables(config, setup.max_model_len, dtype=dtype, device=self._device)
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         batch = build_batch(rows, block_size=self._block_size, device=self._device)
         self.cache.clear_slots(batch.tails_R)
-        attention = self.cache.attention(batch.slots_T, batch.attention_rows)
+        attention = self.cache.attention(batch.slots_T, batch.attention_rows, self._decoder.sinks)
         lap = timer.lap if timer else no_lap
         lap("prepare")
-        return self._decoder.forward(batch.token_ids_T, batch.positions_T, self._rope, attention, lap)
+        return self._decoder.forward(batch.token_ids_T, batch.positions_T, self._ropes, attention, lap)
 
     def lap(self, timer: OpTimer, name: str) -> None:
         timer.lap(name)
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
-        return self._decoder.norm.forward(hidden_SH)
+        return self._decoder.norm(hidden_SH)
 
     def logits(self, hidden_SH: Tensor) -> Tensor:
         return self._decoder.logits(hidden_SH)

@@ -17,8 +17,9 @@ using eventlm::Decoder;
 namespace {
 
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
-// meaning, eventlm::Shape, the order of Weight, Part or KVFormat. native.py takes a library with another for none.
-constexpr int kInterface = 3;
+// meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
+// another for none.
+constexpr int kInterface = 5;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -54,10 +55,12 @@ EVENTLM_EXPORT int eventlm_prepare() {
 }
 
 // Returns null if there is no memory, or the system does not give as many threads.
-EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const float* cosines, const float* sines,
-                                        std::int32_t is_int8, std::int32_t num_threads) {
+EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const eventlm::Instruction* program,
+                                        std::int32_t num_instructions, const float* const* cosines,
+                                        const float* const* sines, std::int32_t is_int8,
+                                        const eventlm::PackedType* types, std::int32_t num_threads) {
   try {
-    return new Decoder(*shape, cosines, sines, is_int8 != 0, num_threads);
+    return new Decoder(*shape, {program, program + num_instructions}, cosines, sines, is_int8 != 0, types, num_threads);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -78,9 +81,15 @@ EVENTLM_EXPORT std::int32_t eventlm_load_matrix(Decoder* decoder, std::int32_t w
   return run([&] { decoder->load_matrix(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows); });
 }
 
-EVENTLM_EXPORT std::int32_t eventlm_load_vector(Decoder* decoder, std::int32_t weight, std::int32_t layer,
-                                                const float* source) {
-  return run([&] { decoder->load_vector(static_cast<eventlm::Weight>(weight), layer, source); });
+EVENTLM_EXPORT std::int32_t eventlm_load_packed(Decoder* decoder, std::int32_t weight, std::int32_t layer,
+                                                const std::uint8_t* rows, std::int64_t first_row,
+                                                std::int64_t num_rows) {
+  return run([&] { decoder->load_packed(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows); });
+}
+
+EVENTLM_EXPORT std::int32_t eventlm_load_vector(Decoder* decoder, std::int32_t weight, std::int32_t is_bias,
+                                                std::int32_t layer, const float* source) {
+  return run([&] { decoder->load_vector(static_cast<eventlm::Weight>(weight), is_bias != 0, layer, source); });
 }
 
 // starts, counts, tables: of each row; a table has its block numbers.

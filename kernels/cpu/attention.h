@@ -28,7 +28,8 @@ constexpr int kSubBlockVectors = kSubBlock / kNative;
 // Of a head's elements, those whose values are summed at once.
 constexpr int kWideValues = kValueVectors * kNative;
 
-// Where the keys and values of some tokens are, by sub-block.
+// Where the keys and values of some tokens are, by sub-block: those from `begin` on up to the next multiple of 64. So
+// which tokens a row passes over together depends on nothing else.
 template <class Format>
 struct ContextPart {
   using Pair = typename Format::Pair;
@@ -38,8 +39,10 @@ struct ContextPart {
   int count;
   int num_sub_blocks;
 
+  static int end_of(int begin) { return (begin / kContextAtOnce + 1) * kContextAtOnce; }
+
   ContextPart(const KVCache& cache, const ContextRange& range, int begin) {
-    count = std::clamp(range.end - begin, 0, kContextAtOnce);
+    count = std::max(std::min(range.end, end_of(begin)) - begin, 0);
     num_sub_blocks = (count + kSubBlock - 1) / kSubBlock;
     for (int s = 0; s < num_sub_blocks; s++) {
       const int token = begin + s * kSubBlock;
@@ -205,12 +208,13 @@ struct WeightRows {
   float scales[kVectorRows];  // of what was summed before
 };
 
-// One row's scores to weights relative to its new maximum.
+// One row's scores of a part, which begins with token `begin`, to weights relative to its new maximum.
 template <class Format>
-EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int visible, RowState& state,
-                          WeightRows& weights, int row) {
+EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, const AttentionTile& tile, int begin,
+                          RowState& state, WeightRows& weights, int row) {
   const int count = part.num_sub_blocks * kSubBlock;
-  hide(scores, visible, count);
+  limit_scores(scores, tile, row, begin, count);
+  [[maybe_unused]] const int first = tile.first[row] - begin, visible = tile.limit[row] - begin;
   weights.scales[row] = raise(scores, count, state);
   bf16* to = reinterpret_cast<bf16*>(weights.words + row * kContextAtOnce / 2);
   f32x16 most = {}, nothing = {};
@@ -221,6 +225,7 @@ EVENTLM_INLINE void weigh(float* scores, const ContextPart<Format>& part, int vi
       weight *= load<f32x16>(scales_of(part.values[c / kSubBlock]));
       // The scale of a token that is not there may be anything.
       if (visible < c + kLanes) weight = kLaneNumbers + c < visible ? weight : f32x16{};
+      if (first > c) weight = kLaneNumbers + c >= first ? weight : f32x16{};
     }
     if constexpr (std::is_same_v<Format, Int8>) {
       store(scores + c, weight);
@@ -319,14 +324,14 @@ void attend_by_vectors(const KVCache& cache, const AttentionTile& tile, const Co
   alignas(64) float scores[kVectorRows * kContextAtOnce];
   prepare<Format>(tile, head_dim, queries);
   ContextPart<Format> part(cache, tile, tile.begin);
-  for (int c = tile.begin; c < tile.end; c += kContextAtOnce) {
-    const int end = c + kContextAtOnce;
+  for (int c = tile.begin, end; c < tile.end; c = end) {
+    end = part.end_of(c);
     const ContextPart<Format> next =
         end < tile.end ? ContextPart<Format>(cache, tile, end) : ContextPart<Format>(cache, following, following.begin);
     PartAhead<Format> ahead(part, next, head_dim);
     score_part(part, ahead, head_dim, queries, num_rows, scores);
     for (int row = 0; row < num_rows; row++) {
-      weigh(scores + row * kContextAtOnce, part, tile.limit[row] - c, state.rows[row], weights, row);
+      weigh(scores + row * kContextAtOnce, part, tile, c, state.rows[row], weights, row);
     }
     add_part(part, ahead, head_dim, num_rows, weights, state.output);
     part = next;
@@ -352,7 +357,10 @@ void attend_to(const KVCache& cache, const AttentionTile& tile, const ContextRan
 // following: what this thread attends to next, which is asked for at the end; empty if nothing is known.
 inline void attend(const KVCache& cache, const AttentionTile& tile, const ContextRange& following,
                    AttentionState& state) {
-  std::fill_n(state.rows, tile.num_rows, RowState{{}, kHidden});
+  std::fill_n(state.rows, tile.num_rows, RowState{{}, kNothingSeen});
+  for (int row = 0; tile.sinks && row < tile.num_rows; row++) {
+    state.rows[row] = RowState{f32x16{1.0f}, tile.sinks[row % tile.group] * kLog2E};
+  }
   std::fill_n(state.output, tile.num_rows * cache.head_dim, 0.0f);
   switch (cache.format) {
     case KVFormat::bf16:

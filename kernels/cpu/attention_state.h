@@ -17,8 +17,10 @@ constexpr int kQueryRows = 128;
 #else
 constexpr int kQueryRows = kVectorRows;
 #endif
-// The score of a token that a row does not see. Finite, so that no infinity is subtracted from another.
-constexpr float kHidden = -1e30f;
+// The score of a token that a row does not see, and the maximum of a row that has seen none, beside which it weighs
+// nothing. Finite, so that no infinity is subtracted from another.
+constexpr float kHidden = -1e30f, kNothingSeen = -1e29f;
+constexpr float kLog2E = 1.44269504f;
 
 // Part of a sequence's context, keys and values of one head.
 struct ContextRange {
@@ -29,9 +31,12 @@ struct ContextRange {
 
 // Queries of one sequence and one key-value head, and the part of the context that they see.
 struct AttentionTile : ContextRange {
-  const std::uint32_t* queries[kQueryRows];  // [head_dim / 2] words each, scaled by log2(e) / sqrt(head_dim)
-  int limit[kQueryRows];                     // how many tokens of the sequence each sees, ascending
+  const std::uint32_t* queries[kQueryRows];  // [head_dim / 2] words each, scaled by log2(e) and the model's own scale
+  int first[kQueryRows], limit[kQueryRows];  // of the sequence's tokens each row sees [first, limit), both ascending
   int num_rows;
+  float soft_cap;      // of scores times log2(e); 0: none
+  const float* sinks;  // of each query head of the key-value head, which is `group` of them; null: none
+  int group;
 };
 
 // Where a pass stands.
@@ -47,11 +52,19 @@ struct AttentionState {
 
 constexpr i32x16 kLaneNumbers = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// Hides all but the first `visible` of `count` scores.
-EVENTLM_INLINE void hide(float* scores, int visible, int count) {
-  if (visible >= count) return;
-  for (int c = 0; c < count; c += kLanes) {
-    store(scores + c, kLaneNumbers + c < visible ? load<f32x16>(scores + c) : splat(kHidden));
+// Of `count` scores, those of the tokens from `begin` on: caps them, and hides those that a row does not see.
+EVENTLM_INLINE void limit_scores(float* scores, const AttentionTile& tile, int row, int begin, int count) {
+  const int first = tile.first[row] - begin, visible = tile.limit[row] - begin;
+  for (int c = 0; tile.soft_cap > 0 && c < count; c += kLanes) {
+    store(scores + c, capped(load<f32x16>(scores + c), tile.soft_cap));
+  }
+  if (visible < count) {
+    for (int c = 0; c < count; c += kLanes) {
+      store(scores + c, kLaneNumbers + c < visible ? load<f32x16>(scores + c) : splat(kHidden));
+    }
+  }
+  for (int c = 0; c < std::min(first, count); c += kLanes) {
+    store(scores + c, kLaneNumbers + c >= first ? load<f32x16>(scores + c) : splat(kHidden));
   }
 }
 

@@ -113,7 +113,7 @@ inline void attend_rows(const AttentionTile& tile, int head_dim, int begin, int 
     RowState& row = state.rows[first + r];
     float* scores = scratch.scores + r * kTileContext;
     bf16* weights = reinterpret_cast<bf16*>(scratch.weights + r * kTileContext / 2);
-    hide(scores, tile.limit[first + r] - begin, num_tokens);
+    limit_scores(scores, tile, first + r, begin, num_tokens);
     if (const float scale = raise(scores, num_tokens, row); scale != 1.0f) {
       float* to = output + r * head_dim;
       for (int d = 0; d < head_dim; d += kLanes) store(to + d, load<f32x16>(to + d) * scale);
@@ -149,7 +149,7 @@ void attend_by_tiles(const KVCache& cache, const AttentionTile& tile, AttentionS
     for (int first = 0; first < tile.num_rows; first += 32) {
       const int count = std::min(32, tile.num_rows - first);
       const int visible = std::min(scratch.part.count, tile.limit[first + count - 1] - c);
-      if (visible <= 0) continue;
+      if (visible <= 0 || tile.first[first] >= c + scratch.part.count) continue;
       const int num_tokens = (visible + 31) / 32 * 32;
       count > 16 ? attend_rows<true>(tile, head_dim, c, first, count, num_tokens, scratch, state)
                  : attend_rows<false>(tile, head_dim, c, first, count, num_tokens, scratch, state);

@@ -6,15 +6,23 @@ namespace eventlm {
 
 namespace {
 
-// Those of run_layer.
-constexpr int kOperationsPerLayer = 10;
-// Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so that
-// a result does not depend on who else is in the step.
-constexpr int kContextPerPass = 1024;
-// A member takes several passes of attention at a time: a share of all that they cost, and at most so many.
-constexpr int kPiecesPerMember = 4;
-constexpr std::size_t kMostPasses = 8;
-constexpr float kLog2E = 1.44269504f;
+// The most that one of a kind is made of, see Decoder::run.
+std::size_t num_operations(Kind kind) {
+  return kind == Kind::attend ? 3 : kind == Kind::heads || kind == Kind::activate ? 2 : 1;
+}
+
+template <class Value>
+std::int32_t most_of(const std::vector<Instruction>& program, Value&& value) {
+  std::int32_t most = 0;
+  for (const Instruction& now : program) most = std::max(most, static_cast<std::int32_t>(value(now)));
+  return most;
+}
+
+Inputs inputs_of(const Weights& weights, bool is_int8) {
+  return is_int8 ? Inputs::int8 : weights.has_codes ? Inputs::packed : Inputs::bf16;
+}
+
+bool is_whole(const Instruction& now) { return now.kind == Kind::heads && now.qk_norm == QkNorm::whole; }
 
 }  // namespace
 
@@ -26,70 +34,64 @@ struct Decoder::Step {
   std::vector<std::int32_t> first_token;  // of each row
 };
 
-Decoder::Decoder(const Shape& shape, const float* cosines, const float* sines, bool is_int8, int num_threads)
+Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
+                 const float* const* sines, bool is_int8, const PackedType* types, int num_threads)
     : shape_(shape),
-      cosines_(cosines, cosines + static_cast<std::size_t>(shape.max_positions) * shape.head_dim / 2),
-      sines_(sines, sines + static_cast<std::size_t>(shape.max_positions) * shape.head_dim / 2),
+      program_(program),
       team_(num_threads),
-      weights_(shape, is_int8),
+      weights_(shape, program, is_int8, types),
+      num_inputs_(static_cast<std::size_t>(shape.num_heads) * shape.head_dim),
       hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
-      query_stride_(round_up(static_cast<std::size_t>(shape.num_heads) * shape.head_dim / 2, kLanes) + kLanes),
-      normed_(shape.hidden_size, is_int8),
-      attended_(static_cast<std::size_t>(shape.num_heads) * shape.head_dim, is_int8),
-      inner_(shape.intermediate_size, is_int8),
-      operations_(1 + shape.num_layers * kOperationsPerLayer) {}
+      query_stride_(round_up(num_inputs_ / 2, kLanes) + kLanes),
+      raw_stride_(num_inputs_ + static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim + kLanes),
+      has_updates_(most_of(program, [](const Instruction& now) { return now.kind == Kind::multiply; }) > 0),
+      has_raw_heads_(most_of(program, is_whole) > 0),
+      normed_(shape.hidden_size, inputs_of(weights_, is_int8)),
+      attended_(num_inputs_, inputs_of(weights_, is_int8)),
+      inner_(most_of(program, [](const Instruction& now) { return now.num_neurons; }), inputs_of(weights_, is_int8)) {
+  std::size_t count = 0;
+  for (const Instruction& now : program_) {
+    first_operations_.push_back(count);
+    count += num_operations(now.kind);
+    if (now.kind == Kind::attend) plan_of(now.window);
+    if (now.kind == Kind::heads && now.rope >= 0) add_rope(now, cosines[now.rope], sines[now.rope]);
+  }
+  operations_ = std::vector<Operation>(count);
+}
+
+// Of neighbours that turn together, cosines and sines are there for both, as turn_head takes them.
+void Decoder::add_rope(const Instruction& heads, const float* cosines, const float* sines) {
+  if (ropes_.size() <= static_cast<std::size_t>(heads.rope)) ropes_.resize(heads.rope + 1);
+  RopeTable& rope = ropes_[heads.rope];
+  if (rope.size > 0) return;
+  const std::size_t num_angles = static_cast<std::size_t>(shape_.max_positions) * heads.rotary_dim / 2;
+  rope.size = heads.is_interleaved ? heads.rotary_dim : heads.rotary_dim / 2;
+  if (!heads.is_interleaved) {
+    rope.cosines.assign(cosines, cosines + num_angles);
+    rope.sines.assign(sines, sines + num_angles);
+    return;
+  }
+  for (std::size_t i = 0; i < num_angles; i++) {
+    rope.cosines.insert(rope.cosines.end(), 2, cosines[i]);
+    rope.sines.insert(rope.sines.end(), {-sines[i], sines[i]});
+  }
+}
+
+AttentionPlan& Decoder::plan_of(std::int32_t window) {
+  for (AttentionPlan& plan : plans_) {
+    if (plan.window == window) return plan;
+  }
+  return plans_.emplace_back(window);
+}
 
 void Decoder::reserve(std::size_t num_tokens) {
   grow(residual_, num_tokens * hidden_stride_);
+  if (has_updates_) grow(update_, num_tokens * hidden_stride_);
+  if (has_raw_heads_) grow(raw_heads_, num_tokens * raw_stride_);
   grow(queries_, num_tokens * query_stride_);
   normed_.reserve(num_tokens);
   attended_.reserve(num_tokens);
   inner_.reserve(num_tokens);
-}
-
-// Decodes go over their context in passes of a fixed length, prompts in tiles of queries.
-void Decoder::plan_attention(const std::vector<StepRow>& rows) {
-  const int group = shape_.num_heads / shape_.num_kv_heads;
-  const int queries_at_once = std::max(1, most_query_rows(shape_.head_dim) / group);
-  items_.clear();
-  first_partials_.assign(rows.size(), -1);
-  std::int32_t num_partials = 0;
-  for (std::size_t number = 0; number < rows.size(); number++) {
-    const StepRow& row = rows[number];
-    const auto at = static_cast<std::int32_t>(number);
-    if (row.num_tokens == 1) {
-      const int length = row.start + 1;
-      const bool is_split = length > kContextPerPass;
-      if (is_split) first_partials_[number] = num_partials;
-      for (int begin = 0; begin < length; begin += kContextPerPass) {
-        items_.push_back({at, 0, 1, begin, std::min(begin + kContextPerPass, length), is_split ? num_partials++ : -1});
-      }
-      continue;
-    }
-    for (int first = 0; first < row.num_tokens; first += queries_at_once) {
-      const int count = std::min(queries_at_once, row.num_tokens - first);
-      items_.push_back({at, first, count, 0, row.start + first + count, -1});
-    }
-  }
-  grow(partials_, static_cast<std::size_t>(num_partials) * shape_.num_heads * (shape_.head_dim + 2));
-  divide_attention();
-}
-
-// Puts the longest passes first, so that the threads end together, and divides all into pieces.
-void Decoder::divide_attention() {
-  const std::size_t num_heads = shape_.num_kv_heads, num_passes = items_.size() * num_heads;
-  auto cost = [](const Item& item) { return static_cast<std::int64_t>(item.num_queries) * (item.end - item.begin); };
-  std::stable_sort(items_.begin(), items_.end(), [&](const Item& a, const Item& b) { return cost(a) > cost(b); });
-  std::int64_t all = 0, taken = 0;
-  for (const Item& item : items_) all += cost(item) * shape_.num_kv_heads;
-  const std::int64_t most = all / (kPiecesPerMember * team_.size());
-  first_passes_ = {0};
-  for (std::size_t pass = 1; pass < num_passes; pass++) {
-    taken += cost(items_[(pass - 1) / num_heads]);
-    const bool is_full = taken + cost(items_[pass / num_heads]) > most;
-    if (is_full || pass - first_passes_.back() == kMostPasses) first_passes_.push_back(pass), taken = 0;
-  }
-  first_passes_.push_back(num_passes);
 }
 
 void Decoder::lap(Part part) {
@@ -108,152 +110,271 @@ void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>&
     token_rows_.insert(token_rows_.end(), rows[row].num_tokens, static_cast<std::int32_t>(row));
   }
   reserve(step.num_tokens);
-  plan_attention(rows);
+  for (AttentionPlan& plan : plans_) {
+    plan.make(rows, shape_, team_.size());
+    grow(partials_, static_cast<std::size_t>(plan.num_partials) * shape_.num_heads * (shape_.head_dim + 2));
+  }
   for (Operation& operation : operations_) operation.reset();
   last_ns_ = now_ns();
-  team_.run([&] { run_layers(step); });
+  team_.run([&] { run_program(step); });
   for (std::size_t token = 0; token < step.num_tokens; token++) {
     std::copy_n(&residual_[token * hidden_stride_], shape_.hidden_size, hidden + token * shape_.hidden_size);
   }
 }
 
-void Decoder::run_layers(Step& step) {
+void Decoder::run_program(const Step& step) {
+  for (std::size_t number = 0; number < program_.size(); number++) {
+    // A thread that comes late passes over what is done.
+    const bool is_last = number + 1 == program_.size();
+    if (!is_last && operations_[first_operations_[number + 1]].is_done()) continue;
+    run(step, program_[number], &operations_[first_operations_[number]]);
+  }
+}
+
+// The first operation of each kind is never left out.
+void Decoder::run(const Step& step, const Instruction& now, Operation* operation) {
+  Layer& layer = weights_.layers[now.layer];
+  const std::size_t count = step.num_tokens;
+  switch (now.kind) {
+    case Kind::embed:
+      return embed(operation[0], step, now.multiplier);
+    case Kind::norm:
+      return norm_rows(operation[0], layer.norm(now.weight), count);
+    case Kind::take:
+      return take_rows(operation[0], count);
+    case Kind::heads:
+      multiply_heads(operation[0], step, now);
+      return norm_raw_heads(operation[1], step, now);
+    case Kind::attend:
+      attend_all(operation[0], step, now);
+      combine_all(operation[1], step, plan_of(now.window));
+      return quantize_rows(operation[2], attended_, num_inputs_, count, Part::attention);
+    case Kind::activate:
+      multiply_neurons(operation[0], now, static_cast<int>(count));
+      return quantize_rows(operation[1], inner_, now.num_neurons, count, Part::gate_up_proj);
+    case Kind::multiply_add:
+    case Kind::multiply:
+      return multiply_out(operation[0], now, static_cast<int>(count));
+    case Kind::add_normed:
+      return add_normed(operation[0], layer.norm(now.weight), now.multiplier, count);
+  }
+}
+
+void Decoder::embed(Operation& operation, const Step& step, float multiplier) {
   const std::size_t size = shape_.hidden_size;
-  auto embed = [&](std::size_t token) {
+  auto embed_token = [&](std::size_t token) {
     float* to = &residual_[token * hidden_stride_];
-    if (weights_.embedding == nullptr) return weights_.lm_head.unpack(step.token_ids[token], to);
-    const bf16* from = weights_.embedding + step.token_ids[token] * size;
-    for (std::size_t i = 0; i < size; i++) to[i] = to_float(from[i]);
+    const Matrix& packed = shape_.is_tied ? weights_.lm_head : weights_.packed_embedding;
+    if (weights_.embedding == nullptr) {
+      packed.unpack(step.token_ids[token], to);
+    } else {
+      const bf16* from = weights_.embedding + step.token_ids[token] * size;
+      for (std::size_t i = 0; i < size; i++) to[i] = to_float(from[i]);
+    }
+    for (std::size_t i = 0; multiplier != 1.0f && i < size; i++) to[i] *= multiplier;
   };
-  operations_[0].share(step.num_tokens, kRowsPerPiece, embed, [this] { lap(Part::embed); });
-  for (int number = 0; number < shape_.num_layers; number++) run_layer(step, number);
+  operation.share(step.num_tokens, kRowsPerPiece, embed_token, [this] { lap(Part::embed); });
 }
 
 // Returns with all rows of the residual stream normed, as inputs of a product.
-void Decoder::norm_rows(Operation& operation, const Aligned<float>& weight, std::size_t count) {
+void Decoder::norm_rows(Operation& operation, const Norm& norm, std::size_t count) {
   auto norm_row = [&](std::size_t row) {
-    rms_norm(&residual_[row * hidden_stride_], weight.data(), shape_.hidden_size, shape_.eps, normed_, row);
-    normed_.quantize(row);
+    norm_of(&residual_[row * hidden_stride_], norm, shape_.hidden_size,
+            [&](std::size_t i, f32x16 values) { normed_.put(row, i, values); });
+    normed_.quantize(row, shape_.hidden_size);
   };
   operation.share(count, kRowsPerPiece, norm_row, [this] { lap(Part::norm); });
 }
 
-void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t count, Part part) {
-  if (!rows.is_int8()) return;
-  operation.share(count, 1, [&](std::size_t row) { rows.quantize(row); }, [this, part] { lap(part); });
+// The same without a norm.
+void Decoder::take_rows(Operation& operation, std::size_t count) {
+  auto take_row = [&](std::size_t row) {
+    const float* from = &residual_[row * hidden_stride_];
+    for (int i = 0; i < shape_.hidden_size; i += kLanes) normed_.put(row, i, load<f32x16>(from + i));
+    normed_.quantize(row, shape_.hidden_size);
+  };
+  operation.share(count, kRowsPerPiece, take_row, [this] { lap(Part::norm); });
 }
 
-// A matrix times `rows`, added to the residual stream.
-void Decoder::multiply_add(Operation& operation, const Matrix& matrix, const Rows& rows, const Aligned<float>& bias,
-                           Part part) {
+void Decoder::add_normed(Operation& operation, const Norm& norm, float multiplier, std::size_t count) {
+  auto add_row = [&](std::size_t row) {
+    float* to = &residual_[row * hidden_stride_];
+    norm_of(&update_[row * hidden_stride_], norm, shape_.hidden_size,
+            [&](std::size_t i, f32x16 values) { store(to + i, load<f32x16>(to + i) + values * multiplier); });
+  };
+  operation.share(count, kRowsPerPiece, add_row, [this] { lap(Part::norm); });
+}
+
+void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t num_inputs, std::size_t count,
+                            Part part) {
+  if (!rows.is_quantized()) return;
+  operation.share(count, 1, [&](std::size_t row) { rows.quantize(row, num_inputs); }, [this, part] { lap(part); });
+}
+
+// A matrix times what the heads or the neurons gave, added to the residual stream or kept for a norm.
+void Decoder::multiply_out(Operation& operation, const Instruction& now, int num_rows) {
+  const Layer& layer = weights_.layers[now.layer];
+  const bool is_output = now.weight == Weight::output, is_added = now.kind == Kind::multiply_add;
+  const Matrix& matrix = is_output ? layer.output : layer.down;
+  const Aligned<float>& bias = is_output ? layer.output_bias : layer.down_bias;
   const float* add = bias.empty() ? nullptr : bias.data();
-  auto put = [this, add](int row, std::size_t panel, f32x16 left, f32x16 right) {
-    float* to = &residual_[row * hidden_stride_ + panel * kPanel];
+  const float multiplier = now.multiplier;
+  float* out = is_added ? residual_.data() : update_.data();
+  auto put = [=, this](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    float* to = out + row * hidden_stride_ + panel * kPanel;
     if (add != nullptr)
       left += load<f32x16>(add + panel * kPanel), right += load<f32x16>(add + panel * kPanel + kLanes);
-    store(to, load<f32x16>(to) + left);
-    store(to + kLanes, load<f32x16>(to + kLanes) + right);
+    if (multiplier != 1.0f) left *= multiplier, right *= multiplier;
+    if (is_added) left += load<f32x16>(to), right += load<f32x16>(to + kLanes);
+    store(to, left);
+    store(to + kLanes, right);
   };
-  multiply_shared(operation, team_.size(), matrix, rows, put, [this, part] { lap(part); });
+  const Rows rows = (is_output ? attended_ : inner_).rows(num_rows, matrix.num_in);
+  multiply_shared(operation, team_.size(), matrix, rows, put,
+                  [this, is_output] { lap(is_output ? Part::o_proj : Part::down_proj); });
 }
 
-void Decoder::run_layer(Step& step, int number) {
-  Operation* operation = &operations_[1 + static_cast<std::size_t>(number) * kOperationsPerLayer];
-  // A thread that comes late passes over what is done.
-  if (operation[kOperationsPerLayer - 1].is_done()) return;
-  const Layer& layer = weights_.layers[number];
-  const std::size_t count = step.num_tokens;
-  const int num_rows = static_cast<int>(count);
-  const KVCache cache = step.kv.layer(number, shape_.num_kv_heads, shape_.head_dim);
-
-  norm_rows(*operation++, layer.input_norm, count);
-  multiply_heads(*operation++, step, layer, cache);
-  attend_all(*operation++, step, cache);
-  combine_all(*operation++, step);
-  quantize_rows(*operation++, attended_, count, Part::attention);
-  multiply_add(*operation++, layer.output, attended_.rows(num_rows), layer.output_bias, Part::o_proj);
-  norm_rows(*operation++, layer.post_attention_norm, count);
-  multiply_gate_up(*operation++, layer, num_rows);
-  quantize_rows(*operation++, inner_, count, Part::gate_up_proj);
-  multiply_add(*operation++, layer.down, inner_.rows(num_rows), layer.down_bias, Part::down_proj);
-}
-
-// Gate and up of all rows, and the activation of both.
-void Decoder::multiply_gate_up(Operation& operation, const Layer& layer, int num_rows) {
+// Gate and up of all rows, or up alone, and the activation.
+void Decoder::multiply_neurons(Operation& operation, const Instruction& now, int num_rows) {
+  const Layer& layer = weights_.layers[now.layer];
   const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data();
-  auto put = [this, bias](int row, std::size_t panel, f32x16 gate, f32x16 up) {
-    if (bias != nullptr)
-      gate += load<f32x16>(bias + panel * kPanel), up += load<f32x16>(bias + panel * kPanel + kLanes);
-    inner_.put(row, panel * kLanes, silu(gate) * up);
+  auto add_bias = [bias](std::size_t panel, f32x16& left, f32x16& right) {
+    if (bias == nullptr) return;
+    left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
   };
-  multiply_shared(operation, team_.size(), layer.gate_up, normed_.rows(num_rows), put,
-                  [this] { lap(Part::gate_up_proj); });
+  auto share = [&](auto&& put) {
+    multiply_shared(operation, team_.size(), layer.gate_up, normed_.rows(num_rows, shape_.hidden_size), put,
+                    [this] { lap(Part::gate_up_proj); });
+  };
+  if (layer.is_gated && now.activation == Activation::silu) {
+    return share([&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
+      add_bias(panel, gate, up);
+      inner_.put(row, panel * kLanes, silu(gate) * up);
+    });
+  }
+  share([&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    add_bias(panel, left, right);
+    if (layer.is_gated) return inner_.put(row, panel * kLanes, activated(now.activation, left) * right);
+    inner_.put(row, panel * kPanel, activated(now.activation, left));
+    inner_.put(row, panel * kPanel + kLanes, activated(now.activation, right));
+  });
 }
 
 // Query, key and value of all tokens; a head is finished as soon as its last panel is multiplied.
-void Decoder::multiply_heads(Operation& operation, const Step& step, const Layer& layer, const KVCache& cache) {
-  alignas(64) float heads[kBlockRows * kMaxHeadDim];
+void Decoder::multiply_heads(Operation& operation, const Step& step, const Instruction& heads) {
+  alignas(64) float sums[kBlockRows * kMaxHeadDim];
+  const Layer& layer = weights_.layers[heads.layer];
+  const KVCache cache = step.kv.layer(heads.layer, shape_.num_kv_heads, shape_.head_dim);
   const std::size_t panels = round_up(shape_.head_dim, kPanel) / kPanel;
   const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
   auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
     if (bias != nullptr)
       left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
-    float* head = heads + row % kBlockRows * panels * kPanel;
+    float* head = sums + row % kBlockRows * panels * kPanel;
     store(head + panel % panels * kPanel, left);
     store(head + panel % panels * kPanel + kLanes, right);
-    if (panel % panels == panels - 1) put_head(step, layer, cache, row, static_cast<int>(panel / panels), head);
+    if (panel % panels == panels - 1) put_head(step, heads, cache, row, static_cast<int>(panel / panels), head);
   };
-  multiply_shared(
-      operation, team_.size(), layer.qkv, normed_.rows(static_cast<int>(step.num_tokens)), put,
-      [this] { lap(Part::qkv_proj); }, panels);
+  const Rows rows = normed_.rows(static_cast<int>(step.num_tokens), shape_.hidden_size);
+  multiply_shared(operation, team_.size(), layer.qkv, rows, put, [this] { lap(Part::qkv_proj); }, panels);
 }
 
-// One head of one token, counted through queries, keys and values: what attention needs of it.
-void Decoder::put_head(const Step& step, const Layer& layer, const KVCache& cache, std::size_t token, int head,
+// One head of one token, counted through queries, keys and values: what attention needs of it. Queries and keys that
+// have a norm of all heads together wait for it.
+void Decoder::put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                        float* sums) {
+  const bool is_value = head >= shape_.num_heads + shape_.num_kv_heads;
+  if (is_whole(heads) && !is_value) {
+    std::copy_n(sums, shape_.head_dim, &raw_heads_[token * raw_stride_ + head * shape_.head_dim]);
+    return;
+  }
+  const Layer& layer = weights_.layers[heads.layer];
+  const Norm& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
+  turn_and_store(step, heads, cache, token, head, sums, heads.qk_norm == QkNorm::head ? &norm : nullptr);
+}
+
+void Decoder::norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads) {
+  if (!is_whole(heads)) return;
+  const Layer& layer = weights_.layers[heads.layer];
+  const KVCache cache = step.kv.layer(heads.layer, shape_.num_kv_heads, shape_.head_dim);
+  auto norm_token = [&](std::size_t token) {
+    float *queries = &raw_heads_[token * raw_stride_], *keys = queries + num_inputs_;
+    auto norm_all = [](float* x, const Norm& norm) {
+      norm_of(x, norm, norm.weight.size(), [x](std::size_t i, f32x16 values) { store(x + i, values); });
+    };
+    norm_all(queries, layer.query_norm);
+    norm_all(keys, layer.key_norm);
+    for (int head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++) {
+      turn_and_store(step, heads, cache, token, head, queries + head * shape_.head_dim, nullptr);
+    }
+  };
+  operation.share(step.num_tokens, 1, norm_token, [this] { lap(Part::qkv_proj); });
+}
+
+void Decoder::turn_and_store(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token,
+                             int head, float* sums, const Norm* norm) {
   const int dim = shape_.head_dim, row = token_rows_[token];
   const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
   const int key_head = head - shape_.num_heads, value_head = key_head - shape_.num_kv_heads;
   const int block = step.rows[row].blocks[position / cache.block_size], slot = position % cache.block_size;
   if (value_head >= 0) return cache.put_value(block, value_head, slot, sums);
-  const Aligned<float>& norm = key_head >= 0 ? layer.key_norm : layer.query_norm;
-  const std::size_t angles = static_cast<std::size_t>(position) * dim / 2;
-  turn_head(sums, dim, norm.empty() ? nullptr : norm.data(), shape_.eps, &cosines_[angles], &sines_[angles]);
+  Rotation rotation{nullptr, nullptr, 0, false};
+  if (heads.rope >= 0) {
+    const RopeTable& rope = ropes_[heads.rope];
+    const std::size_t angles = position * rope.size;
+    rotation = {&rope.cosines[angles], &rope.sines[angles], heads.rotary_dim, heads.is_interleaved != 0};
+  }
+  if (norm != nullptr && !norm->bias.empty()) {
+    norm_of(sums, *norm, dim, [sums](std::size_t i, f32x16 values) { store(sums + i, values); });
+    norm = nullptr;
+  }
+  turn_head(sums, dim, norm, rotation);
   if (key_head >= 0) return cache.put_key(block, key_head, slot, sums);
-  const float scale = kLog2E / std::sqrt(static_cast<float>(dim));
+  float scale = kLog2E / heads.score_divisor;
+  if (heads.query_scaling_beta != 0) {
+    scale *= 1.0f + heads.query_scaling_beta * std::log1p(static_cast<float>(position / heads.positions_per_scale));
+  }
   bf16* query = reinterpret_cast<bf16*>(&queries_[token * query_stride_ + head * dim / 2]);
   for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);
 }
 
 // Passes that a thread takes together ask for the memory of the next before one ends.
-void Decoder::attend_all(Operation& operation, const Step& step, const KVCache& cache) {
+void Decoder::attend_all(Operation& operation, const Step& step, const Instruction& now) {
   AttentionState state;
+  const AttentionPlan& plan = plan_of(now.window);
+  const KVCache cache = step.kv.layer(now.layer, shape_.num_kv_heads, shape_.head_dim);
   const std::size_t num_heads = shape_.num_kv_heads;
   auto context = [&](std::size_t pass) {
-    const Item& item = items_[pass / num_heads];
+    const AttentionItem& item = plan.items[pass / num_heads];
     return ContextRange{step.rows[item.row].blocks, static_cast<int>(pass % num_heads), item.begin, item.end};
   };
   auto attend_some = [&](std::size_t piece) {
-    const std::size_t end = first_passes_[piece + 1];
-    for (std::size_t pass = first_passes_[piece]; pass < end; pass++) {
+    const std::size_t end = plan.first_passes[piece + 1];
+    for (std::size_t pass = plan.first_passes[piece]; pass < end; pass++) {
       const ContextRange following = pass + 1 < end ? context(pass + 1) : ContextRange{};
-      attend_item(step, cache, items_[pass / num_heads], context(pass), following, state);
+      attend_item(step, now, cache, plan.items[pass / num_heads], context(pass), following, state);
     }
   };
-  operation.share(first_passes_.size() - 1, 1, attend_some, [this] { lap(Part::attention); });
+  operation.share(plan.first_passes.size() - 1, 1, attend_some, [this] { lap(Part::attention); });
 }
 
-void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& item, const ContextRange& context,
-                          const ContextRange& following, AttentionState& state) {
+void Decoder::attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
+                          const ContextRange& context, const ContextRange& following, AttentionState& state) {
   const int group = shape_.num_heads / shape_.num_kv_heads, dim = shape_.head_dim, head = context.head;
   const StepRow& row = step.rows[item.row];
+  const Aligned<float>& sinks = weights_.layers[now.layer].sinks;
   AttentionTile tile{context};
   tile.num_rows = item.num_queries * group;
+  tile.soft_cap = now.soft_cap * kLog2E;
+  // A context has them once.
+  tile.sinks = !sinks.empty() && item.is_first ? &sinks[head * group] : nullptr;
+  tile.group = group;
   const std::size_t first_token = step.first_token[item.row] + item.first_query;
   for (int i = 0; i < tile.num_rows; i++) {
     const std::size_t token = first_token + i / group;
     tile.queries[i] = &queries_[token * query_stride_ + (head * group + i % group) * dim / 2];
     tile.limit[i] = row.start + item.first_query + i / group + 1;
+    tile.first[i] = first_visible(tile.limit[i], now.window);
   }
   attend(cache, tile, following, state);
   for (int i = 0; i < tile.num_rows; i++) {
@@ -273,33 +394,33 @@ void Decoder::attend_item(const Step& step, const KVCache& cache, const Item& it
   }
 }
 
-void Decoder::combine_all(Operation& operation, const Step& step) {
-  if (std::none_of(first_partials_.begin(), first_partials_.end(), [](std::int32_t first) { return first >= 0; }))
-    return;
+void Decoder::combine_all(Operation& operation, const Step& step, const AttentionPlan& plan) {
+  if (plan.num_partials == 0) return;
   const std::size_t num_heads = shape_.num_heads;
-  auto combine_one = [&](std::size_t i) { combine(step, i / num_heads, static_cast<int>(i % num_heads)); };
+  auto combine_one = [&](std::size_t i) {
+    const std::size_t row = i / num_heads;
+    combine(plan.splits[row], step.first_token[row], static_cast<int>(i % num_heads));
+  };
   operation.share(step.rows.size() * num_heads, num_heads / shape_.num_kv_heads, combine_one,
                   [this] { lap(Part::attention); });
 }
 
 // Passes over parts of one context, put together in their order.
-void Decoder::combine(const Step& step, std::size_t row, int head) {
-  if (first_partials_[row] < 0) return;
-  const int dim = shape_.head_dim, num_parts = (step.rows[row].start + kContextPerPass) / kContextPerPass;
+void Decoder::combine(const AttentionSplit& split, std::size_t token, int head) {
+  if (split.num_partials == 0) return;
+  const int dim = shape_.head_dim;
   auto part = [&](int number) {
-    return &partials_[(static_cast<std::size_t>(first_partials_[row] + number) * shape_.num_heads + head) * (dim + 2)];
+    return &partials_[(static_cast<std::size_t>(split.first_partial + number) * shape_.num_heads + head) * (dim + 2)];
   };
   float maximum = -INFINITY, sum = 0;
-  for (int number = 0; number < num_parts; number++) maximum = std::max(maximum, part(number)[0]);
+  for (int number = 0; number < split.num_partials; number++) maximum = std::max(maximum, part(number)[0]);
   alignas(64) float output[kMaxHeadDim] = {};
-  for (int number = 0; number < num_parts; number++) {
+  for (int number = 0; number < split.num_partials; number++) {
     const float scale = exp2_of(splat(part(number)[0] - maximum))[0];
     sum += part(number)[1] * scale;
     for (int d = 0; d < dim; d++) output[d] += part(number)[2 + d] * scale;
   }
-  for (int d = 0; d < dim; d += kLanes) {
-    attended_.put(step.first_token[row], head * dim + d, load<f32x16>(output + d) / sum);
-  }
+  for (int d = 0; d < dim; d += kLanes) attended_.put(token, head * dim + d, load<f32x16>(output + d) / sum);
 }
 
 }  // namespace eventlm

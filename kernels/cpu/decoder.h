@@ -1,7 +1,7 @@
-// The forward pass of a Llama or Qwen3 decoder over the tokens of one step: the same operations as
-// eventlm/models/decoder.py and kernels/paged_attention.py, each shared out among a team of threads.
+// The forward pass of a decoder over the tokens of one step: the operations of its program, the same as
+// eventlm/models/decoder.py and kernels/paged_attention.py have, each shared out among a team of threads.
 //
-// Weights are bf16 or int8 and packed, the residual stream and everything between the products is float32.
+// Weights are bf16, int8 or codes, and packed, the residual stream and everything between the products is float32.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_plan.h"
 #include "linear.h"
+#include "program.h"
 #include "sampling.h"
 #include "team.h"
 #include "weights.h"
@@ -42,26 +44,33 @@ void grow(Aligned<T>& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
-// One row of a step: num_tokens tokens after `start` others.
-struct StepRow {
-  std::int32_t start, num_tokens;
-  const std::int32_t* blocks;
+// Cosines and sines of a rotary embedding, `size` numbers of each for a position.
+struct RopeTable {
+  Aligned<float> cosines, sines;
+  std::size_t size = 0;
 };
 
 class Decoder {
  public:
-  Decoder(const Shape& shape, const float* cosines, const float* sines, bool is_int8, int num_threads);
+  // cosines, sines: of each rotary embedding, [max_positions, rotary_dim / 2]. types: see Weights.
+  Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
+          const float* const* sines, bool is_int8, const PackedType* types, int num_threads);
 
   // See Team.
   void pin(const int* processors) { team_.pin(processors); }
 
   // See Weights.
-  // As it lies in the checkpoint, and must lie as long as this lives; null if it is the output matrix.
+  // As it lies in the checkpoint, and must lie as long as this lives; null if it is the output matrix, or of codes.
   void set_embedding(const bf16* embedding) { weights_.embedding = embedding; }
   void load_matrix(Weight weight, int layer, const bf16* rows, std::size_t first_row, std::size_t num_rows) {
     weights_.load_matrix(team_, weight, layer, rows, first_row, num_rows);
   }
-  void load_vector(Weight weight, int layer, const float* source) { weights_.load_vector(weight, layer, source); }
+  void load_packed(Weight weight, int layer, const std::uint8_t* rows, std::size_t first_row, std::size_t num_rows) {
+    weights_.load_packed(team_, weight, layer, rows, first_row, num_rows);
+  }
+  void load_vector(Weight weight, bool is_bias, int layer, const float* source) {
+    weights_.load_vector(weight, is_bias, layer, source);
+  }
 
   // The residual stream after the last layer, [tokens, hidden_size], of rows that lie one after the other.
   void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv, float* hidden);
@@ -81,51 +90,57 @@ class Decoder {
   const std::int64_t* times() const { return times_; }
 
  private:
-  // A pass over part of the context by rows of the step that share a head.
-  struct Item {
-    std::int32_t row, first_query, num_queries, begin, end, partial;
-  };
   struct Step;
 
+  void add_rope(const Instruction& heads, const float* cosines, const float* sines);
+  AttentionPlan& plan_of(std::int32_t window);
   void reserve(std::size_t num_tokens);
-  void plan_attention(const std::vector<StepRow>& rows);
-  void divide_attention();
-  void run_layers(Step& step);
-  void run_layer(Step& step, int number);
-  void norm_rows(Operation& operation, const Aligned<float>& weight, std::size_t count);
-  void quantize_rows(Operation& operation, RowBuffer& rows, std::size_t count, Part part);
-  void multiply_heads(Operation& operation, const Step& step, const Layer& layer, const KVCache& cache);
-  void multiply_gate_up(Operation& operation, const Layer& layer, int num_rows);
-  void multiply_add(Operation& operation, const Matrix& matrix, const Rows& rows, const Aligned<float>& bias,
-                    Part part);
-  void put_head(const Step& step, const Layer& layer, const KVCache& cache, std::size_t token, int head, float* sums);
-  void attend_all(Operation& operation, const Step& step, const KVCache& cache);
-  void attend_item(const Step& step, const KVCache& cache, const Item& item, const ContextRange& context,
-                   const ContextRange& following, AttentionState& state);
-  void combine_all(Operation& operation, const Step& step);
-  void combine(const Step& step, std::size_t row, int head);
+  void run_program(const Step& step);
+  void run(const Step& step, const Instruction& now, Operation* operation);
+  void embed(Operation& operation, const Step& step, float multiplier);
+  void norm_rows(Operation& operation, const Norm& norm, std::size_t count);
+  void take_rows(Operation& operation, std::size_t count);
+  void add_normed(Operation& operation, const Norm& norm, float multiplier, std::size_t count);
+  void quantize_rows(Operation& operation, RowBuffer& rows, std::size_t num_inputs, std::size_t count, Part part);
+  void multiply_out(Operation& operation, const Instruction& now, int num_rows);
+  void multiply_neurons(Operation& operation, const Instruction& now, int num_rows);
+  void multiply_heads(Operation& operation, const Step& step, const Instruction& heads);
+  void norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads);
+  void put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
+                float* sums);
+  void turn_and_store(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
+                      float* sums, const Norm* norm);
+  void attend_all(Operation& operation, const Step& step, const Instruction& now);
+  void attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
+                   const ContextRange& context, const ContextRange& following, AttentionState& state);
+  void combine_all(Operation& operation, const Step& step, const AttentionPlan& plan);
+  void combine(const AttentionSplit& split, std::size_t token, int head);
+  void change_logits(std::size_t panel, f32x16& left, f32x16& right) const;
   template <class Put, class Then>
   void multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then);
   // Counts the time since the last call to a part. Operations call it as they end, one after the other.
   void lap(Part part);
 
   const Shape shape_;
-  const Aligned<float> cosines_, sines_;
+  const std::vector<Instruction> program_;
+  std::vector<RopeTable> ropes_;
   Team team_;
   Weights weights_;
 
-  // Of one step. Rows of the residual stream, padded to whole panels, and of queries have a line more, so that they do
-  // not lie a power of two apart.
-  const std::size_t hidden_stride_, query_stride_;
-  Aligned<float> residual_, partials_;
+  const std::size_t num_inputs_;  // of `output`: query heads times their size
+  // Of one step. Rows of the residual stream, padded to whole panels, and of heads have a line more, so that they do
+  // not lie a power of two apart. Few programs have updates, and queries and keys that wait for a norm.
+  const std::size_t hidden_stride_, query_stride_, raw_stride_;
+  const bool has_updates_, has_raw_heads_;
+  Aligned<float> residual_, update_, raw_heads_, partials_;
   Aligned<std::uint32_t> queries_;
   RowBuffer normed_, attended_, inner_;
-  std::vector<Item> items_;
-  std::vector<std::int32_t> token_rows_, first_partials_;
+  std::vector<AttentionPlan> plans_;  // of each different window
+  std::vector<std::int32_t> token_rows_;
   // The best token of each piece of a row's logits.
   Aligned<Best> winners_;
-  // Of attention, an item and a head each: where each piece begins, and the end.
-  std::vector<std::size_t> first_passes_;
+  // Of each instruction the number of its first operation; and of all together.
+  std::vector<std::size_t> first_operations_;
   std::vector<Operation> operations_;
   std::int64_t times_[static_cast<int>(Part::count)] = {};
   std::int64_t last_ns_ = 0;

@@ -1,4 +1,4 @@
-"""A Llama or Qwen3 decoder whose forward pass is compiled (decoder.h), with its packed weights.
+"""A decoder whose forward pass is compiled (decoder.h), with its packed weights.
 
 Shapes: T tokens of a step, R rows, S rows whose logits are wanted, V vocabulary, H hidden size.
 """
@@ -8,22 +8,15 @@ from __future__ import annotations
 import ctypes
 import weakref
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eventlm.kernels import host_memory
-from eventlm.kernels.cpu.native import NativeShape, library
+from eventlm.kernels.cpu.native import PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
 
-#: In the order of weights.h's Weight.
-WEIGHTS = (
-    *("embedding", "lm_head", "final_norm", "input_norm", "post_attention_norm"),
-    *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm"),
-    *("query_bias", "key_bias", "value_bias", "output_bias", "gate_bias", "up_bias", "down_bias"),
-)
-_NUMBERS = {name: number for number, name in enumerate(WEIGHTS)}
 #: In the order of decoder.h's Part.
 PARTS = (
     *("embed", "norm", "qkv_proj", "attention"),
@@ -66,22 +59,45 @@ class DrawRows(NamedTuple):
 class CpuDecoder:
     """Weights are given one by one, then it runs, all in one thread at a time.
 
-    cosines, sines: float32 [max_positions, head_dim / 2].
+    ropes: cosines and sines of each rotary embedding, [max_positions, rotary_dim / 2], by the number that instructions
+    have of them.
 
     is_int8: matrices are int8, inputs become so (quantize.h).
+
+    types: for matrices of codes (packed.h), by name and layer, one of PACKED_TYPES. Inputs are a multiple of its
+    block's, and those of MULTIPLIED_TOGETHER all have one. The output matrix that is the embedding as well is called
+    that.
 
     MemoryError if the packed weights find no room, or the threads, or what a call works on.
     """
 
     def __init__(
-        self, build: str, shape: NativeShape, cosines: Tensor, sines: Tensor, *, is_int8: bool = False, num_threads: int
+        self,
+        build: str,
+        model: NativeModel,
+        ropes: Sequence[tuple[Tensor, Tensor]],
+        *,
+        is_int8: bool = False,
+        types: Mapping[tuple[str, int], str] | None = None,
+        num_threads: int,
     ) -> None:
         self._functions = library(build)
-        self._shape = shape
+        self._shape = shape = model.shape
+        self._norm_offset = model.norm_offset
         self._weight_bytes = 1 if is_int8 else 2
-        cosines, sines = cosines.float().contiguous(), sines.float().contiguous()
+        self._types = types or {}
+        tables = [[table.float().contiguous() for table in tables] for tables in zip(*ropes, strict=True)] or [[], []]
+        types_LW = self._type_numbers()
+        cosines, sines = (array("Q", [table.data_ptr() for table in kind]) for kind in tables)
         self._handle = self._functions.eventlm_decoder(
-            ctypes.byref(shape), cosines.data_ptr(), sines.data_ptr(), is_int8, num_threads
+            ctypes.byref(shape),
+            (Instruction * len(model.instructions))(*model.instructions),
+            len(model.instructions),
+            cosines.buffer_info()[0],
+            sines.buffer_info()[0],
+            is_int8,
+            types_LW.buffer_info()[0],
+            num_threads,
         )
         if not self._handle:
             raise MemoryError
@@ -90,7 +106,7 @@ class CpuDecoder:
         self._embedding: Tensor | None = None
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
-        if not shape.is_tied:
+        if not shape.is_tied and ("embedding", 0) not in self._types:
             self._embedding = host_memory.empty((shape.vocab_size, shape.hidden_size), torch.bfloat16)
             self._functions.eventlm_set_embedding(self._handle, self._embedding.data_ptr())
 
@@ -100,20 +116,52 @@ class CpuDecoder:
         self._functions.eventlm_pin(self._handle, numbers.buffer_info()[0])
 
     def load(self, name: str, layer: int, values: Tensor, first_row: int = 0) -> None:
-        """One of WEIGHTS: a whole vector, or rows of a matrix [out, in] from `first_row`, a multiple of 32, on."""
-        number = _NUMBERS[name]
+        """One of WEIGHTS, with `_bias` behind its name if it is a bias, as the checkpoint has it.
+
+        A whole vector, or rows of a matrix [out, in] from `first_row`, a multiple of 32, on. Where the matrix is of
+        codes, of type Q4_1, the numbers are rounded to them.
+        """
+        number = WEIGHTS.index(name.removesuffix("_bias"))
         if values.dim() == 1:
             vector = values.float().contiguous()
-            self._functions.eventlm_load_vector(self._handle, number, layer, vector.data_ptr())
+            if name.endswith("_norm"):
+                vector = vector + self._norm_offset
+            is_bias = name.endswith("_bias")
+            self._functions.eventlm_load_vector(self._handle, number, is_bias, layer, vector.data_ptr())
             return
         if self._embedding is not None and name == "embedding":
             self._embedding[first_row : first_row + len(values)] = values
             return
         rows = values.to(torch.bfloat16).contiguous()
-        part = "lm_head" if name == "embedding" else _PART_OF.get(name)
-        if part is not None:
-            self.weight_bytes[part] = self.weight_bytes.get(part, 0) + rows.numel() * self._weight_bytes
+        kind = self._types.get((name, layer))
+        packed = PACKED_TYPES[kind] if kind else None
+        count = rows.numel()
+        self._count(name, count // packed.block_inputs * packed.block_bytes if packed else count * self._weight_bytes)
         self._functions.eventlm_load_matrix(self._handle, number, layer, rows.data_ptr(), first_row, len(rows))
+
+    def load_packed(self, name: str, layer: int, blocks: Tensor, first_row: int = 0) -> None:
+        """Rows of a matrix of codes from `first_row`, a multiple of 32, on, as a GGUF file has them.
+
+        blocks: uint8 [rows, bytes], of the type that the constructor was given.
+        """
+        blocks = blocks.contiguous()
+        self._count(name, blocks.numel())
+        number = WEIGHTS.index(name)
+        self._functions.eventlm_load_packed(self._handle, number, layer, blocks.data_ptr(), first_row, len(blocks))
+
+    def _count(self, name: str, num_bytes: int) -> None:
+        part = "lm_head" if name == "embedding" and self._shape.is_tied else _PART_OF.get(name)
+        if part is not None:
+            self.weight_bytes[part] = self.weight_bytes.get(part, 0) + num_bytes
+
+    def _type_numbers(self) -> array[int]:
+        """As weights.h wants them."""
+        numbers: array[int] = array("i", [-1]) * (self._shape.num_layers * len(WEIGHTS))
+        for (name, layer), kind in self._types.items():
+            is_output = name == "embedding" and self._shape.is_tied
+            weight = WEIGHTS.index("lm_head" if is_output else name)
+            numbers[layer * len(WEIGHTS) + weight] = PACKED_TYPES[kind].number
+        return numbers
 
     def forward(self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor) -> Tensor:
         """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.

@@ -1,4 +1,5 @@
-// Products of activations [rows, in] with a packed matrix: of bf16 in float32 sums, of int8 in exact ones of int32.
+// Products of activations [rows, in] with a packed matrix: of bf16 in float32 sums, of int8 in exact ones of int32, of
+// codes in both (packed_product.cpp).
 //
 // A sum runs over the input from its beginning to its end in one accumulator, whatever the number of rows and threads:
 // a row's result does not depend on its neighbours, as long as the same instructions are used (AMX rounds otherwise).
@@ -130,15 +131,63 @@ void multiply_tiles(const Matrix& matrix, std::size_t begin, std::size_t end, co
 
 #endif
 
+// Products with codes.
+struct Codes {};
+
+// How far ahead of the product of a single pass memory is asked for.
+constexpr std::size_t kBytesAhead = 6144;
+
+// The rows [first, last), of one block, times the panels [begin, end); as in multiply_vectors, each of several passes
+// asks for its part of the next panel.
+template <class Put>
+void multiply_codes(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                    Put&& put) {
+  alignas(64) float sums[2][kPackedRowsAtOnce][kPanel];
+  const int at_once = matrix.has_gate ? 2 : 1, num_rows = last - first;
+  for (std::size_t panel = begin; panel < end; panel += at_once) {
+    const PackedMatrix* part = matrix.parts;
+    std::size_t number = panel / at_once;
+    for (; !matrix.has_gate && number >= part->num_panels(); part++) number -= part->num_panels();
+    for (int row = first; row < last; row += kPackedRowsAtOnce) {
+      const int count = std::min(kPackedRowsAtOnce, last - row);
+      for (int i = 0; i < at_once; i++) {
+        const std::size_t panel_bytes = part[i].panel_bytes();
+        const std::uint8_t* bytes = part[i].panel(number);
+        LinesAhead ahead{bytes + kBytesAhead, kLineBytes};
+        if (num_rows > kPackedRowsAtOnce) {
+          ahead = {bytes + panel_bytes + panel_bytes * (row - first) / num_rows, kLineBytes * count / num_rows};
+        }
+        multiply_packed(part[i], number, rows, row, count, ahead, sums[i]);
+      }
+      for (int r = 0; r < count; r++) {
+        for (int i = 0; i < at_once; i++) {
+          const float *left = sums[0][r] + i * kLanes,
+                      *right = matrix.has_gate ? sums[1][r] + i * kLanes : left + kLanes;
+          put(row + r, panel + i, load<f32x16>(left), load<f32x16>(right));
+        }
+      }
+    }
+  }
+}
+
 // The rows [first, last) times the panels [begin, end).
 template <class Numbers, class Put>
 void multiply(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
               Put&& put) {
+  if constexpr (std::is_same_v<Numbers, Codes>) {
+    for (int row = first; row < last; row += kBlockRows) {
+      multiply_codes(matrix, begin, end, rows, row, std::min(row + kBlockRows, last), put);
+    }
+    return;
+  } else {
 #if defined(__AMX_BF16__)
-  if (rows.count >= Numbers::kTilesFromRows) return multiply_tiles<Numbers>(matrix, begin, end, rows, first, last, put);
+    if (rows.count >= Numbers::kTilesFromRows) {
+      return multiply_tiles<Numbers>(matrix, begin, end, rows, first, last, put);
+    }
 #endif
-  for (int row = first; row < last; row += kBlockRows) {
-    multiply_vectors<Numbers>(matrix, begin, end, rows, row, std::min(row + kBlockRows, last), put);
+    for (int row = first; row < last; row += kBlockRows) {
+      multiply_vectors<Numbers>(matrix, begin, end, rows, row, std::min(row + kBlockRows, last), put);
+    }
   }
 }
 
@@ -172,7 +221,7 @@ struct Units {
 template <class Put, class Finish>
 void multiply_shared(Operation& operation, int num_members, const Matrix& matrix, const Rows& rows, Put&& put,
                      Finish&& finish, std::size_t together = 1) {
-  const Units units(matrix.num_panels(), matrix.panel_words() * 4, rows, num_members, together);
+  const Units units(matrix.num_panels(), matrix.num_bytes() / matrix.num_panels(), rows, num_members, together);
   auto share = [&]<class Numbers>(Numbers, auto&& put_sums) {
     auto multiply_unit = [&](std::size_t unit) {
       const std::size_t row = unit / units.num_groups * units.part, panel = unit % units.num_groups * units.group;
@@ -181,6 +230,7 @@ void multiply_shared(Operation& operation, int num_members, const Matrix& matrix
     };
     operation.share(units.count(), 1, multiply_unit, finish);
   };
+  if (matrix.num_parts > 0) return share(Codes{}, put);
   if (!matrix.is_int8) return share(Floats{}, put);
   share(Integers{}, [&](int row, std::size_t panel, i32x16 left, i32x16 right) {
     const PanelEnd& end = matrix.end(panel);

@@ -20,9 +20,20 @@ std::int32_t winner(const Best* of, std::size_t count) {
 
 void Decoder::norm(const float* hidden, int num_rows, float* out) const {
   for (int row = 0; row < num_rows; row++, hidden += shape_.hidden_size, out += shape_.hidden_size) {
-    const float scale = inverse_rms(hidden, shape_.hidden_size, shape_.eps);
-    for (int i = 0; i < shape_.hidden_size; i++) out[i] = hidden[i] * scale * weights_.final_norm[i];
+    norm_of(hidden, weights_.final_norm, shape_.hidden_size,
+            [out](std::size_t i, f32x16 values) { store(out + i, values); });
   }
+}
+
+// What becomes of a panel's products before they are logits.
+void Decoder::change_logits(std::size_t panel, f32x16& left, f32x16& right) const {
+  if (!weights_.head_bias.empty()) {
+    const float* bias = &weights_.head_bias[panel * kPanel];
+    left += load<f32x16>(bias), right += load<f32x16>(bias + kLanes);
+  }
+  const float multiplier = shape_.logits_multiplier, soft_cap = shape_.logits_soft_cap;
+  if (multiplier != 1.0f) left *= multiplier, right *= multiplier;
+  if (soft_cap > 0) left = capped(left, soft_cap), right = capped(right, soft_cap);
 }
 
 // put(row, panel, left half, right half) takes the logits of what `forward` gave, then() is called by all members.
@@ -34,13 +45,14 @@ void Decoder::multiply_lm_head(const float* hidden, int num_rows, Put&& put, The
   reserve(num_rows);
   Operation norms, products;
   auto norm_row = [&](std::size_t row) {
-    rms_norm(hidden + row * size, weights_.final_norm.data(), size, shape_.eps, normed_, row);
-    normed_.quantize(row);
+    norm_of(hidden + row * size, weights_.final_norm, size,
+            [&](std::size_t i, f32x16 values) { normed_.put(row, i, values); });
+    normed_.quantize(row, size);
   };
   last_ns_ = now_ns();
   team_.run([&] {
     norms.share(num_rows, kRowsPerPiece, norm_row);
-    multiply_shared(products, team_.size(), weights_.lm_head, normed_.rows(num_rows), put,
+    multiply_shared(products, team_.size(), weights_.lm_head, normed_.rows(num_rows, size), put,
                     [this] { lap(Part::lm_head); });
     then();
   });
@@ -49,6 +61,7 @@ void Decoder::multiply_lm_head(const float* hidden, int num_rows, Put&& put, The
 void Decoder::logits(const float* hidden, int num_rows, float* out) {
   const std::size_t vocab = shape_.vocab_size;
   auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    change_logits(panel, left, right);
     const std::size_t first = panel * kPanel;
     float* to = out + row * vocab + first;
     if (first + kPanel <= vocab) {
@@ -66,6 +79,7 @@ void Decoder::draw_next(const float* hidden, const std::vector<Draw>& draws, std
   const int num_rows = static_cast<int>(draws.size());
   grow(winners_, num_rows * num_panels);
   auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    change_logits(panel, left, right);
     winners_[row * num_panels + panel] =
         best_of(draws[row], left, right, static_cast<std::int32_t>(panel * kPanel), shape_.vocab_size);
   };

@@ -1,4 +1,5 @@
-// A weight matrix [out, in] in bf16 or int8, packed once for the instructions that multiply by it.
+// A weight matrix [out, in] in bf16 or int8, packed once for the instructions that multiply by it, or in codes
+// (packed.h).
 //
 // A panel is 32 output columns: [in / 2][32] words of two bf16, the even input low, or [in / 4][32] words of four int8
 // and a `PanelEnd`. So 64 bytes are what an instruction of AVX-512 takes and what a row of an AMX tile is; a panel is
@@ -10,13 +11,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "packed.h"
 #include "quantize.h"
 #include "rows.h"
 #include "vec.h"
 
 namespace eventlm {
-
-constexpr int kPanel = 32;
 
 // What a pass of rows over a panel asks memory for meanwhile.
 struct PanelAhead {
@@ -43,12 +43,29 @@ struct Matrix {
   std::size_t num_out = 0;
   std::size_t num_in = 0;
   bool is_int8 = false;
+  // Instead: matrices of codes, whose panels follow one another. Those of gate and up are multiplied together, as if
+  // they shared panels.
+  PackedMatrix parts[3];
+  int num_parts = 0;
+  bool has_gate = false;
 
   std::size_t num_panels() const { return (num_out + kPanel - 1) / kPanel; }
   // Words of a column.
   std::size_t num_words() const { return is_int8 ? round_up(num_in, 64) / 4 : round_up(num_in, 32) / 2; }
   std::size_t panel_words() const { return num_words() * kPanel + (is_int8 ? sizeof(PanelEnd) / 4 : 0); }
-  std::size_t num_bytes() const { return num_panels() * panel_words() * 4; }
+  std::size_t num_bytes() const {
+    std::size_t bytes = num_parts > 0 ? 0 : num_panels() * panel_words() * 4;
+    for (int part = 0; part < num_parts; part++) bytes += parts[part].num_bytes();
+    return bytes;
+  }
+  // Gives it that many bytes, from a multiple of 64 on.
+  void set_memory(char* bytes) {
+    panels = reinterpret_cast<std::uint32_t*>(bytes);
+    for (int part = 0; part < num_parts; part++) {
+      parts[part].panels = reinterpret_cast<std::uint8_t*>(bytes);
+      bytes += parts[part].num_bytes();
+    }
+  }
   const std::uint32_t* panel(std::size_t number) const { return panels + number * panel_words(); }
   const PanelEnd& end(std::size_t number) const {
     return *reinterpret_cast<const PanelEnd*>(panel(number) + num_words() * kPanel);
@@ -60,17 +77,12 @@ struct Matrix {
     return row / 16 * kPanel + row % 16 + (columns == Columns::up ? 16 : 0);
   }
 
-  // `source` [num_rows, in], the rows of a weight from first_row on, become columns, counted from `first`.
-  void pack(const bf16* source, std::size_t first_row, std::size_t num_rows, std::size_t first, Columns columns,
-            std::size_t head_dim) {
-    for (std::size_t row = 0; row < num_rows; row++) {
-      const std::size_t at = first + column(columns, first_row + row, head_dim);
-      is_int8 ? pack_int8(source + row * num_in, at) : pack_bf16(source + row * num_in, at);
-    }
-  }
+  // A row becomes column `at`.
+  void pack(const bf16* row, std::size_t at) { is_int8 ? pack_int8(row, at) : pack_bf16(row, at); }
 
   // What was packed as column `at`, as floats [in].
   void unpack(std::size_t at, float* to) const {
+    if (num_parts > 0) return parts[0].unpack(at, to);
     const std::uint32_t* words = panel(at / kPanel) + at % kPanel;
     if (!is_int8) {
       const bf16* from = reinterpret_cast<const bf16*>(words);

@@ -11,6 +11,7 @@ import functools
 import hashlib
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from pathlib import Path
+from typing import NamedTuple
 
 #: Builds, the fastest first, with what a processor must be able to do for each (names of /proc/cpuinfo).
 BUILDS: dict[str, frozenset[str]] = {
@@ -18,20 +19,58 @@ BUILDS: dict[str, frozenset[str]] = {
         {"amx_tile", "amx_bf16", "amx_int8", "avx512_bf16", "avx512_vnni", "avx512vl", "avx512bw", "avx512dq"}
     ),
     "avx512": frozenset({"avx512_bf16", "avx512_vnni", "avx512vl", "avx512bw", "avx512dq"}),
-    "avx2": frozenset({"avx2", "fma"}),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
     "baseline": frozenset(),
 }
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 3
+_INTERFACE = 5
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
 
+#: In the order of program.h's Weight. All but an embedding, the norms of queries and keys, and sinks may have a bias.
+WEIGHTS = (
+    *("embedding", "lm_head", "final_norm"),
+    *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
+    *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
+)
+#: Weights that one product multiplies by: all of them are of codes, or none is.
+MULTIPLIED_TOGETHER = (("query", "key", "value"), ("gate", "up"))
+#: In the orders of program.h's QkNorm and Activation.
+QK_NORMS = ("none", "head", "whole")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+
+
+class PackedType(NamedTuple):
+    """Its number in GGUF files, and the inputs and bytes of a block there."""
+
+    number: int
+    block_inputs: int
+    block_bytes: int
+
+
+#: The types of codes that matrices may be of, by the names that ggml gives them: packed.h's PackedType.
+PACKED_TYPES = {
+    "Q4_0": PackedType(2, 32, 18),
+    "Q4_1": PackedType(3, 32, 20),
+    "Q5_0": PackedType(6, 32, 22),
+    "Q5_1": PackedType(7, 32, 24),
+    "Q8_0": PackedType(8, 32, 34),
+    "Q2_K": PackedType(10, 256, 84),
+    "Q3_K": PackedType(11, 256, 110),
+    "Q4_K": PackedType(12, 256, 144),
+    "Q5_K": PackedType(13, 256, 176),
+    "Q6_K": PackedType(14, 256, 210),
+    "IQ4_NL": PackedType(20, 32, 18),
+    "IQ4_XS": PackedType(23, 256, 136),
+    "MXFP4": PackedType(39, 32, 17),
+}
+
 
 class NativeShape(ctypes.Structure):
-    """A decoder's shape, as weights.h has it. `is_tied`: whether the embedding is the output matrix, 0 or 1."""
+    """What a whole decoder has, as program.h says. `is_tied`: whether the embedding is the output matrix, 0 or 1."""
 
     _fields_ = (
         *(
@@ -39,21 +78,55 @@ class NativeShape(ctypes.Structure):
             for name in (
                 "vocab_size",
                 "hidden_size",
-                "intermediate_size",
                 "num_layers",
                 "num_heads",
                 "num_kv_heads",
                 "head_dim",
                 "max_positions",
                 "is_tied",
+                "is_layer_norm",
             )
         ),
-        ("eps", c_float),
+        *((name, c_float) for name in ("eps", "logits_multiplier", "logits_soft_cap")),
     )
 
 
-def unsupported(shape: NativeShape, block_size: int) -> str:
-    """Why the compiled decoder cannot run a model of this shape; empty if it can."""
+class Instruction(ctypes.Structure):
+    """An operation of a step, as program.h describes it. What an operation does not have is 0."""
+
+    _fields_ = (
+        *(
+            (name, c_int32)
+            for name in (
+                "kind",
+                "layer",
+                "weight",
+                "num_neurons",
+                "activation",
+                "is_gated",
+                "qk_norm",
+                "rope",
+                "rotary_dim",
+                "is_interleaved",
+                "window",
+                "positions_per_scale",
+            )
+        ),
+        *((name, c_float) for name in ("multiplier", "score_divisor", "soft_cap", "query_scaling_beta")),
+    )
+
+
+class NativeModel(NamedTuple):
+    """A decoder as the compiled pass takes it. `norm_offset` is added to the weights of norms as they are loaded."""
+
+    shape: NativeShape
+    instructions: list[Instruction]
+    norm_offset: float
+
+
+def unsupported(model: NativeModel, block_size: int) -> str:
+    """Why the compiled decoder cannot run a model; empty if it can."""
+    shape = model.shape
     group = shape.num_heads // shape.num_kv_heads
     if shape.head_dim % _LANES or shape.head_dim > _MAX_HEAD_DIM:
         return f"heads of {shape.head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
@@ -121,15 +194,20 @@ def _library(build: str) -> ctypes.CDLL | None:
 def _declare(functions: ctypes.CDLL) -> None:
     """Say what the functions take and give. Raises AttributeError if one is not there."""
     functions.eventlm_decoder.restype = c_void_p
-    functions.eventlm_decoder.argtypes = (POINTER(NativeShape), c_void_p, c_void_p, c_int32, c_int32)
+    functions.eventlm_decoder.argtypes = (
+        *(POINTER(NativeShape), POINTER(Instruction), c_int32, c_void_p, c_void_p),
+        *(c_int32, c_void_p, c_int32),
+    )
     functions.eventlm_free.restype = None
     functions.eventlm_free.argtypes = (c_void_p,)
     functions.eventlm_set_embedding.restype = None
     functions.eventlm_set_embedding.argtypes = (c_void_p, c_void_p)
     functions.eventlm_load_matrix.restype = _raise_if_no_memory
     functions.eventlm_load_matrix.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64)
+    functions.eventlm_load_packed.restype = _raise_if_no_memory
+    functions.eventlm_load_packed.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_load_vector.restype = _raise_if_no_memory
-    functions.eventlm_load_vector.argtypes = (c_void_p, c_int32, c_int32, c_void_p)
+    functions.eventlm_load_vector.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p)
     functions.eventlm_pin.restype = None
     functions.eventlm_pin.argtypes = (c_void_p, c_void_p)
     functions.eventlm_forward.restype = _raise_if_no_memory

@@ -3,8 +3,9 @@
 
 #include <cmath>
 
-#include "rows.h"
+#include "program.h"
 #include "vec.h"
+#include "weights.h"
 
 namespace eventlm {
 
@@ -18,33 +19,86 @@ EVENTLM_INLINE float inverse_rms(const float* x, std::size_t size, float eps) {
   return 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(size) + eps);
 }
 
-// x * inverse rms * weight as a row of `out`; size is a multiple of 16.
-EVENTLM_INLINE void rms_norm(const float* x, const float* weight, std::size_t size, float eps, RowBuffer& out,
-                             std::size_t row) {
-  const float scale = inverse_rms(x, size, eps);
-  for (std::size_t i = 0; i < size; i += kLanes)
-    out.put(row, i, load<f32x16>(x + i) * scale * load<f32x16>(weight + i));
+// Calls put(i, 16 numbers from i on) with all of a norm of x; size is a multiple of 16.
+template <class Put>
+EVENTLM_INLINE void norm_of(const float* x, const Norm& norm, std::size_t size, Put&& put) {
+  const float* weight = norm.weight.data();
+  if (norm.bias.empty()) {
+    const float scale = inverse_rms(x, size, norm.eps);
+    for (std::size_t i = 0; i < size; i += kLanes) put(i, load<f32x16>(x + i) * scale * load<f32x16>(weight + i));
+    return;
+  }
+  f32x16 sums = {}, squares = {};
+  for (std::size_t i = 0; i < size; i += kLanes) sums += load<f32x16>(x + i);
+  const float mean = sum_of(sums) / static_cast<float>(size);
+  for (std::size_t i = 0; i < size; i += kLanes) {
+    const f32x16 value = load<f32x16>(x + i) - mean;
+    squares += value * value;
+  }
+  const float scale = 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(size) + norm.eps);
+  for (std::size_t i = 0; i < size; i += kLanes) {
+    put(i, (load<f32x16>(x + i) - mean) * scale * load<f32x16>(weight + i) + load<f32x16>(norm.bias.data() + i));
+  }
 }
 
-// One head in place: the norm of its vector if there is a weight, then its two halves turned by the position's angles.
-EVENTLM_INLINE void turn_head(float* head, int head_dim, const float* norm, float eps, const float* cosines,
-                              const float* sines) {
-  const int half = head_dim / 2;
-  const float scale = norm ? inverse_rms(head, head_dim, eps) : 1.0f;
+// Which elements of a head are rotated, its first ones, and the position's angles. Of neighbours, both are there for
+// each element, the sine of an even one negative.
+struct Rotation {
+  const float *cosines, *sines;
+  int size;
+  bool is_interleaved;
+};
+
+// One head in place: the norm of its vector if there is one, then its two halves, or neighbours, turned.
+EVENTLM_INLINE void turn_head(float* head, int head_dim, const Norm* norm, const Rotation& rotation) {
+  const float* weight = norm ? norm->weight.data() : nullptr;
+  const float scale = norm ? inverse_rms(head, head_dim, norm->eps) : 1.0f;
+  const float *cosines = rotation.cosines, *sines = rotation.sines;
+  const int half = rotation.size / 2;
   int i = 0;
+  if (rotation.is_interleaved) {
+    for (int d = 0; norm && d < head_dim; d++) head[d] = head[d] * scale * weight[d];
+    for (; i + kLanes <= rotation.size; i += kLanes) {
+      const f32x16 x = load<f32x16>(head + i);
+      store(head + i, x * load<f32x16>(cosines + i) + exchange_lanes<1>(x) * load<f32x16>(sines + i));
+    }
+    for (; i < rotation.size; i += 2) {
+      const float even = head[i], odd = head[i + 1];
+      head[i] = even * cosines[i] + odd * sines[i];
+      head[i + 1] = odd * cosines[i + 1] + even * sines[i + 1];
+    }
+    return;
+  }
   for (; i + kLanes <= half; i += kLanes) {
     f32x16 first = load<f32x16>(head + i) * scale, second = load<f32x16>(head + half + i) * scale;
-    if (norm) first *= load<f32x16>(norm + i), second *= load<f32x16>(norm + half + i);
+    if (norm) first *= load<f32x16>(weight + i), second *= load<f32x16>(weight + half + i);
     const f32x16 cosine = load<f32x16>(cosines + i), sine = load<f32x16>(sines + i);
     store(head + i, first * cosine - second * sine);
     store(head + half + i, second * cosine + first * sine);
   }
   for (; i < half; i++) {
-    const float first = head[i] * scale * (norm ? norm[i] : 1.0f);
-    const float second = head[half + i] * scale * (norm ? norm[half + i] : 1.0f);
+    const float first = head[i] * scale * (norm ? weight[i] : 1.0f);
+    const float second = head[half + i] * scale * (norm ? weight[half + i] : 1.0f);
     head[i] = first * cosines[i] - second * sines[i];
     head[half + i] = second * cosines[i] + first * sines[i];
   }
+  for (int d = rotation.size; norm && d < head_dim; d++) head[d] = head[d] * scale * weight[d];
+}
+
+// What the neurons make of their sums.
+inline f32x16 activated(Activation activation, f32x16 x) {
+  switch (activation) {
+    case Activation::silu:
+      return silu(x);
+    case Activation::gelu:
+      return gelu(x);
+    case Activation::gelu_tanh:
+      return gelu_tanh(x);
+    case Activation::relu2:
+      x = vmax(f32x16{}, x);  // of a NaN the second
+      return x * x;
+  }
+  __builtin_unreachable();
 }
 
 }  // namespace eventlm

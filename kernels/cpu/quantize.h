@@ -35,14 +35,7 @@ template <int DISTANCE>
 EVENTLM_INLINE f32x16 add_lanes(f32x16 x) {
   const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const f32x16 signed_x = (f32x16)((u32x16)x ^ ((u32x16)(lanes & DISTANCE) * (0x80000000u / DISTANCE)));
-#if defined(__clang__)
-  constexpr int D = DISTANCE;
-  const f32x16 other = __builtin_shufflevector(x, x, 0 ^ D, 1 ^ D, 2 ^ D, 3 ^ D, 4 ^ D, 5 ^ D, 6 ^ D, 7 ^ D, 8 ^ D,
-                                               9 ^ D, 10 ^ D, 11 ^ D, 12 ^ D, 13 ^ D, 14 ^ D, 15 ^ D);
-#else
-  const f32x16 other = __builtin_shuffle(x, lanes ^ DISTANCE);
-#endif
-  return other + signed_x;
+  return exchange_lanes<DISTANCE>(x) + signed_x;
 }
 
 EVENTLM_INLINE void rotate(f32x16 (&x)[kBlock / kLanes]) {

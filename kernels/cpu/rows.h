@@ -2,6 +2,9 @@
 //
 // 16 rows by 32 inputs, of int8 by 64, lie together, in 16 lines of 64 bytes: what a tile of AMX loads. In rows of
 // their own, a power of two apart, they would fall into the same few places of the first cache.
+//
+// For matrices of codes (packed.h) there are besides those of bf16 lines of int8 without a rotation. Behind 128 inputs
+// of 16 rows, twice 16 lines, lie 16 lines of their scales.
 #pragma once
 
 #include <cstddef>
@@ -16,6 +19,8 @@ namespace eventlm {
 // Rows of a tile, and inputs of its row.
 constexpr int kTileRows = 16;
 constexpr int kTileInputs = 32;
+// Output columns of weights that lie together.
+constexpr int kPanel = 32;
 
 inline std::size_t round_up(std::size_t value, std::size_t to) { return (value + to - 1) / to * to; }
 
@@ -23,16 +28,35 @@ struct alignas(64) Line {
   std::uint32_t words[kLanes];
 };
 
+constexpr std::size_t kPackedInputs = 128;
+constexpr std::size_t kPackedLines = 3;
+
+// Of 128 inputs of a row: their scale, a NaN if one of them is not finite, and what 32 and 16 integers add up to, with
+// the other sign.
+struct alignas(64) PackedScale {
+  float scale;
+  std::int32_t unused[3];
+  std::int32_t of_32[4];
+  std::int32_t of_16[8];
+};
+
+enum class Inputs { bf16, int8, packed };
+
 struct Rows {
   const std::uint32_t* words;
   std::size_t num_groups;  // lines of a row
   int count;
   std::size_t tile_words;
   const float* scales;  // of each row of int8
+  const Line* packed;
+  std::size_t packed_tile;  // lines of 16 rows
 
   // The first line of a row; the next is 16 lines further.
   const std::uint32_t* row(std::size_t number) const {
     return words + number / kTileRows * tile_words + number % kTileRows * kLanes;
+  }
+  const Line* packed_row(std::size_t number) const {
+    return packed + number / kTileRows * packed_tile + number % kTileRows;
   }
 };
 
@@ -40,15 +64,18 @@ struct Rows {
 // there.
 class RowBuffer {
  public:
-  RowBuffer(std::size_t num_inputs, bool is_int8)
-      : num_inputs_(round_up(num_inputs, kLanes)),
-        num_groups_(round_up(num_inputs, is_int8 ? kBlock : kTileInputs) / kTileInputs),
-        is_int8_(is_int8) {}
+  // For rows of up to `most_inputs`.
+  RowBuffer(std::size_t most_inputs, Inputs inputs)
+      : inputs_(inputs),
+        num_groups_(groups_of(most_inputs)),
+        packed_tile_(round_up(most_inputs, kPackedInputs) / kPackedInputs * kPackedLines * kTileRows) {}
 
   void reserve(std::size_t num_rows) {
-    const std::size_t size = round_up(num_rows, kTileRows) * num_groups_;
-    if (lines_.size() < size) lines_.resize(size);
-    if (is_int8_ && scales_.size() < num_rows) scales_.resize(num_rows);
+    const std::size_t num_tiles = round_up(num_rows, kTileRows) / kTileRows;
+    if (lines_.size() < num_tiles * kTileRows * num_groups_) lines_.resize(num_tiles * kTileRows * num_groups_);
+    if (inputs_ == Inputs::int8 && scales_.size() < num_rows) scales_.resize(num_rows);
+    if (inputs_ == Inputs::packed && packed_.size() < num_tiles * packed_tile_)
+      packed_.resize(num_tiles * packed_tile_);
   }
 
   // 16 inputs of a row, from a multiple of 16 on.
@@ -56,16 +83,30 @@ class RowBuffer {
     store_bf16(reinterpret_cast<bf16*>(&line(row, input / kTileInputs)) + input % kTileInputs, values);
   }
 
-  bool is_int8() const { return is_int8_; }
+  bool is_quantized() const { return inputs_ != Inputs::bf16; }
 
-  // Makes int8 of a row, if this is for such, once all of it has been put; 64 inputs in a line. In its place: a line
-  // has been read when it is written.
-  void quantize(std::size_t row) {
-    if (!is_int8_) return;
+  // Makes int8 of a row, if this is for such, once all of its inputs have been put.
+  void quantize(std::size_t row, std::size_t num_inputs) {
+    if (inputs_ == Inputs::int8) quantize_in_place(row, num_inputs);
+    if (inputs_ == Inputs::packed) quantize_beside(row, num_inputs);
+  }
+
+  Rows rows(int count, std::size_t num_inputs) const {
+    const std::size_t num_groups = groups_of(num_inputs);
+    return {lines_[0].words, inputs_ == Inputs::int8 ? num_groups / 2 : num_groups,
+            count,           num_groups_ * kTileRows * kLanes,
+            scales_.data(),  packed_.data(),
+            packed_tile_};
+  }
+
+ private:
+  // 64 inputs in a line: one has been read when it is written.
+  void quantize_in_place(std::size_t row, std::size_t num_inputs) {
+    const std::size_t num_blocks = groups_of(num_inputs) / 2;
     f32x16 largest = {}, nothing = {};
-    for (std::size_t number = 0; number < num_groups_ / 2; number++) {
+    for (std::size_t number = 0; number < num_blocks; number++) {
       f32x16 block[kBlock / kLanes];
-      get(row, number, block);
+      get(row, number, round_up(num_inputs, kLanes), block);
       rotate(block);
       for (int part = 0; part < kBlock / kLanes; part++) {
         put(row, number * kBlock + part * kLanes, block[part]);
@@ -73,7 +114,7 @@ class RowBuffer {
       }
     }
     const Scale scale(max_of(largest), kInt8Max);
-    for (std::size_t number = 0; number < num_groups_ / 2; number++) {
+    for (std::size_t number = 0; number < num_blocks; number++) {
       for (int part = 0; part < kBlock / kLanes; part++) {
         const bf16* from = reinterpret_cast<const bf16*>(&line(row, 2 * number + part / 2)) + part % 2 * kLanes;
         const f32x16 values = load_bf16(from);
@@ -86,28 +127,51 @@ class RowBuffer {
     scales_[row] = scale.step + sum_of(nothing);
   }
 
-  Rows rows(int count) const {
-    return {lines_[0].words, is_int8_ ? num_groups_ / 2 : num_groups_, count, num_groups_ * kTileRows * kLanes,
-            scales_.data()};
+  void quantize_beside(std::size_t row, std::size_t num_inputs) {
+    constexpr std::size_t kParts = kPackedInputs / kLanes;
+    Line* to = &packed_[row / kTileRows * packed_tile_ + row % kTileRows];
+    for (std::size_t first = 0; first < num_inputs; first += kPackedInputs, to += kPackedLines * kTileRows) {
+      f32x16 parts[kParts], largest = {}, nothing = {};
+      for (std::size_t part = 0; part < kParts; part++) {
+        const std::size_t input = first + part * kLanes;
+        const bf16* from = reinterpret_cast<const bf16*>(&line(row, input / kTileInputs)) + input % kTileInputs;
+        parts[part] = input < num_inputs ? load_bf16(from) : f32x16{};
+        largest = vmax(largest, magnitude(parts[part]));
+        nothing += parts[part] * 0.0f;
+      }
+      const Scale scale(max_of(largest), kInt8Max);
+      PackedScale end = {};
+      end.scale = scale.step + sum_of(nothing);
+      for (std::size_t part = 0; part < kParts; part++) {
+        const i8x16 integers = __builtin_convertvector(to_int(parts[part] * scale.inverse), i8x16);
+        store(reinterpret_cast<std::int8_t*>(to + part / 4 * kTileRows) + part % 4 * kLanes, integers);
+        end.of_16[part] = -sum_of(__builtin_convertvector(integers, i32x16));
+        end.of_32[part / 2] += end.of_16[part];
+      }
+      store(to + 2 * kTileRows, end);
+    }
   }
 
- private:
   Line& line(std::size_t row, std::size_t number) {
     return lines_[(row / kTileRows * num_groups_ + number) * kTileRows + row % kTileRows];
   }
 
+  std::size_t groups_of(std::size_t num_inputs) const {
+    return round_up(num_inputs, inputs_ == Inputs::int8 ? kBlock : kTileInputs) / kTileInputs;
+  }
+
   // What was put of a block; zeros after it, where an earlier row may have left something.
-  EVENTLM_INLINE void get(std::size_t row, std::size_t number, f32x16 (&block)[kBlock / kLanes]) {
+  EVENTLM_INLINE void get(std::size_t row, std::size_t number, std::size_t end, f32x16 (&block)[kBlock / kLanes]) {
     for (int part = 0; part < kBlock / kLanes; part++) {
       const std::size_t input = number * kBlock + part * kLanes;
       const bf16* from = reinterpret_cast<const bf16*>(&line(row, input / kTileInputs)) + input % kTileInputs;
-      block[part] = input < num_inputs_ ? load_bf16(from) : f32x16{};
+      block[part] = input < end ? load_bf16(from) : f32x16{};
     }
   }
 
-  const std::size_t num_inputs_, num_groups_;
-  const bool is_int8_;
-  std::vector<Line> lines_;
+  const Inputs inputs_;
+  const std::size_t num_groups_, packed_tile_;
+  std::vector<Line> lines_, packed_;
   std::vector<float> scales_;
 };
 

@@ -43,6 +43,10 @@ typedef std::int32_t i32xn __attribute__((vector_size(4 * kNative)));
 typedef std::int16_t i16xn __attribute__((vector_size(4 * kNative)));
 typedef std::int8_t i8xn __attribute__((vector_size(2 * kNative)));
 typedef std::uint16_t u16xn __attribute__((vector_size(2 * kNative)));
+// As many as a register has words.
+typedef std::uint8_t u8xn __attribute__((vector_size(kNative)));
+typedef std::int8_t s8xn __attribute__((vector_size(kNative)));
+typedef std::int16_t s16xn __attribute__((vector_size(2 * kNative)));
 
 template <class T>
 EVENTLM_INLINE T load(const void* from) {
@@ -98,6 +102,53 @@ EVENTLM_INLINE float to_float(bf16 value) {
   float out;
   std::memcpy(&out, &bits, sizeof out);
   return out;
+}
+
+EVENTLM_INLINE float float_of_bits(std::uint32_t bits) { return load<float>(&bits); }
+
+// Of fp16.
+EVENTLM_INLINE float half_to_float(std::uint16_t half) {
+  const std::uint32_t size = (half & 0x7fffu) << 13, sign = (half & 0x8000u) << 16;
+  // A float of these bits is 2^-112 of what is meant, a subnormal one too.
+  const float value = size < 0x0f800000 ? float_of_bits(size) * 0x1p112f : float_of_bits(size | 0x7f800000);
+  return float_of_bits(load<std::uint32_t>(&value) | sign);
+}
+
+// To nearest, ties to even.
+inline std::uint16_t to_half(float value) {
+  const std::uint32_t bits = load<std::uint32_t>(&value), size = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+  if (size > 0x7f800000) return static_cast<std::uint16_t>(sign | 0x7e00);
+  if (size >= 0x477ff000) return static_cast<std::uint16_t>(sign | 0x7c00);
+  const std::uint32_t normal = (size + 0xfff + (size >> 13 & 1) - 0x38000000) >> 13;
+  if (size >= 0x38800000) return static_cast<std::uint16_t>(sign | normal);
+  // A unit in the last place of a half is that of the smallest halves.
+  const float sum = float_of_bits(size) + 0.5f;
+  return static_cast<std::uint16_t>(sign | (load<std::uint32_t>(&sum) - 0x3f000000));
+}
+
+EVENTLM_INLINE f32xn load_halves(const void* from) {
+#if defined(__AVX512F__)
+  return (f32xn)_mm512_cvtph_ps((__m256i)load<u16xn>(from));
+#elif defined(__F16C__)
+  return (f32xn)_mm256_cvtph_ps((__m128i)load<u16xn>(from));
+#else
+  const u32xn bits = __builtin_convertvector(load<u16xn>(from), u32xn), size = (bits & 0x7fff) << 13;
+  const u32xn finite = (u32xn)((f32xn)size * 0x1p112f);
+  return (f32xn)((size < 0x0f800000 ? finite : size | 0x7f800000) | (bits & 0x8000) << 16);
+#endif
+}
+
+// Each lane has the value of the one whose number differs in the bit DISTANCE.
+template <int DISTANCE>
+EVENTLM_INLINE f32x16 exchange_lanes(f32x16 x) {
+#if defined(__clang__)
+  constexpr int D = DISTANCE;
+  return __builtin_shufflevector(x, x, 0 ^ D, 1 ^ D, 2 ^ D, 3 ^ D, 4 ^ D, 5 ^ D, 6 ^ D, 7 ^ D, 8 ^ D, 9 ^ D, 10 ^ D,
+                                 11 ^ D, 12 ^ D, 13 ^ D, 14 ^ D, 15 ^ D);
+#else
+  const i32x16 lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return __builtin_shuffle(x, lanes ^ DISTANCE);
+#endif
 }
 
 // Round to nearest, ties to even; a NaN stays one.
@@ -186,6 +237,22 @@ EVENTLM_INLINE i32x16 to_int(f32x16 value) {
 #endif
 }
 
+// Bytes as numbers of 32 bits. GCC takes a conversion in one step apart into single numbers.
+EVENTLM_INLINE i32xn widened(u8xn bytes) {
+#if defined(__AVX512F__)
+  return (i32xn)_mm512_cvtepu8_epi32((__m128i)bytes);
+#else
+  return __builtin_convertvector(__builtin_convertvector(bytes, u16xn), i32xn);
+#endif
+}
+EVENTLM_INLINE i32xn widened(s8xn bytes) {
+#if defined(__AVX512F__)
+  return (i32xn)_mm512_cvtepi8_epi32((__m128i)bytes);
+#else
+  return __builtin_convertvector(__builtin_convertvector(bytes, s16xn), i32xn);
+#endif
+}
+
 EVENTLM_INLINE f32xn to_floats(f32xn value) { return value; }
 EVENTLM_INLINE f32xn to_floats(i32xn value) { return __builtin_convertvector(value, f32xn); }
 #if !defined(__AVX512F__)
@@ -196,6 +263,16 @@ EVENTLM_INLINE f32x16 to_floats(i32x16 value) {
 
 EVENTLM_INLINE f32x16 magnitude(f32x16 value) { return (f32x16)((u32x16)value & 0x7fffffffu); }
 
+// To the nearest integer, of numbers below 2^22.
+EVENTLM_INLINE f32xn rounded(f32xn x) {
+#if defined(__AVX512F__)
+  return (f32xn)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+#else
+  // Behind 1.5 * 2^23 there is no room for a fraction.
+  return (x + 12582912.0f) - 12582912.0f;
+#endif
+}
+
 EVENTLM_INLINE f32x16 vmax(f32x16 a, f32x16 b) {
   return natively<f32x16>([](f32xn left, f32xn right) { return left > right ? left : right; }, a, b);
 }
@@ -205,6 +282,16 @@ EVENTLM_INLINE float sum_of(f32x16 v) {
   return _mm512_reduce_add_ps((__m512)v);
 #else
   float total = 0;
+  for (int lane = 0; lane < kLanes; lane++) total += v[lane];
+  return total;
+#endif
+}
+
+EVENTLM_INLINE std::int32_t sum_of(i32x16 v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)v);
+#else
+  std::int32_t total = 0;
   for (int lane = 0; lane < kLanes; lane++) total += v[lane];
   return total;
 #endif
@@ -277,6 +364,34 @@ EVENTLM_INLINE f32x16 exp2_of(f32x16 x) { return natively<f32x16>(exp2_native, x
 
 EVENTLM_INLINE f32x16 silu(f32x16 x) {
   return natively<f32x16>([](f32xn part) { return part / (1.0f + exp2_native(part * -1.44269504f)); }, x);
+}
+
+// most * tanh(x / most), to 3e-7 of `most`.
+EVENTLM_INLINE f32x16 capped(f32x16 x, float most) {
+  const float scale = 2.88539008f / most;
+  return natively<f32x16>([=](f32xn part) { return most - 2.0f * most / (1.0f + exp2_native(part * scale)); }, x);
+}
+
+// x * Phi(x), where Phi(-|x|) is half of erfc(|x| / sqrt(2)), to 1e-7 (Abramowitz and Stegun, 7.1.26).
+EVENTLM_INLINE f32x16 gelu(f32x16 x) {
+  return natively<f32x16>(
+      [](f32xn part) {
+        const f32xn size = (f32xn)((u32xn)part & 0x7fffffffu), t = 1.0f / (1.0f + 0.23164189f * size);
+        f32xn p = f32xn{} + 0.53070271f;
+        p = p * t - 0.72657601f;
+        p = p * t + 0.71070687f;
+        p = p * t - 0.14224837f;
+        p = p * t + 0.12741480f;
+        const f32xn beyond = p * t * exp2_native(part * part * -0.72134752f);
+        return part * (part > 0.0f ? 1.0f - beyond : beyond);
+      },
+      x);
+}
+
+// The same with Phi(x) = (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3))) / 2.
+EVENTLM_INLINE f32x16 gelu_tanh(f32x16 x) {
+  return natively<f32x16>(
+      [](f32xn part) { return part / (1.0f + exp2_native(part * (part * part * -0.10294324f - 2.30220819f))); }, x);
 }
 
 }  // namespace eventlm

@@ -10,24 +10,17 @@ from benchmarks.gpu_harness.roofline import Step, floor_seconds, gaps, read_step
 from eventlm import LLM, SamplingParams
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
-from eventlm.models.config import DecoderConfig, RopeConfig
+from eventlm.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 
-CONFIG = DecoderConfig(
+ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=2, rope=RopeSpec(rotary_dim=2), scale=2**-0.5)
+CONFIG = ModelSpec(
     architecture="Qwen3ForCausalLM",
     vocab_size=100,
     hidden_size=8,
-    intermediate_size=16,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=2,
+    layers=(LayerSpec(attention=ATTENTION, feed_forward=FeedForwardSpec(size=16)),) * 3,
+    norm=NormSpec(eps=1e-6),
     max_position_embeddings=100,
-    rms_norm_eps=1e-6,
     tie_word_embeddings=True,
-    attention_bias=False,
-    mlp_bias=False,
-    qk_norm=True,
-    rope=RopeConfig(),
     dtype="bfloat16",
 )
 #: 3 layers of q, k and v, o, gate and up, down; the last product.

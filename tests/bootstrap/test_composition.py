@@ -12,7 +12,7 @@ from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import edit_json, make_checkpoint
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 
@@ -64,6 +64,17 @@ def test_a_model_on_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ]
     assert engine.setup.core.max_num_batched_tokens == 8192
     assert [f"other programs hold memory of GPU 1 ({H100})" in warning for warning in warnings] == [True]
+
+
+def test_a_model_that_gpus_cannot_run_is_found_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    folder = make_checkpoint(tmp_path)
+    edit_json(folder / "config.json", architectures=["HeliumForCausalLM"])
+    with pytest.raises(UsageError, match=r"this HeliumForCausalLM has .*; take --device cpu$"):
+        compose_engine(load_config(None, {"model": str(folder)}, environment={}))
 
 
 def test_why_no_gpu_is_taken_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from eventlm.bootstrap import model_source
-from eventlm.bootstrap.model_source import find_model
+from eventlm.bootstrap.model_source import find_model, find_tokenizer_folder
 from eventlm.config import ModelConfig
 from eventlm.errors import CheckpointError, PullError, UsageError
+from tests.models.tiny_gguf import write_gguf
 
 
 @pytest.fixture
@@ -104,7 +105,26 @@ def test_what_is_no_checkpoint_is_explained(tmp_path: Path, checkpoint: Path) ->
 
     assert "no such folder; give the folder of a Hugging Face checkpoint" in error_of("/nowhere/at/all")
     assert "no such folder; did you mean smollm2?" in error_of("smolm2")
-    assert "this is a file; give the folder" in error_of(checkpoint / "config.json")
+    assert "no such file; give the folder of a Hugging Face checkpoint" in error_of("/nowhere/at/all.gguf")
+    assert "this is a file, and no GGUF file; give the folder" in error_of(checkpoint / "config.json")
     assert "no config.json in this folder; the folder Qwen3-0.6B in it has one" in error_of(tmp_path)
     (checkpoint / "config.json").unlink()
     assert "no config.json in this folder; give the folder of a Hugging Face checkpoint" in error_of(checkpoint)
+    (checkpoint / "tiny.gguf").touch()
+    assert "no config.json in this folder; to run tiny.gguf, give its path" in error_of(checkpoint)
+    assert "tiny.gguf: the file is empty; download it again" in error_of(checkpoint / "tiny.gguf")
+
+
+def test_a_gguf_file_is_served_under_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path / "home"))
+    write_gguf(tmp_path / "tiny-Q4_1.gguf")
+    found = find_model(ModelConfig(model=str(tmp_path / "tiny-Q4_1.gguf")))
+    assert found.served_name == "tiny-Q4_1"
+    assert found.folder is not None
+    assert found.folder.name.startswith("tiny-Q4_1-")
+    assert (found.folder / "config.json").is_file()
+    assert find_tokenizer_folder(str(tmp_path / "tiny-Q4_1.gguf")) == found.folder
+    (tmp_path / "tiny-Q4_1.gguf").rename(tmp_path / "without an ending")
+    assert find_model(ModelConfig(model=str(tmp_path / "without an ending"))).served_name == "without an ending"
+    (tmp_path / "without an ending").rename(tmp_path / "big-00001-of-00001.gguf")
+    assert find_model(ModelConfig(model=str(tmp_path / "big-00001-of-00001.gguf"))).served_name == "big"

@@ -9,10 +9,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eventlm.errors import CheckpointError
+from eventlm.kernels.int8_linear import quantize_rows
 from eventlm.models.loader import load_decoder
+from eventlm.models.program import WeightKey
 from tests.checkpoints import edit_json, make_checkpoint
+from tests.models.families.proof import SMALL
+from tests.models.families.proof import make_checkpoint as make_random_checkpoint
 
 Edit = Callable[[Path], None]
+EMBEDDING, HEAD = WeightKey("embedding", 0, "weight"), WeightKey("lm_head", 0, "weight")
 
 
 def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
@@ -24,22 +29,21 @@ def edit_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], objec
 def test_fused_weights_are_the_checkpoint_s(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, bias=True)
     tensors = load_file(tmp_path / "model.safetensors")
-    decoder = load_decoder(tmp_path)
-    attention = decoder.layers[1].self_attn
-    for kind, fused in (("weight", attention.qkv_proj.weight), ("bias", attention.qkv_proj.bias)):
+    weights = load_decoder(tmp_path).weights
+    for kind in ("weight", "bias"):
         parts = [tensors[f"model.layers.1.self_attn.{name}_proj.{kind}"] for name in "qkv"]
-        assert torch.equal(fused, torch.cat(parts))
+        assert torch.equal(weights[WeightKey("qkv", 1, kind)], torch.cat(parts))
     parts = [tensors[f"model.layers.0.mlp.{name}_proj.weight"] for name in ("gate", "up")]
-    assert torch.equal(decoder.layers[0].mlp.gate_up_proj.weight, torch.cat(parts))
-    assert torch.equal(decoder.lm_head, tensors["lm_head.weight"])
+    assert torch.equal(weights[WeightKey("gate_up", 0, "weight")], torch.cat(parts))
+    assert torch.equal(weights[HEAD], tensors["lm_head.weight"])
 
 
 def test_shards_and_single_file_load_alike(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "single", family="qwen3", tied=True)
     make_checkpoint(tmp_path / "sharded", family="qwen3", tied=True, max_shard_size="60KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
-    single = load_decoder(tmp_path / "single").state_dict()
-    sharded = load_decoder(tmp_path / "sharded").state_dict()
+    single = load_decoder(tmp_path / "single").weights
+    sharded = load_decoder(tmp_path / "sharded").weights
     assert single.keys() == sharded.keys()
     assert all(torch.equal(single[name], sharded[name]) for name in single)
 
@@ -48,24 +52,30 @@ def test_dtype_is_converted(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, tied=True)
     embedding = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
     decoder = load_decoder(tmp_path, dtype="bfloat16")
-    assert {weight.dtype for weight in decoder.parameters()} == {torch.bfloat16}
-    assert torch.equal(decoder.embed_tokens, embedding.bfloat16())
-    assert decoder.lm_head is decoder.embed_tokens
+    assert {weight.dtype for weight in decoder.weights.values()} == {torch.bfloat16}
+    assert torch.equal(decoder.weights[EMBEDDING], embedding.bfloat16())
+    assert decoder.is_tied
     assert torch.get_default_dtype() == torch.float32
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"])
-def test_a_tied_head_that_is_another_matrix_is_not_left_aside(max_shard_size: str, tmp_path: Path) -> None:
+def test_a_head_that_is_another_matrix_is_not_tied(max_shard_size: str, tmp_path: Path) -> None:
     make_checkpoint(tmp_path, max_shard_size=max_shard_size)
+    wanted = load_decoder(tmp_path).weights
     edit_json(tmp_path / "config.json", tie_word_embeddings=True)
-    with pytest.raises(CheckpointError, match=r"lm_head.weight differs from model.embed_tokens.weight.*set tie_word"):
-        load_decoder(tmp_path)
+    decoder = load_decoder(tmp_path)
+    assert not decoder.is_tied
+    assert torch.equal(decoder.weights[HEAD], wanted[HEAD])
+    assert torch.equal(decoder.weights[EMBEDDING], wanted[EMBEDDING])
 
 
 def test_a_tied_head_may_be_stored_once_more(tmp_path: Path) -> None:
     make_checkpoint(tmp_path, tied=True)
     edit_weights(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].clone()}))
-    load_decoder(tmp_path)
+    assert load_decoder(tmp_path).is_tied
+    # In another dtype it is another matrix.
+    edit_weights(tmp_path, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].bfloat16()}))
+    assert not load_decoder(tmp_path).is_tied
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "100KB"])
@@ -73,7 +83,7 @@ def test_a_tied_head_may_be_stored_once_more(tmp_path: Path) -> None:
 def test_a_tied_embedding_may_be_stored_as_the_head_alone(max_shard_size: str, dtype: str, tmp_path: Path) -> None:
     # `safetensors.torch.save_model` keeps the first of the two names.
     make_checkpoint(tmp_path, tied=True, max_shard_size=max_shard_size)
-    wanted = load_decoder(tmp_path, dtype=dtype).state_dict()
+    wanted = load_decoder(tmp_path, dtype=dtype).weights
     for path in tmp_path.glob("*.safetensors"):
         tensors = load_file(path)
         if "model.embed_tokens.weight" in tensors:
@@ -83,10 +93,51 @@ def test_a_tied_embedding_may_be_stored_as_the_head_alone(max_shard_size: str, d
     if index.exists():
         index.write_text(index.read_text().replace("model.embed_tokens.weight", "lm_head.weight"))
     decoder = load_decoder(tmp_path, dtype=dtype)
-    assert decoder.lm_head is decoder.embed_tokens
-    found = decoder.state_dict()
+    assert decoder.is_tied
+    found = decoder.weights
     assert wanted.keys() == found.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+EXPERTS = {
+    "MixtralForCausalLM": {"num_local_experts": 3},
+    "Qwen2MoeForCausalLM": {"num_experts": 3, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
+    "Qwen3MoeForCausalLM": {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "OlmoeForCausalLM": {"num_experts": 3, "num_experts_per_tok": 2},
+    "GraniteMoeForCausalLM": {"num_local_experts": 3},
+    "GraniteMoeSharedForCausalLM": {"num_local_experts": 3, "shared_intermediate_size": 40},
+    "Glm4MoeForCausalLM": {"n_routed_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "Ernie4_5_MoeForCausalLM": {"moe_num_experts": 3, "moe_k": 2, "moe_intermediate_size": 24},
+}
+
+
+@pytest.mark.parametrize("architecture", EXPERTS)
+def test_experts_in_one_tensor_load_as_those_that_have_their_own(architecture: str, tmp_path: Path) -> None:
+    """As transformers 5 saves them if it is told to keep its names of modules."""
+    changes = EXPERTS[architecture]
+    if "num_experts_per_tok" not in changes and "moe_k" not in changes:
+        changes = changes | {"num_experts_per_tok": 2}
+    model = make_random_checkpoint(tmp_path / "1", architecture, **SMALL | changes)
+    model.save_pretrained(tmp_path / "2", save_original_format=False)
+    names = [set(load_file(tmp_path / folder / "model.safetensors")) for folder in ("1", "2")]
+    assert names[0] != names[1]
+    first, second = (load_decoder(tmp_path / folder).weights for folder in ("1", "2"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_experts_are_quantized_like_other_matrices(tmp_path: Path) -> None:
+    """Also those that lie transposed."""
+    fields = {"num_local_experts": 3, "num_experts_per_tok": 2, "head_dim": 16}
+    make_random_checkpoint(tmp_path, "GptOssForCausalLM", **SMALL | fields)
+    floats, decoder = load_decoder(tmp_path).weights, load_decoder(tmp_path, quantization="int8")
+    for name in ("gate_up", "down"):
+        key = WeightKey(name, 1, "weight", 2)
+        values, scales = quantize_rows(floats[key])
+        assert torch.equal(decoder.weights[key], values)
+        assert torch.equal(decoder.scales[key], scales)
+    router = WeightKey("router", 1, "weight")
+    assert torch.equal(decoder.weights[router], floats[router])
 
 
 def drop(folder: Path) -> None:

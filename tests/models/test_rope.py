@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 import torch
 from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from eventlm.models.config import RopeConfig, read_config
-from eventlm.models.rope import angles, inverse_frequencies
-from tests.checkpoints import edit_json
+from eventlm.models.config import read_model
+from eventlm.models.rope import RopeTable, angles, inverse_frequencies, rope_tables
+from eventlm.models.spec import RopeSpec
+from tests.checkpoints import edit_json, make_checkpoint
 
 LLAMA3_FACTORS: dict[str, Any] = {
     "rope_type": "llama3",
@@ -18,46 +20,88 @@ LLAMA3_FACTORS: dict[str, Any] = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }
+YARN: dict[str, Any] = {"type": "yarn", "theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768}
+
+
+def longrope(rotary_dim: int) -> RopeSpec:
+    """Trained with contexts of 64, then stretched."""
+    pairs = range(rotary_dim // 2)
+    return RopeSpec(
+        type="longrope",
+        rotary_dim=rotary_dim,
+        original_max_position_embeddings=64,
+        attention_factor=1.19,
+        short_factor=tuple(1.0 + 0.01 * pair for pair in pairs),
+        long_factor=tuple(1.0 + 2.5 * pair for pair in pairs),
+    )
 
 
 @pytest.mark.parametrize(
-    "rope",
+    "fields",
     [
-        RopeConfig(theta=10000.0),
-        RopeConfig(theta=1000000.0),
-        RopeConfig(type="linear", theta=10000.0, factor=2.5),
-        RopeConfig(
-            type="llama3",
-            theta=500000.0,
-            factor=32.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=8192,
-        ),
-        RopeConfig(
-            type="llama3",
-            theta=10000.0,
-            factor=8.0,
-            low_freq_factor=2.0,
-            high_freq_factor=3.0,
-            original_max_position_embeddings=64,
-        ),
+        {"theta": 10000.0},
+        {"theta": 1000000.0},
+        {"type": "linear", "theta": 10000.0, "factor": 2.5},
+        {
+            "type": "llama3",
+            "theta": 500000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        },
+        {
+            "type": "llama3",
+            "theta": 10000.0,
+            "factor": 8.0,
+            "low_freq_factor": 2.0,
+            "high_freq_factor": 3.0,
+            "original_max_position_embeddings": 64,
+        },
+        YARN,
+        YARN | {"theta": 150000.0, "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False},
+        YARN | {"beta_fast": 8.0, "beta_slow": 3.0},
+        # Both ends of the ramp are the same pair.
+        YARN | {"theta": 10000.0, "original_max_position_embeddings": 2},
     ],
-    ids=lambda rope: f"{rope.type}-{rope.theta:.0f}",
+    ids=lambda fields: f"{fields.get('type', 'default')}-{fields['theta']:.0f}",
 )
-@pytest.mark.parametrize("head_dim", [16, 64, 128])
-def test_frequencies_are_transformers(rope: RopeConfig, head_dim: int) -> None:
-    parameters = {
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(16, 16), (64, 64), (128, 128), (64, 16)])
+def test_frequencies_are_transformers(fields: dict[str, Any], head_dim: int, rotary_dim: int) -> None:
+    rope = RopeSpec(rotary_dim=rotary_dim, **fields)
+    expected, factor = transformers_frequencies(rope, head_dim)
+    torch.testing.assert_close(inverse_frequencies(rope, 512), expected, rtol=1e-6, atol=0)
+    assert factor == 1.0 or rope.type == "yarn"
+
+
+def transformers_frequencies(rope: RopeSpec, head_dim: int, seq_len: int | None = None) -> tuple[torch.Tensor, float]:
+    """Angles per position, and what cosines and sines are multiplied by."""
+    if rope.type == "default":
+        whole = RopeSpec(type="linear", theta=rope.theta, factor=1.0, rotary_dim=rope.rotary_dim)
+        return transformers_frequencies(whole, head_dim)
+    parameters = {name: getattr(rope, name) for name in rope.__struct_fields__} | {
         "rope_type": rope.type,
         "rope_theta": rope.theta,
-        "factor": rope.factor,
-        "low_freq_factor": rope.low_freq_factor,
-        "high_freq_factor": rope.high_freq_factor,
-        "original_max_position_embeddings": rope.original_max_position_embeddings,
+        "partial_rotary_factor": rope.rotary_dim / head_dim,
     }
+    for name in ("type", "theta", "rotary_dim", "is_interleaved"):
+        del parameters[name]
     config = LlamaConfig(head_dim=head_dim, rope_parameters=parameters)
-    expected = LlamaRotaryEmbedding(config).inv_freq
-    assert torch.allclose(inverse_frequencies(rope, head_dim), expected, rtol=1e-6, atol=0)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope.type](config, seq_len=seq_len)
+    return frequencies, factor
+
+
+@pytest.mark.parametrize(("max_positions", "is_long"), [(63, False), (64, False), (65, True)])
+def test_longrope_takes_the_factors_for_the_longest_context(max_positions: int, is_long: bool) -> None:
+    rope = longrope(48)
+    expected, factor = transformers_frequencies(rope, 64, seq_len=max_positions)
+    found = inverse_frequencies(rope, max_positions)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    assert factor == rope.attention_factor
+    assert torch.equal(found, inverse_frequencies(rope, 1000)) == is_long
+    cos, sin = angles(rope, max_positions)
+    assert cos.shape == sin.shape == (max_positions, 24)
+    torch.testing.assert_close(cos.square() + sin.square(), torch.full(cos.shape, 1.19**2))
 
 
 @pytest.mark.parametrize(
@@ -80,17 +124,37 @@ def test_what_a_config_says_in_two_places_is_read_as_transformers_reads_it(
     LlamaConfig(architectures=["LlamaForCausalLM"], dtype="bfloat16", head_dim=32).save_pretrained(tmp_path)
     edit_json(tmp_path / "config.json", **{"rope_parameters": None} | written)
     expected = LlamaRotaryEmbedding(LlamaConfig.from_pretrained(tmp_path)).inv_freq
-    found = inverse_frequencies(read_config(tmp_path).rope, 32)
-    assert torch.allclose(found, expected, rtol=1e-6, atol=0)
+    (rope,) = read_model(tmp_path).ropes
+    torch.testing.assert_close(inverse_frequencies(rope, 512), expected, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_tables_are_transformers(dtype: torch.dtype, tmp_path: Path) -> None:
-    rope = {"rope_type": "default", "rope_theta": 500000.0}
-    theirs = LlamaConfig(architectures=["LlamaForCausalLM"], dtype="bfloat16", head_dim=32, rope_parameters=rope)
-    theirs.save_pretrained(tmp_path)
-    tables = angles(read_config(tmp_path), 300, dtype=dtype)
+def test_tables_are_transformers(dtype: torch.dtype) -> None:
+    parameters = {"rope_type": "default", "rope_theta": 500000.0}
+    theirs = LlamaConfig(head_dim=32, rope_parameters=parameters)
+    tables = angles(RopeSpec(theta=500000.0, rotary_dim=32), 300, dtype=dtype)
     expected = LlamaRotaryEmbedding(theirs)(torch.empty(1, dtype=dtype), torch.arange(300)[None])
     for ours, whole in zip(tables, expected, strict=True):
         assert ours.is_contiguous()
         torch.testing.assert_close(torch.cat((ours, ours), dim=-1), whole[0], rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_a_table_has_both_elements_of_each_pair(is_interleaved: bool) -> None:
+    rope = RopeSpec(rotary_dim=8, is_interleaved=is_interleaved)
+    positions = torch.tensor([3, 0, 19])
+    rotation = RopeTable(rope, 20, dtype=torch.float32, device=torch.device("cpu")).at(positions)
+    cos, sin = (table[positions] for table in angles(rope, 20))
+    first, second = (slice(0, 8, 2), slice(1, 8, 2)) if is_interleaved else (slice(4), slice(4, 8))
+    assert rotation.is_interleaved == is_interleaved
+    assert rotation.cos.shape == rotation.sin.shape == (3, 1, 8)
+    assert torch.equal(rotation.cos[:, 0, first], cos)
+    assert torch.equal(rotation.cos[:, 0, second], cos)
+    assert torch.equal(rotation.sin[:, 0, first], -sin)
+    assert torch.equal(rotation.sin[:, 0, second], sin)
+
+
+def test_there_is_a_table_for_each_rope_of_a_model(tmp_path: Path) -> None:
+    model = read_model(make_checkpoint(tmp_path, rope="linear"))
+    (table,) = rope_tables(model, 20, dtype=torch.float32, device=torch.device("cpu"))
+    assert torch.equal(table.at(torch.arange(20)).cos[:, 0, :8], angles(model.ropes[0], 20)[0])

@@ -140,7 +140,10 @@ def test_a_folder_without_weights_says_what_it_has_instead(tmp_path: Path) -> No
     with pytest.raises(CheckpointError, match=r"neither model.safetensors nor .*index.json; a model is a folder"):
         find_shards(tmp_path)
     (tmp_path / "model-q4.gguf").touch()
-    with pytest.raises(CheckpointError, match=r"it has model-q4.gguf, and only safetensors weights are read;"):
+    with pytest.raises(CheckpointError, match=r"; to run model-q4\.gguf, give its path;"):
+        find_shards(tmp_path)
+    (tmp_path / "a.bin").touch()
+    with pytest.raises(CheckpointError, match=r"it has a\.bin, and only safetensors weights are read;"):
         find_shards(tmp_path)
     with pytest.raises(CheckpointError, match="no such folder"):
         find_shards(tmp_path / "nowhere")

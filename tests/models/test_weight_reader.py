@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from safetensors.torch import save_file
 
 from eventlm.errors import CheckpointError
 from eventlm.models import weight_reader
-from eventlm.models.checkpoint_weights import StoredTensor, WeightFile
+from eventlm.models.checkpoint_weights import StoredWeight, WeightFile
+from eventlm.models.program import WeightKey
 from eventlm.models.safetensors_header import read_header, tensors_by_offset
 from eventlm.models.weight_reader import read_pieces
 
@@ -21,7 +23,9 @@ def file_of(path: Path, tensors: dict[str, torch.Tensor]) -> WeightFile:
     save_file(tensors, path)
     header = read_header(path)
     stored = [
-        StoredTensor(name, info.dtype, info.shape, header.data_start + info.data_offsets[0])
+        StoredWeight(
+            WeightKey(name, 0, "weight"), name, info.dtype, info.shape, header.data_start + info.data_offsets[0]
+        )
         for name, info in tensors_by_offset(header)
     ]
     return WeightFile(path, header.stamp, stored)
@@ -44,7 +48,7 @@ def test_pieces_make_up_what_was_saved(tmp_path: Path, monkeypatch: pytest.Monke
     found = {name: torch.full_like(tensor, torch.nan) for name, tensor in tensors.items()}
     sizes = []
     told: list[tuple[int, int]] = []
-    for name, first_row, values in read_pieces(files, lambda *bytes_read: told.append(bytes_read)):
+    for (name, *_), first_row, values in read_pieces(files, lambda *bytes_read: told.append(bytes_read)):
         assert first_row % 32 == 0
         found[name][first_row : first_row + len(values)] = values
         sizes.append((name, len(values)))
@@ -55,6 +59,31 @@ def test_pieces_make_up_what_was_saved(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(told) == len(sizes)
     assert told == sorted(told)
     assert told[-1] == (num_bytes, num_bytes)
+
+
+def test_interleaved_columns_are_rows_of_weights(tmp_path: Path) -> None:
+    """Of an expert each, which is read at once."""
+    matrices, vectors = torch.randn(3, 40, 14, dtype=torch.bfloat16), torch.randn(3, 14)
+    file = file_of(tmp_path / "1", {"matrices": matrices, "vectors": vectors})
+    wanted: dict[WeightKey, torch.Tensor] = {}
+    stored = []
+    for whole in file.weights:
+        kind: Literal["weight", "bias"] = "weight" if whole.name == "matrices" else "bias"
+        tensor = matrices if kind == "weight" else vectors
+        for expert, values in enumerate(tensor):
+            gate, up = (WeightKey(name, 0, kind, expert) for name in ("gate", "up"))
+            wanted |= {gate: values[..., 0::2].t(), up: values[..., 1::2].t()}
+            offset = whole.offset + expert * values.nbytes
+            stored.append(whole._replace(key=gate, shape=tuple(values.shape), offset=offset, interleaved=(gate, up)))
+    sizes: list[tuple[int, int]] = []
+    pieces = read_pieces([file._replace(weights=stored)], lambda *sizes_read: sizes.append(sizes_read))
+    found = {key: values.clone() for key, _, values in pieces}
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    num_bytes = matrices.nbytes + vectors.nbytes
+    # Two weights are one piece of the file.
+    assert len(sizes) == 6
+    assert sizes[-1] == (num_bytes, num_bytes)
 
 
 def cut(path: Path) -> None:

@@ -1,11 +1,14 @@
 """The least that each part of a step must do, and the least time that it can take on a machine.
 
 A part reads bytes (weights once a step, the keys and values of all contexts) and multiplies; its floor is the longer of
-the two, had it all of the machine's bandwidth or of its multipliers.
+the two, had it all of the machine's bandwidth or of its multipliers. Of a layer's experts a step reads at least those
+of one token, and more if tokens choose others.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -13,11 +16,22 @@ from msgspec import Struct
 
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
-from eventlm.models.config import DecoderConfig
+from eventlm.models.checkpoint_weights import model_weights
+from eventlm.models.spec import ModelSpec
 
 #: How many products of int8 an instruction does in the time of one of bfloat16, with vectors (VNNI) as with tiles
 #: (AMX). Not measured: torch's own int8 products fall further behind what the processor can do than its float ones.
 INT8_SPEED = 2
+#: The part that multiplies by a matrix of a layer.
+_PARTS = {
+    **dict.fromkeys(("query", "key", "value"), "qkv_proj"),
+    "output": "o_proj",
+    **dict.fromkeys(("gate", "up"), "gate_up_proj"),
+    "down": "down_proj",
+    "router": "router",
+}
+#: The part of the experts, and the part that is not quantized.
+_EXPERTS, _ROUTER = "experts", "router"
 
 
 class StepWork(NamedTuple):
@@ -29,26 +43,36 @@ class StepWork(NamedTuple):
 
 
 class BatchShape(NamedTuple):
-    """Tokens of a step, rows of it that sample, tokens whose keys and values are read, and pairs of a query and a
-    key.
-    """
+    """Rows of a step that sample, and each row's first position and number of tokens."""
 
-    num_tokens: int
     num_sampled: int
-    kv_tokens: int
-    num_pairs: int
+    rows: list[tuple[int, int]]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step."""
+        return sum(num_tokens for _, num_tokens in self.rows)
+
+    def kv_tokens(self, window: int = 0) -> int:
+        """Tokens whose keys and values are read, where a query sees `window` of them (0: all before it)."""
+        return sum(start + n if not window else min(start + n, window + n - 1) for start, n in self.rows)
+
+    def num_pairs(self, window: int = 0) -> int:
+        """Pairs of a query and a key that it sees."""
+        return sum(_num_pairs(start, n, window or start + n) for start, n in self.rows)
+
+
+def _num_pairs(start: int, num_tokens: int, window: int) -> int:
+    """Of a row: its first tokens see all before them, the others `window`."""
+    num_first = min(max(window - start, 0), num_tokens)
+    return num_first * start + num_first * (num_first + 1) // 2 + (num_tokens - num_first) * window
 
 
 def shape_of(launch: Launched) -> BatchShape:
     """Of a step. A sequence is as long as its confirmed tokens and the ones that its steps in flight give."""
-    lengths = [confirmed + in_flight for _, _, confirmed, in_flight in launch.decodes]
+    decodes = [(confirmed + in_flight - 1, 1) for _, _, confirmed, in_flight in launch.decodes]
     chunks = [(start, num_tokens) for _, _, start, num_tokens, _ in launch.chunks]
-    return BatchShape(
-        num_tokens=len(lengths) + sum(num_tokens for _, num_tokens in chunks),
-        num_sampled=len(lengths) + sum(samples for *_, samples in launch.chunks),
-        kv_tokens=sum(lengths) + sum(start + num_tokens for start, num_tokens in chunks),
-        num_pairs=sum(lengths) + sum(n * start + n * (n + 1) // 2 for start, n in chunks),
-    )
+    return BatchShape(len(decodes) + sum(samples for *_, samples in launch.chunks), decodes + chunks)
 
 
 class ModelFigures(Struct, frozen=True, kw_only=True):
@@ -56,31 +80,45 @@ class ModelFigures(Struct, frozen=True, kw_only=True):
     layers together. is_int8: what the matrices hold.
     """
 
-    config: DecoderConfig
+    config: ModelSpec
     weight_bytes: Mapping[str, int]
     kv_token_bytes: int
     is_int8: bool
 
 
+def num_matrix_weights(model: ModelSpec, *, is_active: bool = False) -> dict[str, int]:
+    """Weights of the matrices by the part that multiplies by them, over all layers.
+
+    is_active: of the experts only as many as a token passes.
+    """
+    counts = Counter({"lm_head": model.vocab_size * model.hidden_size})
+    for key, shape in model_weights(model).items():
+        if key.kind != "weight" or key.name not in _PARTS:
+            continue
+        experts = model.layers[key.layer].experts
+        if is_active and experts is not None and key.expert >= experts.num_active:
+            continue
+        counts[_EXPERTS if key.expert >= 0 else _PARTS[key.name]] += math.prod(shape)
+    return dict(counts)
+
+
 def step_work(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
     """The work of each part."""
     config = model.config
-    layers, hidden, inner = config.num_layers, config.hidden_size, config.intermediate_size
-    heads = config.num_heads * config.head_dim
-    num_weights = {
-        "qkv_proj": layers * hidden * (heads + 2 * config.num_kv_heads * config.head_dim),
-        "o_proj": layers * heads * hidden,
-        "gate_up_proj": 2 * layers * hidden * inner,
-        "down_proj": layers * inner * hidden,
-        "lm_head": hidden * config.vocab_size,
-    }
-    work = {}
-    for part, number in num_weights.items():
+    work, stored = {}, num_matrix_weights(config)
+    for part, number in num_matrix_weights(config, is_active=True).items():
         num_ops = 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens)
-        num_bytes = model.weight_bytes[part]
-        work[part] = StepWork(num_bytes, 0, num_ops) if model.is_int8 else StepWork(num_bytes, num_ops)
-    # A score and a weighted value for each pair.
-    work["attention"] = StepWork(shape.kv_tokens * model.kv_token_bytes, 4 * layers * heads * shape.num_pairs)
+        num_bytes = model.weight_bytes[part] * number // stored[part]
+        is_int8 = model.is_int8 and part != _ROUTER
+        work[part] = StepWork(num_bytes, 0, num_ops) if is_int8 else StepWork(num_bytes, num_ops)
+    work["attention"] = total(
+        StepWork(
+            num_layers * shape.kv_tokens(window) * model.kv_token_bytes // config.num_layers,
+            # A score and a weighted value for each pair.
+            4 * num_layers * config.num_heads * config.head_dim * shape.num_pairs(window),
+        )
+        for window, num_layers in Counter(layer.attention.window for layer in config.layers).items()
+    )
     work["rotary"] = StepWork(shape.num_tokens * model.kv_token_bytes, 0)
     return work
 

@@ -225,7 +225,8 @@ def prompt_of(events: Sequence[Event]) -> MeasuredStep:
         shapes.append(step.shape)
         for part, time_ns in step.ops.items():
             parts[part] = parts.get(part, 0) + time_ns
-    return MeasuredStep(duration_ns, parts, BatchShape(*(sum(column) for column in zip(*shapes, strict=True))))
+    rows = [row for shape in shapes for row in shape.rows]
+    return MeasuredStep(duration_ns, parts, BatchShape(sum(shape.num_sampled for shape in shapes), rows))
 
 
 async def _end(handle: RequestHandle) -> None:

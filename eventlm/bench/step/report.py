@@ -12,13 +12,16 @@ from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import ENGINE, TRANSPORT, CaseResult, MeasuredStep
 from eventlm.table import table
 
-#: The rows of a table, and the operations of each. What is not named here is the worker's preparation.
+#: The rows of a table, and the operations of each. What is not named here is the worker's preparation. A model has
+#: either experts or a dense part in each layer.
 _FORWARD = {
     "qkv_proj": ("qkv_proj",),
     "attention": ("attention",),
     "o_proj": ("o_proj",),
     "gate_up_proj": ("gate_up_proj",),
     "down_proj": ("down_proj",),
+    "router": ("router",),
+    "experts": ("experts",),
     "lm_head": ("lm_head",),
     "rotary and store": ("rotary",),
     "norms and embed": ("norm", "embed"),
@@ -66,6 +69,10 @@ def case_times(result: CaseResult, machine: Machine, model: ModelFigures | None)
         del spent[_ROW_OF[_ROTARY]]
         if work:
             work[_WITH_ROTARY] = total([work[_WITH_ROTARY], work.pop(_ROTARY)])
+    known = {*work, *(op for step in steps for op in step.ops)}
+    for row, ops in _FORWARD.items():
+        if known.isdisjoint(ops):
+            spent.pop(row, None)
     for step in steps:
         for op, time_ns in step.ops.items():
             spent[_ROW_OF.get(op, _PREPARATION)] += time_ns / len(steps)
@@ -75,7 +82,7 @@ def case_times(result: CaseResult, machine: Machine, model: ModelFigures | None)
     return CaseTimes(
         name=str(result.case),
         batch=result.case.batch,
-        context_tokens=shape.kv_tokens / max(result.case.batch, 1),
+        context_tokens=shape.kv_tokens() / max(result.case.batch, 1),
         num_steps=len(result.steps),
         parts=[PartTime(name=row, ms=time_ns / 1e6, floor_ms=floors.get(row)) for row, time_ns in spent.items()],
         ms=step_ns / 1e6,

@@ -144,7 +144,7 @@ async def _measured(
     from eventlm.bench.step.measure import StepBench, check_cases
     from eventlm.bench.step.report import case_times
     from eventlm.engine.setup import worker_setups
-    from eventlm.models.config import read_config
+    from eventlm.models.config import read_model
 
     # Before the worker starts its threads.
     machine = await probe(worker_setups(engine.setup)[0].threads)
@@ -155,7 +155,7 @@ async def _measured(
     model = None
     if "weight_bytes" in host:
         model = ModelFigures(
-            config=read_config(Path(engine.setup.model)),
+            config=read_model(Path(engine.setup.model)),
             weight_bytes=host["weight_bytes"],
             kv_token_bytes=host["kv_token_bytes"],
             is_int8=engine.setup.config.model.quantization == "int8",

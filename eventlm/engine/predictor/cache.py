@@ -22,7 +22,7 @@ from msgspec import Struct
 import eventlm
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
-from eventlm.models.config import model_fingerprint, read_config, resolve_dtype
+from eventlm.models.config import model_fingerprint, read_model, resolve_dtype
 from eventlm.models.cpu_kernels import choose_build
 from eventlm.models.pull import cache_folder
 from eventlm.worker.protocol import WorkerSetup
@@ -131,7 +131,7 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
     """The cache file of a worker that runs a checkpoint. Raises CheckpointError."""
     key = CacheKey(
         model=model_fingerprint(worker.model),
-        dtype=resolve_dtype(read_config(worker.model), worker.dtype, worker.quantization),
+        dtype=resolve_dtype(read_model(worker.model), worker.dtype, worker.quantization),
         quantization=worker.quantization,
         kv_cache_dtype=worker.kv_cache_dtype,
         device=worker.gpu or worker.device,

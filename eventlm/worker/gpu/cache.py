@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.kv_store import head_slots
-from eventlm.models.config import DecoderConfig
+from eventlm.models.spec import ModelSpec
 from eventlm.worker.cache_engine import CacheMemoryError
 
 
@@ -18,7 +18,7 @@ class GpuCache:
     """
 
     def __init__(
-        self, config: DecoderConfig, *, block_size: int, dtype: torch.dtype, kv_dtype: str, device: torch.device
+        self, config: ModelSpec, *, block_size: int, dtype: torch.dtype, kv_dtype: str, device: torch.device
     ) -> None:
         self._config, self._block_size = config, block_size
         self._dtype, self._is_fp8, self._device = dtype, kv_dtype == "fp8", device

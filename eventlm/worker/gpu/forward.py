@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.block_tables import cache_slots, write_blocks
-from eventlm.models.config import DecoderConfig, resolve_dtype, resolve_kv_dtype
+from eventlm.models.config import check_runs_on_gpu, resolve_dtype, resolve_kv_dtype
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
 from eventlm.models.loader import load_decoder, torch_dtype
+from eventlm.models.spec import ModelSpec
 from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.gpu.attention import AttentionRows, Geometry
 from eventlm.worker.gpu.attention_backends import choose_backend
@@ -32,14 +33,13 @@ _SLOTS_PER_SEQUENCE = 2
 
 
 class GpuForward:
-    """Raises CheckpointError, and UsageError for an attention backend that cannot be had.
+    """Raises CheckpointError, and UsageError for a model or an attention backend that cannot be had on a GPU.
 
     `on_progress` gets the bytes of the weights. Call `resize_cache` before the first step.
     """
 
-    def __init__(
-        self, setup: WorkerSetup, config: DecoderConfig, device: torch.device, on_progress: OnProgress
-    ) -> None:
+    def __init__(self, setup: WorkerSetup, config: ModelSpec, device: torch.device, on_progress: OnProgress) -> None:
+        check_runs_on_gpu(config)
         self._setup, self._device = setup, device
         dtype_name = resolve_dtype(config, setup.dtype, setup.quantization)
         dtype = torch_dtype(dtype_name)

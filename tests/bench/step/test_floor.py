@@ -6,10 +6,20 @@ from pathlib import Path
 
 from msgspec import structs
 
-from eventlm.bench.step.floor import BatchShape, ModelFigures, StepWork, floor_ns, shape_of, step_work, total
+from eventlm.bench.step.floor import (
+    BatchShape,
+    ModelFigures,
+    StepWork,
+    floor_ns,
+    num_matrix_weights,
+    shape_of,
+    step_work,
+    total,
+)
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
-from eventlm.models.config import kv_bytes_per_token, read_config
+from eventlm.models.config import kv_bytes_per_token, read_model
+from eventlm.models.spec import ExpertsSpec, FeedForwardSpec
 from tests.checkpoints import make_checkpoint
 
 
@@ -23,16 +33,23 @@ def test_the_shape_of_a_launch() -> None:
         num_tokens=7,
         predicted_ns=0,
     )
+    shape = shape_of(launch)
+    assert (shape.num_tokens, shape.num_sampled) == (7, 3)
     # Two decodes over 100 and 51 tokens; a chunk sees 17, 18 and 19, the other 1 and 2.
-    assert shape_of(launch) == BatchShape(
-        num_tokens=7, num_sampled=3, kv_tokens=100 + 51 + 19 + 2, num_pairs=151 + 17 + 18 + 19 + 1 + 2
-    )
+    assert shape.kv_tokens() == 100 + 51 + 19 + 2
+    assert shape.num_pairs() == 151 + 17 + 18 + 19 + 1 + 2
+    # The queries of the first chunk see 18 each but the first, which sees 17; nothing lies before them all.
+    assert shape.kv_tokens(18) == 18 + 18 + 19 + 2
+    assert shape.num_pairs(18) == 18 + 18 + 17 + 18 + 18 + 1 + 2
+    assert shape.kv_tokens(4) == 4 + 4 + 6 + 2
+    assert shape.num_pairs(4) == 4 + 4 + 3 * 4 + 1 + 2
+    assert (shape.kv_tokens(200), shape.num_pairs(200)) == (shape.kv_tokens(), shape.num_pairs())
 
 
 def test_the_work_of_a_step(tmp_path: Path) -> None:
-    config = read_config(make_checkpoint(tmp_path, num_layers=3))
+    config = read_model(make_checkpoint(tmp_path, num_layers=3))
     weight_bytes = {"qkv_proj": 11, "o_proj": 12, "gate_up_proj": 13, "down_proj": 14, "lm_head": 15}
-    shape = BatchShape(num_tokens=5, num_sampled=2, kv_tokens=70, num_pairs=90)
+    shape = BatchShape(num_sampled=2, rows=[(49, 1), (16, 4)])
     kv_token_bytes = kv_bytes_per_token(config, "float32")
     model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes, is_int8=False)
     work = step_work(model, shape)
@@ -40,7 +57,7 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
     heads = config.num_heads * config.head_dim
     assert work["o_proj"].num_flops == 2 * 5 * 3 * heads * config.hidden_size
     assert work["lm_head"].num_flops == 2 * 2 * config.hidden_size * config.vocab_size
-    assert work["attention"].num_flops == 4 * 90 * 3 * heads
+    assert work["attention"].num_flops == 4 * (50 + 17 + 18 + 19 + 20) * 3 * heads
     assert work["attention"].num_bytes == 70 * 2 * 3 * config.num_kv_heads * config.head_dim * 4
     assert {each.num_int8_ops for each in work.values()} == {0}
     in_int8 = step_work(structs.replace(model, is_int8=True), shape)
@@ -48,6 +65,46 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
         assert in_int8[part] == StepWork(work[part].num_bytes, 0, work[part].num_flops)
     assert in_int8["attention"] == work["attention"]
     assert work["rotary"] == StepWork(5 * 2 * 3 * config.num_kv_heads * config.head_dim * 4, 0)
+
+
+def test_the_work_of_layers_that_differ(tmp_path: Path) -> None:
+    same = read_model(make_checkpoint(tmp_path, num_layers=2))
+    part = FeedForwardSpec(size=96, is_gated=False)
+    windowed = structs.replace(same.layers[0].attention, window=4)
+    layers = (same.layers[0], structs.replace(same.layers[1], attention=windowed, feed_forward=part))
+    config = structs.replace(same, layers=layers)
+    weight_bytes = dict.fromkeys(("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"), 0)
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100, is_int8=False)
+    work = step_work(model, BatchShape(num_sampled=1, rows=[(9, 1)]))
+    assert work["gate_up_proj"].num_flops == 2 * config.hidden_size * (2 * 160 + 96)
+    assert work["down_proj"].num_flops == 2 * config.hidden_size * (160 + 96)
+    assert work["attention"] == StepWork(100 * (10 + 4), 4 * config.num_heads * config.head_dim * (10 + 4))
+
+
+def test_a_token_passes_some_of_the_experts(tmp_path: Path) -> None:
+    dense = read_model(make_checkpoint(tmp_path, num_layers=2))
+    experts = ExpertsSpec(
+        num_experts=8,
+        num_active=3,
+        expert=FeedForwardSpec(size=32),
+        shared=FeedForwardSpec(size=96),
+        has_shared_gate=True,
+    )
+    config = structs.replace(dense, layers=(dense.layers[0], structs.replace(dense.layers[1], feed_forward=experts)))
+    hidden = config.hidden_size
+    all_weights, active = num_matrix_weights(config), num_matrix_weights(config, is_active=True)
+    assert all_weights["experts"] == 8 * 3 * 32 * hidden
+    assert active == all_weights | {"experts": 3 * 3 * 32 * hidden}
+    assert all_weights["gate_up_proj"] == 2 * (160 + 96) * hidden
+    weight_bytes = {part: 2 * number for part, number in all_weights.items()}
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100, is_int8=False)
+    shape = BatchShape(num_sampled=1, rows=[(9, 1), (0, 4)])
+    work = step_work(model, shape)
+    assert work["experts"] == StepWork(2 * active["experts"], 2 * 5 * active["experts"])
+    assert work["router"] == StepWork(2 * 8 * hidden, 2 * 5 * 8 * hidden)
+    in_int8 = step_work(structs.replace(model, is_int8=True), shape)
+    assert in_int8["experts"] == StepWork(2 * active["experts"], 0, 2 * 5 * active["experts"])
+    assert in_int8["router"] == work["router"]
 
 
 def test_a_floor_is_the_longer_of_the_two() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from eventlm.bench.step.floor import BatchShape
 from eventlm.bench.step.measure import (
     ENGINE,
     NUM_PREFILLS,
@@ -42,13 +43,13 @@ async def test_cases_are_measured_one_after_the_other() -> None:
     finally:
         await running.stop()
     assert len(decode.steps) == 6
-    assert {step.shape[:2] for step in decode.steps} == {(4, 4)}
+    assert {(step.shape.num_tokens, step.shape.num_sampled) for step in decode.steps} == {(4, 4)}
     # A token more for each of the four in every step, around the context that was asked for.
-    contexts = [step.shape.kv_tokens for step in decode.steps]
+    contexts = [step.shape.kv_tokens() for step in decode.steps]
     assert contexts == [contexts[0] + 4 * index for index in range(6)]
     assert 4 * 50 < contexts[0] < 4 * 70
     # Two chunks are one prompt, of whose tokens the last one samples.
-    assert [step.shape[:3] for step in prefill.steps] == [(100, 1, 64 + 100)] * NUM_PREFILLS
+    assert [step.shape for step in prefill.steps] == [BatchShape(1, [(0, 64), (64, 36)])] * NUM_PREFILLS
     for step in (*decode.steps, *prefill.steps):
         assert sum(step.ops.values()) == step.duration_ns
     assert prefill.engine_cpu_ns > 0
@@ -81,7 +82,7 @@ def test_the_steps_of_a_prompt_are_put_together() -> None:
     step = prompt_of([*events, stray, *ops])
     assert step.duration_ns == 290
     assert step.ops == {"attention": 80, "prepare": 30 + 150, TRANSPORT: 20 + 10, ENGINE: 0}
-    assert step.shape == (4, 2, 2 + 4, 1 + 2 + 3 + 4)
+    assert step.shape == BatchShape(2, [(0, 2), (2, 2)])
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from eventlm.bench.step.floor import BatchShape, ModelFigures
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import CaseResult, MeasuredStep, StepCase
 from eventlm.bench.step.report import CaseTimes, case_times, middle_half, step_lines
-from eventlm.models.config import read_config
+from eventlm.models.config import read_model
 from tests.checkpoints import make_checkpoint
 
 MACHINE = Machine(bytes_per_second=1e9, flops_per_second=1e12)
-SHAPE = BatchShape(num_tokens=8, num_sampled=8, kv_tokens=800, num_pairs=800)
+SHAPE = BatchShape(num_sampled=8, rows=[(99, 1)] * 8)
 OPS = {
     "qkv_proj": 4_000_000,
     "rotary": 0,
@@ -36,7 +36,7 @@ def measured(factor: float) -> MeasuredStep:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFigures:
     weights = {"qkv_proj": 2_000_000, "o_proj": 0, "gate_up_proj": 0, "down_proj": 0, "lm_head": 1_000_000}
-    config = read_config(make_checkpoint(tmp_path_factory.mktemp("model")))
+    config = read_model(make_checkpoint(tmp_path_factory.mktemp("model")))
     return ModelFigures(config=config, weight_bytes=weights, kv_token_bytes=1000, is_int8=False)
 
 
@@ -89,6 +89,14 @@ def test_a_worker_that_has_no_operation_for_rotary_has_it_within_the_product_bef
     assert parts["qkv_proj"] == pytest.approx(2.008)
     assert times.floor_ms == pytest.approx(3.808)
     assert times.ms == pytest.approx(10.0)
+
+
+def test_only_models_with_experts_have_rows_for_them(model: ModelFigures) -> None:
+    rows = [part.name for part in case_times(CaseResult(StepCase(8, 100), [measured(1.0)], 0.0), MACHINE, model).parts]
+    assert {"router", "experts"}.isdisjoint(rows)
+    step = measured(1.0)._replace(ops={"router": 1_000_000, "experts": 3_000_000})
+    parts = case_times(CaseResult(StepCase(8, 100), [step], 0.0), MACHINE, None).parts
+    assert {part.name: part.ms for part in parts if part.ms} == {"router": 1.0, "experts": 3.0}
 
 
 def test_int8_has_a_lower_floor(model: ModelFigures) -> None:

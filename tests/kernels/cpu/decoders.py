@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import random
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
 from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
-from eventlm.models.config import DecoderConfig, read_config
+from eventlm.models.checkpoint_weights import model_weights
+from eventlm.models.config import read_model
+from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
 from eventlm.models.loader import load_cpu_decoder, load_decoder
-from eventlm.models.rope import RopeTable
+from eventlm.models.program import WeightKey
+from eventlm.models.rope import angles, rope_tables
+from eventlm.models.spec import ModelSpec
+
+MAX_POSITIONS = 4096
 
 
 class Shape(NamedTuple):
@@ -97,6 +102,27 @@ def _weights(shape: Shape, dtype: torch.dtype) -> dict[str, Tensor]:
     return tensors
 
 
+class Weighted(NamedTuple):
+    """A model with weights, all of them bfloat16: one that no checkpoint has."""
+
+    model: ModelSpec
+    weights: dict[WeightKey, Tensor]
+
+
+def with_random_weights(model: ModelSpec) -> Weighted:
+    """Norms multiply by about one, what is added is about as large as what it is added to."""
+    generator = torch.Generator().manual_seed(7)
+    weights = {}
+    for key, shape in model_weights(model).items():
+        values = torch.randn(shape, generator=generator)
+        if len(shape) == 2:
+            values *= 1.5 * shape[1] ** -0.5
+        elif key.kind == "weight" and key.name != "sinks":
+            values = 0.5 + torch.rand(shape, generator=generator) - model.norm.offset
+        weights[key] = values.bfloat16()
+    return Weighted(model, weights)
+
+
 class Computed(NamedTuple):
     """Of each token of a sequence: the residual stream behind the last layer, and the logits."""
 
@@ -105,27 +131,54 @@ class Computed(NamedTuple):
 
 
 class TorchDecoder:
-    """Whole sequences in torch, without a cache."""
+    """Whole sequences in torch, without a cache. `source`: a checkpoint's folder, or a model with weights."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self.decoder: Decoder = load_decoder(folder, dtype=dtype)
-        self._config = read_config(folder)
+    def __init__(self, source: Path | Weighted, dtype: str) -> None:
         self._dtype = getattr(torch, dtype)
+        self.decoder = self._filled(source) if isinstance(source, Weighted) else load_decoder(source, dtype=dtype)
+
+    def _filled(self, source: Weighted) -> Decoder:
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+        try:
+            decoder = Decoder(source.model)
+        finally:
+            torch.set_default_dtype(before)
+        for key, values in source.weights.items():
+            decoder.target(key)[0].copy_(values)
+        return decoder
 
     @torch.inference_mode()
-    def run(self, token_ids: Sequence[int]) -> Computed:
-        """One sequence from its beginning."""
+    def run(self, token_ids: Sequence[int], change_kv: Callable[[Tensor], Tensor] = lambda x: x) -> Computed:
+        """One sequence from its beginning. `change_kv` is what storing does to keys and values [T, K, D]."""
         count = len(token_ids)
-        rope = RopeTable(self._config, count, dtype=self._dtype, device=torch.device("cpu"))
-        hidden_TH = self.decoder.forward(torch.tensor(token_ids), torch.arange(count), rope, _attend_causally)
+        ropes = rope_tables(self.decoder.model, count, dtype=self._dtype, device=torch.device("cpu"))
+
+        def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+            return self._attend(layer, q_THD, change_kv(k_TKD), change_kv(v_TKD))
+
+        hidden_TH = self.decoder.forward(torch.tensor(token_ids), torch.arange(count), ropes, attend)
         return Computed(hidden_TH.float(), self.decoder.logits(hidden_TH).float())
 
-
-def _attend_causally(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-    group = q_THD.shape[1] // k_TKD.shape[1]
-    q, k, v = (x.transpose(0, 1) for x in (q_THD, k_TKD, v_TKD))
-    k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
-    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
+    def _attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        """Written down from `AttentionSpec`, one key-value head after the other."""
+        spec, sinks_H = self.decoder.model.layers[layer].attention, self.decoder.sinks[layer]
+        count, group = len(q_THD), spec.num_heads // spec.num_kv_heads
+        places = torch.arange(count)
+        distance = places[:, None] - places
+        hidden_TT = (distance < 0) | (distance >= (spec.window or count))
+        outputs = []
+        for head in range(spec.num_kv_heads):
+            heads = slice(head * group, (head + 1) * group)
+            scores = torch.einsum("thd,sd->hts", q_THD[:, heads].float() * spec.scale, k_TKD[:, head].float())
+            if spec.soft_cap:
+                scores = spec.soft_cap * torch.tanh(scores / spec.soft_cap)
+            scores = scores.masked_fill(hidden_TT, -torch.inf)
+            if sinks_H is not None:
+                scores = torch.cat((scores, sinks_H[heads].float()[:, None, None].expand(-1, count, 1)), dim=-1)
+            weights = scores.softmax(dim=-1)[..., :count].to(self._dtype)
+            outputs.append(torch.einsum("hts,sd->thd", weights, v_TKD[:, head]))
+        return torch.cat(outputs, dim=1)
 
 
 class Piece(NamedTuple):
@@ -137,11 +190,11 @@ class Piece(NamedTuple):
 
 
 class CompiledDecoder:
-    """Sequences over a cache that begins as NaN."""
+    """Sequences over a cache that begins as NaN. `source`: a checkpoint's folder, or a model with weights."""
 
     def __init__(
         self,
-        folder: Path,
+        source: Path | Weighted,
         build: str,
         *,
         quantization: str = "none",
@@ -149,16 +202,29 @@ class CompiledDecoder:
         block_size: int = 16,
         num_blocks: int = 64,
         num_threads: int = 1,
+        types: Mapping[tuple[str, int], str] | None = None,
+        blocks: Mapping[WeightKey, Tensor] | None = None,
     ) -> None:
-        config: DecoderConfig = read_config(folder)
-        self.decoder: CpuDecoder = load_cpu_decoder(
-            folder, build, quantization=quantization, max_positions=4096, num_threads=num_threads
-        )
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size)
-        if kv_dtype == "bfloat16":
-            self._kv = torch.full((*shape, config.head_dim), torch.nan, dtype=torch.bfloat16)
+        """types, blocks: of a model's matrices of codes, see `CpuDecoder`."""
+        if isinstance(source, Weighted):
+            model, ropes = source.model, [angles(rope, MAX_POSITIONS) for rope in source.model.ropes]
+            native, is_int8 = native_model(model, MAX_POSITIONS), quantization == "int8"
+            self.decoder = CpuDecoder(build, native, ropes, is_int8=is_int8, types=types, num_threads=num_threads)
+            for key, values in source.weights.items():
+                if blocks and key in blocks:
+                    self.decoder.load_packed(key.name, key.layer, blocks[key])
+                else:
+                    self.decoder.load(f"{key.name}_bias" if key.kind == "bias" else key.name, key.layer, values)
         else:
-            garbage = torch.full((*shape, config.head_dim + SCALE_BYTES), 0xFF, dtype=torch.uint8)
+            model = read_model(source)
+            self.decoder = load_cpu_decoder(
+                source, build, quantization=quantization, max_positions=MAX_POSITIONS, num_threads=num_threads
+            )
+        shape = (model.num_layers, 2, num_blocks, model.num_kv_heads, block_size)
+        if kv_dtype == "bfloat16":
+            self._kv = torch.full((*shape, model.head_dim), torch.nan, dtype=torch.bfloat16)
+        else:
+            garbage = torch.full((*shape, model.head_dim + SCALE_BYTES), 0xFF, dtype=torch.uint8)
             self._kv = garbage.view(STORED_DTYPES[kv_dtype])
         self._block_size = block_size
 
@@ -191,11 +257,11 @@ class CompiledDecoder:
         return [Computed(torch.cat(own), torch.cat(rows)) for own, rows in zip(hidden, logits, strict=True)]
 
 
-def random_sequences(shape: Shape, lengths: Sequence[int], *, seed: int = 0) -> list[list[int]]:
+def random_sequences(vocab: int, lengths: Sequence[int], *, seed: int = 0) -> list[list[int]]:
     """Token ids, the first and the last of the vocabulary among them."""
     rng = random.Random(seed)
-    sequences = [[rng.randrange(shape.vocab) for _ in range(length)] for length in lengths]
-    sequences[0][0], sequences[-1][-1] = 0, shape.vocab - 1
+    sequences = [[rng.randrange(vocab) for _ in range(length)] for length in lengths]
+    sequences[0][0], sequences[-1][-1] = 0, vocab - 1
     return sequences
 
 

@@ -49,28 +49,66 @@ void Team::run(const std::function<void()>& work) noexcept {
 
 constexpr int kTokens = 1040, kBlocks = kTokens / 16, kRows = 30;
 // 80 inputs are no whole blocks of 64.
-constexpr Shape kShape = {100, 80, 48, 1, 2, 1, 32, kTokens, 1, 1e-5f};
+constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 2, .num_heads = 2, .num_kv_heads = 1,
+                          .head_dim = 32, .max_positions = kTokens, .is_tied = 1, .is_layer_norm = 0, .eps = 1e-5f,
+                          .logits_multiplier = 0.5f, .logits_soft_cap = 30};
 
-int count_inside(bool is_int8, KVFormat format) {
+// A plain layer, and one of other operations.
+std::vector<Instruction> make_program() {
+  std::vector<Instruction> program;
+  auto add = [&](Kind kind, int layer, Weight weight = {}) -> Instruction& {
+    Instruction now = {};
+    now.kind = kind, now.layer = layer, now.weight = weight, now.multiplier = 1, now.score_divisor = 5;
+    return program.emplace_back(now);
+  };
+  add(Kind::embed, 0);
+  add(Kind::norm, 0, Weight::attention_norm);
+  add(Kind::heads, 0).rotary_dim = 32;
+  add(Kind::attend, 0);
+  add(Kind::multiply_add, 0, Weight::output);
+  add(Kind::norm, 0, Weight::feed_forward_norm);
+  Instruction& gated = add(Kind::activate, 0);
+  gated.num_neurons = 48, gated.is_gated = 1;
+  add(Kind::multiply_add, 0, Weight::down);
+  add(Kind::take, 1);
+  Instruction& heads = add(Kind::heads, 1);
+  heads.qk_norm = QkNorm::whole, heads.rope = 1, heads.rotary_dim = 16, heads.is_interleaved = 1;
+  heads.positions_per_scale = 64, heads.query_scaling_beta = 0.1f;
+  Instruction& attend = add(Kind::attend, 1);
+  attend.window = 50, attend.soft_cap = 20;
+  add(Kind::multiply, 1, Weight::output);
+  add(Kind::add_normed, 1, Weight::attention_out_norm);
+  Instruction& ungated = add(Kind::activate, 1);
+  ungated.num_neurons = 33, ungated.activation = Activation::gelu;
+  add(Kind::multiply, 1, Weight::down);
+  add(Kind::add_normed, 1, Weight::feed_forward_out_norm);
+  return program;
+}
+
+int count_inside(Inputs inputs, KVFormat format) {
   const std::vector<bf16> ones(kShape.vocab_size * kShape.hidden_size, 0x3f80);
   const std::vector<float> angles(kTokens * kShape.head_dim / 2, 0.5f);
-  Decoder decoder(kShape, angles.data(), angles.data(), is_int8, 1);
-  auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, 0, ones.data(), 0, num_rows); };
-  load(Weight::embedding, kShape.vocab_size);
-  load(Weight::query, 64);
-  load(Weight::key, 32);
-  load(Weight::value, 32);
-  load(Weight::output, kShape.hidden_size);
-  load(Weight::gate, kShape.intermediate_size);
-  load(Weight::up, kShape.intermediate_size);
-  load(Weight::down, kShape.hidden_size);
-  for (Weight weight : {Weight::final_norm, Weight::input_norm, Weight::post_attention_norm}) {
-    decoder.load_vector(weight, 0, angles.data());
+  const float* tables[] = {angles.data(), angles.data()};
+  std::vector<PackedType> types(kShape.num_layers * kNumWeights, PackedType::none);
+  if (inputs == Inputs::packed) types[static_cast<int>(Weight::output)] = PackedType::q4_1;
+  Decoder decoder(kShape, make_program(), tables, tables, inputs == Inputs::int8, types.data(), 1);
+  decoder.load_matrix(Weight::embedding, 0, ones.data(), 0, kShape.vocab_size);
+  for (int layer = 0; layer < kShape.num_layers; layer++) {
+    const int num_neurons = layer == 0 ? 48 : 33;
+    auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, layer, ones.data(), 0, num_rows); };
+    load(Weight::query, 64);
+    load(Weight::key, 32);
+    load(Weight::value, 32);
+    load(Weight::output, kShape.hidden_size);
+    if (layer == 0) load(Weight::gate, num_neurons);
+    load(Weight::up, num_neurons);
+    load(Weight::down, kShape.hidden_size);
   }
+  decoder.load_vector(Weight::sinks, false, 1, angles.data());
   const std::vector<std::int32_t> ids(kTokens, 99);
   std::vector<std::int32_t> blocks;
   for (int block = 0; block < kBlocks; block++) blocks.push_back(block);
-  std::vector<std::uint8_t> kv(2 * kTokens * KVCache::token_bytes(format, kShape.head_dim));
+  std::vector<std::uint8_t> kv(2 * kShape.num_layers * kTokens * KVCache::token_bytes(format, kShape.head_dim));
   std::vector<float> hidden(kTokens * kShape.hidden_size), logits(kRows * kShape.vocab_size);
   auto run = [&](int start, int count) {
     decoder.forward(ids.data(), {{start, count, blocks.data()}}, {kv.data(), format, kBlocks, 16}, hidden.data());
@@ -86,9 +124,10 @@ int count_inside(bool is_int8, KVFormat format) {
 }
 
 int main() {
-  for (bool is_int8 : {false, true}) {
+  for (Inputs inputs : {Inputs::bf16, Inputs::int8, Inputs::packed}) {
     for (KVFormat format : {KVFormat::bf16, KVFormat::int8, KVFormat::fp8}) {
-      std::printf("int8 %d, format %d: %d\\n", is_int8, static_cast<int>(format), count_inside(is_int8, format));
+      const int count = count_inside(inputs, format);
+      std::printf("inputs %d, format %d: %d\\n", static_cast<int>(inputs), static_cast<int>(format), count);
     }
   }
   return num_inside != 0 || num_outside == 0;
@@ -99,7 +138,8 @@ int main() {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_work_asks_for_no_memory(tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(PROGRAM)
-    sources = [tmp_path / "main.cpp", *(FOLDER / f"{name}.cpp" for name in ("decoder", "lm_head", "weights"))]
+    names = ("decoder", "lm_head", "packed", "packed_product", "weights")
+    sources = [tmp_path / "main.cpp", *(FOLDER / f"{name}.cpp" for name in names)]
     command = ["g++", "-std=c++20", "-O1", "-Wno-psabi", f"-I{FOLDER}", *sources, "-o", tmp_path / "program"]
     subprocess.run(command, check=True)
     done = subprocess.run([tmp_path / "program"], capture_output=True, text=True, check=False)

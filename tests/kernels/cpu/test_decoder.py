@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from eventlm.kernels.cpu.decoder import PARTS
-from eventlm.kernels.cpu.native import BUILDS, NativeShape, available_builds, unsupported
-from eventlm.models.config import read_config
-from eventlm.models.cpu_kernels import native_shape
+from eventlm.kernels.cpu.native import BUILDS, NativeModel, available_builds, unsupported
+from eventlm.models.config import read_model
+from eventlm.models.cpu_kernels import native_model
 from tests.kernels.cpu.decoders import (
     CompiledDecoder,
     Piece,
@@ -62,7 +62,7 @@ def test_shapes_and_schedules(folders: dict[str, Path], name: str) -> None:
     shape = SHAPES[name]
     block_size = BLOCK_SIZES[list(SHAPES).index(name) % 3]
     shared = 2 * block_size
-    sequences = random_sequences(shape, [shared + 37, 1, 17, 90, 64, 33])
+    sequences = random_sequences(shape.vocab, [shared + 37, 1, 17, 90, 64, 33])
     sequences.append([*sequences[0][:shared], *reversed(sequences[3][:40])])
     lengths = [len(sequence) for sequence in sequences]
     num_blocks = sum(lengths) // block_size + len(lengths) + 3
@@ -96,7 +96,7 @@ def test_long_contexts(tmp_path: Path, build: str) -> None:
     """Decodes go over their context in passes of 1024 tokens; chunks do not."""
     shape = Shape(num_layers=1, num_heads=6)
     folder = write_checkpoint(tmp_path, shape)
-    [sequence] = random_sequences(shape, [2080])
+    [sequence] = random_sequences(shape.vocab, [2080])
     expected = TorchDecoder(folder, "float32").run(sequence)
     rounded = TorchDecoder(folder, "bfloat16").run(sequence)
     around = [*range(1020, 1030), *range(2044, 2054)]
@@ -119,7 +119,7 @@ def test_steps_of_any_number_of_rows(folders: dict[str, Path], build: str) -> No
     """A row's bits do not depend on how many others are in its step; with tiles, on whether there are four or more."""
     name = "biases, groups of 3"
     shape = SHAPES[name]
-    [sequence] = random_sequences(shape, [70])
+    [sequence] = random_sequences(shape.vocab, [70])
     expected = TorchDecoder(folders[name], "float32").run(sequence)
     tables = scattered_tables([70], 16, 5)
     first: dict[bool, torch.Tensor] = {}
@@ -138,7 +138,7 @@ def test_rows_around_the_borders_of_blocks(tmp_path: Path, build: str) -> None:
     """Inputs so wide that 64 rows are all that a product takes at once, heads that end within a panel."""
     shape = Shape(16, 24_600, 33, 2, 1, 48, attention_bias=True, num_layers=1)
     folder = write_checkpoint(tmp_path, shape)
-    [sequence] = random_sequences(shape, [130])
+    [sequence] = random_sequences(shape.vocab, [130])
     expected = TorchDecoder(folder, "float32").run(sequence)
     tables = scattered_tables([130], 16, 9)
     found: list[torch.Tensor] = []
@@ -157,7 +157,7 @@ def test_neighbours_and_chunks_do_not_change_bits(folders: dict[str, Path], buil
     """With tiles only the same rows give the same bits; elsewhere any steps do, contexts below a pass given."""
     name = "qwen3, tied, groups of 1"
     lengths = [71, 40, 100, 1, 16]
-    sequences = random_sequences(SHAPES[name], lengths)
+    sequences = random_sequences(SHAPES[name].vocab, lengths)
     tables = scattered_tables(lengths, 16, 20)
     schedules = [random_steps(lengths, [0] * 5, seed=seed) for seed in (1, 2)]
     runs = [CompiledDecoder(folders[name], build, num_blocks=20).run(sequences, tables, steps) for steps in schedules]
@@ -175,7 +175,7 @@ def test_neighbours_and_chunks_do_not_change_bits(folders: dict[str, Path], buil
 def test_threads_do_not_change_bits(folders: dict[str, Path], build: str) -> None:
     name = "llama"
     lengths = [1100, 3, 40, 9, 77]
-    sequences = random_sequences(SHAPES[name], lengths)
+    sequences = random_sequences(SHAPES[name].vocab, lengths)
     tables = scattered_tables(lengths, 16, 80)
     # The first one's last tokens are decodes in two passes.
     steps = [[Piece(0, 0, 1090)], *random_steps(lengths, [1090, 0, 0, 0, 0], seed=5)]
@@ -193,13 +193,13 @@ def test_threads_do_not_change_bits(folders: dict[str, Path], build: str) -> Non
 def test_its_last_norm_and_its_times(folders: dict[str, Path], build: str) -> None:
     name = "llama"
     decoder = CompiledDecoder(folders[name], build)
-    [sequence] = random_sequences(SHAPES[name], [9])
+    [sequence] = random_sequences(SHAPES[name].vocab, [9])
     before = decoder.decoder.times_ns()
     hidden_TH = decoder.step([sequence], [[3]], [Piece(0, 0, 9)])
     assert before == dict.fromkeys(PARTS, 0)
     assert {part for part, time in decoder.decoder.times_ns().items() if time == 0} == {"lm_head", "sample"}
     exact = TorchDecoder(folders[name], "float32").decoder
-    torch.testing.assert_close(decoder.decoder.norm(hidden_TH), exact.norm.forward(hidden_TH))
+    torch.testing.assert_close(decoder.decoder.norm(hidden_TH), exact.norm(hidden_TH))
     # Not contiguous, and none.
     assert torch.equal(decoder.decoder.norm(hidden_TH[::2]), decoder.decoder.norm(hidden_TH)[::2])
     assert decoder.decoder.norm(hidden_TH[:0]).shape == (0, 64)
@@ -207,16 +207,16 @@ def test_its_last_norm_and_its_times(folders: dict[str, Path], build: str) -> No
 
 
 def test_what_is_not_supported(folders: dict[str, Path]) -> None:
-    config = read_config(folders["llama"])
+    config = read_model(folders["llama"])
 
-    def shape(**changes: int) -> NativeShape:
-        changed = native_shape(config, 64)
+    def shape(**changes: int) -> NativeModel:
+        changed = native_model(config, 64)
         for name, value in changes.items():
-            setattr(changed, name, value)
+            setattr(changed.shape, name, value)
         return changed
 
     assert unsupported(shape(), 16) == ""
-    assert unsupported(shape(vocab_size=1, intermediate_size=1), 512) == ""
+    assert unsupported(shape(vocab_size=1), 512) == ""
     assert unsupported(shape(), 4) == "blocks of 4 tokens are not a multiple of 16"
     assert unsupported(shape(), 24) == "blocks of 24 tokens are not a multiple of 16"
     assert unsupported(shape(head_dim=24), 16) == "heads of 24 are not a multiple of 16 up to 256"
@@ -229,7 +229,7 @@ def test_what_is_not_supported(folders: dict[str, Path]) -> None:
 def test_most_heads_that_may_share_a_key(tmp_path: Path, build: str) -> None:
     shape = Shape(num_heads=32, num_kv_heads=1)
     folder = write_checkpoint(tmp_path, shape)
-    [sequence] = random_sequences(shape, [50])
+    [sequence] = random_sequences(shape.vocab, [50])
     found = only(
         CompiledDecoder(folder, build).run([sequence], [[5, 2, 0, 9]], [[Piece(0, 0, 49)], [Piece(0, 49, 50)]])
     )
@@ -242,7 +242,7 @@ def test_bfloat16_is_not_worse_than_that_of_transformers(folders: dict[str, Path
     from transformers import AutoModelForCausalLM
 
     name = "llama"
-    [sequence] = random_sequences(SHAPES[name], [200])
+    [sequence] = random_sequences(SHAPES[name].vocab, [200])
     ids = torch.tensor([sequence])
     with torch.inference_mode():
         exact, rounded = (

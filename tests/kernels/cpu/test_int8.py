@@ -67,7 +67,7 @@ def test_products_are_exact(builds: list[str], tmp_path: Path, hidden: int, voca
 def test_a_model(builds: list[str], tmp_path: Path, shape: Shape) -> None:
     """Each build, with keys and values in each format, and torch's operations are about as far from float32."""
     folder = write_checkpoint(tmp_path, shape)
-    [sequence] = random_sequences(shape, [100])
+    [sequence] = random_sequences(shape.vocab, [100])
     expected = TorchDecoder(folder, "float32").run(sequence)
     pieces = [[Piece(0, 0, 60)], [Piece(0, 60, 61)], [Piece(0, 61, 100)]]
     for build, (kv_dtype, limit) in itertools.product(builds, KV_DTYPES.items()):
@@ -169,7 +169,7 @@ def test_a_head_that_is_no_number_spoils_every_token(
     shape = Shape()
     folder = write_checkpoint(tmp_path, shape)
     edit_tensor(folder, f"model.layers.0.self_attn.{name}.weight", row=5, value=torch.nan)
-    [sequence] = random_sequences(shape, [70])
+    [sequence] = random_sequences(shape.vocab, [70])
     steps = [[Piece(0, 0, 60)], [Piece(0, 60, 61)], [Piece(0, 61, 70)]]
     for build in builds:
         decoder = CompiledDecoder(folder, build, kv_dtype=kv_dtype)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from eventlm.kernels.kv_quantization import STORED_DTYPES, dequantize, quantize
-from eventlm.models.config import read_config
-from eventlm.models.rope import RopeTable
 from tests.kernels.cpu.decoders import (
     CompiledDecoder,
     Piece,
@@ -30,28 +26,13 @@ from tests.kernels.cpu.decoders import (
 SHAPES = [Shape(96, 96, 128, 4, 2, 64, qk_norm=True), Shape(80, 77, 97, 3, 1, 80, attention_bias=True)]
 
 
-def _attend(stored: torch.dtype, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-    group = q_THD.shape[1] // k_TKD.shape[1]
-    k_TKD, v_TKD = (dequantize(quantize(x, stored), x.dtype) for x in (k_TKD, v_TKD))
-    q, k, v = (x.transpose(0, 1) for x in (q_THD, k_TKD, v_TKD))
-    k, v = k.repeat_interleave(group, dim=0), v.repeat_interleave(group, dim=0)
-    return scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1)
-
-
-@torch.inference_mode()
-def _rounded(folder: Path, exact: TorchDecoder, stored: torch.dtype, token_ids: list[int]) -> Tensor:
-    rope = RopeTable(read_config(folder), len(token_ids), dtype=torch.float32, device=torch.device("cpu"))
-    count = len(token_ids)
-    return exact.decoder.forward(torch.tensor(token_ids), torch.arange(count), rope, partial(_attend, stored))
-
-
 class Reference:
     """Some sequences of a model, in float32 and by each build with keys and values of bfloat16."""
 
     def __init__(self, folder: Path, shape: Shape, builds: list[str]) -> None:
         self.folder = write_checkpoint(folder, shape)
         lengths = [170, 1, 17, 1100]
-        self.sequences = random_sequences(shape, lengths)
+        self.sequences = random_sequences(shape.vocab, lengths)
         self._tables = scattered_tables(lengths, 32, 50)
         # The last one's last tokens are decodes in two passes.
         self._steps = [[Piece(3, 0, 1090)], *random_steps(lengths, [0, 0, 0, 1090], seed=5)]
@@ -76,8 +57,11 @@ def reference(builds: list[str], request: pytest.FixtureRequest, tmp_path_factor
 @pytest.mark.parametrize("kv_dtype", STORED_DTYPES)
 def test_keys_and_values_are_those_that_rounding_gives(builds: list[str], reference: Reference, kv_dtype: str) -> None:
     """Scales of NaN are among the garbage in the blocks; and three threads give the same bits."""
-    folder, exact, stored = reference.folder, reference.exact, STORED_DTYPES[kv_dtype]
-    rounded = torch.cat([_rounded(folder, exact, stored, sequence) for sequence in reference.sequences])
+
+    def store(x: Tensor) -> Tensor:
+        return dequantize(quantize(x, STORED_DTYPES[kv_dtype]), x.dtype)
+
+    rounded = torch.cat([reference.exact.run(sequence, store).hidden_TH for sequence in reference.sequences])
     effect = relative_error(rounded, reference.expected)
     assert effect < 0.08
     for build in builds:

@@ -15,8 +15,8 @@ import torch
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.decoder import CpuDecoder
 from eventlm.kernels.cpu.native import BUILDS, available_builds, processor_flags
-from eventlm.models.config import read_config
-from eventlm.models.cpu_kernels import choose_forward, native_shape
+from eventlm.models.config import read_model
+from eventlm.models.cpu_kernels import choose_forward, native_model
 from eventlm.models.loader import load_cpu_decoder
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
@@ -74,7 +74,7 @@ def test_what_sources_with_another_interface_gave(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(native, "_library", native._library.__wrapped__)
     assert available_builds() == ([] if added else ["baseline"])
     if added:
-        config = read_config(write_checkpoint(tmp_path / "model", Shape()))
+        config = read_model(write_checkpoint(tmp_path / "model", Shape()))
         chosen = choose_forward("auto", config, model="model", dtype="bfloat16", block_size=16)
         assert not chosen.build
         assert "of another version; install eventlm again" in chosen.reason
@@ -117,15 +117,15 @@ def test_missing_memory_is_an_error(tmp_path: Path, build: str) -> None:
 @is_compiled
 def test_missing_memory_for_the_embedding_is_an_error(tmp_path: Path) -> None:
     """Packed weights find room, an embedding of the same size beside them does not."""
-    config = read_config(write_checkpoint(tmp_path, Shape()))
-    shape = native_shape(config, 64)
-    shape.vocab_size = 1 << 24  # 2 GiB
+    config = read_model(write_checkpoint(tmp_path, Shape()))
+    model = native_model(config, 64)
+    model.shape.vocab_size = 1 << 24  # 2 GiB
     angles = torch.zeros(64, 8)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     num_pages = int(Path("/proc/self/statm").read_text().split()[0])
     resource.setrlimit(resource.RLIMIT_AS, (num_pages * resource.getpagesize() + (3 << 30), hard))
     try:
         with pytest.raises(MemoryError):
-            CpuDecoder("baseline", shape, angles, angles, num_threads=1)
+            CpuDecoder("baseline", model, [(angles, angles)], num_threads=1)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

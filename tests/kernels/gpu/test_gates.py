@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from benchmarks.kernels.references import gelu_mul_reference
-from eventlm.kernels import pointwise
 from eventlm.kernels.gpu.gates import gelu_mul, silu_mul
+from eventlm.kernels.pointwise import activate_gated
 from tests.kernels.gpu.tensors import DTYPES, assert_rounded_alike, random, rows_apart
 
 Approximate = Literal["none", "tanh"]
@@ -19,20 +18,20 @@ _OF_TRANSFORMERS = {"none": "gelu", "tanh": "gelu_pytorch_tanh"}
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 16), (2, 1536), (33, 24), (7, 1025), (1, 33)])
 def test_silu_against_torch(num_tokens: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
     gate_up = random((num_tokens, 2 * size), dtype, device) * 4
-    assert_rounded_alike(silu_mul(gate_up), pointwise.silu_mul(gate_up))
+    assert_rounded_alike(silu_mul(gate_up), activate_gated(gate_up, "silu"))
 
 
 def test_silu_nothing_beside_the_rows_is_read_or_written(device: torch.device) -> None:
     gate_up, out = rows_apart((5, 96), torch.bfloat16, device), rows_apart((5, 48), torch.bfloat16, device)
     silu_mul(gate_up.rows, out.rows)
-    assert_rounded_alike(out.rows, pointwise.silu_mul(gate_up.rows))
+    assert_rounded_alike(out.rows, activate_gated(gate_up.rows, "silu"))
     assert out.rest_is_nan()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_silu_of_large_gates_neither_overflow_nor_become_nan(dtype: torch.dtype, device: torch.device) -> None:
     gate_up = torch.tensor([[-6e4, -200.0, -88.0, 88.0, 6e4, 1.0, 1.0, 1.0, 1.0, 1.0]], dtype=dtype, device=device)
-    assert_rounded_alike(silu_mul(gate_up), pointwise.silu_mul(gate_up))
+    assert_rounded_alike(silu_mul(gate_up), activate_gated(gate_up, "silu"))
 
 
 @pytest.mark.parametrize("approximate", ["none", "tanh"])
@@ -54,7 +53,7 @@ def test_gelu_against_transformers(
 def test_gelu_nothing_beside_the_rows_is_read_or_written(approximate: Approximate, device: torch.device) -> None:
     gate_up, out = rows_apart((5, 96), torch.bfloat16, device), rows_apart((5, 48), torch.bfloat16, device)
     gelu_mul(gate_up.rows, approximate, out.rows)
-    assert_rounded_alike(out.rows, gelu_mul_reference(gate_up.rows, approximate))
+    assert_rounded_alike(out.rows, activate_gated(gate_up.rows, "gelu" if approximate == "none" else "gelu_tanh"))
     assert out.rest_is_nan()
 
 

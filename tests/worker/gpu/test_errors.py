@@ -9,6 +9,7 @@ import pytest
 import torch
 import triton
 
+from eventlm.errors import UsageError
 from eventlm.events.codec import encode_body
 from eventlm.system.clock import SystemClock
 from eventlm.worker.gpu.device import GpuError, Mark
@@ -16,6 +17,7 @@ from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.loop import WorkerLoop
 from eventlm.worker.protocol import WorkerFailed, encode
+from tests.checkpoints import edit_json
 from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -47,6 +49,13 @@ def fail(error: Exception) -> Any:
 def test_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch, part: str, error: Exception, message: str) -> None:
     monkeypatch.setattr(GpuForward, part, fail(error))
     with pytest.raises(GpuError, match=message):
+        gpu_runner(folder)
+
+
+def test_a_model_that_only_processors_run(folder: Path) -> None:
+    edit_json(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=32)
+    message = "this MistralForCausalLM has sliding windows; take --device cpu"
+    with pytest.raises(UsageError, match=message):
         gpu_runner(folder)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.models.config import kv_bytes_per_token, read_config
+from eventlm.models.config import kv_bytes_per_token, read_model
 from eventlm.types import OnProgress
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu import memory
@@ -99,7 +99,7 @@ def test_the_interpreter_s_start_has_only_weights_to_read(tmp_path: Path) -> Non
 @pytest.mark.parametrize("can_capture", [True, False])
 def test_a_gpu_s_start_reports_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_capture: bool) -> None:
     runner = gpu_runner(small_checkpoint(tmp_path), graph_buckets=[1, 2])
-    block_bytes = 16 * kv_bytes_per_token(read_config(tmp_path), "float32")
+    block_bytes = 16 * kv_bytes_per_token(read_model(tmp_path), "float32")
     made_up: Any = SimpleNamespace(
         setup=structs.replace(runner.setup, num_blocks=0, torch_compile=True),
         forward=MadeUpForward(can_capture=can_capture),

@@ -1,0 +1,90 @@
+"""Where the weights of a checkpoint folder lie that was made of a GGUF file, and what they are called there.
+
+Does not load the `gguf` package, which takes long, unless there is such a file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from eventlm.errors import CheckpointError
+from eventlm.models.safetensors_header import FileStamp
+
+SOURCE_FILE = "gguf.json"
+#: In these the rows of a head of queries and keys are in another order: rows that are rotated together are neighbours.
+_INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "olmo", "smollm3")
+
+
+class GgufTensor(Struct, frozen=True):
+    """A tensor: its type as ggml calls it, its shape, rows first, and its data's offset and length in bytes."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+class GgufPart(Struct, frozen=True):
+    """A file, as it was when its header was read, and its tensors in the order of their data."""
+
+    path: str
+    num_bytes: int
+    modified_ns: int
+    tensors: list[GgufTensor]
+
+    def stamp(self) -> FileStamp:
+        """The file's stamp. CheckpointError if it is not the file whose header was read."""
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: {error.strerror or error}") from error
+        try:
+            stamp = FileStamp.of(descriptor)
+        finally:
+            os.close(descriptor)
+        if (stamp.num_bytes, stamp.modified_ns) != (self.num_bytes, self.modified_ns):
+            raise CheckpointError(f"{self.path}: the file was changed since its header was read; start again")
+        return stamp
+
+
+class GgufSource(Struct, frozen=True):
+    """The parts of a model; `fingerprint` is that of their content."""
+
+    architecture: str
+    fingerprint: str
+    parts: list[GgufPart]
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether row i of the first half of a query's or key's head is at 2i, and that of the second at 2i + 1."""
+        return self.architecture in _INTERLEAVED
+
+    def tensor_names(self, names: Iterable[str], num_layers: int) -> dict[str, str]:
+        """What the file calls each tensor that transformers calls by one of `names`."""
+        from gguf.constants import MODEL_ARCH_NAMES
+        from gguf.tensor_mapping import get_tensor_name_map
+
+        architectures = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
+        known = get_tensor_name_map(architectures[self.architecture], num_layers)
+        return {name: known.get_name(name, try_suffixes=(".weight", ".bias")) or name for name in names}
+
+
+def read_source(folder: Path) -> GgufSource | None:
+    """Where the weights of a folder in the cache lie; None if it was not made of a GGUF file."""
+    path = folder / SOURCE_FILE
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    try:
+        return msgspec.json.decode(content, type=GgufSource)
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: {error}; remove its folder, which is made again when it is needed") from error

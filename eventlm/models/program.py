@@ -1,0 +1,204 @@
+"""The operations of a forward pass, in order, as made of a `ModelSpec`. Every forward pass executes this list.
+
+An operation reads and writes sets of rows, a row for each token of the step:
+
+    residual   the residual stream
+    normed     inputs of the products that begin a part of a layer
+    attended   what the heads of a layer give
+    inner      what the neurons of a layer give
+    update     what a part adds to the residual stream, before its own norm
+    chosen     the numbers of the experts of a layer that a token passes, ascending, and the share of each
+
+Weights have a name of `WEIGHTS`, the number of their layer, and perhaps that of an expert. Matrices of `MATRICES` are
+those of one product: `qkv` consists of query, key and value, `gate_up` of gate and up. In a layer with experts, the
+gate, up and down of no expert are those of the shared part.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from msgspec import Struct
+
+from eventlm.models.spec import Activation, AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+
+Matrix = Literal["qkv", "output", "gate_up", "up", "down"]
+NormWeight = Literal["attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm", "final_norm"]
+MATRICES: tuple[Matrix, ...] = get_args(Matrix)
+#: Of the whole model, then of a layer. Each but an embedding, a norm of queries and keys, sinks, and the last two may
+#: have a bias.
+WEIGHTS = (
+    *("embedding", "lm_head", "final_norm"),
+    *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
+    *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
+    *("router", "correction", "shared_scale"),
+)
+#: Are float32 whatever the dtype of the others, and so are their products: a rounding could choose another expert.
+FLOAT32_WEIGHTS = ("router", "correction", "shared_scale")
+
+
+class WeightKey(NamedTuple):
+    """A weight of the model: one of `WEIGHTS`, its layer (0 for those of the whole model), and which of its two.
+
+    expert: its number; -1 for what is not one expert's.
+    """
+
+    name: str
+    layer: int
+    kind: Literal["weight", "bias"]
+    expert: int = -1
+
+
+class Embed(Struct, frozen=True, tag=True):
+    """residual = multiplier * the embedding of each token."""
+
+    multiplier: float
+
+
+class Norm(Struct, frozen=True, tag=True):
+    """normed = norm(residual)."""
+
+    weight: NormWeight
+    layer: int
+
+
+class Take(Struct, frozen=True, tag=True):
+    """normed = residual: the stream as it is, in layers that have no norm before their parts, only after them."""
+
+
+class Heads(Struct, frozen=True, tag=True):
+    """Query, key and value of `normed`, each with its bias, then the norm and the rotation of queries and keys.
+
+    Keys and values go to the cache, queries wait for `Attend`. rope: number of the table in `ModelSpec.ropes`; -1:
+    none.
+    """
+
+    layer: int
+    attention: AttentionSpec
+    rope: int
+
+
+class Attend(Struct, frozen=True, tag=True):
+    """attended = the attention of the layer's queries."""
+
+    layer: int
+    attention: AttentionSpec
+
+
+class Activate(Struct, frozen=True, tag=True):
+    """inner = activation(gate) * up, or activation(up) with the matrix `up` alone, of `normed`."""
+
+    layer: int
+    matrix: Literal["gate_up", "up"]
+    activation: Activation
+
+
+class MultiplyAdd(Struct, frozen=True, tag=True):
+    """residual += multiplier * (matrix x source + bias)."""
+
+    matrix: Literal["output", "down"]
+    layer: int
+    source: Literal["attended", "inner"]
+    multiplier: float
+
+
+class Multiply(Struct, frozen=True, tag=True):
+    """update = matrix x source + bias."""
+
+    matrix: Literal["output", "down"]
+    layer: int
+    source: Literal["attended", "inner"]
+
+
+class AddNormed(Struct, frozen=True, tag=True):
+    """residual += multiplier * norm(update)."""
+
+    weight: NormWeight
+    layer: int
+    multiplier: float
+
+
+class Route(Struct, frozen=True, tag=True):
+    """chosen = the experts of each token, of `normed`. The router and what follows are computed in float32."""
+
+    layer: int
+    experts: ExpertsSpec
+
+
+class ScaleInner(Struct, frozen=True, tag=True):
+    """inner *= sigmoid(shared_scale x normed), of a shared part, whose last product has no bias."""
+
+    layer: int
+
+
+class Experts(Struct, frozen=True, tag=True):
+    """update = the sum of share * (down x activation(gate_up x normed)) over the chosen experts.
+
+    It is taken in float32 in the order of their numbers, so that a token's does not depend on others of the step, and
+    added to the `update` that the shared part has left, if there is one.
+    """
+
+    layer: int
+    experts: ExpertsSpec
+
+
+class Add(Struct, frozen=True, tag=True):
+    """residual += multiplier * update."""
+
+    multiplier: float
+
+
+ExpertOperation = Route | ScaleInner | Experts | Add
+Operation = Embed | Norm | Take | Heads | Attend | Activate | MultiplyAdd | Multiply | AddNormed | ExpertOperation
+
+
+def program_of(model: ModelSpec) -> tuple[Operation, ...]:
+    """What to do from token ids to the residual stream after the last layer.
+
+    The last norm, the output matrix, and what `ModelSpec` says of logits follow when logits are wanted.
+    """
+    operations: list[Operation] = [Embed(model.embedding_multiplier)]
+    ropes: dict[RopeSpec | None, int] = {None: -1} | {rope: number for number, rope in enumerate(model.ropes)}
+    for number, layer in enumerate(model.layers):
+        operations += _layer(layer, number, ropes[layer.attention.rope])
+    return tuple(operations)
+
+
+def _layer(layer: LayerSpec, number: int, rope: int) -> list[Operation]:
+    attention = layer.attention
+    heads = Heads(number, attention, rope)
+    attend = Attend(number, attention)
+    begin, *rest = _feed_forward(layer, number)
+    first = Take() if layer.norms == "after" else Norm("attention_norm", number)
+    if layer.norms == "parallel":
+        return [first, heads, begin, attend, *_add(layer, number, "output"), *rest]
+    second = Take() if layer.norms == "after" else Norm("feed_forward_norm", number)
+    return [first, heads, attend, *_add(layer, number, "output"), second, begin, *rest]
+
+
+def _feed_forward(layer: LayerSpec, number: int) -> list[Operation]:
+    part = layer.feed_forward
+    if isinstance(part, FeedForwardSpec):
+        return [activation_of(part, number), *_add(layer, number, "down")]
+    operations: list[Operation] = [Route(number, part)]
+    if part.shared is not None:
+        scale = [ScaleInner(number)] if part.has_shared_gate else []
+        operations += [activation_of(part.shared, number), *scale, Multiply("down", number, "inner")]
+    operations.append(Experts(number, part))
+    if layer.norms in ("before", "parallel"):
+        return [*operations, Add(layer.residual_multiplier)]
+    return [*operations, AddNormed("feed_forward_out_norm", number, layer.residual_multiplier)]
+
+
+def activation_of(part: FeedForwardSpec, layer: int) -> Activate:
+    """The first operation of a part, or of an expert."""
+    return Activate(layer, "gate_up" if part.is_gated else "up", part.activation)
+
+
+def _add(layer: LayerSpec, number: int, matrix: Literal["output", "down"]) -> list[Operation]:
+    """The last product of a part, added to the residual stream, by way of its norm if it has one."""
+    source: Literal["attended", "inner"] = "attended" if matrix == "output" else "inner"
+    if layer.norms in ("before", "parallel"):
+        return [MultiplyAdd(matrix, number, source, layer.residual_multiplier)]
+    weight: NormWeight = "attention_out_norm" if matrix == "output" else "feed_forward_out_norm"
+    return [Multiply(matrix, number, source), AddNormed(weight, number, layer.residual_multiplier)]

@@ -1,0 +1,276 @@
+"""What a decoder computes, as data: a list of layers, each with its attention and its feed-forward part.
+
+`families/` makes a `ModelSpec` of a config.json, `program.py` the list of operations that every forward pass executes.
+Loads no torch: the control plane sizes the KV cache by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from msgspec import Struct
+
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+#: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent, `relu2` the square of ReLU. `swiglu_oai` is that of
+#: gpt-oss: `(up + 1) * gate * sigmoid(1.702 * gate)`, `gate` at most 7 and `up` between -7 and 7.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
+
+
+class RopeSpec(Struct, frozen=True, kw_only=True):
+    """Rotary position embedding (Su et al., 2021). The fields after `is_interleaved` belong to the scaled types.
+
+    rotary_dim: how many elements of a head are rotated, its first ones. is_interleaved: element 2i is rotated with
+    2i + 1, else i with i + rotary_dim / 2.
+    """
+
+    type: RopeType = "default"
+    theta: float = 10000.0
+    rotary_dim: int
+    is_interleaved: bool = False
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    original_max_position_embeddings: int = 0
+    #: Of yarn and longrope: cosines and sines are multiplied by it.
+    attention_factor: float = 1.0
+    #: Of longrope, one for each pair: for contexts of up to `original_max_position_embeddings`, and for longer ones.
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+
+class NormSpec(Struct, frozen=True, kw_only=True):
+    """A norm. `offset` is added to its weights: Gemma's checkpoints store them less one."""
+
+    kind: Literal["rms", "layer"] = "rms"
+    eps: float
+    offset: float = 0.0
+    has_weight: bool = True
+    has_bias: bool = False
+
+
+class AttentionSpec(Struct, frozen=True, kw_only=True):
+    """The attention of a layer. Without `rope` it does not see positions.
+
+    scale: what scores are multiplied by. window: how many tokens a query sees, itself among them; 0: all before it.
+    soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; 0: they stay as they are. qk_norm: a norm of queries
+    and of keys, over each head or over all heads together. has_sinks: a learned score of each head takes part in the
+    softmax and has no value (gpt-oss). query_scaling_beta: queries are multiplied by
+    `1 + beta * log(1 + position // rope.original_max_position_embeddings)` (Llama 4); 0: they are not.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec | None
+    scale: float
+    window: int = 0
+    soft_cap: float = 0.0
+    qk_norm: Literal["none", "head", "whole"] = "none"
+    has_qkv_bias: bool = False
+    has_output_bias: bool = False
+    has_sinks: bool = False
+    query_scaling_beta: float = 0.0
+
+
+class FeedForwardSpec(Struct, frozen=True, kw_only=True):
+    """A feed-forward part of `size` neurons. is_gated: the activation of one product is multiplied by another."""
+
+    size: int
+    activation: Activation = "silu"
+    is_gated: bool = True
+    has_bias: bool = False
+
+
+class ExpertsSpec(Struct, frozen=True, kw_only=True):
+    """A mixture of experts (Shazeer et al., 2017): a router chooses `num_active` of `num_experts` for each token.
+
+    Their outputs are added, each multiplied by its expert's share. routing: shares are the softmax or the sigmoid of
+    the router's products. The largest are chosen; has_correction: after a number for each expert was added to them,
+    which is not a part of the share (DeepSeek-V3). num_groups: of as many experts each, of which only those of
+    `num_active_groups` take part in the choice, by the sum of their two largest. is_normalized: shares are divided by
+    their sum, which counts as `min_sum` if it is less; so those of a softmax are the softmax of the chosen products
+    alone. scaling: of all shares. shared: a part that all tokens pass. has_shared_gate: what that gives is multiplied
+    by the sigmoid of a product of its own, and has no bias (Qwen 2).
+    """
+
+    num_experts: int
+    num_active: int
+    expert: FeedForwardSpec
+    routing: Literal["softmax", "sigmoid"] = "softmax"
+    has_router_bias: bool = False
+    has_correction: bool = False
+    num_groups: int = 1
+    num_active_groups: int = 1
+    is_normalized: bool = True
+    min_sum: float = 0.0
+    scaling: float = 1.0
+    shared: FeedForwardSpec | None = None
+    has_shared_gate: bool = False
+
+
+class LayerSpec(Struct, frozen=True, kw_only=True):
+    """A layer over the residual stream.
+
+    norms: before each of its two parts, after them, or both; `parallel`: one norm before both parts, which then do not
+    see each other. residual_multiplier: of what each part adds to the stream.
+    """
+
+    attention: AttentionSpec
+    feed_forward: FeedForwardSpec | ExpertsSpec
+    norms: Literal["before", "after", "both", "parallel"] = "before"
+    residual_multiplier: float = 1.0
+
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """The mixture of experts, if the layer has one."""
+        return self.feed_forward if isinstance(self.feed_forward, ExpertsSpec) else None
+
+    @property
+    def dense(self) -> FeedForwardSpec | None:
+        """What all tokens pass: the whole feed-forward part, or of a mixture of experts the shared one."""
+        return self.feed_forward.shared if isinstance(self.feed_forward, ExpertsSpec) else self.feed_forward
+
+
+class TensorNames(Struct, frozen=True, kw_only=True):
+    """The names of a checkpoint's tensors, without `.weight` and `.bias`.
+
+    Those of a layer follow `{prefix}layers.{number}.`; `embedding` and `final_norm` follow `prefix`. Where `qkv` or a
+    `gate_up` is given, the checkpoint has one matrix in place of three or two.
+    """
+
+    prefix: str = "model."
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    lm_head: str = "lm_head"
+    #: Beginnings of the names of tensors that are left in the file: the other parts of multimodal models.
+    ignored: tuple[str, ...] = ()
+    #: Other beginnings of names, each with the one that it stands for.
+    aliases: tuple[tuple[str, str], ...] = ()
+    attention_norm: str = "input_layernorm"
+    attention_out_norm: str = "post_attention_layernorm"
+    feed_forward_norm: str = "post_attention_layernorm"
+    feed_forward_out_norm: str = "post_feedforward_layernorm"
+    query: str = "self_attn.q_proj"
+    key: str = "self_attn.k_proj"
+    value: str = "self_attn.v_proj"
+    qkv: str = ""
+    query_norm: str = "self_attn.q_norm"
+    key_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
+    output: str = "self_attn.o_proj"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    gate_up: str = ""
+    down: str = "mlp.down_proj"
+    router: str = "mlp.gate"
+    correction: str = "mlp.gate.e_score_correction_bias"
+    #: `{}` is the number of the expert.
+    expert_gate: str = "mlp.experts.{}.gate_proj"
+    expert_up: str = "mlp.experts.{}.up_proj"
+    expert_gate_up: str = ""
+    expert_down: str = "mlp.experts.{}.down_proj"
+    #: How the experts of a layer lie in one tensor, if they do: `rows` [experts, out, in], `columns` [experts, in, out]
+    #: with the columns of gate and up in turns. Those names are whole, without `{}`.
+    stacking: Literal["", "rows", "columns"] = ""
+    shared_gate: str = "mlp.shared_experts.gate_proj"
+    shared_up: str = "mlp.shared_experts.up_proj"
+    shared_gate_up: str = ""
+    shared_down: str = "mlp.shared_experts.down_proj"
+    #: What the sigmoid is taken of that multiplies the shared part.
+    shared_scale: str = "mlp.shared_expert_gate"
+
+    def without_alias(self, tensor: str) -> str:
+        """The name of a tensor with the beginning that its own stands for."""
+        alias, start = next((pair for pair in self.aliases if tensor.startswith(pair[0])), ("", ""))
+        return start + tensor.removeprefix(alias)
+
+
+class ModelSpec(Struct, frozen=True, kw_only=True):
+    """A decoder. `dtype` is the one that its weights are stored in."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    dtype: str
+    embedding_multiplier: float = 1.0
+    logits_multiplier: float = 1.0
+    #: Logits become `cap * tanh(logit / cap)`; 0: they stay as they are.
+    logits_soft_cap: float = 0.0
+    has_head_bias: bool = False
+    names: TensorNames = TensorNames()
+    #: How a checkpoint may name its tensors as well: transformers 5 can save experts in one tensor.
+    other_names: tuple[TensorNames, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.layers)
+
+    @property
+    def attention(self) -> AttentionSpec:
+        """The first layer's. All layers have as many heads of the same size."""
+        return self.layers[0].attention
+
+    @property
+    def num_heads(self) -> int:
+        """Query heads of each layer."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key-value heads of each layer."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Elements of a head."""
+        return self.attention.head_dim
+
+    @property
+    def ropes(self) -> tuple[RopeSpec, ...]:
+        """The different rotary embeddings of the layers, in the order in which layers first have them."""
+        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
+
+
+def why_not_plain(model: ModelSpec) -> str:
+    """What a model has that Llama and Qwen3 do not have; empty if nothing. The GPU's forward pass runs plain ones."""
+    return next(_extras(model), "")
+
+
+def _extras(model: ModelSpec) -> Iterator[str]:
+    if model.norm.kind != "rms" or model.norm.offset or not model.norm.has_weight:
+        yield "norms of another kind"
+    if (model.embedding_multiplier, model.logits_multiplier, model.logits_soft_cap) != (1.0, 1.0, 0.0):
+        yield "scaled or capped embeddings or logits"
+    if model.has_head_bias:
+        yield "a bias of the output matrix"
+    if len(model.ropes) > 1:
+        yield "rotary embeddings that differ by layer"
+    for layer in model.layers:
+        attention, feed_forward = layer.attention, layer.feed_forward
+        if isinstance(feed_forward, ExpertsSpec):
+            yield "a mixture of experts"
+        elif feed_forward.activation != "silu" or not feed_forward.is_gated:
+            yield f"the activation {feed_forward.activation}{'' if feed_forward.is_gated else ' without a gate'}"
+        if layer.norms != "before" or layer.residual_multiplier != 1.0:
+            yield "norms or multipliers after the parts of a layer"
+        if attention.window:
+            yield "sliding windows"
+        if attention.soft_cap or attention.has_sinks:
+            yield "soft caps or sinks"
+        if attention.qk_norm == "whole":
+            yield "a norm over all heads together"
+        if attention.scale != attention.head_dim**-0.5 or attention.query_scaling_beta:
+            yield "attention scores of a scale of their own"
+        if attention.rope is None:
+            yield "layers without rotary embeddings"
+        elif attention.rope.is_interleaved or attention.rope.rotary_dim != attention.head_dim:
+            yield "rotary embeddings of neighbouring elements or of a part of a head"

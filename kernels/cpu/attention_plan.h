@@ -1,0 +1,111 @@
+// Which passes over their contexts the rows of a step take, and in which pieces members of the team take those.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "attention.h"
+#include "program.h"
+
+namespace eventlm {
+
+// One row of a step: num_tokens tokens after `start` others.
+struct StepRow {
+  std::int32_t start, num_tokens;
+  const std::int32_t* blocks;
+};
+
+// A pass over part of the context by rows of the step that share a head. `partial`: where it leaves what it has of a
+// context of several passes; -1: there is only this one.
+struct AttentionItem {
+  std::int32_t row, first_query, num_queries, begin, end, partial;
+  bool is_first;  // of the context's
+};
+
+// Of a row whose context takes several passes: the number of the first, and how many there are; 0 of others.
+struct AttentionSplit {
+  std::int32_t first_partial, num_partials;
+};
+
+// The first token that a query sees which is the sequence's `limit`th.
+inline int first_visible(int limit, int window) { return window > 0 ? std::max(limit - window, 0) : 0; }
+
+// For the layers with one window. Decodes go over their context in passes of a fixed length, prompts in tiles of
+// queries. Passes begin where the row alone says, in the sub-block of the first token that it sees.
+class AttentionPlan {
+ public:
+  explicit AttentionPlan(int window) : window(window) {}
+
+  void make(const std::vector<StepRow>& rows, const Shape& shape, int num_members) {
+    const int group = shape.num_heads / shape.num_kv_heads;
+    const int queries_at_once = std::max(1, most_query_rows(shape.head_dim) / group);
+    items.clear();
+    splits.assign(rows.size(), {0, 0});
+    num_partials = 0;
+    for (std::size_t number = 0; number < rows.size(); number++) {
+      const StepRow& row = rows[number];
+      const auto at = static_cast<std::int32_t>(number);
+      if (row.num_tokens == 1) {
+        add_decode(at, row.start + 1);
+        continue;
+      }
+      for (int first = 0; first < row.num_tokens; first += queries_at_once) {
+        const int count = std::min(queries_at_once, row.num_tokens - first), before = row.start + first;
+        const int begin = first_visible(before + 1, window) / kSubBlock * kSubBlock;
+        items.push_back({at, first, count, begin, before + count, -1, true});
+      }
+    }
+    divide(shape.num_kv_heads, num_members);
+  }
+
+  const int window;
+  std::vector<AttentionItem> items;
+  std::vector<AttentionSplit> splits;  // of each row
+  std::int32_t num_partials = 0;
+  // Of items and a key-value head each: where each piece begins, and the end.
+  std::vector<std::size_t> first_passes;
+
+ private:
+  // Context that one pass of a decode goes over: longer ones are split so that several threads share them. Fixed, so
+  // that a result does not depend on who else is in the step.
+  static constexpr int kContextPerPass = 1024;
+  // A member takes several passes at a time: a share of all that they cost, and at most so many.
+  static constexpr int kPiecesPerMember = 4;
+  static constexpr std::size_t kMostPasses = 8;
+
+  void add_decode(std::int32_t row, int length) {
+    const int first = first_visible(length, window);
+    auto end_of = [&](int pass) {
+      return std::min((first + (pass + 1) * kContextPerPass + kSubBlock - 1) / kSubBlock * kSubBlock, length);
+    };
+    const bool is_split = end_of(0) < length;
+    if (is_split) splits[row].first_partial = num_partials;
+    for (int pass = 0, begin = first / kSubBlock * kSubBlock; begin < length; begin = end_of(pass++)) {
+      items.push_back({row, 0, 1, begin, end_of(pass), is_split ? num_partials++ : -1, pass == 0});
+      if (is_split) splits[row].num_partials++;
+    }
+  }
+
+  // Puts the longest passes first, so that the threads end together, and divides all into pieces.
+  void divide(int num_heads, int num_members) {
+    const std::size_t num_passes = items.size() * num_heads;
+    auto cost = [](const AttentionItem& item) {
+      return static_cast<std::int64_t>(item.num_queries) * (item.end - item.begin);
+    };
+    std::stable_sort(items.begin(), items.end(),
+                     [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
+    std::int64_t all = 0, taken = 0;
+    for (const AttentionItem& item : items) all += cost(item) * num_heads;
+    const std::int64_t most = all / (kPiecesPerMember * num_members);
+    first_passes = {0};
+    for (std::size_t pass = 1; pass < num_passes; pass++) {
+      taken += cost(items[(pass - 1) / num_heads]);
+      const bool is_full = taken + cost(items[pass / num_heads]) > most;
+      if (is_full || pass - first_passes.back() == kMostPasses) first_passes.push_back(pass), taken = 0;
+    }
+    first_passes.push_back(num_passes);
+  }
+};
+
+}  // namespace eventlm

@@ -1,0 +1,149 @@
+// Weights [out, in] as codes of 4, 5, 6 or 8 bits in groups of 16 or 32 inputs, value for value what GGUF files have.
+//
+// A panel is 32 output columns, and one stream of memory. It is made of spans: the scales and minima of a span's
+// groups, then their codes. The nibbles of two quads of inputs lie together, [group / 8][32] words; the codes' other
+// bits follow, a word for each column. Codes of 8 bits lie as they are, [group / 4][32] words.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "rows.h"
+#include "vec.h"
+
+namespace eventlm {
+
+// By the numbers that GGUF files give them.
+enum class PackedType : std::int32_t {
+  none = -1,
+  q4_0 = 2,
+  q4_1 = 3,
+  q5_0 = 6,
+  q5_1 = 7,
+  q8_0 = 8,
+  q2_k = 10,
+  q3_k = 11,
+  q4_k = 12,
+  q5_k = 13,
+  q6_k = 14,
+  iq4_nl = 20,
+  iq4_xs = 23,
+  mxfp4 = 39,
+};
+
+enum class Scales : std::uint8_t {
+  halves,    // fp16
+  bytes,     // unsigned integers times an fp16 for 256 inputs
+  integers,  // the same, signed
+  powers,    // E8M0, halved
+};
+
+// What codes stand for if not for themselves.
+enum class Table : std::uint8_t { none, iq4, fp4 };
+
+constexpr std::uint8_t kTables[3][16] = {
+    {},
+    // The values of IQ4_NL, plus 128.
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    // Twice those of E2M1, plus 16.
+    {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4},
+};
+
+// Bytes of a word of each column of a panel.
+constexpr std::size_t kWordsBytes = 4 * kPanel;
+
+// A weight is scale * (code - offset), or scale * code + minimum, where `bytes` have minima that are subtracted.
+struct Format {
+  int bits, group;
+  Scales scales;
+  bool has_minima;
+  int offset;  // a power of two, or 0
+  Table table;
+  std::size_t block_bytes;  // of the file
+
+  constexpr bool is_nested() const { return scales == Scales::bytes || scales == Scales::integers; }
+  // Inputs of a block of the file, and of a span.
+  constexpr std::size_t block() const { return is_nested() ? 256 : 32; }
+  constexpr std::size_t span() const { return scales == Scales::powers ? 128 : block(); }
+  constexpr std::size_t groups() const { return span() / group; }
+  // Of a group.
+  constexpr std::size_t scale_bytes() const { return scales == Scales::halves ? 2 * kPanel : kPanel; }
+  constexpr std::size_t code_bytes() const { return group * bits * kPanel / 8; }
+  // Within a span. It begins with the fp16 that its scales are under, if any, and those of its minima.
+  constexpr std::size_t first_scale() const { return !is_nested() ? 0 : has_minima ? 4 * kPanel : 2 * kPanel; }
+  constexpr std::size_t first_minimum() const { return first_scale() + groups() * scale_bytes(); }
+  constexpr std::size_t first_code() const { return first_minimum() + (has_minima ? groups() * scale_bytes() : 0); }
+  constexpr std::size_t span_bytes() const { return first_code() + groups() * code_bytes(); }
+};
+
+constexpr Format format_of(PackedType type) {
+  using enum PackedType;
+  switch (type) {
+    case none:
+      break;
+    case q4_0:
+      return {4, 32, Scales::halves, false, 8, Table::none, 18};
+    case q4_1:
+      return {4, 32, Scales::halves, true, 0, Table::none, 20};
+    case q5_0:
+      return {5, 32, Scales::halves, false, 16, Table::none, 22};
+    case q5_1:
+      return {5, 32, Scales::halves, true, 0, Table::none, 24};
+    case q8_0:
+      return {8, 32, Scales::halves, false, 128, Table::none, 34};
+    case q2_k:
+      return {4, 16, Scales::bytes, true, 0, Table::none, 84};
+    case q3_k:
+      return {4, 16, Scales::integers, false, 4, Table::none, 110};
+    case q4_k:
+      return {4, 32, Scales::bytes, true, 0, Table::none, 144};
+    case q5_k:
+      return {5, 32, Scales::bytes, true, 0, Table::none, 176};
+    case q6_k:
+      return {6, 16, Scales::integers, false, 32, Table::none, 210};
+    case iq4_nl:
+      return {4, 32, Scales::halves, false, 128, Table::iq4, 18};
+    case iq4_xs:
+      return {4, 32, Scales::integers, false, 128, Table::iq4, 136};
+    case mxfp4:
+      return {4, 32, Scales::powers, false, 16, Table::fp4, 17};
+  }
+  return {};
+}
+
+struct PackedMatrix {
+  std::uint8_t* panels = nullptr;
+  std::size_t num_out = 0;
+  std::size_t num_in = 0;  // a multiple of a block
+  PackedType type = PackedType::none;
+
+  Format format() const { return format_of(type); }
+  std::size_t num_panels() const { return (num_out + kPanel - 1) / kPanel; }
+  std::size_t panel_bytes() const { return (num_in + format().span() - 1) / format().span() * format().span_bytes(); }
+  std::size_t num_bytes() const { return num_panels() * panel_bytes(); }
+  const std::uint8_t* panel(std::size_t number) const { return panels + number * panel_bytes(); }
+  // Bytes of a row of a file.
+  std::size_t row_bytes() const { return num_in / format().block() * format().block_bytes; }
+
+  // A row of a file becomes column `at`.
+  void pack(const std::uint8_t* row, std::size_t at);
+  // Up to 16 rows of numbers become columns from `at` on, a multiple of 16, rounded to codes of q4_1.
+  void round(const bf16* rows, std::size_t num_rows, std::size_t at);
+  // What was packed as column `at`, as floats [in].
+  void unpack(std::size_t at, float* to) const;
+};
+
+// Memory that is asked for while a panel is multiplied: `step` further for each line of the panel.
+struct LinesAhead {
+  const std::uint8_t* bytes;
+  std::size_t step;
+};
+
+// Rows that go over a panel together.
+constexpr int kPackedRowsAtOnce = 4;
+
+// The products of up to kPackedRowsAtOnce rows with a panel. `row`: the first, a multiple of kPackedRowsAtOnce.
+void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
+                     LinesAhead ahead, float (*sums)[kPanel]);
+
+}  // namespace eventlm

@@ -1,0 +1,65 @@
+// What a decoder computes, as Python gives it: its shape, and the operations of a step in their order, which
+// eventlm/models/program.py describes.
+#pragma once
+
+#include <cstdint>
+
+namespace eventlm {
+
+struct Shape {
+  std::int32_t vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, max_positions;
+  std::int32_t is_tied;        // the embedding is the output matrix
+  std::int32_t is_layer_norm;  // norms subtract the mean, else they are of root mean squares
+  float eps;
+  float logits_multiplier, logits_soft_cap;
+};
+
+// Numbers are part of the interface with Python, here and below.
+enum class Weight : std::int32_t {
+  embedding,
+  lm_head,
+  final_norm,
+  attention_norm,
+  attention_out_norm,
+  feed_forward_norm,
+  feed_forward_out_norm,
+  query,
+  key,
+  value,
+  output,
+  gate,
+  up,
+  down,
+  query_norm,
+  key_norm,
+  sinks,
+};
+constexpr int kNumWeights = static_cast<int>(Weight::sinks) + 1;
+
+enum class Kind : std::int32_t { embed, norm, take, heads, attend, activate, multiply_add, multiply, add_normed };
+
+// Of queries and keys: over each head, or over all heads together.
+enum class QkNorm : std::int32_t { none, head, whole };
+
+enum class Activation : std::int32_t { silu, gelu, gelu_tanh, relu2 };
+
+// Fields that an operation does not have are 0.
+struct Instruction {
+  Kind kind;
+  std::int32_t layer;
+  Weight weight;  // the norm or the matrix
+  // Of `activate`.
+  std::int32_t num_neurons;
+  Activation activation;
+  std::int32_t is_gated;
+  // Of `heads` and `attend`.
+  QkNorm qk_norm;
+  std::int32_t rope;  // number of its tables; -1: none
+  std::int32_t rotary_dim, is_interleaved;
+  std::int32_t window;               // tokens that a query sees; 0: all before it
+  std::int32_t positions_per_scale;  // of query_scaling_beta
+  float multiplier;
+  float score_divisor, soft_cap, query_scaling_beta;
+};
+
+}  // namespace eventlm

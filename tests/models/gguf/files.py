@@ -1,0 +1,189 @@
+"""GGUF files of tiny models, made of Hugging Face checkpoints as llama.cpp's converter makes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
+from gguf.constants import MODEL_ARCH_NAMES
+from safetensors.torch import load_file
+
+#: Architectures in whose files the rows of queries and keys are in another order.
+INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "olmo", "smollm3")
+NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+#: SentencePiece's, of bytes alone.
+TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+
+
+def to_gguf(
+    folder: Path,
+    file: Path,
+    architecture: str,
+    kind: str = "F32",
+    *,
+    num_parts: int = 1,
+    tokenizer: dict[str, Any] | None = None,
+) -> None:
+    """Write the checkpoint in `folder` as a GGUF file whose matrices have this type.
+
+    tokenizer: keys after `tokenizer.ggml`; by default those of SentencePiece with tokens for all bytes.
+    """
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    writer = GGUFWriter(
+        file, architecture, split_max_tensors=-(-(len(tensors) + 1) // num_parts) if num_parts > 1 else 0
+    )
+    add_metadata(writer, architecture, config)
+    tokenizer = tokenizer or tokenizer_of_bytes(config["vocab_size"])
+    add_keys(writer, {f"tokenizer.ggml.{key}": value for key, value in tokenizer.items()})
+    architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(architectures[architecture], config["num_hidden_layers"])
+    for name, stored in tensors.items():
+        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert target is not None, name
+        values = stored.float().numpy()
+        if architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+            values = values + 1
+        if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
+            heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
+            values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
+        type_ = GGMLQuantizationType.F32 if values.ndim == 1 else GGMLQuantizationType[kind]
+        writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(values), type_), raw_dtype=type_)
+    for name, factors in rope_factors(config).items():
+        writer.add_tensor(f"{name}.weight", np.array(factors, np.float32))
+    finish(writer)
+
+
+def finish(writer: GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
+    get = config.get
+    head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    rope = get("rope_parameters") or {}
+    full = rope.get("full_attention", rope)
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * (full.get("partial_rotary_factor") or 1)))
+    writer.add_rope_freq_base(full.get("rope_theta", 10000.0))
+    if "rope_theta" in rope.get("sliding_attention", {}) and architecture == "gemma3":
+        writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
+    if architecture == "olmo":
+        writer.add_layer_norm_eps(1e-5)
+    elif (epsilon := get("layer_norm_eps") or get("norm_epsilon") or get("norm_eps")) is not None:
+        writer.add_layer_norm_eps(epsilon)
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if full.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(full["factor"])
+    elif full.get("rope_type") == "yarn":
+        writer.add_rope_scaling_type(RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        if "attention_factor" in full:
+            writer.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
+        if "mscale_all_dim" in full:
+            writer.add_rope_scaling_yarn_log_mul(full["mscale_all_dim"])
+    elif full.get("rope_type") == "longrope":
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        writer.add_rope_scaling_attn_factors(full["attention_factor"])
+    if "llama_4_scaling_beta" in full:
+        writer.add_attn_temperature_scale(full["llama_4_scaling_beta"])
+    if architecture in ("gemma2", "gemma3", "cohere2", "exaone4", "olmo2", "phi3") and get("sliding_window"):
+        writer.add_sliding_window(config["sliding_window"])
+        if get("layer_types") and architecture in ("exaone4", "olmo2"):
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    for field, add in (
+        ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
+        ("final_logit_softcapping", writer.add_final_logit_softcapping),
+        ("attention_multiplier", writer.add_attention_scale),
+        ("embedding_multiplier", writer.add_embedding_scale),
+        ("residual_multiplier", writer.add_residual_scale),
+        ("logits_scaling", writer.add_logit_scale),
+        ("logit_scale", writer.add_logit_scale),
+        ("use_parallel_residual", writer.add_parallel_residual),
+    ):
+        if get(field) is not None:
+            add(config[field])
+
+
+def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:
+    """The tensors that say how rotary embeddings are scaled."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") == "longrope":
+        return {"rope_factors_long": rope["long_factor"], "rope_factors_short": rope["short_factor"]}
+    if rope.get("rope_type") != "llama3":
+        return {}
+    dim, context = config["head_dim"], 8192
+    factors = []
+    for frequency in rope["rope_theta"] ** -(np.arange(0, dim, 2) / dim):
+        length = 2 * np.pi / frequency
+        if length < context / rope["high_freq_factor"]:
+            factors.append(1.0)
+        elif length > context / rope["low_freq_factor"]:
+            factors.append(rope["factor"])
+        else:
+            low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+            smooth = (context / length - low) / (high - low)
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return {"rope_freqs": factors}
+
+
+def add_keys(writer: GGUFWriter, values: dict[str, Any]) -> None:
+    """Add keys of the types that most files have for such values."""
+    for key, value in values.items():
+        match value:
+            case bool():
+                writer.add_bool(key, value)
+            case int():
+                (writer.add_uint32 if value < 1 << 32 else writer.add_uint64)(key, value)
+            case float():
+                writer.add_float32(key, value)
+            case str():
+                writer.add_string(key, value)
+            case list():
+                writer.add_array(key, value)
+
+
+def tokenizer_of_bytes(vocab_size: int) -> dict[str, Any]:
+    tokens = TOKENS[:vocab_size]
+    types = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
+    return {
+        "model": "llama",
+        "tokens": tokens,
+        "scores": [0.0] * len(tokens),
+        "token_type": [*types, *[TokenType.BYTE] * (len(tokens) - len(types))],
+        "unknown_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def byte_level_keys(folder: Path, split: str) -> dict[str, Any]:
+    """The keys for the byte-level tokenizer in a folder, without those of special tokens."""
+    stored = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = stored["model"]["vocab"]
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    special = {token["content"] for token in stored["added_tokens"]}
+    return {
+        "model": "gpt2",
+        "pre": split,
+        "tokens": tokens,
+        "merges": [" ".join(merge) for merge in stored["model"]["merges"]],
+        "token_type": [TokenType.CONTROL if token in special else TokenType.NORMAL for token in tokens],
+    }
