@@ -243,8 +243,9 @@ void Decoder::multiply_neurons(Operation& operation, const Instruction& now, int
     left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
   };
   auto share = [&](auto&& put) {
-    multiply_shared(operation, team_.size(), layer.gate_up, normed_.rows(num_rows, shape_.hidden_size), put,
-                    [this] { lap(Part::gate_up_proj); });
+    multiply_shared(
+        operation, team_.size(), layer.gate_up, normed_.rows(num_rows, shape_.hidden_size), put,
+        [this] { lap(Part::gate_up_proj); }, layer.gate_up.has_gate ? 2 : 1);
   };
   if (layer.is_gated && now.activation == Activation::silu) {
     return share([&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
