@@ -104,7 +104,7 @@ def _folder_of_gguf(file: Path) -> Path:
 
 
 def _is_gguf(file: Path) -> bool:
-    """Whether a file begins or is called as a GGUF file is: one that is damaged is told apart later."""
+    """Whether a file has the beginning or the name of a GGUF file. It may still be damaged."""
     if file.suffix.lower() == _GGUF_SUFFIX:
         return True
     try:

@@ -113,7 +113,7 @@ EXPERTS = {
 
 @pytest.mark.parametrize("architecture", EXPERTS)
 def test_experts_in_one_tensor_load_as_those_that_have_their_own(architecture: str, tmp_path: Path) -> None:
-    """As transformers 5 saves them if it is told to keep its names of modules."""
+    """As transformers 5 saves them if it keeps its own names of modules."""
     changes = EXPERTS[architecture]
     if "num_experts_per_tok" not in changes and "moe_k" not in changes:
         changes = changes | {"num_experts_per_tok": 2}

@@ -59,7 +59,7 @@ def qwen3(fields: Qwen3Fields) -> ModelSpec:
 
 
 class QwenMoeFields(Qwen2Fields, frozen=True, kw_only=True):
-    """Every `decoder_sparse_step`-th layer has experts, but for `mlp_only_layers`. A window of 0 is none."""
+    """Every `decoder_sparse_step`-th layer has experts, except `mlp_only_layers`. A window of 0 is none."""
 
     sliding_window: NotNegative | None = 4096
     decoder_sparse_step: Positive = 1
