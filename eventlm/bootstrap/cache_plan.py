@@ -5,7 +5,7 @@ How many blocks fit into a GPU beside activations is measured by the workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,8 +15,11 @@ from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
-from eventlm.models.checkpoint_weights import weight_bytes
+from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
 from eventlm.models.config import kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype
+from eventlm.models.cpu_kernels import choose_forward
+from eventlm.models.gguf.source import read_source
+from eventlm.models.program import WeightKey
 from eventlm.models.spec import ModelSpec
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
@@ -79,7 +82,7 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
         longest = decoder.max_position_embeddings
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
-        sizes = _sizes(config, decoder)
+        sizes = _sizes(config, decoder, {} if gpus else _types_kept(config, folder, decoder))
         if gpus:
             num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus)
             if not num_blocks:
@@ -101,11 +104,22 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-def _sizes(config: Config, decoder: ModelSpec) -> _Sizes:
+def _types_kept(config: Config, folder: Path, decoder: ModelSpec) -> dict[WeightKey, str]:
+    """The matrices of a GGUF file that stay as they are, unless torch computes."""
+    model = config.model
+    if model.quantization != "none" or read_source(folder) is None:
+        return {}
+    dtype = resolve_dtype(decoder, model.dtype)
+    kernels, size = config.worker.cpu_kernels, config.cache.block_size
+    forward = choose_forward(kernels, decoder, model=str(folder), dtype=dtype, block_size=size)
+    return packed_types(find_weights(folder, decoder)) if forward.build else {}
+
+
+def _sizes(config: Config, decoder: ModelSpec, types: Mapping[WeightKey, str]) -> _Sizes:
     model, cache = config.model, config.cache
     dtype = resolve_dtype(decoder, model.dtype, model.quantization)
     block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))
-    return _Sizes(weight_bytes(decoder, dtype, model.quantization), block, _num_blocks_needed(config) * block)
+    return _Sizes(weight_bytes(decoder, dtype, model.quantization, types), block, _num_blocks_needed(config) * block)
 
 
 def _within_limit(config: Config, num_blocks: int) -> tuple[int, list[str]]:

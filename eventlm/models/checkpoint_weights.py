@@ -6,11 +6,12 @@ Loads no torch, so that a folder is checked before a worker starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.errors import CheckpointError
+from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
 from eventlm.models.config import DTYPE_BYTES
 from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, read_source
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
@@ -185,10 +186,32 @@ def _tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
     return names.prefix + (name if key.name in ("embedding", "final_norm") else f"layers.{key.layer}.{name}") + kind
 
 
-def weight_bytes(model: ModelSpec, dtype_name: str, quantization: str = "none") -> int:
-    """Bytes of the decoder's weights in memory. `dtype_name` is the resolved dtype of what is not quantized."""
+def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
+    """The matrices of GGUF files that the compiled decoder multiplies by as they are, and the types of their codes."""
+    stored = [weight for file in files for weight in file.weights if len(weight.shape) == 2 and not weight.interleaved]
+    types = {weight.key: weight.dtype for weight in stored if weight.num_bytes and weight.dtype in PACKED_TYPES}
+    for names in MULTIPLIED_TOGETHER:
+        for key in [key for key in types if key.name in names]:
+            others = [key._replace(name=name) for name in names]
+            # A layer without gates has `up` alone.
+            if any(weight.key in others and weight.key not in types for weight in stored):
+                del types[key]
+    return types
+
+
+def weight_bytes(
+    model: ModelSpec, dtype_name: str, quantization: str = "none", types: Mapping[WeightKey, str] | None = None
+) -> int:
+    """Bytes of the decoder's weights in memory. `dtype_name` is the resolved dtype of what is not quantized.
+
+    types: of matrices that stay codes, see `packed_types`.
+    """
     num_bytes = 0
     for key, shape in model_weights(model).items():
+        if types and key in types:
+            packed = PACKED_TYPES[types[key]]
+            num_bytes += math.prod(shape) // packed.block_inputs * packed.block_bytes
+            continue
         is_multiplied = key.name not in FLOAT32_WEIGHTS and (model.tie_word_embeddings or key != _EMBEDDING)
         if quantization == "int8" and len(shape) == 2 and is_multiplied:
             # A matrix to multiply by, not an embedding that is only looked up.

@@ -6,20 +6,17 @@ its place in a fused or packed matrix and converted to the decoder's dtype. So t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.decoder import CpuDecoder
-from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
 from eventlm.kernels.int8_linear import quantize_rows
-from eventlm.models.checkpoint_weights import WeightFile, find_weights
+from eventlm.models.checkpoint_weights import find_weights, packed_types
 from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
-from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weight_reader import read_pieces
@@ -77,7 +74,7 @@ def load_cpu_decoder(
     model = read_model(folder)
     files = find_weights(folder, model)
     ropes = [angles(rope, max_positions) for rope in model.ropes]
-    types = _types_in(files) if quantization == "none" else {}
+    types = packed_types(files) if quantization == "none" else {}
     try:
         decoder = CpuDecoder(
             build,
@@ -99,19 +96,6 @@ def load_cpu_decoder(
             "or take a smaller model"
         ) from error
     return decoder
-
-
-def _types_in(files: Sequence[WeightFile]) -> dict[WeightKey, str]:
-    """The matrices that lie in blocks as the compiled decoder takes them, and their types."""
-    stored = [weight for file in files for weight in file.weights if len(weight.shape) == 2 and not weight.interleaved]
-    types = {weight.key: weight.dtype for weight in stored if weight.num_bytes and weight.dtype in PACKED_TYPES}
-    for names in MULTIPLIED_TOGETHER:
-        for key in list(types):
-            others = [key._replace(name=name) for name in names] if key.name in names else []
-            # A layer without gates has `up` alone.
-            if any(weight.key in others and weight.key not in types for weight in stored):
-                del types[key]
-    return types
 
 
 def _empty_decoder(model: ModelSpec, dtype: torch.dtype, device: str) -> Decoder:

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from eventlm import LLM, SamplingParams
 from eventlm.errors import CheckpointError
 from eventlm.models import gguf_folder as module
-from eventlm.models.checkpoint_weights import find_weights
+from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
 from eventlm.models.config import model_fingerprint, read_model
 from eventlm.models.default import DEFAULT_MODEL
 from eventlm.models.gguf_folder import gguf_folder
@@ -106,6 +106,19 @@ def test_tokens_are_those_of_the_same_weights_in_safetensors(tmp_path: Path) -> 
             prompts: Any = [{"prompt_token_ids": [1, 70, 100, 3]}, {"prompt_token_ids": [9] * 20}]
             outputs.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
     assert outputs[0] == outputs[1]
+
+
+def test_matrices_that_stay_codes_count_as_such(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "checkpoint", "LlamaForCausalLM", **SMALL)
+    to_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "llama", "Q4_1")
+    folder = gguf_folder(tmp_path / "model.gguf")
+    model = read_model(folder)
+    types = packed_types(find_weights(folder, model))
+    assert set(types.values()) == {"Q4_1"}
+    whole, packed = weight_bytes(model, "bfloat16"), weight_bytes(model, "bfloat16", types=types)
+    # 5 bits in place of 16 for all but norms and an embedding that is not packed.
+    assert packed < (tmp_path / "model.gguf").stat().st_size
+    assert 0.3 < packed / whole < 0.5
 
 
 def test_the_default_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
