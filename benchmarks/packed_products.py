@@ -52,7 +52,7 @@ def load(build: str, kind: str, num_threads: int) -> CpuDecoder:
     """With random codes; their bytes are so small that no scale is infinite."""
     shapes = {key: shape for key, shape in model_weights(MODEL).items() if len(shape) == 2}
     packed = PACKED_TYPES.get(kind)
-    types = {(key.name, key.layer): kind for key in shapes} if packed else None
+    types = {(key.name, key.layer, key.expert): kind for key in shapes} if packed else None
     ropes = [angles(rope, 64) for rope in MODEL.ropes]
     model = native_model(MODEL, 64)
     decoder = CpuDecoder(build, model, ropes, is_int8=kind == "int8", types=types, num_threads=num_threads)

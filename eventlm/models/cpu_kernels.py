@@ -17,25 +17,32 @@ from eventlm.kernels.cpu.native import (
 )
 from eventlm.models.program import (
     Activate,
+    Add,
     AddNormed,
     Attend,
     Embed,
+    Experts,
     Heads,
     Multiply,
     MultiplyAdd,
     Norm,
     Operation,
+    Route,
+    ScaleInner,
     Take,
     program_of,
 )
-from eventlm.models.spec import AttentionSpec, ModelSpec
+from eventlm.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 
 #: The values that name no build.
 AUTO, TORCH = "auto", "torch"
 #: Why a build that the processor could run may be missing, and what to do.
 _NOT_COMPILED = "not compiled, or of another version; install eventlm again, where there is a C++ compiler"
 #: In the order of program.h's Kind.
-_KINDS = (Embed, Norm, Take, Heads, Attend, Activate, MultiplyAdd, Multiply, AddNormed)
+_KINDS = (
+    *(Embed, Norm, Take, Heads, Attend, Activate, MultiplyAdd, Multiply, AddNormed),
+    *(Route, ScaleInner, Experts, Add),
+)
 #: The only dtype that the compiled forward pass computes in.
 _DTYPE = "bfloat16"
 
@@ -78,8 +85,6 @@ def choose_forward(wanted: str, config: ModelSpec, *, model: str, dtype: str, bl
         reason = f"it computes in {_DTYPE}, not {dtype}"
     elif not build:
         reason = f"it is {_NOT_COMPILED}"
-    elif any(layer.experts is not None for layer in config.layers):
-        reason = "mixtures of experts are not compiled yet"
     else:
         reason = unsupported(native_model(config, config.max_position_embeddings), block_size)
     if not reason:
@@ -90,7 +95,7 @@ def choose_forward(wanted: str, config: ModelSpec, *, model: str, dtype: str, bl
 
 
 def native_model(config: ModelSpec, max_positions: int) -> NativeModel:
-    """The model, which has no experts, as the compiled decoder takes it."""
+    """The model as the compiled decoder takes it."""
     shape = NativeShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -122,15 +127,31 @@ def _instruction(operation: Operation, config: ModelSpec) -> Instruction:
             found.weight = WEIGHTS.index(operation.matrix)
         case Activate():
             part = config.layers[operation.layer].dense
-            found.num_neurons = 0 if part is None else part.size
-            found.activation = ACTIVATIONS.index(operation.activation)
-            found.is_gated = operation.matrix == "gate_up"
+            if part is not None:
+                _put_neurons(found, part)
         case Heads():
             _put_attention(found, operation.attention)
             found.rope = operation.rope
         case Attend():
             _put_attention(found, operation.attention)
+        case Route():
+            _put_routing(found, operation.experts)
+        case Experts():
+            found.num_experts, found.num_active = operation.experts.num_experts, operation.experts.num_active
+            _put_neurons(found, operation.experts.expert)
     return found
+
+
+def _put_neurons(to: Instruction, part: FeedForwardSpec) -> None:
+    to.num_neurons, to.is_gated = part.size, part.is_gated
+    to.activation = ACTIVATIONS.index(part.activation)
+
+
+def _put_routing(to: Instruction, experts: ExpertsSpec) -> None:
+    to.num_experts, to.num_active = experts.num_experts, experts.num_active
+    to.num_groups, to.num_active_groups = experts.num_groups, experts.num_active_groups
+    to.is_sigmoid, to.is_normalized = experts.routing == "sigmoid", experts.is_normalized
+    to.min_sum, to.multiplier = experts.min_sum, experts.scaling
 
 
 def _put_attention(to: Instruction, attention: AttentionSpec) -> None:

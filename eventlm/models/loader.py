@@ -81,15 +81,15 @@ def load_cpu_decoder(
             native_model(model, max_positions),
             ropes,
             is_int8=quantization == "int8",
-            types={(key.name, key.layer): kind for key, kind in types.items()},
+            types={(key.name, key.layer, key.expert): kind for key, kind in types.items()},
             num_threads=num_threads,
         )
         for key, first_row, values in read_pieces(files, on_progress, in_blocks=types):
             if key in types:
-                decoder.load_packed(key.name, key.layer, values, first_row)
+                decoder.load_packed(key.name, key.layer, values, first_row, key.expert)
             else:
                 name = f"{key.name}_bias" if key.kind == "bias" else key.name
-                decoder.load(name, key.layer, values, first_row)
+                decoder.load(name, key.layer, values, first_row, key.expert)
     except MemoryError as error:
         raise CheckpointError(
             f"{folder}: this machine gives neither its weights nor {num_threads} threads their memory; lower --threads "

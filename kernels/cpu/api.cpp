@@ -19,7 +19,7 @@ namespace {
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
 // another for none.
-constexpr int kInterface = 5;
+constexpr int kInterface = 6;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -58,9 +58,11 @@ EVENTLM_EXPORT int eventlm_prepare() {
 EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const eventlm::Instruction* program,
                                         std::int32_t num_instructions, const float* const* cosines,
                                         const float* const* sines, std::int32_t is_int8,
-                                        const eventlm::PackedType* types, std::int32_t num_threads) {
+                                        const eventlm::TypedWeight* types, std::int32_t num_types,
+                                        std::int32_t num_threads) {
   try {
-    return new Decoder(*shape, {program, program + num_instructions}, cosines, sines, is_int8 != 0, types, num_threads);
+    return new Decoder(*shape, {program, program + num_instructions}, cosines, sines, is_int8 != 0,
+                       {types, types + num_types}, num_threads);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -75,21 +77,29 @@ EVENTLM_EXPORT void eventlm_set_embedding(Decoder* decoder, const std::uint16_t*
 // processors: as many as there are threads.
 EVENTLM_EXPORT void eventlm_pin(Decoder* decoder, const std::int32_t* processors) { decoder->pin(processors); }
 
+// expert: -1 for what is of none, here and below.
 EVENTLM_EXPORT std::int32_t eventlm_load_matrix(Decoder* decoder, std::int32_t weight, std::int32_t layer,
-                                                const std::uint16_t* rows, std::int64_t first_row,
+                                                std::int32_t expert, const std::uint16_t* rows, std::int64_t first_row,
                                                 std::int64_t num_rows) {
-  return run([&] { decoder->load_matrix(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows); });
+  return run(
+      [&] { decoder->load_matrix(static_cast<eventlm::Weight>(weight), layer, expert, rows, first_row, num_rows); });
 }
 
 EVENTLM_EXPORT std::int32_t eventlm_load_packed(Decoder* decoder, std::int32_t weight, std::int32_t layer,
-                                                const std::uint8_t* rows, std::int64_t first_row,
+                                                std::int32_t expert, const std::uint8_t* rows, std::int64_t first_row,
                                                 std::int64_t num_rows) {
-  return run([&] { decoder->load_packed(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows); });
+  return run(
+      [&] { decoder->load_packed(static_cast<eventlm::Weight>(weight), layer, expert, rows, first_row, num_rows); });
 }
 
 EVENTLM_EXPORT std::int32_t eventlm_load_vector(Decoder* decoder, std::int32_t weight, std::int32_t is_bias,
-                                                std::int32_t layer, const float* source) {
-  return run([&] { decoder->load_vector(static_cast<eventlm::Weight>(weight), is_bias != 0, layer, source); });
+                                                std::int32_t layer, std::int32_t expert, const float* source) {
+  return run([&] { decoder->load_vector(static_cast<eventlm::Weight>(weight), is_bias != 0, layer, expert, source); });
+}
+
+EVENTLM_EXPORT void eventlm_load_router(Decoder* decoder, std::int32_t layer, const float* rows, std::int64_t first_row,
+                                        std::int64_t num_rows) {
+  decoder->load_router(layer, rows, first_row, num_rows);
 }
 
 // starts, counts, tables: of each row; a table has its block numbers.

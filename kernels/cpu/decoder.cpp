@@ -8,7 +8,9 @@ namespace {
 
 // The most that one of a kind is made of, see Decoder::run.
 std::size_t num_operations(Kind kind) {
-  return kind == Kind::attend ? 3 : kind == Kind::heads || kind == Kind::activate ? 2 : 1;
+  if (kind == Kind::experts) return 4;
+  if (kind == Kind::attend) return 3;
+  return kind == Kind::heads || kind == Kind::activate || kind == Kind::route ? 2 : 1;
 }
 
 template <class Value>
@@ -16,6 +18,10 @@ std::int32_t most_of(const std::vector<Instruction>& program, Value&& value) {
   std::int32_t most = 0;
   for (const Instruction& now : program) most = std::max(most, static_cast<std::int32_t>(value(now)));
   return most;
+}
+
+std::int32_t most_neurons(const std::vector<Instruction>& program, Kind kind) {
+  return most_of(program, [kind](const Instruction& now) { return now.kind == kind ? now.num_neurons : 0; });
 }
 
 Inputs inputs_of(const Weights& weights, bool is_int8) {
@@ -35,7 +41,7 @@ struct Decoder::Step {
 };
 
 Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
-                 const float* const* sines, bool is_int8, const PackedType* types, int num_threads)
+                 const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads)
     : shape_(shape),
       program_(program),
       team_(num_threads),
@@ -44,11 +50,16 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
       hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
       query_stride_(round_up(num_inputs_ / 2, kLanes) + kLanes),
       raw_stride_(num_inputs_ + static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim + kLanes),
-      has_updates_(most_of(program, [](const Instruction& now) { return now.kind == Kind::multiply; }) > 0),
+      has_updates_(
+          most_of(program,
+                  [](const Instruction& now) { return now.kind == Kind::multiply || now.kind == Kind::experts; }) > 0),
       has_raw_heads_(most_of(program, is_whole) > 0),
       normed_(shape.hidden_size, inputs_of(weights_, is_int8)),
       attended_(num_inputs_, inputs_of(weights_, is_int8)),
-      inner_(most_of(program, [](const Instruction& now) { return now.num_neurons; }), inputs_of(weights_, is_int8)) {
+      inner_(most_neurons(program, Kind::activate), inputs_of(weights_, is_int8)),
+      routing_(program),
+      gathered_(routing_.is_used() ? shape.hidden_size : 0, inputs_of(weights_, is_int8)),
+      passed_(most_neurons(program, Kind::experts), inputs_of(weights_, is_int8)) {
   std::size_t count = 0;
   for (const Instruction& now : program_) {
     first_operations_.push_back(count);
@@ -92,6 +103,13 @@ void Decoder::reserve(std::size_t num_tokens) {
   normed_.reserve(num_tokens);
   attended_.reserve(num_tokens);
   inner_.reserve(num_tokens);
+  if (routing_.is_used()) {
+    grow(exact_, num_tokens * hidden_stride_);
+    grow(shared_scales_, num_tokens);
+    routing_.reserve(num_tokens);
+    gathered_.reserve(num_tokens > 1 ? routing_.num_slots(num_tokens) : 0);
+    passed_.reserve(routing_.num_slots(num_tokens));
+  }
 }
 
 void Decoder::lap(Part part) {
@@ -157,6 +175,14 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       return multiply_out(operation[0], now, static_cast<int>(count));
     case Kind::add_normed:
       return add_normed(operation[0], layer.norm(now.weight), now.multiplier, count);
+    case Kind::route:
+      return route(operation, now, count);
+    case Kind::scale_inner:
+      return scale_inner(operation[0], now, count);
+    case Kind::experts:
+      return pass_experts(operation, now, count);
+    case Kind::add:
+      return add_update(operation[0], now.multiplier, count);
   }
 }
 
@@ -176,11 +202,16 @@ void Decoder::embed(Operation& operation, const Step& step, float multiplier) {
   operation.share(step.num_tokens, kRowsPerPiece, embed_token, [this] { lap(Part::embed); });
 }
 
+EVENTLM_INLINE void Decoder::put_normed(std::size_t row, std::size_t input, f32x16 values) {
+  normed_.put(row, input, values);
+  if (routing_.is_used()) store(&exact_[row * hidden_stride_ + input], values);
+}
+
 // Returns with all rows of the residual stream normed, as inputs of a product.
 void Decoder::norm_rows(Operation& operation, const Norm& norm, std::size_t count) {
   auto norm_row = [&](std::size_t row) {
     norm_of(&residual_[row * hidden_stride_], norm, shape_.hidden_size,
-            [&](std::size_t i, f32x16 values) { normed_.put(row, i, values); });
+            [&](std::size_t i, f32x16 values) { put_normed(row, i, values); });
     normed_.quantize(row, shape_.hidden_size);
   };
   operation.share(count, kRowsPerPiece, norm_row, [this] { lap(Part::norm); });
@@ -190,7 +221,7 @@ void Decoder::norm_rows(Operation& operation, const Norm& norm, std::size_t coun
 void Decoder::take_rows(Operation& operation, std::size_t count) {
   auto take_row = [&](std::size_t row) {
     const float* from = &residual_[row * hidden_stride_];
-    for (int i = 0; i < shape_.hidden_size; i += kLanes) normed_.put(row, i, load<f32x16>(from + i));
+    for (int i = 0; i < shape_.hidden_size; i += kLanes) put_normed(row, i, load<f32x16>(from + i));
     normed_.quantize(row, shape_.hidden_size);
   };
   operation.share(count, kRowsPerPiece, take_row, [this] { lap(Part::norm); });
@@ -215,8 +246,9 @@ void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t n
 void Decoder::multiply_out(Operation& operation, const Instruction& now, int num_rows) {
   const Layer& layer = weights_.layers[now.layer];
   const bool is_output = now.weight == Weight::output, is_added = now.kind == Kind::multiply_add;
-  const Matrix& matrix = is_output ? layer.output : layer.down;
-  const Aligned<float>& bias = is_output ? layer.output_bias : layer.down_bias;
+  const Matrix& matrix = is_output ? layer.output : layer.dense.down;
+  const Aligned<float>& bias = is_output ? layer.output_bias : layer.dense.down_bias;
+  const float* scales = is_output || layer.shared_scale.empty() ? nullptr : shared_scales_.data();
   const float* add = bias.empty() ? nullptr : bias.data();
   const float multiplier = now.multiplier;
   float* out = is_added ? residual_.data() : update_.data();
@@ -225,6 +257,7 @@ void Decoder::multiply_out(Operation& operation, const Instruction& now, int num
     if (add != nullptr)
       left += load<f32x16>(add + panel * kPanel), right += load<f32x16>(add + panel * kPanel + kLanes);
     if (multiplier != 1.0f) left *= multiplier, right *= multiplier;
+    if (scales != nullptr) left *= scales[row], right *= scales[row];
     if (is_added) left += load<f32x16>(to), right += load<f32x16>(to + kLanes);
     store(to, left);
     store(to + kLanes, right);
@@ -236,28 +269,11 @@ void Decoder::multiply_out(Operation& operation, const Instruction& now, int num
 
 // Gate and up of all rows, or up alone, and the activation.
 void Decoder::multiply_neurons(Operation& operation, const Instruction& now, int num_rows) {
-  const Layer& layer = weights_.layers[now.layer];
-  const float* bias = layer.gate_up_bias.empty() ? nullptr : layer.gate_up_bias.data();
-  auto add_bias = [bias](std::size_t panel, f32x16& left, f32x16& right) {
-    if (bias == nullptr) return;
-    left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
-  };
-  auto share = [&](auto&& put) {
+  const Neurons& part = weights_.layers[now.layer].dense;
+  put_neurons(part, now.activation, inner_, 0, [&](auto&& put) {
     multiply_shared(
-        operation, team_.size(), layer.gate_up, normed_.rows(num_rows, shape_.hidden_size), put,
-        [this] { lap(Part::gate_up_proj); }, layer.gate_up.has_gate ? 2 : 1);
-  };
-  if (layer.is_gated && now.activation == Activation::silu) {
-    return share([&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
-      add_bias(panel, gate, up);
-      inner_.put(row, panel * kLanes, silu(gate) * up);
-    });
-  }
-  share([&](int row, std::size_t panel, f32x16 left, f32x16 right) {
-    add_bias(panel, left, right);
-    if (layer.is_gated) return inner_.put(row, panel * kLanes, activated(now.activation, left) * right);
-    inner_.put(row, panel * kPanel, activated(now.activation, left));
-    inner_.put(row, panel * kPanel + kLanes, activated(now.activation, right));
+        operation, team_.size(), part.gate_up, normed_.rows(num_rows, shape_.hidden_size), put,
+        [this] { lap(Part::gate_up_proj); }, part.gate_up.has_gate ? 2 : 1);
   });
 }
 

@@ -10,6 +10,7 @@
 
 #include "attention.h"
 #include "attention_plan.h"
+#include "experts.h"
 #include "linear.h"
 #include "program.h"
 #include "sampling.h"
@@ -27,6 +28,8 @@ enum class Part : std::int32_t {
   o_proj,
   gate_up_proj,
   down_proj,
+  router,
+  experts,
   lm_head,
   sample,
   count
@@ -39,8 +42,8 @@ inline std::int64_t now_ns() {
       .count();
 }
 
-template <class T>
-void grow(Aligned<T>& buffer, std::size_t size) {
+template <class Buffer>
+void grow(Buffer& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
@@ -54,7 +57,7 @@ class Decoder {
  public:
   // cosines, sines: of each rotary embedding, [max_positions, rotary_dim / 2]. types: see Weights.
   Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
-          const float* const* sines, bool is_int8, const PackedType* types, int num_threads);
+          const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads);
 
   // See Team.
   void pin(const int* processors) { team_.pin(processors); }
@@ -62,14 +65,19 @@ class Decoder {
   // See Weights.
   // As it lies in the checkpoint, and must lie as long as this lives; null if it is the output matrix, or of codes.
   void set_embedding(const bf16* embedding) { weights_.embedding = embedding; }
-  void load_matrix(Weight weight, int layer, const bf16* rows, std::size_t first_row, std::size_t num_rows) {
-    weights_.load_matrix(team_, weight, layer, rows, first_row, num_rows);
+  void load_matrix(Weight weight, int layer, int expert, const bf16* rows, std::size_t first_row,
+                   std::size_t num_rows) {
+    weights_.load_matrix(team_, weight, layer, expert, rows, first_row, num_rows);
   }
-  void load_packed(Weight weight, int layer, const std::uint8_t* rows, std::size_t first_row, std::size_t num_rows) {
-    weights_.load_packed(team_, weight, layer, rows, first_row, num_rows);
+  void load_packed(Weight weight, int layer, int expert, const std::uint8_t* rows, std::size_t first_row,
+                   std::size_t num_rows) {
+    weights_.load_packed(team_, weight, layer, expert, rows, first_row, num_rows);
   }
-  void load_vector(Weight weight, bool is_bias, int layer, const float* source) {
-    weights_.load_vector(weight, is_bias, layer, source);
+  void load_vector(Weight weight, bool is_bias, int layer, int expert, const float* source) {
+    weights_.load_vector(weight, is_bias, layer, expert, source);
+  }
+  void load_router(int layer, const float* rows, std::size_t first_row, std::size_t num_rows) {
+    weights_.load_router(layer, rows, first_row, num_rows);
   }
 
   // The residual stream after the last layer, [tokens, hidden_size], of rows that lie one after the other.
@@ -98,12 +106,19 @@ class Decoder {
   void run_program(const Step& step);
   void run(const Step& step, const Instruction& now, Operation* operation);
   void embed(Operation& operation, const Step& step, float multiplier);
+  void put_normed(std::size_t row, std::size_t input, f32x16 values);
   void norm_rows(Operation& operation, const Norm& norm, std::size_t count);
   void take_rows(Operation& operation, std::size_t count);
   void add_normed(Operation& operation, const Norm& norm, float multiplier, std::size_t count);
   void quantize_rows(Operation& operation, RowBuffer& rows, std::size_t num_inputs, std::size_t count, Part part);
   void multiply_out(Operation& operation, const Instruction& now, int num_rows);
   void multiply_neurons(Operation& operation, const Instruction& now, int num_rows);
+  void route(Operation* operation, const Instruction& now, std::size_t count);
+  Units units_of(const Neurons& expert, int num_rows) const;
+  void scale_inner(Operation& operation, const Instruction& now, std::size_t count);
+  void pass_experts(Operation* operation, const Instruction& now, std::size_t count);
+  void add_expert(const Neurons& expert, const ExpertRows& own, std::size_t begin, std::size_t end);
+  void add_update(Operation& operation, float multiplier, std::size_t count);
   void multiply_heads(Operation& operation, const Step& step, const Instruction& heads);
   void norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads);
   void put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
@@ -135,6 +150,12 @@ class Decoder {
   Aligned<float> residual_, update_, raw_heads_, partials_;
   Aligned<std::uint32_t> queries_;
   RowBuffer normed_, attended_, inner_;
+  Routing routing_;
+  // With experts: what is normed, not rounded; the inputs of experts, and what their neurons give, by slot; what
+  // multiplies the shared part of each row.
+  Aligned<float> exact_;
+  RowBuffer gathered_, passed_;
+  std::vector<float> shared_scales_;
   std::vector<AttentionPlan> plans_;  // of each different window
   std::vector<std::int32_t> token_rows_;
   // The best token of each piece of a row's logits.

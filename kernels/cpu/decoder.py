@@ -20,7 +20,7 @@ from eventlm.kernels.cpu.native import PACKED_TYPES, WEIGHTS, Instruction, Nativ
 #: In the order of decoder.h's Part.
 PARTS = (
     *("embed", "norm", "qkv_proj", "attention"),
-    *("o_proj", "gate_up_proj", "down_proj", "lm_head", "sample"),
+    *("o_proj", "gate_up_proj", "down_proj", "router", "experts", "lm_head", "sample"),
 )
 #: The part that multiplies by a matrix.
 _PART_OF = {
@@ -29,6 +29,7 @@ _PART_OF = {
     "output": "o_proj",
     **dict.fromkeys(("gate", "up"), "gate_up_proj"),
     "down": "down_proj",
+    "router": "router",
 }
 #: In the order of kv_cache.h's KVFormat: how each is kept, fp8 as its bytes.
 _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
@@ -64,9 +65,9 @@ class CpuDecoder:
 
     is_int8: matrices are int8, inputs become so (quantize.h).
 
-    types: for matrices of codes (packed.h), by name and layer, one of PACKED_TYPES. Inputs are a multiple of its
-    block's, and those of MULTIPLIED_TOGETHER all have one. The output matrix that is the embedding as well is called
-    that.
+    types: for matrices of codes (packed.h), by name, layer and expert, one of PACKED_TYPES. Inputs are a multiple of
+    its block's, and those of MULTIPLIED_TOGETHER all have one. The output matrix that is the embedding as well is
+    called that. The expert is -1 for what is not one expert's, here and below.
 
     MemoryError if the packed weights find no room, or the threads, or what a call works on.
     """
@@ -78,7 +79,7 @@ class CpuDecoder:
         ropes: Sequence[tuple[Tensor, Tensor]],
         *,
         is_int8: bool = False,
-        types: Mapping[tuple[str, int], str] | None = None,
+        types: Mapping[tuple[str, int, int], str] | None = None,
         num_threads: int,
     ) -> None:
         self._functions = library(build)
@@ -87,7 +88,7 @@ class CpuDecoder:
         self._weight_bytes = 1 if is_int8 else 2
         self._types = types or {}
         tables = [[table.float().contiguous() for table in tables] for tables in zip(*ropes, strict=True)] or [[], []]
-        types_LW = self._type_numbers()
+        typed = self._typed_weights()
         cosines, sines = (array("Q", [table.data_ptr() for table in kind]) for kind in tables)
         self._handle = self._functions.eventlm_decoder(
             ctypes.byref(shape),
@@ -96,7 +97,8 @@ class CpuDecoder:
             cosines.buffer_info()[0],
             sines.buffer_info()[0],
             is_int8,
-            types_LW.buffer_info()[0],
+            typed.buffer_info()[0],
+            len(self._types),
             num_threads,
         )
         if not self._handle:
@@ -106,7 +108,7 @@ class CpuDecoder:
         self._embedding: Tensor | None = None
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
-        if not shape.is_tied and ("embedding", 0) not in self._types:
+        if not shape.is_tied and ("embedding", 0, -1) not in self._types:
             self._embedding = host_memory.empty((shape.vocab_size, shape.hidden_size), torch.bfloat16)
             self._functions.eventlm_set_embedding(self._handle, self._embedding.data_ptr())
 
@@ -115,52 +117,65 @@ class CpuDecoder:
         numbers = array("i", processors)
         self._functions.eventlm_pin(self._handle, numbers.buffer_info()[0])
 
-    def load(self, name: str, layer: int, values: Tensor, first_row: int = 0) -> None:
+    def load(self, name: str, layer: int, values: Tensor, first_row: int = 0, expert: int = -1) -> None:
         """One of WEIGHTS, with `_bias` behind its name if it is a bias, as the checkpoint has it.
 
         A whole vector, or rows of a matrix [out, in] from `first_row`, a multiple of 32, on. Where the matrix is of
         codes, of type Q4_1, the numbers are rounded to them.
         """
         number = WEIGHTS.index(name.removesuffix("_bias"))
+        if name == "router":
+            products_EH = values.float().contiguous()
+            self._count(name, products_EH.nbytes)
+            self._functions.eventlm_load_router(
+                self._handle, layer, products_EH.data_ptr(), first_row, len(products_EH)
+            )
+            return
+        if name == "shared_scale":
+            # A matrix of one row.
+            values = values.flatten()
         if values.dim() == 1:
             vector = values.float().contiguous()
             if name.endswith("_norm"):
                 vector = vector + self._norm_offset
             is_bias = name.endswith("_bias")
-            self._functions.eventlm_load_vector(self._handle, number, is_bias, layer, vector.data_ptr())
+            self._functions.eventlm_load_vector(self._handle, number, is_bias, layer, expert, vector.data_ptr())
             return
         if self._embedding is not None and name == "embedding":
             self._embedding[first_row : first_row + len(values)] = values
             return
         rows = values.to(torch.bfloat16).contiguous()
-        kind = self._types.get((name, layer))
+        kind = self._types.get((name, layer, expert))
         packed = PACKED_TYPES[kind] if kind else None
         count = rows.numel()
-        self._count(name, count // packed.block_inputs * packed.block_bytes if packed else count * self._weight_bytes)
-        self._functions.eventlm_load_matrix(self._handle, number, layer, rows.data_ptr(), first_row, len(rows))
+        num_bytes = count // packed.block_inputs * packed.block_bytes if packed else count * self._weight_bytes
+        self._count(name, num_bytes, expert)
+        self._functions.eventlm_load_matrix(self._handle, number, layer, expert, rows.data_ptr(), first_row, len(rows))
 
-    def load_packed(self, name: str, layer: int, blocks: Tensor, first_row: int = 0) -> None:
+    def load_packed(self, name: str, layer: int, blocks: Tensor, first_row: int = 0, expert: int = -1) -> None:
         """Rows of a matrix of codes from `first_row`, a multiple of 32, on, as a GGUF file has them.
 
         blocks: uint8 [rows, bytes], of the type that the constructor was given.
         """
         blocks = blocks.contiguous()
-        self._count(name, blocks.numel())
-        number = WEIGHTS.index(name)
-        self._functions.eventlm_load_packed(self._handle, number, layer, blocks.data_ptr(), first_row, len(blocks))
+        self._count(name, blocks.numel(), expert)
+        number, count = WEIGHTS.index(name), len(blocks)
+        self._functions.eventlm_load_packed(self._handle, number, layer, expert, blocks.data_ptr(), first_row, count)
 
-    def _count(self, name: str, num_bytes: int) -> None:
+    def _count(self, name: str, num_bytes: int, expert: int = -1) -> None:
         part = "lm_head" if name == "embedding" and self._shape.is_tied else _PART_OF.get(name)
+        if expert >= 0:
+            part = "experts"
         if part is not None:
             self.weight_bytes[part] = self.weight_bytes.get(part, 0) + num_bytes
 
-    def _type_numbers(self) -> array[int]:
-        """As weights.h wants them."""
-        numbers: array[int] = array("i", [-1]) * (self._shape.num_layers * len(WEIGHTS))
-        for (name, layer), kind in self._types.items():
+    def _typed_weights(self) -> array[int]:
+        """As weights.h wants them: four numbers of each."""
+        numbers = array("i")
+        for (name, layer, expert), kind in self._types.items():
             is_output = name == "embedding" and self._shape.is_tied
             weight = WEIGHTS.index("lm_head" if is_output else name)
-            numbers[layer * len(WEIGHTS) + weight] = PACKED_TYPES[kind].number
+            numbers.extend((weight, layer, expert, PACKED_TYPES[kind].number))
         return numbers
 
     def forward(self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor) -> Tensor:

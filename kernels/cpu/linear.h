@@ -197,9 +197,10 @@ constexpr std::size_t kPanelBytesAtOnce = 1 << 18;
 
 // The units of panels and rows in which members take a product. A unit has a multiple of `together` panels.
 struct Units {
-  Units(std::size_t num_panels, std::size_t panel_bytes, const Rows& rows, int num_members, std::size_t together)
-      : num_panels(num_panels), num_rows(rows.count) {
-    const std::size_t most_rows = std::max<std::size_t>(kInputBytesAtOnce / (rows.num_groups * kLineBytes), 1);
+  Units(const Matrix& matrix, std::size_t num_rows, int num_members, std::size_t together = 1)
+      : num_panels(matrix.num_panels()), num_rows(num_rows) {
+    const std::size_t panel_bytes = matrix.num_bytes() / num_panels;
+    const std::size_t most_rows = std::max<std::size_t>(kInputBytesAtOnce / (matrix.num_words() * 4), 1);
     const std::size_t num_parts = (num_rows + most_rows - 1) / most_rows;
     part = round_up((num_rows + num_parts - 1) / num_parts, kBlockRows);
     // Small enough that the members end together; with few rows large enough that taking one is nothing beside it, and
@@ -211,33 +212,48 @@ struct Units {
     num_groups = (num_panels + group - 1) / group;
   }
 
+  struct Unit {
+    std::size_t panel, last_panel;
+    int row, last_row;
+  };
+
   std::size_t count() const { return (num_rows + part - 1) / part * num_groups; }
+  // Its panels and rows.
+  Unit unit(std::size_t number) const {
+    const std::size_t row = number / num_groups * part, panel = number % num_groups * group;
+    return {panel, std::min(panel + group, num_panels), static_cast<int>(row),
+            static_cast<int>(std::min(row + part, num_rows))};
+  }
 
   const std::size_t num_panels, num_rows;
   std::size_t part, group, num_groups;
 };
 
-// put(row, panel, left half, right half) takes the products; finish() is called after the last.
+// The same of a matrix of any kind: put(row, panel, left half, right half) takes the products, as floats.
+template <class Put>
+void multiply_any(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                  Put&& put) {
+  if (matrix.num_parts > 0) return multiply<Codes>(matrix, begin, end, rows, first, last, put);
+  if (!matrix.is_int8) return multiply<Floats>(matrix, begin, end, rows, first, last, put);
+  auto put_integers = [&](int row, std::size_t panel, i32x16 left, i32x16 right) {
+    const PanelEnd& ends = matrix.end(panel);
+    const f32x16 scale = splat(rows.scales[row]);
+    put(row, panel, to_floats(left - ends.offsets[0]) * (scale * ends.scales[0]),
+        to_floats(right - ends.offsets[1]) * (scale * ends.scales[1]));
+  };
+  multiply<Integers>(matrix, begin, end, rows, first, last, put_integers);
+}
+
+// put takes the products of all rows with all panels; finish() is called after the last.
 template <class Put, class Finish>
 void multiply_shared(Operation& operation, int num_members, const Matrix& matrix, const Rows& rows, Put&& put,
                      Finish&& finish, std::size_t together = 1) {
-  const Units units(matrix.num_panels(), matrix.num_bytes() / matrix.num_panels(), rows, num_members, together);
-  auto share = [&]<class Numbers>(Numbers, auto&& put_sums) {
-    auto multiply_unit = [&](std::size_t unit) {
-      const std::size_t row = unit / units.num_groups * units.part, panel = unit % units.num_groups * units.group;
-      multiply<Numbers>(matrix, panel, std::min(panel + units.group, units.num_panels), rows, static_cast<int>(row),
-                        static_cast<int>(std::min(row + units.part, units.num_rows)), put_sums);
-    };
-    operation.share(units.count(), 1, multiply_unit, finish);
+  const Units units(matrix, rows.count, num_members, together);
+  auto multiply_unit = [&](std::size_t number) {
+    const Units::Unit unit = units.unit(number);
+    multiply_any(matrix, unit.panel, unit.last_panel, rows, unit.row, unit.last_row, put);
   };
-  if (matrix.num_parts > 0) return share(Codes{}, put);
-  if (!matrix.is_int8) return share(Floats{}, put);
-  share(Integers{}, [&](int row, std::size_t panel, i32x16 left, i32x16 right) {
-    const PanelEnd& end = matrix.end(panel);
-    const f32x16 scale = splat(rows.scales[row]);
-    put(row, panel, to_floats(left - end.offsets[0]) * (scale * end.scales[0]),
-        to_floats(right - end.offsets[1]) * (scale * end.scales[1]));
-  });
+  operation.share(units.count(), 1, multiply_unit, finish);
 }
 
 }  // namespace eventlm

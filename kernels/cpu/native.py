@@ -25,22 +25,24 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 5
+_INTERFACE = 6
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
 
-#: In the order of program.h's Weight. All but an embedding, the norms of queries and keys, and sinks may have a bias.
+#: In the order of program.h's Weight. All but an embedding, the norms of queries and keys, sinks, and the last two may
+#: have a bias.
 WEIGHTS = (
     *("embedding", "lm_head", "final_norm"),
     *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
+    *("router", "correction", "shared_scale"),
 )
 #: Weights that one product multiplies by: all of them are of codes, or none is.
 MULTIPLIED_TOGETHER = (("query", "key", "value"), ("gate", "up"))
 #: In the orders of program.h's QkNorm and Activation.
 QK_NORMS = ("none", "head", "whole")
-ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2")
+ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
 
 
 class PackedType(NamedTuple):
@@ -110,9 +112,15 @@ class Instruction(ctypes.Structure):
                 "is_interleaved",
                 "window",
                 "positions_per_scale",
+                "num_experts",
+                "num_active",
+                "is_sigmoid",
+                "num_groups",
+                "num_active_groups",
+                "is_normalized",
             )
         ),
-        *((name, c_float) for name in ("multiplier", "score_divisor", "soft_cap", "query_scaling_beta")),
+        *((name, c_float) for name in ("multiplier", "score_divisor", "soft_cap", "query_scaling_beta", "min_sum")),
     )
 
 
@@ -196,18 +204,20 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_decoder.restype = c_void_p
     functions.eventlm_decoder.argtypes = (
         *(POINTER(NativeShape), POINTER(Instruction), c_int32, c_void_p, c_void_p),
-        *(c_int32, c_void_p, c_int32),
+        *(c_int32, c_void_p, c_int32, c_int32),
     )
     functions.eventlm_free.restype = None
     functions.eventlm_free.argtypes = (c_void_p,)
     functions.eventlm_set_embedding.restype = None
     functions.eventlm_set_embedding.argtypes = (c_void_p, c_void_p)
     functions.eventlm_load_matrix.restype = _raise_if_no_memory
-    functions.eventlm_load_matrix.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64)
+    functions.eventlm_load_matrix.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_load_packed.restype = _raise_if_no_memory
-    functions.eventlm_load_packed.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64)
+    functions.eventlm_load_packed.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_load_vector.restype = _raise_if_no_memory
-    functions.eventlm_load_vector.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p)
+    functions.eventlm_load_vector.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)
+    functions.eventlm_load_router.restype = None
+    functions.eventlm_load_router.argtypes = (c_void_p, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_pin.restype = None
     functions.eventlm_pin.argtypes = (c_void_p, c_void_p)
     functions.eventlm_forward.restype = _raise_if_no_memory

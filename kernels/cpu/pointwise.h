@@ -97,8 +97,38 @@ inline f32x16 activated(Activation activation, f32x16 x) {
     case Activation::relu2:
       x = vmax(f32x16{}, x);  // of a NaN the second
       return x * x;
+    case Activation::swiglu_oai:
+      break;  // only with a gate
   }
   __builtin_unreachable();
+}
+
+// The same of gate and up.
+inline f32x16 gated(Activation activation, f32x16 gate, f32x16 up) {
+  return activation == Activation::swiglu_oai ? swiglu_oai(gate, up) : activated(activation, gate) * up;
+}
+
+// Calls multiply(put), where put takes products of gate and up, or of up alone, and puts what the activation makes of
+// them `shift` rows further.
+template <class Multiply>
+void put_neurons(const Neurons& part, Activation activation, RowBuffer& to, int shift, Multiply&& multiply) {
+  const float* bias = part.gate_up_bias.empty() ? nullptr : part.gate_up_bias.data();
+  auto add_bias = [bias](std::size_t panel, f32x16& left, f32x16& right) {
+    if (bias == nullptr) return;
+    left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
+  };
+  if (part.is_gated && activation == Activation::silu) {
+    return multiply([&](int row, std::size_t panel, f32x16 gate, f32x16 up) {
+      add_bias(panel, gate, up);
+      to.put(row + shift, panel * kLanes, silu(gate) * up);
+    });
+  }
+  multiply([&](int row, std::size_t panel, f32x16 left, f32x16 right) {
+    add_bias(panel, left, right);
+    if (part.is_gated) return to.put(row + shift, panel * kLanes, gated(activation, left, right));
+    to.put(row + shift, panel * kPanel, activated(activation, left));
+    to.put(row + shift, panel * kPanel + kLanes, activated(activation, right));
+  });
 }
 
 }  // namespace eventlm

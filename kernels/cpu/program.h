@@ -33,22 +33,38 @@ enum class Weight : std::int32_t {
   query_norm,
   key_norm,
   sinks,
+  router,
+  correction,
+  shared_scale,
 };
-constexpr int kNumWeights = static_cast<int>(Weight::sinks) + 1;
 
-enum class Kind : std::int32_t { embed, norm, take, heads, attend, activate, multiply_add, multiply, add_normed };
+enum class Kind : std::int32_t {
+  embed,
+  norm,
+  take,
+  heads,
+  attend,
+  activate,
+  multiply_add,
+  multiply,
+  add_normed,
+  route,
+  scale_inner,
+  experts,
+  add,
+};
 
 // Of queries and keys: over each head, or over all heads together.
 enum class QkNorm : std::int32_t { none, head, whole };
 
-enum class Activation : std::int32_t { silu, gelu, gelu_tanh, relu2 };
+enum class Activation : std::int32_t { silu, gelu, gelu_tanh, relu2, swiglu_oai };
 
 // Fields that an operation does not have are 0.
 struct Instruction {
   Kind kind;
   std::int32_t layer;
   Weight weight;  // the norm or the matrix
-  // Of `activate`.
+  // Of `activate` and `experts`.
   std::int32_t num_neurons;
   Activation activation;
   std::int32_t is_gated;
@@ -58,8 +74,15 @@ struct Instruction {
   std::int32_t rotary_dim, is_interleaved;
   std::int32_t window;               // tokens that a query sees; 0: all before it
   std::int32_t positions_per_scale;  // of query_scaling_beta
+  // Of `route` and `experts`, the first two of both.
+  std::int32_t num_experts, num_active;
+  std::int32_t is_sigmoid;  // what shares are, else the softmax
+  std::int32_t num_groups, num_active_groups;
+  std::int32_t is_normalized;
+  // Of `route` the multiplier of shares.
   float multiplier;
   float score_divisor, soft_cap, query_scaling_beta;
+  float min_sum;  // what the sum of the shares counts as at least
 };
 
 }  // namespace eventlm

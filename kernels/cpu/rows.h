@@ -83,6 +83,15 @@ class RowBuffer {
     store_bf16(reinterpret_cast<bf16*>(&line(row, input / kTileInputs)) + input % kTileInputs, values);
   }
 
+  // A row of another, as it is, for as many inputs.
+  void copy(std::size_t row, const RowBuffer& other, std::size_t other_row) {
+    for (std::size_t number = 0; number < num_groups_; number++) line(row, number) = other.line(other_row, number);
+    if (inputs_ == Inputs::int8) scales_[row] = other.scales_[other_row];
+    for (std::size_t number = 0; inputs_ == Inputs::packed && number < packed_tile_; number += kTileRows) {
+      packed_line(row, number) = other.packed_line(other_row, number);
+    }
+  }
+
   bool is_quantized() const { return inputs_ != Inputs::bf16; }
 
   // Makes int8 of a row, if this is for such, once all of its inputs have been put.
@@ -129,7 +138,7 @@ class RowBuffer {
 
   void quantize_beside(std::size_t row, std::size_t num_inputs) {
     constexpr std::size_t kParts = kPackedInputs / kLanes;
-    Line* to = &packed_[row / kTileRows * packed_tile_ + row % kTileRows];
+    Line* to = &packed_line(row, 0);
     for (std::size_t first = 0; first < num_inputs; first += kPackedInputs, to += kPackedLines * kTileRows) {
       f32x16 parts[kParts], largest = {}, nothing = {};
       for (std::size_t part = 0; part < kParts; part++) {
@@ -152,9 +161,17 @@ class RowBuffer {
     }
   }
 
-  Line& line(std::size_t row, std::size_t number) {
-    return lines_[(row / kTileRows * num_groups_ + number) * kTileRows + row % kTileRows];
+  std::size_t place(std::size_t row, std::size_t number) const {
+    return (row / kTileRows * num_groups_ + number) * kTileRows + row % kTileRows;
   }
+  Line& line(std::size_t row, std::size_t number) { return lines_[place(row, number)]; }
+  const Line& line(std::size_t row, std::size_t number) const { return lines_[place(row, number)]; }
+  // `first`: how many lines of 16 rows come before.
+  std::size_t packed_place(std::size_t row, std::size_t first) const {
+    return row / kTileRows * packed_tile_ + first + row % kTileRows;
+  }
+  Line& packed_line(std::size_t row, std::size_t first) { return packed_[packed_place(row, first)]; }
+  const Line& packed_line(std::size_t row, std::size_t first) const { return packed_[packed_place(row, first)]; }
 
   std::size_t groups_of(std::size_t num_inputs) const {
     return round_up(num_inputs, inputs_ == Inputs::int8 ? kBlock : kTileInputs) / kTileInputs;

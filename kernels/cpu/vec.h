@@ -366,6 +366,19 @@ EVENTLM_INLINE f32x16 silu(f32x16 x) {
   return natively<f32x16>([](f32xn part) { return part / (1.0f + exp2_native(part * -1.44269504f)); }, x);
 }
 
+// (up + 1) * gate * sigmoid(1.702 * gate) of numbers that are at most 7, `up` at least -7. A NaN stays one.
+EVENTLM_INLINE f32x16 swiglu_oai(f32x16 gate, f32x16 up) {
+  return natively<f32x16>(
+      [](f32xn gates, f32xn ups) {
+        const f32xn most = f32xn{} + 7.0f;
+        gates = gates > most ? most : gates;
+        ups = ups > most ? most : ups;
+        ups = ups < -most ? -most : ups;
+        return (ups + 1.0f) * gates / (1.0f + exp2_native(gates * (-1.702f * 1.44269504f)));
+      },
+      gate, up);
+}
+
 // most * tanh(x / most), to 3e-7 of `most`.
 EVENTLM_INLINE f32x16 capped(f32x16 x, float most) {
   const float scale = 2.88539008f / most;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <map>
 #include <new>
+#include <tuple>
 #include <utility>
 
 namespace eventlm {
@@ -17,21 +19,24 @@ constexpr std::size_t kRowsPackedAtOnce = kPanel;
 
 }  // namespace
 
-Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bool is_int8, const PackedType* types)
+Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bool is_int8,
+                 const std::vector<TypedWeight>& types)
     : layers(shape.num_layers), shape_(shape) {
+  std::map<std::tuple<Weight, int, int>, PackedType> type_of;
+  for (const TypedWeight& one : types) type_of[{one.weight, one.layer, one.expert}] = one.type;
   const std::size_t hidden = shape.hidden_size;
   const std::size_t heads = static_cast<std::size_t>(shape.num_heads) * shape.head_dim;
   const std::size_t all_heads = static_cast<std::size_t>(shape.num_heads) + 2 * shape.num_kv_heads;
   std::vector<Matrix*> matrices;
-  auto shaped = [&](Matrix& matrix, std::size_t num_out, std::size_t num_in, int layer,
+  auto shaped = [&](Matrix& matrix, std::size_t num_out, std::size_t num_in, int layer, int expert,
                     std::initializer_list<std::pair<Weight, std::size_t>> weights) {
     matrix.num_out = num_out;
     matrix.num_in = num_in;
     matrix.is_int8 = is_int8;
     for (const auto& [weight, part_out] : weights) {
-      const PackedType type = types[layer * kNumWeights + static_cast<int>(weight)];
-      if (type == PackedType::none) break;
-      matrix.parts[matrix.num_parts++] = {nullptr, part_out, num_in, type};
+      const auto found = type_of.find({weight, layer, expert});
+      if (found == type_of.end()) break;
+      matrix.parts[matrix.num_parts++] = {nullptr, part_out, num_in, found->second};
       has_codes = true;
     }
     arena_bytes_ += round_up(matrix.num_bytes(), 64);
@@ -42,39 +47,46 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     if (shape.is_layer_norm) norm.bias.assign(size, 0.0f);
     norm.eps = shape.eps;
   };
+  auto set_neurons = [&](const Instruction& now, int expert) {
+    Neurons& part = layers[now.layer].neurons(expert);
+    const std::size_t inner = now.num_neurons;
+    part.is_gated = now.is_gated != 0;
+    // Gate and up share panels, half and half. Zeros fill the last inputs of `down` that lie together, where a layer
+    // with more neurons may have left something.
+    if (part.is_gated) {
+      shaped(part.gate_up, 2 * round_up(inner, kTileInputs), hidden, now.layer, expert,
+             {{Weight::gate, inner}, {Weight::up, inner}});
+      part.gate_up.has_gate = part.gate_up.num_parts > 0;
+    } else {
+      shaped(part.gate_up, inner, hidden, now.layer, expert, {{Weight::up, inner}});
+    }
+    shaped(part.down, hidden, inner, now.layer, expert, {{Weight::down, hidden}});
+  };
   for (const Instruction& now : program) {
     Layer& layer = layers[now.layer];
     if (now.kind == Kind::norm || now.kind == Kind::add_normed) set(layer.norm(now.weight), hidden);
     if (now.kind == Kind::heads) {
       const std::size_t head = round_up(shape.head_dim, kPanel), kv_size = shape.num_kv_heads * head;
-      shaped(layer.qkv, all_heads * head, hidden, now.layer,
+      shaped(layer.qkv, all_heads * head, hidden, now.layer, -1,
              {{Weight::query, shape.num_heads * head}, {Weight::key, kv_size}, {Weight::value, kv_size}});
-      shaped(layer.output, hidden, heads, now.layer, {{Weight::output, hidden}});
+      shaped(layer.output, hidden, heads, now.layer, -1, {{Weight::output, hidden}});
       const bool is_whole = now.qk_norm == QkNorm::whole;
       if (now.qk_norm != QkNorm::none) {
         set(layer.query_norm, is_whole ? heads : shape.head_dim);
         set(layer.key_norm, is_whole ? heads / shape.num_heads * shape.num_kv_heads : shape.head_dim);
       }
     }
-    if (now.kind == Kind::activate) {
-      const std::size_t inner = now.num_neurons;
-      layer.is_gated = now.is_gated != 0;
-      // Gate and up share panels, half and half. Zeros fill the last inputs of `down` that lie together, where a layer
-      // with more neurons may have left something.
-      if (layer.is_gated) {
-        shaped(layer.gate_up, 2 * round_up(inner, kTileInputs), hidden, now.layer,
-               {{Weight::gate, inner}, {Weight::up, inner}});
-        layer.gate_up.has_gate = layer.gate_up.num_parts > 0;
-      } else {
-        shaped(layer.gate_up, inner, hidden, now.layer, {{Weight::up, inner}});
-      }
-      shaped(layer.down, hidden, inner, now.layer, {{Weight::down, hidden}});
+    if (now.kind == Kind::activate) set_neurons(now, -1);
+    if (now.kind == Kind::route) layer.router.assign(now.num_experts * hidden, 0.0f);
+    if (now.kind == Kind::experts) {
+      layer.experts.resize(now.num_experts);
+      for (int expert = 0; expert < now.num_experts; expert++) set_neurons(now, expert);
     }
   }
   set(final_norm, hidden);
-  shaped(lm_head, shape.vocab_size, hidden, 0, {{Weight::lm_head, shape.vocab_size}});
-  if (!shape.is_tied && types[static_cast<int>(Weight::embedding)] != PackedType::none) {
-    shaped(packed_embedding, shape.vocab_size, hidden, 0, {{Weight::embedding, shape.vocab_size}});
+  shaped(lm_head, shape.vocab_size, hidden, 0, -1, {{Weight::lm_head, shape.vocab_size}});
+  if (!shape.is_tied && type_of.contains({Weight::embedding, 0, -1})) {
+    shaped(packed_embedding, shape.vocab_size, hidden, 0, -1, {{Weight::embedding, shape.vocab_size}});
   }
   arena_bytes_ = round_up(arena_bytes_, kHugePage) + kHugePage;
   arena_ = mmap(nullptr, arena_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -91,11 +103,12 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
 
 Weights::~Weights() { munmap(arena_, arena_bytes_); }
 
-Weights::Place Weights::place_of(Weight weight, int layer_number) {
+Weights::Place Weights::place_of(Weight weight, int layer_number, int expert) {
   const std::size_t head_columns = round_up(shape_.head_dim, kPanel);
   const std::size_t first_key = shape_.num_heads * head_columns;
   const std::size_t first_value = first_key + shape_.num_kv_heads * head_columns;
   Layer& layer = layers[layer_number];
+  Neurons& part = layer.neurons(expert);
   auto place = [](Matrix& matrix, int part = 0, std::size_t first = 0, Columns columns = Columns::plain) {
     const bool has_codes = matrix.num_parts > 0;
     // Gate and up do not share panels of codes.
@@ -116,20 +129,19 @@ Weights::Place Weights::place_of(Weight weight, int layer_number) {
     case Weight::output:
       return place(layer.output);
     case Weight::gate:
-      return place(layer.gate_up, 0, 0, Columns::gate);
+      return place(part.gate_up, 0, 0, Columns::gate);
     case Weight::up:
-      return place(layer.gate_up, layer.is_gated ? 1 : 0, 0, layer.is_gated ? Columns::up : Columns::plain);
+      return place(part.gate_up, part.is_gated ? 1 : 0, 0, part.is_gated ? Columns::up : Columns::plain);
     case Weight::down:
-      return place(layer.down);
+      return place(part.down);
     default:
       return {};
   }
 }
 
 template <class Pack>
-void Weights::share_rows(Team& team, Weight weight, int layer, std::size_t first_row, std::size_t num_rows,
+void Weights::share_rows(Team& team, const Place& place, std::size_t first_row, std::size_t num_rows,
                          std::size_t at_once, Pack&& pack) {
-  const Place place = place_of(weight, layer);
   Operation packing;
   team.run([&] {
     packing.share((num_rows + kRowsPackedAtOnce - 1) / kRowsPackedAtOnce, 1, [&](std::size_t piece) {
@@ -142,9 +154,9 @@ void Weights::share_rows(Team& team, Weight weight, int layer, std::size_t first
   });
 }
 
-void Weights::load_matrix(Team& team, Weight weight, int layer, const bf16* rows, std::size_t first_row,
+void Weights::load_matrix(Team& team, Weight weight, int layer, int expert, const bf16* rows, std::size_t first_row,
                           std::size_t num_rows) {
-  share_rows(team, weight, layer, first_row, num_rows, kLanes,
+  share_rows(team, place_of(weight, layer, expert), first_row, num_rows, kLanes,
              [&](std::size_t row, std::size_t count, std::size_t at, Matrix& matrix, PackedMatrix& part) {
                const bf16* from = rows + row * matrix.num_in;
                if (matrix.num_parts > 0) return part.round(from, count, at);
@@ -152,15 +164,19 @@ void Weights::load_matrix(Team& team, Weight weight, int layer, const bf16* rows
              });
 }
 
-void Weights::load_packed(Team& team, Weight weight, int layer, const std::uint8_t* rows, std::size_t first_row,
-                          std::size_t num_rows) {
-  share_rows(team, weight, layer, first_row, num_rows, 1,
+void Weights::load_packed(Team& team, Weight weight, int layer, int expert, const std::uint8_t* rows,
+                          std::size_t first_row, std::size_t num_rows) {
+  share_rows(team, place_of(weight, layer, expert), first_row, num_rows, 1,
              [&](std::size_t row, std::size_t, std::size_t at, Matrix&, PackedMatrix& part) {
                part.pack(rows + row * part.row_bytes(), at);
              });
 }
 
-void Weights::load_vector(Weight weight, bool is_bias, int layer_number, const float* source) {
+void Weights::load_router(int layer, const float* rows, std::size_t first_row, std::size_t num_rows) {
+  std::copy_n(rows, num_rows * shape_.hidden_size, &layers[layer].router[first_row * shape_.hidden_size]);
+}
+
+void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int expert, const float* source) {
   const std::size_t heads = static_cast<std::size_t>(shape_.num_heads) * shape_.head_dim;
   const std::size_t kv_heads = static_cast<std::size_t>(shape_.num_kv_heads) * shape_.head_dim;
   const std::size_t head_columns = round_up(shape_.head_dim, kPanel);
@@ -178,6 +194,7 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, const f
   if (weight == Weight::final_norm) return norm(final_norm);
   if (weight == Weight::lm_head) return all(head_bias, shape_.vocab_size);
   Layer& layer = layers[layer_number];
+  Neurons& neurons = layer.neurons(expert);
   switch (weight) {
     case Weight::attention_norm:
     case Weight::attention_out_norm:
@@ -199,12 +216,18 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, const f
     case Weight::output:
       return all(layer.output_bias, shape_.hidden_size);
     case Weight::gate:
-      return part(layer.gate_up_bias, layer.gate_up, layer.down.num_in, 0, Columns::gate);
+      return part(neurons.gate_up_bias, neurons.gate_up, neurons.down.num_in, 0, Columns::gate);
     case Weight::up:
-      return part(layer.gate_up_bias, layer.gate_up, layer.down.num_in, 0,
-                  layer.is_gated ? Columns::up : Columns::plain);
+      return part(neurons.gate_up_bias, neurons.gate_up, neurons.down.num_in, 0,
+                  neurons.is_gated ? Columns::up : Columns::plain);
     case Weight::down:
-      return all(layer.down_bias, shape_.hidden_size);
+      return all(neurons.down_bias, shape_.hidden_size);
+    case Weight::router:
+      return all(layer.router_bias, layer.router.size() / shape_.hidden_size);
+    case Weight::correction:
+      return all(layer.correction, layer.router.size() / shape_.hidden_size);
+    case Weight::shared_scale:
+      return all(layer.shared_scale, shape_.hidden_size);
     default:
       return;
   }

@@ -16,35 +16,61 @@ struct Norm {
   float eps;
 };
 
-struct Layer {
-  // Each head of queries, then keys, then values begins a panel. `gate_up` is `up` alone where there is no gate.
-  Matrix qkv, output, gate_up, down;
+// A feed-forward part. `gate_up` is `up` alone where there is no gate.
+struct Neurons {
+  Matrix gate_up, down;
+  Aligned<float> gate_up_bias, down_bias;
   bool is_gated = true;
+};
+
+struct Layer {
+  // Each head of queries, then keys, then values begins a panel.
+  Matrix qkv, output;
+  // What all tokens pass, which a layer with experts may not have, and what some do.
+  Neurons dense;
+  std::vector<Neurons> experts;
+  // A row for each expert; what is added to the router's products; what experts are ranked by beside their shares.
+  Aligned<float> router, router_bias, correction;
+  // What the sigmoid is taken of that multiplies the part that all tokens pass.
+  Aligned<float> shared_scale;
   // From attention_norm on, as Weight has them.
   Norm norms[4];
   Norm query_norm, key_norm;
-  Aligned<float> qkv_bias, output_bias, gate_up_bias, down_bias, sinks;
+  Aligned<float> qkv_bias, output_bias, sinks;
 
   Norm& norm(Weight weight) { return norms[static_cast<int>(weight) - static_cast<int>(Weight::attention_norm)]; }
+  // Of an expert, or of what all tokens pass if it is -1.
+  bool has_shared() const { return dense.down.num_out > 0; }
+  Neurons& neurons(int expert) { return expert < 0 ? dense : experts[expert]; }
+};
+
+// A weight that is a matrix, or the part of one, of codes.
+struct TypedWeight {
+  Weight weight;
+  std::int32_t layer, expert;  // 0 and -1 if it is of none
+  PackedType type;
 };
 
 class Weights {
  public:
-  // Throws std::bad_alloc. types: what the codes of each Weight of each layer are, [num_layers][kNumWeights], where
-  // those of the whole decoder are the first layer's. A matrix that has one type has those of all that it is made of.
-  Weights(const Shape& shape, const std::vector<Instruction>& program, bool is_int8, const PackedType* types);
+  // Throws std::bad_alloc. types: if there is one of a part of a matrix, there are those of all of its parts.
+  Weights(const Shape& shape, const std::vector<Instruction>& program, bool is_int8,
+          const std::vector<TypedWeight>& types);
   ~Weights();
   Weights(const Weights&) = delete;
   Weights& operator=(const Weights&) = delete;
 
   // Rows of a matrix, bf16 [rows, in] as they lie in the checkpoint, from `first_row` on, a multiple of a panel.
-  // Where codes are wanted, they are rounded.
-  void load_matrix(Team& team, Weight weight, int layer, const bf16* rows, std::size_t first_row, std::size_t num_rows);
+  // Where codes are wanted, they are rounded. expert: -1 if it is of none.
+  void load_matrix(Team& team, Weight weight, int layer, int expert, const bf16* rows, std::size_t first_row,
+                   std::size_t num_rows);
   // The same of a matrix of codes, blocks as they lie in a GGUF file.
-  void load_packed(Team& team, Weight weight, int layer, const std::uint8_t* rows, std::size_t first_row,
+  void load_packed(Team& team, Weight weight, int layer, int expert, const std::uint8_t* rows, std::size_t first_row,
                    std::size_t num_rows);
   // Norms, sinks and biases. The weight of a norm is ones until it is loaded.
-  void load_vector(Weight weight, bool is_bias, int layer, const float* source);
+  void load_vector(Weight weight, bool is_bias, int layer, int expert, const float* source);
+  // Rows of the router.
+  void load_router(int layer, const float* rows, std::size_t first_row, std::size_t num_rows);
 
   std::vector<Layer> layers;
   Norm final_norm;
@@ -64,11 +90,11 @@ class Weights {
     Columns columns;
   };
 
-  Place place_of(Weight weight, int layer);
+  Place place_of(Weight weight, int layer, int expert);
   // pack(row, at, matrix, part) for rows of a weight, `at_once` after one another, which lie so as columns too.
   template <class Pack>
-  void share_rows(Team& team, Weight weight, int layer, std::size_t first_row, std::size_t num_rows,
-                  std::size_t at_once, Pack&& pack);
+  void share_rows(Team& team, const Place& place, std::size_t first_row, std::size_t num_rows, std::size_t at_once,
+                  Pack&& pack);
 
   const Shape shape_;
   void* arena_ = nullptr;

@@ -6,13 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from msgspec import structs
 
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu import native
-from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
-from eventlm.models.spec import ExpertsSpec, FeedForwardSpec
-from tests.models.test_decoder import LAYER, MODEL
+from eventlm.models.cpu_kernels import choose_build
 
 
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,16 +35,6 @@ def test_what_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         "--cpu-kernels baseline: not on this machine, they are not compiled, or of another version; install eventlm "
         "again, where there is a C++ compiler; available: auto, torch"
     )
-
-
-def test_experts_are_torch_s(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "available_builds", lambda: ["avx2", "baseline"])
-    experts = ExpertsSpec(num_experts=4, num_active=2, expert=FeedForwardSpec(size=9))
-    model = structs.replace(MODEL, layers=(LAYER, structs.replace(LAYER, feed_forward=experts)))
-    reason = "mixtures of experts are not compiled yet"
-    assert choose_forward("auto", model, model="m", dtype="bfloat16", block_size=16) == ForwardChoice("", reason)
-    with pytest.raises(UsageError, match=f"--cpu-kernels avx2 cannot run m: {reason}; use auto or torch"):
-        choose_forward("avx2", model, model="m", dtype="bfloat16", block_size=16)
 
 
 def test_nothing_heavy_is_imported() -> None:

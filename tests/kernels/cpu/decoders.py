@@ -202,7 +202,7 @@ class CompiledDecoder:
         block_size: int = 16,
         num_blocks: int = 64,
         num_threads: int = 1,
-        types: Mapping[tuple[str, int], str] | None = None,
+        types: Mapping[tuple[str, int, int], str] | None = None,
         blocks: Mapping[WeightKey, Tensor] | None = None,
     ) -> None:
         """types, blocks: of a model's matrices of codes, see `CpuDecoder`."""
@@ -212,9 +212,10 @@ class CompiledDecoder:
             self.decoder = CpuDecoder(build, native, ropes, is_int8=is_int8, types=types, num_threads=num_threads)
             for key, values in source.weights.items():
                 if blocks and key in blocks:
-                    self.decoder.load_packed(key.name, key.layer, blocks[key])
+                    self.decoder.load_packed(key.name, key.layer, blocks[key], expert=key.expert)
                 else:
-                    self.decoder.load(f"{key.name}_bias" if key.kind == "bias" else key.name, key.layer, values)
+                    name = f"{key.name}_bias" if key.kind == "bias" else key.name
+                    self.decoder.load(name, key.layer, values, expert=key.expert)
         else:
             model = read_model(source)
             self.decoder = load_cpu_decoder(

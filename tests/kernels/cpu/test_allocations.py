@@ -78,10 +78,19 @@ std::vector<Instruction> make_program() {
   attend.window = 50, attend.soft_cap = 20;
   add(Kind::multiply, 1, Weight::output);
   add(Kind::add_normed, 1, Weight::attention_out_norm);
+  Instruction route = {};
+  route.kind = Kind::route, route.layer = 1, route.multiplier = 1;
+  route.num_experts = 6, route.num_active = 3, route.num_groups = 3, route.num_active_groups = 2;
+  program.push_back(route);
   Instruction& ungated = add(Kind::activate, 1);
   ungated.num_neurons = 33, ungated.activation = Activation::gelu;
+  add(Kind::scale_inner, 1);
   add(Kind::multiply, 1, Weight::down);
+  Instruction& experts = add(Kind::experts, 1);
+  experts.num_experts = 6, experts.num_active = 3, experts.num_neurons = 17;
+  experts.is_gated = 1, experts.activation = Activation::swiglu_oai;
   add(Kind::add_normed, 1, Weight::feed_forward_out_norm);
+  add(Kind::add, 1);
   return program;
 }
 
@@ -89,13 +98,13 @@ int count_inside(Inputs inputs, KVFormat format) {
   const std::vector<bf16> ones(kShape.vocab_size * kShape.hidden_size, 0x3f80);
   const std::vector<float> angles(kTokens * kShape.head_dim / 2, 0.5f);
   const float* tables[] = {angles.data(), angles.data()};
-  std::vector<PackedType> types(kShape.num_layers * kNumWeights, PackedType::none);
-  if (inputs == Inputs::packed) types[static_cast<int>(Weight::output)] = PackedType::q4_1;
-  Decoder decoder(kShape, make_program(), tables, tables, inputs == Inputs::int8, types.data(), 1);
-  decoder.load_matrix(Weight::embedding, 0, ones.data(), 0, kShape.vocab_size);
+  std::vector<TypedWeight> types;
+  if (inputs == Inputs::packed) types.push_back({Weight::output, 0, -1, PackedType::q4_1});
+  Decoder decoder(kShape, make_program(), tables, tables, inputs == Inputs::int8, types, 1);
+  decoder.load_matrix(Weight::embedding, 0, -1, ones.data(), 0, kShape.vocab_size);
   for (int layer = 0; layer < kShape.num_layers; layer++) {
     const int num_neurons = layer == 0 ? 48 : 33;
-    auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, layer, ones.data(), 0, num_rows); };
+    auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, layer, -1, ones.data(), 0, num_rows); };
     load(Weight::query, 64);
     load(Weight::key, 32);
     load(Weight::value, 32);
@@ -104,7 +113,8 @@ int count_inside(Inputs inputs, KVFormat format) {
     load(Weight::up, num_neurons);
     load(Weight::down, kShape.hidden_size);
   }
-  decoder.load_vector(Weight::sinks, false, 1, angles.data());
+  decoder.load_vector(Weight::sinks, false, 1, -1, angles.data());
+  decoder.load_vector(Weight::shared_scale, false, 1, -1, angles.data());
   const std::vector<std::int32_t> ids(kTokens, 99);
   std::vector<std::int32_t> blocks;
   for (int block = 0; block < kBlocks; block++) blocks.push_back(block);
@@ -138,7 +148,7 @@ int main() {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_work_asks_for_no_memory(tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(PROGRAM)
-    names = ("decoder", "lm_head", "packed", "packed_product", "weights")
+    names = ("decoder", "experts", "lm_head", "packed", "packed_product", "weights")
     sources = [tmp_path / "main.cpp", *(FOLDER / f"{name}.cpp" for name in names)]
     command = ["g++", "-std=c++20", "-O1", "-Wno-psabi", f"-I{FOLDER}", *sources, "-o", tmp_path / "program"]
     subprocess.run(command, check=True)

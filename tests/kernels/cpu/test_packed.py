@@ -71,7 +71,7 @@ def one_matrix(build: str, kind: str, num_out: int, num_in: int, *, num_threads:
     )
     shape.logits_multiplier, shape.eps = 1.0, 1e-5
     model = NativeModel(shape, [Instruction(kind=0, multiplier=1.0)], 0.0)
-    return CpuDecoder(build, model, [], types={("embedding", 0): kind}, num_threads=num_threads)
+    return CpuDecoder(build, model, [], types={("embedding", 0, -1): kind}, num_threads=num_threads)
 
 
 def loaded(build: str, kind: str, blocks: Tensor, num_in: int, *, num_threads: int = 1) -> CpuDecoder:
@@ -289,7 +289,9 @@ def test_a_model(builds: list[str], mix: str) -> None:
     source, blocks = with_blocks(spec, types)
     [sequence] = random_sequences(spec.vocab_size, [140])
     expected = TorchDecoder(source, "float32").run(sequence)
-    names = {(key.name, key.layer): types.get((key.name, key.layer), types.get(key.name, "")) for key in blocks}
+    names = {
+        (key.name, key.layer, key.expert): types.get((key.name, key.layer), types.get(key.name, "")) for key in blocks
+    }
     # Units of products are others from 65 rows on.
     pieces = [[Piece(0, 0, 100)], [Piece(0, 100, 101)], [Piece(0, 101, 140)]]
     for build in builds:

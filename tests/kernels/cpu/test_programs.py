@@ -17,7 +17,6 @@ from eventlm.models.program import WEIGHTS, WeightKey
 from eventlm.models.spec import (
     Activation,
     AttentionSpec,
-    ExpertsSpec,
     FeedForwardSpec,
     LayerSpec,
     ModelSpec,
@@ -187,9 +186,8 @@ ROUGHER: list[tuple[dict[str, Any], float]] = [
 
 
 def test_names_are_those_of_the_program() -> None:
-    """Those of experts come after these."""
-    assert WEIGHTS[: len(native.WEIGHTS)] == native.WEIGHTS
-    assert get_args(Activation)[: len(native.ACTIVATIONS)] == native.ACTIVATIONS
+    assert WEIGHTS == native.WEIGHTS
+    assert get_args(Activation) == native.ACTIVATIONS
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -374,11 +372,9 @@ def _check_draws(decoder: Any) -> None:
     assert len(set(drawn)) > 15
 
 
-def test_odd_shapes_and_experts_are_not_supported() -> None:
+def test_odd_shapes_are_not_supported() -> None:
     def reason(changed: ModelSpec) -> str:
         return choose_forward("auto", changed, model="model", dtype="bfloat16", block_size=16).reason
 
     assert {reason(each) for each in MODELS.values()} == {""}
     assert reason(model(*layers(attention(head_dim=40)))) == "heads of 40 are not a multiple of 16 up to 256"
-    experts = ExpertsSpec(num_experts=4, num_active=2, expert=FEED_FORWARD)
-    assert reason(model(structs.replace(LAYER, feed_forward=experts))) == "mixtures of experts are not compiled yet"

@@ -93,8 +93,6 @@ def prove(folder: Path, monkeypatch: pytest.MonkeyPatch, architecture: str, **fi
     rounded = type(exact).from_pretrained(folder, dtype=torch.bfloat16).eval()
     has_experts = any(layer.experts is not None for layer in read_model(folder).layers)
     for path, bound in BFLOAT16_BOUNDS.items():
-        if has_experts and path != "torch":
-            continue
         with monkeypatch.context() as patch:
             schedule = serve(folder, prompts, patch, 32, dtype="bfloat16", block_size=16, cpu_kernels=path)
         error, rounded_error = errors(exact, rounded, prompts, schedule, is_median=has_experts)
