@@ -26,7 +26,15 @@ from eventlm.models.safetensors_header import (
     read_index,
     tensors_by_offset,
 )
-from eventlm.models.spec import FeedForwardSpec, ModelSpec, TensorNames
+from eventlm.models.spec import (
+    AttentionSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    FeedForwardSpec,
+    ModelSpec,
+    RecurrentSpec,
+    TensorNames,
+)
 from eventlm.types import ceil_div
 
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")
@@ -55,7 +63,8 @@ _QUANTIZED_PARTS = (
 class StoredWeight(NamedTuple):
     """Where a weight lies in a file: it is the tensor `name`, or some rows of it.
 
-    `offset` is that of its data from the start of the file, in bytes. interleaved: the weights whose rows are in turns
+    `offset` is that of its data from the start of the file, in bytes. first_row: rows of the weight that are not there
+    but before it, so that a weight may lie in several pieces. interleaved: the weights whose rows are in turns
     the columns of what lies there, or the elements of a vector; empty: it is `key` as it lies. The rest is of GGUF
     files: `num_bytes` of the data if it is blocks, `head_rows` of a head if those that are rotated together are
     neighbours, what is `added` to values.
@@ -70,6 +79,7 @@ class StoredWeight(NamedTuple):
     head_rows: int = 0
     added: float = 0.0
     interleaved: tuple[WeightKey, ...] = ()
+    first_row: int = 0
 
 
 class WeightFile(NamedTuple):
@@ -122,11 +132,24 @@ def _weights(model: ModelSpec) -> Iterator[tuple[WeightKey, tuple[int, ...], boo
 def _weights_of_layer(model: ModelSpec, number: int) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """What it has beside neurons."""
     hidden, norm, layer = model.hidden_size, model.norm, model.layers[number]
-    attention, experts = layer.attention, layer.experts
-    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    experts = layer.experts
     if norm.has_weight:
         for name in _NORMS[layer.norms]:
             yield name, (hidden,), norm.has_bias
+    if layer.attention is not None:
+        yield from _weights_of_attention(layer.attention, hidden)
+    if layer.recurrent is not None:
+        yield from _weights_of_recurrent(layer.recurrent, hidden)
+    if experts is not None:
+        yield "router", (experts.num_experts, hidden), experts.has_router_bias
+        if experts.has_correction:
+            yield "correction", (experts.num_experts,), False
+        if experts.has_shared_gate:
+            yield "shared_scale", (1, hidden), False
+
+
+def _weights_of_attention(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
     if attention.qk_norm != "none":
         is_whole = attention.qk_norm == "whole"
         yield "query_norm", (query if is_whole else attention.head_dim,), False
@@ -136,13 +159,28 @@ def _weights_of_layer(model: ModelSpec, number: int) -> Iterator[tuple[str, tupl
     yield "query", (query, hidden), attention.has_qkv_bias
     yield "key", (key, hidden), attention.has_qkv_bias
     yield "value", (key, hidden), attention.has_qkv_bias
+    if attention.has_output_gate:
+        yield "output_gate", (query, hidden), attention.has_qkv_bias
     yield "output", (hidden, query), attention.has_output_bias
-    if experts is not None:
-        yield "router", (experts.num_experts, hidden), experts.has_router_bias
-        if experts.has_correction:
-            yield "correction", (experts.num_experts,), False
-        if experts.has_shared_gate:
-            yield "shared_scale", (1, hidden), False
+
+
+def _weights_of_recurrent(spec: RecurrentSpec, hidden: int) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    channels = spec.num_channels
+    if isinstance(spec, ConvolutionSpec):
+        yield "mixed", (3 * channels, hidden), spec.has_bias
+        yield "taps", (channels, spec.num_taps), spec.has_bias
+        yield "output", (hidden, channels), spec.has_bias
+        return
+    heads, values = spec.num_value_heads, spec.values_size
+    yield "mixed", (channels, hidden), False
+    yield "delta_gate", (values, hidden), False
+    yield "delta_beta", (heads, hidden), False
+    yield "delta_decay", (heads, hidden), False
+    yield "taps", (channels, spec.num_taps), False
+    yield "decay_rate", (heads,), False
+    yield "decay_bias", (heads,), False
+    yield "delta_scale", (spec.value_dim,), False
+    yield "output", (hidden, values), False
 
 
 def _weights_of_neurons(
@@ -172,14 +210,21 @@ def _tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
             kind = "_bias" if key.kind == "bias" else ""
     elif key.name in ("gate", "up", "down") and model.layers[key.layer].experts is not None:
         owner = "shared_"
-    elif key.name in ("sinks", "correction"):
+    elif key.name in ("sinks", "correction", "decay_rate", "decay_bias"):
         # They are no module with a weight.
         kind = ""
-    name: str = getattr(names, owner + key.name)
+    elif key.name == "output" and model.layers[key.layer].recurrent is not None:
+        owner = "recurrent_"
+    # Each head's query and gate are rows of one matrix.
+    name: str = names.query if key.name == "output_gate" else getattr(names, owner + key.name)
     if key.name in ("query", "key", "value"):
         name = names.qkv or name
     elif key.name in ("gate", "up"):
         name = getattr(names, f"{owner}gate_up") or name
+    elif key.name in ("mixed", "delta_gate"):
+        name = names.mixed_and_gate or name
+    elif key.name in ("delta_beta", "delta_decay"):
+        name = names.beta_and_decay or name
     name = name.replace("{}", str(key.expert))
     if key.name == "lm_head":
         return name + kind
@@ -249,7 +294,7 @@ def find_weights(folder: Path, model: ModelSpec) -> list[WeightFile]:
             if role not in missing:
                 raise CheckpointError(f"{path}: tensor {tensor.name} {_why_unknown(role, known, model)}")
             its_shapes = {key: shapes[key] for key in missing.pop(role)}
-            weights += _rows(path, tensor, its_shapes, headers[path].data_start, names.stacking)
+            weights += _rows(path, tensor, its_shapes, headers[path].data_start, model, names.stacking)
         files.append(WeightFile(path, headers[path].stamp, weights))
     if missing:
         name = next(iter(missing))
@@ -339,7 +384,12 @@ def _tensors_of(header: SafetensorsHeader, model: ModelSpec) -> list[_Found]:
 
 
 def _rows(
-    path: Path, tensor: _Found, shapes: dict[WeightKey, tuple[int, ...]], data_start: int, stacking: str
+    path: Path,
+    tensor: _Found,
+    shapes: dict[WeightKey, tuple[int, ...]],
+    data_start: int,
+    model: ModelSpec,
+    stacking: str,
 ) -> Iterator[StoredWeight]:
     """The weights that a tensor consists of. Raises CheckpointError if it is not of the shape that they make."""
     name, _, info = tensor
@@ -352,8 +402,10 @@ def _rows(
     if is_stacked:
         one = [num_rows // num_experts, *expected[1:]]
         expected = [num_experts, *(one if stacking == "rows" else reversed(one))]
-    # The correction of ERNIE is a matrix of one row.
-    if list(info.shape) not in (expected, [1, *expected] if len(expected) == 1 else expected):
+    # The correction of ERNIE is a matrix of one row, a convolution has a channel in between.
+    also = [1, *expected] if len(expected) == 1 else [expected[0], 1, *expected[1:]]
+    may_differ = keys[0].name in ("correction", "taps")
+    if list(info.shape) != expected and not (may_differ and list(info.shape) == also):
         raise CheckpointError(
             f"{path}: tensor {name} has shape {list(info.shape)}, by config.json it is {expected}; "
             "the two files are not of one model"
@@ -367,9 +419,32 @@ def _rows(
             yield StoredWeight(interleaved[0], name, info.dtype, tuple(expected[1:]), offset, interleaved=interleaved)
             offset += (end - start) // num_experts
         return
-    for key, shape in shapes.items():
-        yield StoredWeight(key, name, info.dtype, shape, offset)
-        offset += (end - start) // num_rows * shape[0]
+    for key, first_row, count in _pieces_of(shapes, model):
+        shape = (count, *shapes[key][1:])
+        yield StoredWeight(key, name, info.dtype, shape, offset, first_row=first_row)
+        offset += (end - start) // num_rows * count
+
+
+def _pieces_of(shapes: dict[WeightKey, tuple[int, ...]], model: ModelSpec) -> Iterator[tuple[WeightKey, int, int]]:
+    """The rows of a tensor in their order: of which weight they are, from which of its rows on, and how many."""
+    by_name = {key.name: key for key in shapes}
+    layer = model.layers[next(iter(shapes)).layer]
+    attention, delta = layer.attention, layer.recurrent
+    num_heads, turns = 1, [(key, 0, shape[0]) for key, shape in shapes.items()]
+    if attention is not None and "output_gate" in by_name:
+        # Each head's query, then its gate.
+        num_heads = attention.num_heads
+        turns = [(key, 0, attention.head_dim) for key in shapes]
+    elif isinstance(delta, DeltaSpec) and by_name.keys() & {"delta_gate", "delta_beta"} and len(shapes) > 1:
+        # Each key head's rows of each weight. Of `mixed` they are its query, its key, and its values.
+        num_heads, size, values = delta.num_key_heads, delta.key_dim, delta.values_size // delta.num_key_heads
+        turns = [(key, 0, shape[0] // num_heads) for key, shape in shapes.items()]
+        if "mixed" in by_name:
+            mixed, keys = by_name["mixed"], delta.keys_size
+            turns[:1] = [(mixed, 0, size), (mixed, keys, size), (mixed, 2 * keys, values)]
+    for head in range(num_heads):
+        for key, first, count in turns:
+            yield key, first + head * count, count
 
 
 def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:

@@ -83,7 +83,7 @@ def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
         raise CheckpointError(f"{path}: {error}") from error
     names = model.names
     if outer is not None:
-        names = msgspec.structs.replace(names, ignored=TOWER_NAMES, aliases=DECODER_NAMES)
+        names = msgspec.structs.replace(names, ignored=(*TOWER_NAMES, *names.ignored), aliases=DECODER_NAMES)
     return msgspec.structs.replace(model, architecture=architecture, names=names)
 
 
@@ -94,6 +94,11 @@ def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
     else:
         head_bytes = config.head_dim * DTYPE_BYTES[kv_dtype]
     return 2 * config.num_layers * config.num_kv_heads * head_bytes
+
+
+def state_bytes(model: ModelSpec) -> int:
+    """Bytes of a slot: what all layers keep of a sequence beside keys and values. 0 if no layer has a state."""
+    return model.state_size * DTYPE_BYTES["float32"]
 
 
 def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding, linear, silu
 
 from eventlm.kernels.int8_linear import BLOCK, dequantize_rows, int8_linear
 from eventlm.kernels.pointwise import activate, activate_gated, cap_softly, layer_norm, rms_norm, rotary_embedding
@@ -27,6 +27,8 @@ from eventlm.models.program import (
     Add,
     AddNormed,
     Attend,
+    Convolve,
+    Delta,
     Embed,
     Experts,
     Heads,
@@ -40,6 +42,7 @@ from eventlm.models.program import (
     activation_of,
     program_of,
 )
+from eventlm.models.recurrent import NO_STATES, DeltaWeights, StepStates, convolve_gated, decays_of, gated_delta
 from eventlm.models.rope import RopeTable, Rotation
 from eventlm.models.spec import ModelSpec
 
@@ -47,10 +50,15 @@ from eventlm.models.spec import ModelSpec
 Lap = Callable[[str], None]
 
 #: The matrix that a weight is a part of, if not one of its own. `up` is one of its own in a part without a gate.
-_FUSED_IN = dict.fromkeys(("query", "key", "value"), "qkv") | dict.fromkeys(("gate", "up"), "gate_up")
+_FUSED_IN = {
+    **dict.fromkeys(("query", "key", "value", "output_gate"), "qkv"),
+    **dict.fromkeys(("mixed", "delta_gate"), "mixed"),
+    **dict.fromkeys(("gate", "up"), "gate_up"),
+}
 #: The operation that multiplies by a matrix.
 _LAPS = {
     "qkv": "qkv_proj",
+    "mixed": "qkv_proj",
     "output": "o_proj",
     "gate_up": "gate_up_proj",
     "up": "gate_up_proj",
@@ -145,10 +153,13 @@ class Decoder:
         ropes: Sequence[RopeTable],
         attention: Attention,
         lap: Lap = no_lap,
+        *,
+        states: StepStates = NO_STATES,
     ) -> Tensor:
         """The residual stream after the last layer, [T, hidden_size].
 
-        positions_T: in the sequences. ropes: a table for each of `ModelSpec.ropes`, see `rope_tables`.
+        positions_T: in the sequences. ropes: a table for each of `ModelSpec.ropes`, see `rope_tables`. states: of the
+        layers that have one.
         """
         rotations = [rope.at(positions_T) for rope in ropes]
         rows: dict[str, Tensor] = {}
@@ -166,11 +177,26 @@ class Decoder:
                     qkv = self._multiply("qkv", operation.layer, rows["normed"])
                     lap("qkv_proj")
                     rotation = None if operation.rope < 0 else rotations[operation.rope]
-                    queries, keys, values = self._heads(operation, qkv, rotation, positions_T)
+                    queries, keys, values, gates = self._heads(operation, qkv, rotation, positions_T)
                     lap("rotary")
                 case Attend():
-                    rows["attended"] = attention(operation.layer, queries, keys, values).flatten(-2)
+                    attended = attention(operation.layer, queries, keys, values)
+                    if operation.attention.has_output_gate:
+                        attended = attended * gates.sigmoid()
+                    rows["attended"] = attended.flatten(-2)
                     lap("attention")
+                case Convolve():
+                    mixed = self._multiply("mixed", operation.layer, rows["normed"])
+                    lap("qkv_proj")
+                    taps, bias = self._vector("taps", operation.layer), self._bias("taps", operation.layer)
+                    convolved = convolve_gated(operation.convolution, mixed, taps, bias, states, operation.state)
+                    rows["attended"] = convolved.to(mixed.dtype)
+                    lap("recurrent")
+                case Delta():
+                    mixed = self._multiply("mixed", operation.layer, rows["normed"])
+                    lap("qkv_proj")
+                    rows["attended"] = self._delta(operation, mixed, rows["normed"], states)
+                    lap("recurrent")
                 case Activate():
                     rows["inner"] = self._activate(operation, rows["normed"])
                     lap("gate_up_proj")
@@ -223,11 +249,13 @@ class Decoder:
 
     def _heads(
         self, operation: Heads, qkv: Tensor, rotation: Rotation | None, positions_T: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [T, H, D], keys and values [T, K, D]: normed and rotated."""
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries [T, H, D], keys and values [T, K, D], normed and rotated, and gates [T, H or 0, D]."""
         spec, layer = operation.attention, operation.layer
         heads = qkv.unflatten(-1, (-1, spec.head_dim))
-        qk, values = heads.split((spec.num_heads + spec.num_kv_heads, spec.num_kv_heads), dim=1)
+        num_gates = spec.num_heads if spec.has_output_gate else 0
+        sizes = spec.num_heads + spec.num_kv_heads, spec.num_kv_heads, num_gates
+        qk, values, gates = heads.split(sizes, dim=1)
         if spec.qk_norm != "none":
             queries, keys = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
             if spec.qk_norm == "whole":
@@ -241,7 +269,21 @@ class Decoder:
             num_stretches = positions_T // spec.rope.original_max_position_embeddings
             scaling = 1 + spec.query_scaling_beta * torch.log(1 + num_stretches.float())
             queries = queries * scaling.to(queries.dtype)[:, None, None]
-        return queries, keys, values
+        return queries, keys, values, gates
+
+    def _delta(self, operation: Delta, mixed: Tensor, normed: Tensor, states: StepStates) -> Tensor:
+        spec, layer = operation.delta, operation.layer
+        inputs, gates = mixed.split((spec.num_channels, spec.values_size), dim=-1)
+        betas_TH = self._multiply("delta_beta", layer, normed.float()).sigmoid()
+        rate, bias = self._vector("decay_rate", layer), self._vector("decay_bias", layer)
+        decays_TH = decays_of(self._multiply("delta_decay", layer, normed.float()), rate, bias)
+        weights = DeltaWeights(self._vector("delta_scale", layer), decays_TH, betas_TH)
+        taps = self._vector("taps", layer)
+        out = gated_delta(spec, inputs, taps, weights, states, operation.state, self.model.norm.eps)
+        return (out * silu(gates.float())).to(mixed.dtype)
+
+    def _vector(self, name: str, layer: int) -> Tensor:
+        return self.weights[WeightKey(name, layer, "weight")]
 
     def _activate(self, operation: Activate, x: Tensor, expert: int = -1) -> Tensor:
         product = self._multiply(operation.matrix, operation.layer, x, expert)

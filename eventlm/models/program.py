@@ -4,37 +4,56 @@ An operation reads and writes sets of rows, a row for each token of the step:
 
     residual   the residual stream
     normed     inputs of the products that begin a part of a layer
-    attended   what the heads of a layer give
+    attended   what the heads of a layer give, or its convolution
     inner      what the neurons of a layer give
     update     what a part adds to the residual stream, before its own norm
     chosen     the numbers of the experts of a layer that a token passes, ascending, and the share of each
 
 Weights have a name of `WEIGHTS`, the number of their layer, and perhaps that of an expert. Matrices of `MATRICES` are
-those of one product: `qkv` consists of query, key and value, `gate_up` of gate and up. In a layer with experts, the
-gate, up and down of no expert are those of the shared part.
+those of one product: `qkv` consists of query, key and value, and of gates behind attention if there are any, `mixed` of
+what is convolved and of the gates of the delta rule, `gate_up` of gate and up. In a layer with experts, the gate, up
+and down of no expert are those of the shared part.
+
+Layers with a state of each sequence have a part of `ModelSpec.state_size` numbers, from that of `state` on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
-from eventlm.models.spec import Activation, AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, RopeSpec
+from eventlm.models.spec import (
+    Activation,
+    AttentionSpec,
+    ConvolutionSpec,
+    DeltaSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LayerSpec,
+    ModelSpec,
+    RopeSpec,
+)
 
-Matrix = Literal["qkv", "output", "gate_up", "up", "down"]
+Matrix = Literal["qkv", "mixed", "output", "gate_up", "up", "down"]
 NormWeight = Literal["attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm", "final_norm"]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
-#: Of the whole model, then of a layer. Each but an embedding, a norm of queries and keys, sinks, and the last two may
-#: have a bias.
+#: Of the whole model, then of a layer. Each but an embedding, a norm of queries and keys, sinks, correction,
+#: shared_scale and what only the delta rule has may have a bias.
 WEIGHTS = (
     *("embedding", "lm_head", "final_norm"),
     *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
-    *("router", "correction", "shared_scale"),
+    *("router", "correction", "shared_scale", "output_gate"),
+    *("mixed", "taps", "delta_gate", "delta_beta", "delta_decay", "decay_rate", "decay_bias", "delta_scale"),
 )
-#: Are float32 whatever the dtype of the others, and so are their products: a rounding could choose another expert.
-FLOAT32_WEIGHTS = ("router", "correction", "shared_scale")
+#: Are float32 whatever the dtype of the others, and so are their products: a rounding could choose another expert, or
+#: add up in a state.
+FLOAT32_WEIGHTS = (
+    *("router", "correction", "shared_scale"),
+    *("taps", "delta_beta", "delta_decay", "decay_rate", "decay_bias", "delta_scale"),
+)
 
 
 class WeightKey(NamedTuple):
@@ -79,10 +98,30 @@ class Heads(Struct, frozen=True, tag=True):
 
 
 class Attend(Struct, frozen=True, tag=True):
-    """attended = the attention of the layer's queries."""
+    """attended = the attention of the layer's queries, times their gates if they have any."""
 
     layer: int
     attention: AttentionSpec
+
+
+class Convolve(Struct, frozen=True, tag=True):
+    """attended = C * (taps x the last inputs B * x), with B, C, x = mixed x normed. In float32."""
+
+    layer: int
+    convolution: ConvolutionSpec
+    state: int
+
+
+class Delta(Struct, frozen=True, tag=True):
+    """attended = delta_scale * norm(the delta rule) * silu(delta_gate x normed), each head by itself, in float32.
+
+    Queries, keys and values are silu(taps x the last inputs mixed x normed), beta is sigmoid(delta_beta x normed),
+    decay exp(-exp(decay_rate) * softplus(delta_decay x normed + decay_bias)).
+    """
+
+    layer: int
+    delta: DeltaSpec
+    state: int
 
 
 class Activate(Struct, frozen=True, tag=True):
@@ -148,8 +187,9 @@ class Add(Struct, frozen=True, tag=True):
     multiplier: float
 
 
+Mixing = Heads | Attend | Convolve | Delta
 ExpertOperation = Route | ScaleInner | Experts | Add
-Operation = Embed | Norm | Take | Heads | Attend | Activate | MultiplyAdd | Multiply | AddNormed | ExpertOperation
+Operation = Embed | Norm | Take | Mixing | Activate | MultiplyAdd | Multiply | AddNormed | ExpertOperation
 
 
 def program_of(model: ModelSpec) -> tuple[Operation, ...]:
@@ -159,21 +199,28 @@ def program_of(model: ModelSpec) -> tuple[Operation, ...]:
     """
     operations: list[Operation] = [Embed(model.embedding_multiplier)]
     ropes: dict[RopeSpec | None, int] = {None: -1} | {rope: number for number, rope in enumerate(model.ropes)}
+    state = 0
     for number, layer in enumerate(model.layers):
-        operations += _layer(layer, number, ropes[layer.attention.rope])
+        operations += _layer(layer, number, _mixer(layer, number, ropes, state))
+        state += layer.recurrent.state_size if layer.recurrent is not None else 0
     return tuple(operations)
 
 
-def _layer(layer: LayerSpec, number: int, rope: int) -> list[Operation]:
-    attention = layer.attention
-    heads = Heads(number, attention, rope)
-    attend = Attend(number, attention)
+def _mixer(layer: LayerSpec, number: int, ropes: Mapping[RopeSpec | None, int], state: int) -> list[Operation]:
+    if layer.attention is not None:
+        return [Heads(number, layer.attention, ropes[layer.attention.rope]), Attend(number, layer.attention)]
+    if isinstance(layer.recurrent, ConvolutionSpec):
+        return [Convolve(number, layer.recurrent, state)]
+    return [Delta(number, layer.recurrent, state)] if layer.recurrent is not None else []
+
+
+def _layer(layer: LayerSpec, number: int, mixer: Sequence[Operation]) -> list[Operation]:
     begin, *rest = _feed_forward(layer, number)
     first = Take() if layer.norms == "after" else Norm("attention_norm", number)
     if layer.norms == "parallel":
-        return [first, heads, begin, attend, *_add(layer, number, "output"), *rest]
+        return [first, mixer[0], begin, *mixer[1:], *_add(layer, number, "output"), *rest]
     second = Take() if layer.norms == "after" else Norm("feed_forward_norm", number)
-    return [first, heads, attend, *_add(layer, number, "output"), second, begin, *rest]
+    return [first, *mixer, *_add(layer, number, "output"), second, begin, *rest]
 
 
 def _feed_forward(layer: LayerSpec, number: int) -> list[Operation]:

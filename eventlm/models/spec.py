@@ -58,7 +58,8 @@ class AttentionSpec(Struct, frozen=True, kw_only=True):
     scale: what scores are multiplied by. window: how many tokens a query sees, itself among them; 0: all before it.
     soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; 0: they stay as they are. qk_norm: a norm of queries
     and of keys, over each head or over all heads together. has_sinks: a learned score of each head takes part in the
-    softmax and has no value (gpt-oss). query_scaling_beta: queries are multiplied by
+    softmax and has no value (gpt-oss). has_output_gate: what a head gives is multiplied by the sigmoid of a product of
+    its own (Qwen3-Next). query_scaling_beta: queries are multiplied by
     `1 + beta * log(1 + position // rope.original_max_position_embeddings)` (Llama 4); 0: they are not.
     """
 
@@ -73,7 +74,63 @@ class AttentionSpec(Struct, frozen=True, kw_only=True):
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_sinks: bool = False
+    has_output_gate: bool = False
     query_scaling_beta: float = 0.0
+
+
+class ConvolutionSpec(Struct, frozen=True, kw_only=True):
+    """A gated short convolution (LFM2): a product gives B, C and x of `num_channels` each; C * convolution(B * x).
+
+    num_taps: how many tokens the convolution of a channel sees, the last ones. has_bias: of both products and of the
+    convolution.
+    """
+
+    num_channels: int
+    num_taps: int
+    has_bias: bool = False
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that it keeps of a sequence: the last inputs of the convolution, [num_taps - 1, num_channels]."""
+        return (self.num_taps - 1) * self.num_channels
+
+
+class DeltaSpec(Struct, frozen=True, kw_only=True):
+    """The gated delta rule (Yang et al., 2024) of each value head, over a short convolution of its inputs.
+
+    A head keeps a matrix S [key_dim, value_dim]. For each token `S = decay * S`, then
+    `S += beta * outer(key, value - key x S)`, and it gives `query x S`. Each query and key is of length 1, and serves
+    as many value heads as there are for each key head, neighbours.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    num_taps: int
+
+    @property
+    def keys_size(self) -> int:
+        """Elements of all keys of a token, and of its queries."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        """Elements of all values of a token."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """Of the convolution: queries, keys, values."""
+        return 2 * self.keys_size + self.values_size
+
+    @property
+    def state_size(self) -> int:
+        """Numbers that it keeps of a sequence: as `ConvolutionSpec`, then the matrix of each head."""
+        return (self.num_taps - 1) * self.num_channels + self.values_size * self.key_dim
+
+
+RecurrentSpec = ConvolutionSpec | DeltaSpec
 
 
 class FeedForwardSpec(Struct, frozen=True, kw_only=True):
@@ -115,11 +172,13 @@ class ExpertsSpec(Struct, frozen=True, kw_only=True):
 class LayerSpec(Struct, frozen=True, kw_only=True):
     """A layer over the residual stream.
 
-    norms: before each of its two parts, after them, or both; `parallel`: one norm before both parts, which then do not
-    see each other. residual_multiplier: of what each part adds to the stream.
+    It has either `attention`, or `recurrent`, which keeps a state of each sequence. norms: before each of its two
+    parts, after them, or both; `parallel`: one norm before both parts, which then do not see each other.
+    residual_multiplier: of what each part adds to the stream.
     """
 
-    attention: AttentionSpec
+    attention: AttentionSpec | None = None
+    recurrent: RecurrentSpec | None = None
     feed_forward: FeedForwardSpec | ExpertsSpec
     norms: Literal["before", "after", "both", "parallel"] = "before"
     residual_multiplier: float = 1.0
@@ -162,6 +221,19 @@ class TensorNames(Struct, frozen=True, kw_only=True):
     key_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
     output: str = "self_attn.o_proj"
+    #: Of layers with a state. `mixed` is what is convolved: queries, keys and values, or B, C and x.
+    recurrent_output: str = "linear_attn.out_proj"
+    mixed: str = "linear_attn.in_proj_qkv"
+    delta_gate: str = "linear_attn.in_proj_z"
+    #: In place of these two, with the rows of each key head together.
+    mixed_and_gate: str = ""
+    delta_beta: str = "linear_attn.in_proj_b"
+    delta_decay: str = "linear_attn.in_proj_a"
+    beta_and_decay: str = ""
+    taps: str = "linear_attn.conv1d"
+    decay_rate: str = "linear_attn.A_log"
+    decay_bias: str = "linear_attn.dt_bias"
+    delta_scale: str = "linear_attn.norm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     gate_up: str = ""
@@ -216,8 +288,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """The first layer's. All layers have as many heads of the same size."""
-        return self.layers[0].attention
+        """That of the first layer that has one. All that do have as many heads of the same size."""
+        return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def num_heads(self) -> int:
@@ -237,7 +309,13 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The different rotary embeddings of the layers, in the order in which layers first have them."""
-        return tuple(dict.fromkeys(layer.attention.rope for layer in self.layers if layer.attention.rope is not None))
+        ropes = (layer.attention.rope for layer in self.layers if layer.attention is not None)
+        return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
+
+    @property
+    def state_size(self) -> int:
+        """Numbers, float32, that all layers keep of a sequence beside keys and values."""
+        return sum(layer.recurrent.state_size for layer in self.layers if layer.recurrent is not None)
 
 
 def why_not_plain(model: ModelSpec) -> str:
@@ -256,6 +334,9 @@ def _extras(model: ModelSpec) -> Iterator[str]:
         yield "rotary embeddings that differ by layer"
     for layer in model.layers:
         attention, feed_forward = layer.attention, layer.feed_forward
+        if attention is None:
+            yield "layers with a state in place of attention"
+            continue
         if isinstance(feed_forward, ExpertsSpec):
             yield "a mixture of experts"
         elif feed_forward.activation != "silu" or not feed_forward.is_gated:
@@ -266,6 +347,8 @@ def _extras(model: ModelSpec) -> Iterator[str]:
             yield "sliding windows"
         if attention.soft_cap or attention.has_sinks:
             yield "soft caps or sinks"
+        if attention.has_output_gate:
+            yield "gates behind attention"
         if attention.qk_norm == "whole":
             yield "a norm over all heads together"
         if attention.scale != attention.head_dim**-0.5 or attention.query_scaling_beta:

@@ -124,7 +124,7 @@ def _parts(file: WeightFile, in_blocks: Container[WeightKey]) -> list[_Part]:
 def _pieces(part: _Part, values: Tensor) -> Iterator[Piece]:
     turns = part.weight.interleaved
     if not turns:
-        yield Piece(part.weight.key, part.first_row, values)
+        yield Piece(part.weight.key, part.weight.first_row + part.first_row, values)
     for number, key in enumerate(turns):
         yield Piece(key, 0, values[..., number :: len(turns)].t())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -47,8 +47,10 @@ class CacheEngine:
                 "more than this machine gives; lower --num-blocks or --kv-memory"
             ) from error
         self._dtype = dtype
-        self._attentions = [layer.attention for layer in config.layers]
-        self._windows = sorted({attention.window for attention in self._attentions})
+        self._attentions = {
+            number: layer.attention for number, layer in enumerate(config.layers) if layer.attention is not None
+        }
+        self._windows = sorted({attention.window for attention in self._attentions.values()})
 
     @property
     def token_bytes(self) -> int:
@@ -87,7 +89,7 @@ class StepAttention:
         kv: Tensor,
         slots: Tensor,
         groups: list[AttentionGroup],
-        attentions: Sequence[AttentionSpec],
+        attentions: Mapping[int, AttentionSpec],
         sinks: Sequence[Tensor | None],
     ) -> None:
         self._kv = kv

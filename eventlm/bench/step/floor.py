@@ -117,7 +117,9 @@ def step_work(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
             # A score and a weighted value for each pair.
             4 * num_layers * config.num_heads * config.head_dim * shape.num_pairs(window),
         )
-        for window, num_layers in Counter(layer.attention.window for layer in config.layers).items()
+        for window, num_layers in Counter(
+            layer.attention.window for layer in config.layers if layer.attention is not None
+        ).items()
     )
     work["rotary"] = StepWork(shape.num_tokens * model.kv_token_bytes, 0)
     return work

@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from eventlm.models.families import cohere, gemma, glm, gpt_oss, layer_norm, llama, mistral, olmo, phi, qwen
+from eventlm.models.families import (
+    cohere,
+    gemma,
+    glm,
+    gpt_oss,
+    layer_norm,
+    lfm2,
+    llama,
+    mistral,
+    olmo,
+    phi,
+    qwen,
+    qwen_next,
+)
 from eventlm.models.families.fields import Fields
 from eventlm.models.spec import ModelSpec
 
@@ -66,6 +79,13 @@ FAMILIES: dict[str, Family] = {
     "GraniteMoeSharedForCausalLM": Family(llama.GraniteMoeFields, llama.granite_moe, "Granite MoE, shared expert"),
     "Glm4MoeForCausalLM": Family(glm.Glm4MoeFields, glm.glm4_moe, "GLM-4.5, 4.5 Air, 4.6 and 4.7"),
     "Ernie4_5_MoeForCausalLM": Family(llama.ErnieMoeFields, llama.ernie_moe, "ERNIE 4.5 21B-A3B and 300B-A47B"),
+    "Qwen3_5ForCausalLM": Family(qwen_next.Qwen35Fields, qwen_next.qwen3_5, "Qwen 3.5 and 3.6, dense, text only"),
+    "Qwen3_5MoeForCausalLM": Family(
+        qwen_next.Qwen35MoeFields, qwen_next.qwen3_5_moe, "Qwen 3.5 and 3.6 with experts, text only"
+    ),
+    "Qwen3NextForCausalLM": Family(qwen_next.Qwen3NextFields, qwen_next.qwen3_next, "Qwen3-Next 80B-A3B"),
+    "Lfm2ForCausalLM": Family(lfm2.Lfm2Fields, lfm2.lfm2, "LFM2 350M to 2.6B"),
+    "Lfm2MoeForCausalLM": Family(lfm2.Lfm2MoeFields, lfm2.lfm2_moe, "LFM2 8B-A1B"),
     "GptOssForCausalLM": Family(gpt_oss.GptOssFields, gpt_oss.gpt_oss, "gpt-oss 20B and 120B, in bfloat16"),
 }
 MULTIMODAL: dict[str, Multimodal] = {
@@ -76,6 +96,12 @@ MULTIMODAL: dict[str, Multimodal] = {
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
         "Mistral Small 3.1 and 3.2, Ministral 3, without pictures",
     ),
+    "Qwen3_5ForConditionalGeneration": Multimodal(
+        {"qwen3_5_text": "Qwen3_5ForCausalLM"}, "Qwen 3.5 and 3.6, dense, without pictures"
+    ),
+    "Qwen3_5MoeForConditionalGeneration": Multimodal(
+        {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}, "Qwen 3.5 and 3.6 with experts, without pictures"
+    ),
 }
 #: How the tensors of these are named, by transformers 5 and before, for `TensorNames`: the decoder's, and the others.
 DECODER_NAMES = (
@@ -83,4 +109,6 @@ DECODER_NAMES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-TOWER_NAMES = tuple(f"{start}{name}." for start in ("", "model.") for name in ("vision_tower", "multi_modal_projector"))
+TOWER_NAMES = tuple(
+    f"{start}{name}." for start in ("", "model.") for name in ("vision_tower", "multi_modal_projector", "visual")
+)

@@ -18,6 +18,7 @@ from eventlm.models.spec import (
     LayerSpec,
     ModelSpec,
     NormSpec,
+    RecurrentSpec,
     RopeSpec,
     RopeType,
     TensorNames,
@@ -291,19 +292,21 @@ def stacked(names: TensorNames, **changes: str) -> tuple[TensorNames, ...]:
     return (msgspec.structs.replace(names, **taken | changes),)
 
 
-def layer_kinds(fields: Fields, default: Callable[[int], bool] = lambda layer: False) -> list[str]:
-    """FULL or SLIDING for each layer: what `layer_types` says, else SLIDING where `default(layer)`.
+def layer_kinds(
+    fields: Fields, default: Callable[[int], bool] = lambda layer: False, *, other: str = SLIDING
+) -> list[str]:
+    """FULL or `other` for each layer: what `layer_types` says, else `other` where `default(layer)`.
 
     Raises ConfigError for a kind that is neither, and if there is no `sliding_window` for those that need one.
     """
     kinds = fields.layer_types
     if kinds is None:
-        kinds = [SLIDING if default(layer) else FULL for layer in range(fields.num_hidden_layers)]
+        kinds = [other if default(layer) else FULL for layer in range(fields.num_hidden_layers)]
     if len(kinds) != fields.num_hidden_layers:
         raise ConfigError(f"layer_types has {len(kinds)} entries, num_hidden_layers is {fields.num_hidden_layers}")
     for kind in kinds:
-        if kind not in (FULL, SLIDING):
-            raise ConfigError(f"layer_types: {kind} is not supported (supported: {FULL}, {SLIDING})")
+        if kind not in (FULL, other):
+            raise ConfigError(f"layer_types: {kind} is not supported (supported: {FULL}, {other})")
     if SLIDING in kinds and fields.sliding_window is None:
         raise ConfigError(f"layer_types has {SLIDING}, and sliding_window is null")
     return kinds
@@ -319,9 +322,26 @@ def windows(fields: Fields, default: Callable[[int], bool] = lambda layer: False
     return [window_of(fields, kind) for kind in layer_kinds(fields, default)]
 
 
+def hybrid(
+    fields: Fields,
+    attention: AttentionSpec,
+    recurrent: RecurrentSpec,
+    kind: str,
+    default: Callable[[int], bool] = lambda layer: False,
+) -> list[AttentionSpec | RecurrentSpec]:
+    """What mixes the tokens in each layer: `recurrent` in those of this kind, see `layer_kinds`.
+
+    Raises ConfigError if no layer has attention: nothing here runs a model without any keys.
+    """
+    kinds = layer_kinds(fields, default, other=kind)
+    if FULL not in kinds:
+        raise ConfigError(f"layer_types has no {FULL}, and models without attention are not supported")
+    return [recurrent if each == kind else attention for each in kinds]
+
+
 def model(
     fields: Fields,
-    attentions: AttentionSpec | Sequence[AttentionSpec],
+    mixers: AttentionSpec | Sequence[AttentionSpec | RecurrentSpec],
     parts: FeedForwardSpec | ExpertsSpec | Sequence[FeedForwardSpec | ExpertsSpec] | None = None,
     *,
     layer: dict[str, Any] | None = None,
@@ -330,26 +350,28 @@ def model(
 ) -> ModelSpec:
     """A model of these parts; `changes` are fields of `ModelSpec`.
 
-    attentions, parts: the same in all layers, or one for each. layer, norm: what its `LayerSpec` and its `NormSpec`
+    mixers, parts: the same in all layers, or one for each. layer, norm: what its `LayerSpec` and its `NormSpec`
     also have. `architecture` and `dtype` are filled in later.
     """
     for name in fields.REFUSED:
         if value := getattr(fields, name):
             raise ConfigError(f"{name} {value} is not supported")
-    each = [attentions] * fields.num_hidden_layers if isinstance(attentions, AttentionSpec) else attentions
+    each = [mixers] * fields.num_hidden_layers if isinstance(mixers, AttentionSpec) else mixers
+    attentions = [one for one in each if isinstance(one, AttentionSpec)]
     if not isinstance(parts, Sequence):
         parts = [parts or feed_forward(fields)] * fields.num_hidden_layers
     _check_experts(parts)
-    if fields.layer_types is not None:
-        _check_layer_types(fields, each)
-    longest = changes.setdefault("max_position_embeddings", _longest_context(fields, each))
+    if fields.layer_types is not None and len(attentions) == len(each):
+        _check_layer_types(fields, attentions)
+    longest = changes.setdefault("max_position_embeddings", _longest_context(fields, attentions))
     taken: dict[str, Any] = {
         "architecture": "",
         "vocab_size": fields.vocab_size,
         "hidden_size": fields.hidden_size,
         "layers": tuple(
             LayerSpec(
-                attention=_without_idle_window(one, longest),
+                attention=_without_idle_window(one, longest) if isinstance(one, AttentionSpec) else None,
+                recurrent=None if isinstance(one, AttentionSpec) else one,
                 feed_forward=part,
                 **(layer or {}),
             )
