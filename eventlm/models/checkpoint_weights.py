@@ -178,7 +178,7 @@ def _weights_of_recurrent(spec: RecurrentSpec, hidden: int) -> Iterator[tuple[st
     yield "delta_decay", (heads, hidden), False
     yield "taps", (channels, spec.num_taps), False
     yield "decay_rate", (heads,), False
-    yield "decay_bias", (heads,), False
+    yield "decay_shift", (heads,), False
     yield "delta_scale", (spec.value_dim,), False
     yield "output", (hidden, values), False
 
@@ -210,7 +210,7 @@ def _tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
             kind = "_bias" if key.kind == "bias" else ""
     elif key.name in ("gate", "up", "down") and model.layers[key.layer].experts is not None:
         owner = "shared_"
-    elif key.name in ("sinks", "correction", "decay_rate", "decay_bias"):
+    elif key.name in ("sinks", "correction", "decay_rate", "decay_shift"):
         # They are no module with a weight.
         kind = ""
     elif key.name == "output" and model.layers[key.layer].recurrent is not None:

@@ -20,6 +20,8 @@ from eventlm.models.program import (
     Add,
     AddNormed,
     Attend,
+    Convolve,
+    Delta,
     Embed,
     Experts,
     Heads,
@@ -32,7 +34,7 @@ from eventlm.models.program import (
     Take,
     program_of,
 )
-from eventlm.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
+from eventlm.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, ModelSpec, RecurrentSpec
 
 #: The values that name no build.
 AUTO, TORCH = "auto", "torch"
@@ -41,7 +43,7 @@ _NOT_COMPILED = "not compiled, or of another version; install eventlm again, whe
 #: In the order of program.h's Kind.
 _KINDS = (
     *(Embed, Norm, Take, Heads, Attend, Activate, MultiplyAdd, Multiply, AddNormed),
-    *(Route, ScaleInner, Experts, Add),
+    *(Route, ScaleInner, Experts, Add, Convolve, Delta),
 )
 #: The only dtype that the compiled forward pass computes in.
 _DTYPE = "bfloat16"
@@ -134,6 +136,13 @@ def _instruction(operation: Operation, config: ModelSpec) -> Instruction:
             found.rope = operation.rope
         case Attend():
             _put_attention(found, operation.attention)
+        case Convolve():
+            _put_recurrent(found, operation.convolution, operation.state)
+        case Delta():
+            delta = operation.delta
+            _put_recurrent(found, delta, operation.state)
+            found.num_key_heads, found.num_value_heads = delta.num_key_heads, delta.num_value_heads
+            found.key_dim, found.value_dim = delta.key_dim, delta.value_dim
         case Route():
             _put_routing(found, operation.experts)
         case Experts():
@@ -154,9 +163,14 @@ def _put_routing(to: Instruction, experts: ExpertsSpec) -> None:
     to.min_sum, to.multiplier = experts.min_sum, experts.scaling
 
 
+def _put_recurrent(to: Instruction, spec: RecurrentSpec, state: int) -> None:
+    to.num_channels, to.num_taps, to.state = spec.num_channels, spec.num_taps, state
+
+
 def _put_attention(to: Instruction, attention: AttentionSpec) -> None:
     to.qk_norm = QK_NORMS.index(attention.qk_norm)
     to.window, to.soft_cap, to.score_divisor = attention.window, attention.soft_cap, 1 / attention.scale
+    to.has_output_gate = attention.has_output_gate
     if attention.rope is not None:
         to.rotary_dim, to.is_interleaved = attention.rope.rotary_dim, attention.rope.is_interleaved
         to.query_scaling_beta = attention.query_scaling_beta

@@ -19,6 +19,7 @@ from torch.nn.functional import embedding, linear, silu
 
 from eventlm.kernels.int8_linear import BLOCK, dequantize_rows, int8_linear
 from eventlm.kernels.pointwise import activate, activate_gated, cap_softly, layer_norm, rms_norm, rotary_embedding
+from eventlm.kernels.sequence_states import NO_STATES, StepStates
 from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.experts import Chosen, route
 from eventlm.models.program import (
@@ -42,7 +43,7 @@ from eventlm.models.program import (
     activation_of,
     program_of,
 )
-from eventlm.models.recurrent import NO_STATES, DeltaWeights, StepStates, convolve_gated, decays_of, gated_delta
+from eventlm.models.recurrent import DeltaWeights, convolve_gated, decays_of, gated_delta
 from eventlm.models.rope import RopeTable, Rotation
 from eventlm.models.spec import ModelSpec
 
@@ -275,7 +276,7 @@ class Decoder:
         spec, layer = operation.delta, operation.layer
         inputs, gates = mixed.split((spec.num_channels, spec.values_size), dim=-1)
         betas_TH = self._multiply("delta_beta", layer, normed.float()).sigmoid()
-        rate, bias = self._vector("decay_rate", layer), self._vector("decay_bias", layer)
+        rate, bias = self._vector("decay_rate", layer), self._vector("decay_shift", layer)
         decays_TH = decays_of(self._multiply("delta_decay", layer, normed.float()), rate, bias)
         weights = DeltaWeights(self._vector("delta_scale", layer), decays_TH, betas_TH)
         taps = self._vector("taps", layer)

@@ -46,13 +46,13 @@ WEIGHTS = (
     *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
     *("router", "correction", "shared_scale", "output_gate"),
-    *("mixed", "taps", "delta_gate", "delta_beta", "delta_decay", "decay_rate", "decay_bias", "delta_scale"),
+    *("mixed", "taps", "delta_gate", "delta_beta", "delta_decay", "decay_rate", "decay_shift", "delta_scale"),
 )
 #: Are float32 whatever the dtype of the others, and so are their products: a rounding could choose another expert, or
 #: add up in a state.
 FLOAT32_WEIGHTS = (
     *("router", "correction", "shared_scale"),
-    *("taps", "delta_beta", "delta_decay", "decay_rate", "decay_bias", "delta_scale"),
+    *("taps", "delta_beta", "delta_decay", "decay_rate", "decay_shift", "delta_scale"),
 )
 
 
@@ -116,7 +116,7 @@ class Delta(Struct, frozen=True, tag=True):
     """attended = delta_scale * norm(the delta rule) * silu(delta_gate x normed), each head by itself, in float32.
 
     Queries, keys and values are silu(taps x the last inputs mixed x normed), beta is sigmoid(delta_beta x normed),
-    decay exp(-exp(decay_rate) * softplus(delta_decay x normed + decay_bias)).
+    decay exp(-exp(decay_rate) * softplus(delta_decay x normed + decay_shift)).
     """
 
     layer: int

@@ -8,40 +8,18 @@ Shapes: T tokens, C channels, N taps, G key heads, H value heads, K key_dim, V v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
+from eventlm.kernels.sequence_states import StepStates
 from eventlm.models.spec import ConvolutionSpec, DeltaSpec, RecurrentSpec
 
 #: Added to the square of the length of a query or key.
 _LENGTH_EPS = 1e-6
-
-
-class StateRow(NamedTuple):
-    """A row of a step: `num_tokens` of the sequence whose state is in `slot`.
-
-    source: the slot that the state is copied from first; -1: it begins as zeros. copies: (count, slot) for each slot
-    that the state is copied to, when so many tokens of the row are in it.
-    """
-
-    num_tokens: int
-    slot: int
-    source: int
-    copies: Sequence[tuple[int, int]] = ()
-
-
-class StepStates(NamedTuple):
-    """The states of all sequences, float32 [slots, state_size of the model], and the rows of a step."""
-
-    memory: Tensor
-    rows: Sequence[StateRow]
-
-
-NO_STATES = StepStates(torch.empty(0, 0), ())
 
 
 class DeltaWeights(NamedTuple):
@@ -112,25 +90,7 @@ def _by_rows(spec: RecurrentSpec, states: StepStates, first: int, compute: Calla
 
     It changes the state in place.
     """
-    return torch.cat([compute(*piece) for piece in _pieces(states, slice(first, first + spec.state_size))])
-
-
-def _pieces(states: StepStates, part: slice) -> Iterator[tuple[slice, Tensor]]:
-    first_token = 0
-    for num_tokens, slot, source, copies in states.rows:
-        state = states.memory[slot, part]
-        if source < 0:
-            state.zero_()
-        elif source != slot:
-            state.copy_(states.memory[source, part])
-        begin = 0
-        for end, to in (*copies, (num_tokens, slot)):
-            if end > begin:
-                yield slice(first_token + begin, first_token + end), state
-            if to != slot:
-                states.memory[to, part] = state
-            begin = end
-        first_token += num_tokens
+    return torch.cat([compute(*piece) for piece in states.pieces(slice(first, first + spec.state_size))])
 
 
 def _last_inputs(spec: RecurrentSpec, state: Tensor) -> Tensor:

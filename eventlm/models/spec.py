@@ -232,7 +232,7 @@ class TensorNames(Struct, frozen=True, kw_only=True):
     beta_and_decay: str = ""
     taps: str = "linear_attn.conv1d"
     decay_rate: str = "linear_attn.A_log"
-    decay_bias: str = "linear_attn.dt_bias"
+    decay_shift: str = "linear_attn.dt_bias"
     delta_scale: str = "linear_attn.norm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"

@@ -19,7 +19,7 @@ namespace {
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
 // another for none.
-constexpr int kInterface = 6;
+constexpr int kInterface = 7;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -97,20 +97,31 @@ EVENTLM_EXPORT std::int32_t eventlm_load_vector(Decoder* decoder, std::int32_t w
   return run([&] { decoder->load_vector(static_cast<eventlm::Weight>(weight), is_bias != 0, layer, expert, source); });
 }
 
-EVENTLM_EXPORT void eventlm_load_router(Decoder* decoder, std::int32_t layer, const float* rows, std::int64_t first_row,
-                                        std::int64_t num_rows) {
-  decoder->load_router(layer, rows, first_row, num_rows);
+EVENTLM_EXPORT void eventlm_load_exact(Decoder* decoder, std::int32_t weight, std::int32_t layer, const float* rows,
+                                       std::int64_t first_row, std::int64_t num_rows) {
+  decoder->load_exact(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows);
 }
 
-// starts, counts, tables: of each row; a table has its block numbers.
+// starts, counts, tables: of each row; a table has its block numbers. states: of layers that have one, [slots,
+// state_size], else null; then there are of each row its slot, the source, and the number of its copies, which are
+// StateCopy one after the other.
 EVENTLM_EXPORT std::int32_t eventlm_forward(Decoder* decoder, const std::int32_t* token_ids, std::int32_t num_rows,
                                             const std::int32_t* starts, const std::int32_t* counts,
                                             const std::int32_t* const* tables, std::uint8_t* kv, std::int32_t format,
-                                            std::int32_t num_blocks, std::int32_t block_size, float* hidden) {
+                                            std::int32_t num_blocks, std::int32_t block_size, float* states,
+                                            std::int64_t state_size, const std::int32_t* slots,
+                                            const std::int32_t* sources, const std::int32_t* num_copies,
+                                            const eventlm::StateCopy* copies, float* hidden) {
   return run([&] {
     std::vector<eventlm::StepRow> rows;
     for (int row = 0; row < num_rows; row++) rows.push_back({starts[row], counts[row], tables[row]});
-    decoder->forward(token_ids, rows, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size}, hidden);
+    eventlm::States kept{states, static_cast<std::size_t>(state_size), {}};
+    for (int row = 0; states != nullptr && row < num_rows; row++) {
+      kept.rows.push_back({slots[row], sources[row], num_copies[row], copies});
+      copies += num_copies[row];
+    }
+    decoder->forward(token_ids, rows, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size}, kept,
+                     hidden);
   });
 }
 

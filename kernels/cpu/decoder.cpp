@@ -9,7 +9,7 @@ namespace {
 // The most that one of a kind is made of, see Decoder::run.
 std::size_t num_operations(Kind kind) {
   if (kind == Kind::experts) return 4;
-  if (kind == Kind::attend) return 3;
+  if (kind == Kind::attend || kind == Kind::convolve || kind == Kind::delta) return 3;
   return kind == Kind::heads || kind == Kind::activate || kind == Kind::route ? 2 : 1;
 }
 
@@ -28,17 +28,20 @@ Inputs inputs_of(const Weights& weights, bool is_int8) {
   return is_int8 ? Inputs::int8 : weights.has_codes ? Inputs::packed : Inputs::bf16;
 }
 
+// Of `output` in layers that have a state, and of the product before in those.
+std::int32_t num_given(const Instruction& now) {
+  return now.kind == Kind::convolve ? now.num_channels : now.num_value_heads * now.value_dim;
+}
+std::int32_t num_mixed(const Instruction& now) {
+  return now.kind == Kind::convolve ? 3 * now.num_channels
+                                    : static_cast<std::int32_t>(round_up(now.num_channels, kPanel)) + num_given(now);
+}
+
+bool needs_exact(const Instruction& now) { return now.kind == Kind::route || now.kind == Kind::delta; }
+
 bool is_whole(const Instruction& now) { return now.kind == Kind::heads && now.qk_norm == QkNorm::whole; }
 
 }  // namespace
-
-struct Decoder::Step {
-  const std::int32_t* token_ids;
-  const std::vector<StepRow>& rows;
-  const KVStorage& kv;
-  std::size_t num_tokens;
-  std::vector<std::int32_t> first_token;  // of each row
-};
 
 Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
                  const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads)
@@ -50,12 +53,17 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
       hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
       query_stride_(round_up(num_inputs_ / 2, kLanes) + kLanes),
       raw_stride_(num_inputs_ + static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim + kLanes),
+      gate_stride_(most_of(program, [](const Instruction& now) { return now.has_output_gate; }) > 0
+                       ? num_inputs_ + kLanes
+                       : 0),
+      mixed_stride_(round_up(most_of(program, num_mixed), kPanel) + kLanes),
       has_updates_(
           most_of(program,
                   [](const Instruction& now) { return now.kind == Kind::multiply || now.kind == Kind::experts; }) > 0),
       has_raw_heads_(most_of(program, is_whole) > 0),
+      has_exact_(most_of(program, needs_exact) > 0),
       normed_(shape.hidden_size, inputs_of(weights_, is_int8)),
-      attended_(num_inputs_, inputs_of(weights_, is_int8)),
+      attended_(std::max<std::size_t>(num_inputs_, most_of(program, num_given)), inputs_of(weights_, is_int8)),
       inner_(most_neurons(program, Kind::activate), inputs_of(weights_, is_int8)),
       routing_(program),
       gathered_(routing_.is_used() ? shape.hidden_size : 0, inputs_of(weights_, is_int8)),
@@ -100,11 +108,13 @@ void Decoder::reserve(std::size_t num_tokens) {
   if (has_updates_) grow(update_, num_tokens * hidden_stride_);
   if (has_raw_heads_) grow(raw_heads_, num_tokens * raw_stride_);
   grow(queries_, num_tokens * query_stride_);
+  grow(gates_, num_tokens * gate_stride_);
+  if (mixed_stride_ > kLanes) grow(mixed_, num_tokens * mixed_stride_);
+  if (has_exact_) grow(exact_, num_tokens * hidden_stride_);
   normed_.reserve(num_tokens);
   attended_.reserve(num_tokens);
   inner_.reserve(num_tokens);
   if (routing_.is_used()) {
-    grow(exact_, num_tokens * hidden_stride_);
     grow(shared_scales_, num_tokens);
     routing_.reserve(num_tokens);
     gathered_.reserve(num_tokens > 1 ? routing_.num_slots(num_tokens) : 0);
@@ -119,8 +129,8 @@ void Decoder::lap(Part part) {
 }
 
 void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
-                      float* hidden) {
-  Step step{token_ids, rows, kv, 0, {}};
+                      const States& states, float* hidden) {
+  Step step{token_ids, rows, kv, states, 0, {}};
   token_rows_.clear();
   for (std::size_t row = 0; row < rows.size(); row++) {
     step.first_token.push_back(static_cast<std::int32_t>(step.num_tokens));
@@ -165,7 +175,7 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       return norm_raw_heads(operation[1], step, now);
     case Kind::attend:
       attend_all(operation[0], step, now);
-      combine_all(operation[1], step, plan_of(now.window));
+      combine_all(operation[1], step, now, plan_of(now.window));
       return quantize_rows(operation[2], attended_, num_inputs_, count, Part::attention);
     case Kind::activate:
       multiply_neurons(operation[0], now, static_cast<int>(count));
@@ -183,6 +193,14 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       return pass_experts(operation, now, count);
     case Kind::add:
       return add_update(operation[0], now.multiplier, count);
+    case Kind::convolve:
+      multiply_mixed(operation[0], now, static_cast<int>(count));
+      convolve_rows(operation[1], step, now);
+      return quantize_rows(operation[2], attended_, num_given(now), count, Part::recurrent);
+    case Kind::delta:
+      multiply_mixed(operation[0], now, static_cast<int>(count));
+      run_delta(operation[1], step, now);
+      return quantize_rows(operation[2], attended_, num_given(now), count, Part::recurrent);
   }
 }
 
@@ -204,7 +222,7 @@ void Decoder::embed(Operation& operation, const Step& step, float multiplier) {
 
 EVENTLM_INLINE void Decoder::put_normed(std::size_t row, std::size_t input, f32x16 values) {
   normed_.put(row, input, values);
-  if (routing_.is_used()) store(&exact_[row * hidden_stride_ + input], values);
+  if (has_exact_) store(&exact_[row * hidden_stride_ + input], values);
 }
 
 // Returns with all rows of the residual stream normed, as inputs of a product.
@@ -300,6 +318,11 @@ void Decoder::multiply_heads(Operation& operation, const Step& step, const Instr
 // have a norm of all heads together wait for it.
 void Decoder::put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                        float* sums) {
+  const int gate = head - shape_.num_heads - 2 * shape_.num_kv_heads;
+  if (gate >= 0) {
+    std::copy_n(sums, shape_.head_dim, &gates_[token * gate_stride_ + gate * shape_.head_dim]);
+    return;
+  }
   const bool is_value = head >= shape_.num_heads + shape_.num_kv_heads;
   if (is_whole(heads) && !is_value) {
     std::copy_n(sums, shape_.head_dim, &raw_heads_[token * raw_stride_ + head * shape_.head_dim]);
@@ -355,6 +378,11 @@ void Decoder::turn_and_store(const Step& step, const Instruction& heads, const K
   for (int d = 0; d < dim; d += kLanes) store_bf16(query + d, load<f32x16>(sums + d) * scale);
 }
 
+EVENTLM_INLINE void Decoder::put_attended(std::size_t token, std::size_t input, f32x16 values, bool is_gated) {
+  if (is_gated) values *= sigmoid(load<f32x16>(&gates_[token * gate_stride_ + input]));
+  attended_.put(token, input, values);
+}
+
 // Passes that a thread takes together ask for the memory of the next before one ends.
 void Decoder::attend_all(Operation& operation, const Step& step, const Instruction& now) {
   AttentionState state;
@@ -406,24 +434,24 @@ void Decoder::attend_item(const Step& step, const Instruction& now, const KVCach
       continue;
     }
     for (int d = 0; d < dim; d += kLanes) {
-      attended_.put(first_token + i / group, query_head * dim + d, load<f32x16>(from + d) / sum);
+      put_attended(first_token + i / group, query_head * dim + d, load<f32x16>(from + d) / sum, now.has_output_gate);
     }
   }
 }
 
-void Decoder::combine_all(Operation& operation, const Step& step, const AttentionPlan& plan) {
+void Decoder::combine_all(Operation& operation, const Step& step, const Instruction& now, const AttentionPlan& plan) {
   if (plan.num_partials == 0) return;
   const std::size_t num_heads = shape_.num_heads;
   auto combine_one = [&](std::size_t i) {
     const std::size_t row = i / num_heads;
-    combine(plan.splits[row], step.first_token[row], static_cast<int>(i % num_heads));
+    combine(plan.splits[row], step.first_token[row], static_cast<int>(i % num_heads), now.has_output_gate);
   };
   operation.share(step.rows.size() * num_heads, num_heads / shape_.num_kv_heads, combine_one,
                   [this] { lap(Part::attention); });
 }
 
 // Passes over parts of one context, put together in their order.
-void Decoder::combine(const AttentionSplit& split, std::size_t token, int head) {
+void Decoder::combine(const AttentionSplit& split, std::size_t token, int head, bool is_gated) {
   if (split.num_partials == 0) return;
   const int dim = shape_.head_dim;
   auto part = [&](int number) {
@@ -437,7 +465,9 @@ void Decoder::combine(const AttentionSplit& split, std::size_t token, int head) 
     sum += part(number)[1] * scale;
     for (int d = 0; d < dim; d++) output[d] += part(number)[2 + d] * scale;
   }
-  for (int d = 0; d < dim; d += kLanes) attended_.put(token, head * dim + d, load<f32x16>(output + d) / sum);
+  for (int d = 0; d < dim; d += kLanes) {
+    put_attended(token, head * dim + d, load<f32x16>(output + d) / sum, is_gated);
+  }
 }
 
 }  // namespace eventlm

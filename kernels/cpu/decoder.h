@@ -13,6 +13,7 @@
 #include "experts.h"
 #include "linear.h"
 #include "program.h"
+#include "recurrent.h"
 #include "sampling.h"
 #include "team.h"
 #include "weights.h"
@@ -25,6 +26,7 @@ enum class Part : std::int32_t {
   norm,
   qkv_proj,
   attention,
+  recurrent,
   o_proj,
   gate_up_proj,
   down_proj,
@@ -76,12 +78,14 @@ class Decoder {
   void load_vector(Weight weight, bool is_bias, int layer, int expert, const float* source) {
     weights_.load_vector(weight, is_bias, layer, expert, source);
   }
-  void load_router(int layer, const float* rows, std::size_t first_row, std::size_t num_rows) {
-    weights_.load_router(layer, rows, first_row, num_rows);
+  void load_exact(Weight weight, int layer, const float* rows, std::size_t first_row, std::size_t num_rows) {
+    weights_.load_exact(weight, layer, rows, first_row, num_rows);
   }
 
-  // The residual stream after the last layer, [tokens, hidden_size], of rows that lie one after the other.
-  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv, float* hidden);
+  // The residual stream after the last layer, [tokens, hidden_size], of rows that lie one after the other. states: as
+  // many rows, or none if no layer has a state.
+  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
+               const States& states, float* hidden);
   // The last norm of what `forward` gave, [rows, hidden_size].
   void norm(const float* hidden, int num_rows, float* out) const;
   // Logits [rows, vocab_size] of what `forward` gave.
@@ -125,11 +129,16 @@ class Decoder {
                 float* sums);
   void turn_and_store(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                       float* sums, const Norm* norm);
+  void multiply_mixed(Operation& operation, const Instruction& now, int num_rows);
+  void convolve_rows(Operation& operation, const Step& step, const Instruction& now);
+  void run_delta(Operation& operation, const Step& step, const Instruction& now);
+  void run_heads(const Instruction& now, std::size_t unit, std::size_t first, int count, float* state);
+  void put_attended(std::size_t token, std::size_t input, f32x16 values, bool is_gated);
   void attend_all(Operation& operation, const Step& step, const Instruction& now);
   void attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
                    const ContextRange& context, const ContextRange& following, AttentionState& state);
-  void combine_all(Operation& operation, const Step& step, const AttentionPlan& plan);
-  void combine(const AttentionSplit& split, std::size_t token, int head);
+  void combine_all(Operation& operation, const Step& step, const Instruction& now, const AttentionPlan& plan);
+  void combine(const AttentionSplit& split, std::size_t token, int head, bool is_gated);
   void change_logits(std::size_t panel, f32x16& left, f32x16& right) const;
   template <class Put, class Then>
   void multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then);
@@ -142,18 +151,20 @@ class Decoder {
   Team team_;
   Weights weights_;
 
-  const std::size_t num_inputs_;  // of `output`: query heads times their size
+  const std::size_t num_inputs_;  // of `output` behind attention: query heads times their size
   // Of one step. Rows of the residual stream, padded to whole panels, and of heads have a line more, so that they do
-  // not lie a power of two apart. Few programs have updates, and queries and keys that wait for a norm.
-  const std::size_t hidden_stride_, query_stride_, raw_stride_;
-  const bool has_updates_, has_raw_heads_;
-  Aligned<float> residual_, update_, raw_heads_, partials_;
+  // not lie a power of two apart. Few programs have updates, queries and keys that wait for a norm, gates behind
+  // attention, or inputs of convolutions.
+  const std::size_t hidden_stride_, query_stride_, raw_stride_, gate_stride_, mixed_stride_;
+  const bool has_updates_, has_raw_heads_, has_exact_;
+  Aligned<float> residual_, update_, raw_heads_, gates_, mixed_, partials_;
   Aligned<std::uint32_t> queries_;
   RowBuffer normed_, attended_, inner_;
   Routing routing_;
-  // With experts: what is normed, not rounded; the inputs of experts, and what their neurons give, by slot; what
-  // multiplies the shared part of each row.
+  // What is normed, not rounded, for matrices that are float32.
   Aligned<float> exact_;
+  // With experts: the inputs of experts, and what their neurons give, by slot; what
+  // multiplies the shared part of each row.
   RowBuffer gathered_, passed_;
   std::vector<float> shared_scales_;
   std::vector<AttentionPlan> plans_;  // of each different window
@@ -165,6 +176,15 @@ class Decoder {
   std::vector<Operation> operations_;
   std::int64_t times_[static_cast<int>(Part::count)] = {};
   std::int64_t last_ns_ = 0;
+};
+
+struct Decoder::Step {
+  const std::int32_t* token_ids;
+  const std::vector<StepRow>& rows;
+  const KVStorage& kv;
+  const States& states;
+  std::size_t num_tokens;
+  std::vector<std::int32_t> first_token;  // of each row
 };
 
 }  // namespace eventlm

@@ -15,22 +15,25 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels import host_memory
-from eventlm.kernels.cpu.native import PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
+from eventlm.kernels.cpu.native import EXACT_MATRICES, PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
+from eventlm.kernels.sequence_states import StepStates
 
 #: In the order of decoder.h's Part.
 PARTS = (
-    *("embed", "norm", "qkv_proj", "attention"),
+    *("embed", "norm", "qkv_proj", "attention", "recurrent"),
     *("o_proj", "gate_up_proj", "down_proj", "router", "experts", "lm_head", "sample"),
 )
 #: The part that multiplies by a matrix.
 _PART_OF = {
     "lm_head": "lm_head",
-    **dict.fromkeys(("query", "key", "value"), "qkv_proj"),
+    **dict.fromkeys(("query", "key", "value", "output_gate", "mixed", "delta_gate"), "qkv_proj"),
     "output": "o_proj",
     **dict.fromkeys(("gate", "up"), "gate_up_proj"),
     "down": "down_proj",
     "router": "router",
 }
+#: The address and the size of a slot.
+_NO_STATES = (None, 0)
 #: In the order of kv_cache.h's KVFormat: how each is kept, fp8 as its bytes.
 _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
 
@@ -124,12 +127,10 @@ class CpuDecoder:
         codes, of type Q4_1, the numbers are rounded to them.
         """
         number = WEIGHTS.index(name.removesuffix("_bias"))
-        if name == "router":
-            products_EH = values.float().contiguous()
-            self._count(name, products_EH.nbytes)
-            self._functions.eventlm_load_router(
-                self._handle, layer, products_EH.data_ptr(), first_row, len(products_EH)
-            )
+        if name in EXACT_MATRICES:
+            exact = values.float().contiguous()
+            self._count(name, exact.nbytes)
+            self._functions.eventlm_load_exact(self._handle, number, layer, exact.data_ptr(), first_row, len(exact))
             return
         if name == "shared_scale":
             # A matrix of one row.
@@ -178,12 +179,15 @@ class CpuDecoder:
             numbers.extend((weight, layer, expert, PACKED_TYPES[kind].number))
         return numbers
 
-    def forward(self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor) -> Tensor:
+    def forward(
+        self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor, states: StepStates | None = None
+    ) -> Tensor:
         """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.
 
         token_ids_T: the rows' tokens, one row after the other. kv: [layers, 2, blocks, key-value heads, block
         size, W] with W = head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only this
-        decoder knows how it lays out what it stores there.
+        decoder knows how it lays out what it stores there. states: of a model whose layers have any, as many rows.
+        How it lays them out only this decoder knows either.
         """
         _, _, num_blocks, _, block_size, _ = kv.shape
         # Arrays, for a step of a small model comes by here a hundred times a second with all of this out of the
@@ -193,6 +197,7 @@ class CpuDecoder:
         addresses = array("Q", [table.buffer_info()[0] for table in tables])
         token_ids, starts_R, counts_R, tables_R = (values.buffer_info()[0] for values in (*numbers, addresses))
         hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
+        state_rows = _state_rows(states)
         self._functions.eventlm_forward(
             self._handle,
             token_ids,
@@ -204,6 +209,8 @@ class CpuDecoder:
             _KV_DTYPES.index(kv.dtype),
             num_blocks,
             block_size,
+            *(_NO_STATES if states is None else (states.memory.data_ptr(), states.memory.shape[1])),
+            *(values.buffer_info()[0] for values in state_rows),
             hidden_TH.data_ptr(),
         )
         return hidden_TH
@@ -241,3 +248,18 @@ class CpuDecoder:
         """Time since the start by part of the forward pass."""
         times = self._functions.eventlm_times(self._handle)
         return {name: times[number] for number, name in enumerate(PARTS)}
+
+
+def _state_rows(states: StepStates | None) -> tuple[array[int], ...]:
+    """Slots, sources, and how many copies there are of each row; then all copies, as recurrent.h has them."""
+    rows = states.rows if states is not None else ()
+    copies = array("i")
+    for row in rows:
+        for copy in row.copies:
+            copies.extend(copy)
+    return (
+        array("i", [row.slot for row in rows]),
+        array("i", [row.source for row in rows]),
+        array("i", [len(row.copies) for row in rows]),
+        copies,
+    )

@@ -15,20 +15,6 @@ namespace {
 constexpr std::size_t kExpertsAtOnce = 4;
 constexpr std::size_t kPairsPerPiece = 4;
 
-// The products of a row with `COUNT` others that follow one another, of float32; size is a multiple of 16.
-template <int COUNT>
-EVENTLM_INLINE void multiply_exactly(const float* x, const float* others, std::size_t size, float* out) {
-  f32x16 sums[COUNT] = {};
-  for (std::size_t i = 0; i < size; i += kLanes) {
-    const f32x16 values = load<f32x16>(x + i);
-#pragma GCC unroll 8
-    for (int other = 0; other < COUNT; other++) sums[other] += values * load<f32x16>(others + other * size + i);
-  }
-  for (int other = 0; other < COUNT; other++) out[other] = sum_of(sums[other]);
-}
-
-f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp2_of(x * -kLog2E)); }
-
 // Of numbers up to a multiple of 16, where those after the last are minus infinity.
 void take_softmax(float* x, std::size_t size) {
   f32x16 largest = splat(-INFINITY), sums = {};

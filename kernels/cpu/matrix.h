@@ -45,7 +45,7 @@ struct Matrix {
   bool is_int8 = false;
   // Instead: matrices of codes, whose panels follow one another. Those of gate and up are multiplied together, as if
   // they shared panels.
-  PackedMatrix parts[3];
+  PackedMatrix parts[4];
   int num_parts = 0;
   bool has_gate = false;
 

@@ -25,21 +25,26 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 6
+_INTERFACE = 7
 _LANES = 16
 _MAX_HEAD_DIM = 256
 _MAX_GROUP = 32
+#: Of a convolution; and a multiple of what it must have, as the value heads of the delta rule.
+_MAX_TAPS, _CHANNELS = 8, 32
 
-#: In the order of program.h's Weight. All but an embedding, the norms of queries and keys, sinks, and the last two may
-#: have a bias.
+#: In the order of program.h's Weight. All but an embedding, the norms of queries and keys, sinks, correction,
+#: shared_scale, output_gate and what only the delta rule has may have a bias.
 WEIGHTS = (
     *("embedding", "lm_head", "final_norm"),
     *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
-    *("router", "correction", "shared_scale"),
+    *("router", "correction", "shared_scale", "output_gate"),
+    *("mixed", "taps", "delta_gate", "delta_beta", "delta_decay", "decay_rate", "decay_shift", "delta_scale"),
 )
+#: Matrices that stay float32.
+EXACT_MATRICES = ("router", "taps", "delta_beta", "delta_decay")
 #: Weights that one product multiplies by: all of them are of codes, or none is.
-MULTIPLIED_TOGETHER = (("query", "key", "value"), ("gate", "up"))
+MULTIPLIED_TOGETHER = (("query", "key", "value", "output_gate"), ("mixed", "delta_gate"), ("gate", "up"))
 #: In the orders of program.h's QkNorm and Activation.
 QK_NORMS = ("none", "head", "whole")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
@@ -118,6 +123,14 @@ class Instruction(ctypes.Structure):
                 "num_groups",
                 "num_active_groups",
                 "is_normalized",
+                "has_output_gate",
+                "num_channels",
+                "num_taps",
+                "state",
+                "num_key_heads",
+                "num_value_heads",
+                "key_dim",
+                "value_dim",
             )
         ),
         *((name, c_float) for name in ("multiplier", "score_divisor", "soft_cap", "query_scaling_beta", "min_sum")),
@@ -144,6 +157,17 @@ def unsupported(model: NativeModel, block_size: int) -> str:
         return f"{group} query heads share a key"
     if block_size % SUB_BLOCK:
         return f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
+    return next(filter(None, map(_unsupported_state, model.instructions)), "")
+
+
+def _unsupported_state(instruction: Instruction) -> str:
+    """Why a layer with a state cannot be run."""
+    if instruction.num_taps > _MAX_TAPS:
+        return f"a convolution over {instruction.num_taps} tokens is longer than {_MAX_TAPS}"
+    if instruction.num_channels % _CHANNELS:
+        return f"{instruction.num_channels} channels of a convolution are not a multiple of {_CHANNELS}"
+    if instruction.key_dim % _LANES or instruction.value_dim % _CHANNELS:
+        return f"keys of {instruction.key_dim} and values of {instruction.value_dim} do not fit into vectors"
     return ""
 
 
@@ -216,14 +240,15 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_load_packed.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_load_vector.restype = _raise_if_no_memory
     functions.eventlm_load_vector.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)
-    functions.eventlm_load_router.restype = None
-    functions.eventlm_load_router.argtypes = (c_void_p, c_int32, c_void_p, c_int64, c_int64)
+    functions.eventlm_load_exact.restype = None
+    functions.eventlm_load_exact.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_pin.restype = None
     functions.eventlm_pin.argtypes = (c_void_p, c_void_p)
     functions.eventlm_forward.restype = _raise_if_no_memory
     functions.eventlm_forward.argtypes = (
         *(c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p),
-        *(c_void_p, c_int32, c_int32, c_int32, c_void_p),
+        *(c_void_p, c_int32, c_int32, c_int32),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     )
     functions.eventlm_norm.restype = None
     functions.eventlm_norm.argtypes = (c_void_p, c_void_p, c_int32, c_void_p)

@@ -19,6 +19,24 @@ EVENTLM_INLINE float inverse_rms(const float* x, std::size_t size, float eps) {
   return 1.0f / std::sqrt(sum_of(squares) / static_cast<float>(size) + eps);
 }
 
+// The products of a vector with `COUNT` others that follow one another, of float32; size is a multiple of 16.
+template <int COUNT>
+EVENTLM_INLINE void multiply_exactly(const float* x, const float* others, std::size_t size, float* out) {
+  f32x16 sums[COUNT] = {};
+  for (std::size_t i = 0; i < size; i += kLanes) {
+    const f32x16 values = load<f32x16>(x + i);
+#pragma GCC unroll 8
+    for (int other = 0; other < COUNT; other++) sums[other] += values * load<f32x16>(others + other * size + i);
+  }
+  for (int other = 0; other < COUNT; other++) out[other] = sum_of(sums[other]);
+}
+
+EVENTLM_INLINE float product_of(const float* a, const float* b, std::size_t size) {
+  float product;
+  multiply_exactly<1>(a, b, size, &product);
+  return product;
+}
+
 // Calls put(i, 16 numbers from i on) with all of a norm of x; size is a multiple of 16.
 template <class Put>
 EVENTLM_INLINE void norm_of(const float* x, const Norm& norm, std::size_t size, Put&& put) {

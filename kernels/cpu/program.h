@@ -36,6 +36,15 @@ enum class Weight : std::int32_t {
   router,
   correction,
   shared_scale,
+  output_gate,
+  mixed,
+  taps,
+  delta_gate,
+  delta_beta,
+  delta_decay,
+  decay_rate,
+  decay_shift,
+  delta_scale,
 };
 
 enum class Kind : std::int32_t {
@@ -52,6 +61,8 @@ enum class Kind : std::int32_t {
   scale_inner,
   experts,
   add,
+  convolve,
+  delta,
 };
 
 // Of queries and keys: over each head, or over all heads together.
@@ -79,6 +90,10 @@ struct Instruction {
   std::int32_t is_sigmoid;  // what shares are, else the softmax
   std::int32_t num_groups, num_active_groups;
   std::int32_t is_normalized;
+  std::int32_t has_output_gate;  // of `heads` and `attend`
+  // Of `convolve` and `delta`: where its part of a slot begins, in numbers; the rest of `delta`.
+  std::int32_t num_channels, num_taps, state;
+  std::int32_t num_key_heads, num_value_heads, key_dim, value_dim;
   // Of `route` the multiplier of shares.
   float multiplier;
   float score_divisor, soft_cap, query_scaling_beta;

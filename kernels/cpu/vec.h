@@ -362,6 +362,10 @@ EVENTLM_INLINE f32xn exp2_native(f32xn x) {
 
 EVENTLM_INLINE f32x16 exp2_of(f32x16 x) { return natively<f32x16>(exp2_native, x); }
 
+EVENTLM_INLINE f32x16 sigmoid(f32x16 x) {
+  return natively<f32x16>([](f32xn part) { return 1.0f / (1.0f + exp2_native(part * -1.44269504f)); }, x);
+}
+
 EVENTLM_INLINE f32x16 silu(f32x16 x) {
   return natively<f32x16>([](f32xn part) { return part / (1.0f + exp2_native(part * -1.44269504f)); }, x);
 }

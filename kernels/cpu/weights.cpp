@@ -26,7 +26,6 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
   for (const TypedWeight& one : types) type_of[{one.weight, one.layer, one.expert}] = one.type;
   const std::size_t hidden = shape.hidden_size;
   const std::size_t heads = static_cast<std::size_t>(shape.num_heads) * shape.head_dim;
-  const std::size_t all_heads = static_cast<std::size_t>(shape.num_heads) + 2 * shape.num_kv_heads;
   std::vector<Matrix*> matrices;
   auto shaped = [&](Matrix& matrix, std::size_t num_out, std::size_t num_in, int layer, int expert,
                     std::initializer_list<std::pair<Weight, std::size_t>> weights) {
@@ -67,14 +66,38 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     if (now.kind == Kind::norm || now.kind == Kind::add_normed) set(layer.norm(now.weight), hidden);
     if (now.kind == Kind::heads) {
       const std::size_t head = round_up(shape.head_dim, kPanel), kv_size = shape.num_kv_heads * head;
-      shaped(layer.qkv, all_heads * head, hidden, now.layer, -1,
-             {{Weight::query, shape.num_heads * head}, {Weight::key, kv_size}, {Weight::value, kv_size}});
+      const std::size_t query_size = shape.num_heads * head, gate_size = now.has_output_gate ? query_size : 0;
+      shaped(layer.qkv, query_size + 2 * kv_size + gate_size, hidden, now.layer, -1,
+             {{Weight::query, query_size},
+              {Weight::key, kv_size},
+              {Weight::value, kv_size},
+              {Weight::output_gate, gate_size}});
       shaped(layer.output, hidden, heads, now.layer, -1, {{Weight::output, hidden}});
       const bool is_whole = now.qk_norm == QkNorm::whole;
       if (now.qk_norm != QkNorm::none) {
         set(layer.query_norm, is_whole ? heads : shape.head_dim);
         set(layer.key_norm, is_whole ? heads / shape.num_heads * shape.num_kv_heads : shape.head_dim);
       }
+    }
+    if (now.kind == Kind::convolve) {
+      const std::size_t channels = now.num_channels;
+      shaped(layer.mixed, 3 * channels, hidden, now.layer, -1, {{Weight::mixed, 3 * channels}});
+      shaped(layer.output, hidden, channels, now.layer, -1, {{Weight::output, hidden}});
+      layer.num_channels = channels;
+      layer.taps.assign(channels * now.num_taps, 0.0f);
+    }
+    if (now.kind == Kind::delta) {
+      const std::size_t channels = now.num_channels, values = now.num_value_heads * now.value_dim;
+      layer.gate_column = round_up(channels, kPanel);
+      shaped(layer.mixed, layer.gate_column + values, hidden, now.layer, -1,
+             {{Weight::mixed, channels}, {Weight::delta_gate, values}});
+      shaped(layer.output, hidden, values, now.layer, -1, {{Weight::output, hidden}});
+      layer.num_channels = channels;
+      layer.taps.assign(channels * now.num_taps, 0.0f);
+      layer.delta_rows.assign(2 * now.num_value_heads * hidden, 0.0f);
+      layer.decay_rate.assign(now.num_value_heads, 0.0f);
+      layer.decay_shift.assign(now.num_value_heads, 0.0f);
+      layer.delta_scale.assign(now.value_dim, 1.0f);
     }
     if (now.kind == Kind::activate) set_neurons(now, -1);
     if (now.kind == Kind::route) layer.router.assign(now.num_experts * hidden, 0.0f);
@@ -126,6 +149,12 @@ Weights::Place Weights::place_of(Weight weight, int layer_number, int expert) {
       return place(layer.qkv, 1, first_key, Columns::heads);
     case Weight::value:
       return place(layer.qkv, 2, first_value, Columns::heads);
+    case Weight::output_gate:
+      return place(layer.qkv, 3, first_value + shape_.num_kv_heads * head_columns, Columns::heads);
+    case Weight::mixed:
+      return place(layer.mixed);
+    case Weight::delta_gate:
+      return place(layer.mixed, 1, layer.gate_column);
     case Weight::output:
       return place(layer.output);
     case Weight::gate:
@@ -172,8 +201,23 @@ void Weights::load_packed(Team& team, Weight weight, int layer, int expert, cons
              });
 }
 
-void Weights::load_router(int layer, const float* rows, std::size_t first_row, std::size_t num_rows) {
-  std::copy_n(rows, num_rows * shape_.hidden_size, &layers[layer].router[first_row * shape_.hidden_size]);
+void Weights::load_exact(Weight weight, int layer_number, const float* rows, std::size_t first_row,
+                         std::size_t num_rows) {
+  Layer& layer = layers[layer_number];
+  const std::size_t size = shape_.hidden_size;
+  if (weight == Weight::router) {
+    std::copy_n(rows, num_rows * size, &layer.router[first_row * size]);
+  } else if (weight == Weight::taps) {
+    const std::size_t num_channels = layer.num_channels, num_taps = layer.taps.size() / num_channels;
+    for (std::size_t i = 0; i < num_rows * num_taps; i++) {
+      layer.taps[i % num_taps * num_channels + first_row + i / num_taps] = rows[i];
+    }
+  } else {
+    const std::size_t second = weight == Weight::delta_decay ? 1 : 0;
+    for (std::size_t row = 0; row < num_rows; row++) {
+      std::copy_n(rows + row * size, size, &layer.delta_rows[(2 * (first_row + row) + second) * size]);
+    }
+  }
 }
 
 void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int expert, const float* source) {
@@ -186,6 +230,7 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int exp
     to.assign(round_up(size, kPanel), 0.0f);
     std::copy_n(source, size, to.data());
   };
+  auto exact = [&](Aligned<float>& to) { std::copy_n(source, to.size(), to.data()); };
   auto norm = [&](Norm& to) { (is_bias ? to.bias : to.weight).assign(source, source + to.weight.size()); };
   auto part = [&](Aligned<float>& to, const Matrix& whole, std::size_t size, std::size_t first, Columns columns) {
     to.resize(round_up(whole.num_out, kPanel));
@@ -222,6 +267,16 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int exp
                   neurons.is_gated ? Columns::up : Columns::plain);
     case Weight::down:
       return all(neurons.down_bias, shape_.hidden_size);
+    case Weight::mixed:
+      return all(layer.mixed_bias, layer.mixed.num_out);
+    case Weight::taps:
+      return all(layer.taps_bias, layer.num_channels);
+    case Weight::decay_rate:
+      return exact(layer.decay_rate);
+    case Weight::decay_shift:
+      return exact(layer.decay_shift);
+    case Weight::delta_scale:
+      return exact(layer.delta_scale);
     case Weight::router:
       return all(layer.router_bias, layer.router.size() / shape_.hidden_size);
     case Weight::correction:

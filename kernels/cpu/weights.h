@@ -24,13 +24,19 @@ struct Neurons {
 };
 
 struct Layer {
-  // Each head of queries, then keys, then values begins a panel.
+  // Each head of queries, then keys, then values, then gates begins a panel.
   Matrix qkv, output;
   // What all tokens pass, which a layer with experts may not have, and what some do.
   Neurons dense;
   std::vector<Neurons> experts;
   // A row for each expert; what is added to the router's products; what experts are ranked by beside their shares.
   Aligned<float> router, router_bias, correction;
+  // Of what is convolved, and from `gate_column` on of the gates of the delta rule.
+  Matrix mixed;
+  std::size_t num_channels = 0, gate_column = 0;
+  Aligned<float> mixed_bias, taps_bias;
+  // [num_taps, channels]; of each value head a row for beta and one for the decay, and what makes a decay of that.
+  Aligned<float> taps, delta_rows, decay_rate, decay_shift, delta_scale;
   // What the sigmoid is taken of that multiplies the part that all tokens pass.
   Aligned<float> shared_scale;
   // From attention_norm on, as Weight has them.
@@ -69,8 +75,8 @@ class Weights {
                    std::size_t num_rows);
   // Norms, sinks and biases. The weight of a norm is ones until it is loaded.
   void load_vector(Weight weight, bool is_bias, int layer, int expert, const float* source);
-  // Rows of the router.
-  void load_router(int layer, const float* rows, std::size_t first_row, std::size_t num_rows);
+  // Rows of a matrix that stays float32.
+  void load_exact(Weight weight, int layer, const float* rows, std::size_t first_row, std::size_t num_rows);
 
   std::vector<Layer> layers;
   Norm final_norm;
