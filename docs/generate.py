@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
-from msgspec import NODEFAULT, Raw
+from msgspec import NODEFAULT, UNSET, Raw, UnsetType
 
 from eventlm.cli.main import COMMANDS, _parser
 from eventlm.config.options import options, sections
@@ -161,6 +161,8 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
         value = field.default_factory()
     else:
         return "required"
+    if value is UNSET:
+        return "left out"
     return f"`{msgspec.json.encode(value).decode()}`"
 
 
@@ -172,7 +174,7 @@ def _type_in_words(kind: Any, nested: dict[str, type]) -> str:
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(_type_in_words(each, nested) for each in arguments)
+        return " or ".join(_type_in_words(each, nested) for each in arguments if each is not UnsetType)
     if origin is list:
         return f"array of {_type_in_words(arguments[0], nested)}"
     if origin is tuple:

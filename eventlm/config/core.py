@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 MAX_REPLICAS = 64
 #: Tokens in one KV block.
@@ -16,6 +16,8 @@ MAX_BLOCK_SIZE = 512
 #: KV blocks of all replicas together. A core keeps some 60 bytes for each, 1 GiB in all, and every reader of a
 #: trace builds one; each is in the snapshots of a trace too, of which every one is a line.
 MAX_BLOCKS = 1 << 24
+#: State slots of all replicas together. A core keeps some 200 bytes for each.
+MAX_STATE_SLOTS = 1 << 20
 MAX_STEPS_IN_FLIGHT = 16
 #: Characters of a model's name.
 MAX_NAME_LENGTH = 1024
@@ -67,10 +69,41 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Workers lost in a row while they computed a sequence, with no step completed in between, until it ends with an
     #: error; 0: none ever does.
     max_losses: Count = 0
+    #: Slots of each replica for the states of recurrent layers: one for every resident, and copies that later prompts
+    #: start from. Not set: the model has no recurrent layers, and its header is as it was before there were any.
+    state_slots: Annotated[int, Meta(ge=1, le=MAX_STATE_SLOTS)] | UnsetType = UNSET
+    #: A copy is kept every so many tokens of a sequence, a multiple of the block size; not set: only where prompts end.
+    state_interval: PositiveCount | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         if self.num_replicas * self.num_blocks > MAX_BLOCKS:
             raise ValueError(
                 f"{self.num_replicas} replicas of {self.num_blocks:,} blocks are more than the {MAX_BLOCKS:,} blocks "
                 "that all replicas can have together"
+            )
+        if self.state_slots is not UNSET:
+            self._check_states(self.state_slots)
+
+    def _check_states(self, state_slots: int) -> None:
+        if self.num_replicas * state_slots > MAX_STATE_SLOTS:
+            raise ValueError(
+                f"{self.num_replicas} replicas of {state_slots:,} state slots are more than the {MAX_STATE_SLOTS:,} "
+                "that all replicas can have together"
+            )
+        if state_slots <= self.max_num_seqs:
+            raise ValueError(
+                f"state_slots {state_slots} is not more than max_num_seqs {self.max_num_seqs}: every sequence that "
+                "runs has one, and one more is for copies"
+            )
+        if self.max_tokens_per_row != 1:
+            raise ValueError(
+                f"max_tokens_per_row {self.max_tokens_per_row}: a recurrent state cannot go back by a token, so with "
+                "state_slots it must be 1"
+            )
+        if self.state_interval is not UNSET and self.state_interval % self.block_size:
+            raise ValueError(f"state_interval {self.state_interval} is not a multiple of block_size {self.block_size}")
+        if self.max_num_batched_tokens < self.block_size:
+            raise ValueError(
+                f"max_num_batched_tokens {self.max_num_batched_tokens} is less than block_size {self.block_size}: with "
+                "state_slots a step must have room for a whole block"
             )

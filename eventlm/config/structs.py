@@ -16,7 +16,9 @@ from eventlm.config.core import (
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
     MAX_NAME_LENGTH,
+    MAX_NUMBER,
     MAX_REPLICAS,
+    MAX_STATE_SLOTS,
     Count,
     PositiveCount,
     StepsInFlight,
@@ -128,6 +130,21 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "type of keys and values; auto: the model's own; fp8 (e4m3) and, on CPUs, int8 take half of bfloat16's "
         "memory, with a scale for each token and head",
     ] = "auto"
+    state_slots: Annotated[
+        int,
+        Meta(ge=0, le=MAX_STATE_SLOTS),
+        "of a model with recurrent layers: slots of each replica for their states, one for every running sequence and "
+        "the rest for copies that later prompts start from; 0: as many as half of the cache's memory holds, at most "
+        "two for every sequence",
+    ] = 0
+    # Of today's hybrids a state takes about as much memory as the keys and values of this many tokens.
+    state_interval: Annotated[
+        int,
+        Meta(ge=0, le=MAX_NUMBER),
+        "of a model with recurrent layers: tokens between two copies of a sequence's state, rounded up to whole "
+        "blocks; a prompt starts from the last copy in the prefix that it shares; 0: copies only where prompts end or "
+        "part",
+    ] = 1024
     prefix_cache: Annotated[bool, "reuse KV blocks that an earlier request with the same prefix has computed"] = True
     isolate_prefix_cache: Annotated[
         Literal["none", "key"],

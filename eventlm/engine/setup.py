@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from eventlm._version import __version__
 from eventlm.config import Config, CoreConfig, SchedulerConfig
@@ -27,7 +27,7 @@ from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.system.processors import compute_threads, spread_processors, usable_cores
 from eventlm.system.system import System
-from eventlm.types import NANOSECONDS_PER_SECOND
+from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
 
@@ -105,16 +105,20 @@ def make_setup(
     model_name: str,
     num_blocks: int,
     max_model_len: int,
+    state_slots: int = 0,
     tokenizer: str = "",
     vocab_size: int = 0,
     devices: Sequence[Device] = (),
 ) -> EngineSetup:
-    """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does."""
-    scheduler = config.scheduler
+    """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does.
+
+    state_slots: as `CoreConfig` has it; 0: not set.
+    """
+    scheduler, block_size, state_interval = config.scheduler, config.cache.block_size, config.cache.state_interval
     plugins = resolve_plugins(scheduler)
     core = CoreConfig(
         models=[model_name],
-        block_size=config.cache.block_size,
+        block_size=block_size,
         num_blocks=num_blocks,
         max_model_len=max_model_len,
         num_replicas=scheduler.replicas,
@@ -129,6 +133,8 @@ def make_setup(
         max_evictions=scheduler.max_evictions,
         # After that the replica is given up, so a later value has no effect.
         max_losses=min(config.worker.max_losses, config.worker.max_restarts),
+        state_slots=state_slots or UNSET,
+        state_interval=ceil_div(state_interval, block_size) * block_size if state_slots and state_interval else UNSET,
     )
     return EngineSetup(
         config=config,
@@ -186,6 +192,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             kv_cache_dtype=config.cache.kv_cache_dtype,
             block_size=core.block_size,
             num_blocks=core.num_blocks,
+            state_slots=core.state_slots or 0,
             max_model_len=core.max_model_len,
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,

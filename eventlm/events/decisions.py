@@ -41,6 +41,11 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     blocks: (row, index in the block table, block numbers to write there).
     forget: (request, index) that the worker must drop before it computes anything of this step.
     bucket: rows of the graph that the step runs as, padded, where the worker has captured any; 0: as no graph.
+    states: (row, slot, source, copies) of a model with recurrent layers. slot: the sequence's own, the same as long as
+    it is resident. source: the slot whose state the row starts from; -1: none, it begins from zero. copies:
+    (position, slot) to copy the state to once it covers so many leading tokens of the sequence, which the row computes.
+    Rows without an entry go on in their slot. As far as states are concerned rows run in order, and a row reads its
+    source before it keeps a copy.
     """
 
     replica: int
@@ -54,6 +59,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     num_tokens: int
     predicted_ns: int
     bucket: int = 0
+    states: list[tuple[int, int, int, list[tuple[int, int]]]] = []
 
 
 class Preempted(Decision, frozen=True, kw_only=True, tag="preempt"):

@@ -96,9 +96,9 @@ def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
     return 2 * config.num_layers * config.num_kv_heads * head_bytes
 
 
-def state_bytes(model: ModelSpec) -> int:
-    """Bytes of a slot: what all layers keep of a sequence beside keys and values. 0 if no layer has a state."""
-    return model.state_size * DTYPE_BYTES["float32"]
+def state_bytes(config: ModelSpec) -> int:
+    """Bytes that the states of one sequence take in all recurrent layers; 0: the model has none."""
+    return config.state_size * DTYPE_BYTES["float32"]
 
 
 def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:

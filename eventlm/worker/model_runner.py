@@ -40,7 +40,9 @@ class ModelRunner(CheckpointRunner):
         self.report.begin(READING_WEIGHTS)
         self._forward = make_forward(setup, self.config, self.cache, self.report.progress)
         self._pages.wait()
-        self._table = SequenceTable(block_size=setup.block_size, num_blocks=setup.num_blocks)
+        self._table = SequenceTable(
+            block_size=setup.block_size, num_blocks=setup.num_blocks, state_slots=setup.state_slots
+        )
         self._sampler = Sampler(
             self.config.vocab_size,
             torch.device("cpu"),

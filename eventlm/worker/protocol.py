@@ -38,7 +38,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     folder of a tokenizer in place of the model's own, or empty.
 
     device: `cpu`, or a GPU as torch names it, `cuda:0`; gpu: what its maker calls that. num_blocks: 0 on a GPU: as many
-    as a profiling run finds room for.
+    as a profiling run finds room for. state_slots: of recurrent layers; 0: the
+    model has none.
     """
 
     replica: int
@@ -50,6 +51,7 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     kv_cache_dtype: str = "auto"
     block_size: int
     num_blocks: int
+    state_slots: int = 0
     max_model_len: int
     max_num_batched_tokens: int
     max_num_seqs: int

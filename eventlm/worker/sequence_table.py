@@ -10,6 +10,7 @@ that point. Any disagreement is a `DesyncError`, after which nothing that this t
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.events.decisions import Launched
@@ -37,6 +38,7 @@ class WorkerSequence:
         "num_prompt_tokens",
         "params",
         "slot",
+        "state_slot",
         "token_ids",
         "wants_extras",
     )
@@ -55,6 +57,8 @@ class WorkerSequence:
         self.hidden_sum_H: Tensor | None = None
         #: Where a GPU has its block table and its last token; -1 elsewhere.
         self.slot = -1
+        #: Where the states of recurrent layers are kept; -1 before its first row, and without such layers.
+        self.state_slot = -1
         #: Block numbers by index, 32-bit.
         self.block_table = array("i")
         #: Length at its start and after each executed step, less what no later launch can ask for.
@@ -67,12 +71,19 @@ class WorkerSequence:
 
 
 class Row(NamedTuple):
-    """One row of a step: compute `token_ids[start : start + num_tokens]`, and sample after the last if `samples`."""
+    """One row of a step: compute `token_ids[start : start + num_tokens]`, and sample after the last if `samples`.
+
+    state_source: of a model with recurrent layers, the slot whose state the row starts from, most often the sequence's
+    own; -1: it begins from zero. state_copies: (position, slot) to copy the state to once it covers so many leading
+    tokens of the sequence, ascending. A copy may go to the slot that was the source.
+    """
 
     sequence: WorkerSequence
     start: int
     num_tokens: int
     samples: bool
+    state_source: int = -1
+    state_copies: Sequence[tuple[int, int]] = ()
 
 
 def end_of(params: SamplingParams, token_id: int, index: int) -> WorkerEnd | None:
@@ -87,11 +98,14 @@ def end_of(params: SamplingParams, token_id: int, index: int) -> WorkerEnd | Non
 
 
 class SequenceTable:
-    """The sequences that a worker holds. Block numbers are below `num_blocks`, blocks hold `block_size` tokens."""
+    """The sequences that a worker holds. Block numbers are below `num_blocks`, blocks hold `block_size` tokens, and
+    state slots, if there are any, are below `state_slots`.
+    """
 
-    def __init__(self, *, block_size: int, num_blocks: int) -> None:
+    def __init__(self, *, block_size: int, num_blocks: int, state_slots: int = 0) -> None:
         self._block_size = block_size
         self._num_blocks = num_blocks
+        self._state_slots = state_slots
         #: Blocks below this number have been in a table.
         self.num_blocks_used = 0
         self._sequences: dict[SequenceId, WorkerSequence] = {}
@@ -123,7 +137,48 @@ class SequenceTable:
         ]
         for sequence, chunk in zip(held[len(rows) :], launch.chunks, strict=True):
             rows.append(self._chunk_row(sequence, chunk[2], chunk[3], samples=chunk[4] == 1))
+        if self._state_slots or launch.states:
+            self._apply_states(rows, launch)
         return rows
+
+    def _apply_states(self, rows: list[Row], launch: Launched) -> None:
+        """Give each row the source of its state and the copies to keep of it."""
+        given = {entry[0]: entry for entry in launch.states}
+        for number, row in enumerate(rows):
+            sequence = row.sequence
+            entry = given.pop(number, None)
+            if entry is None:
+                if sequence.state_slot < 0:
+                    raise DesyncError(f"sequence {_name(sequence)}: its first row has no state slot")
+                rows[number] = Row(sequence, row.start, row.num_tokens, row.samples, sequence.state_slot)
+                continue
+            _, slot, source, copies = entry
+            if number < len(launch.decodes) and row.start + 1 < sum(launch.decodes[number][2:]):
+                # A row before it gave no token, so the sequence ends, and its state does not come this far.
+                copies = []
+            self._check_state(row, slot, source, copies)
+            sequence.state_slot = slot
+            rows[number] = row._replace(state_source=source, state_copies=copies)
+        if given:
+            raise DesyncError(f"step {launch.step}: a state slot for row {min(given)} of {len(rows)}")
+
+    def _check_state(self, row: Row, slot: int, source: int, copies: Sequence[tuple[int, int]]) -> None:
+        name, own = f"sequence {_name(row.sequence)}", row.sequence.state_slot
+        for number in (slot, max(source, 0), *(copy[1] for copy in copies)):
+            if not 0 <= number < self._state_slots:
+                raise DesyncError(f"{name}: state slot {number} of {self._state_slots}")
+        if own not in (-1, slot):
+            raise DesyncError(f"{name}: its state goes on in slot {slot}, but it is in {own}")
+        if source < 0 and row.start:
+            raise DesyncError(f"{name}: its state begins from zero at token {row.start}")
+        last = row.start
+        for position, number in copies:
+            if not last < position <= row.start + row.num_tokens or number == slot:
+                raise DesyncError(
+                    f"{name}: a copy of its state in slot {slot} at token {position} to slot {number}, but the row "
+                    f"computes tokens {row.start} to {row.start + row.num_tokens}"
+                )
+            last = position
 
     def record(self, rows: list[Row], tokens: list[list[int]]) -> None:
         """Append each row's produced tokens to its sequence and count the step as executed."""

@@ -195,6 +195,8 @@ def _run(
         num_tokens=num_decodes + num_prompts * num_tokens,
         predicted_ns=0,
         bucket=0 if num_prompts else bucket_of(setup.graph_buckets, num_decodes),
+        # Each goes on in a slot of its own, with what is in there.
+        states=[(row, row, row, []) for row in numbers] if setup.state_slots else [],
     )
     new = [
         NewSequence(request=_REQUEST, index=index, token_ids=[0] * length, num_prompt_tokens=length, params=params)

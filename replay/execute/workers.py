@@ -83,6 +83,7 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         kv_cache_dtype=recorded.cache.kv_cache_dtype,
         block_size=core.block_size,
         num_blocks=core.num_blocks,
+        state_slots=core.state_slots or 0,
         max_model_len=core.max_model_len,
         max_num_batched_tokens=core.max_num_batched_tokens,
         max_num_seqs=core.max_num_seqs,

@@ -53,7 +53,15 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.dictionaries(TEXT, values(arguments[1]), max_size=3)
     if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
         return structs(hint)
-    return {int: INTEGERS, str: TEXT, bool: st.booleans(), types.NoneType: st.none(), Any: JSON, msgspec.Raw: RAW}[hint]
+    return {
+        int: INTEGERS,
+        str: TEXT,
+        bool: st.booleans(),
+        types.NoneType: st.none(),
+        Any: JSON,
+        msgspec.Raw: RAW,
+        msgspec.UnsetType: st.just(msgspec.UNSET),
+    }[hint]
 
 
 def limited_values(hint: Any, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
@@ -72,8 +80,20 @@ def structs(struct: type[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(struct, include_extras=True)
     fields = {name: values(hints[name]) for name in struct.__struct_fields__}
     if struct is CoreConfig:
-        fields["num_blocks"] = st.integers(2, most_blocks(MAX_REPLICAS))
+        fields |= {"num_blocks": st.integers(2, most_blocks(MAX_REPLICAS)), "state_slots": st.just(msgspec.UNSET)}
+        return st.builds(struct, **fields).flatmap(lambda core: st.sampled_from([core, with_states(core)]))
     return st.builds(struct, **fields)
+
+
+def with_states(core: CoreConfig) -> CoreConfig:
+    return msgspec.structs.replace(
+        core,
+        max_num_seqs=min(core.max_num_seqs, 99),
+        max_num_batched_tokens=max(core.max_num_batched_tokens, core.block_size),
+        max_tokens_per_row=1,
+        state_slots=100,
+        state_interval=3 * core.block_size,
+    )
 
 
 EVENTS = st.sampled_from([*FACTS, *DECISIONS, *MARKERS]).flatmap(structs)

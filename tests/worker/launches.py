@@ -37,6 +37,7 @@ def launched(
     chunks: list[tuple[int, int, int, int, int]] | None = None,
     blocks: list[tuple[int, int, list[int]]] | None = None,
     forget: list[tuple[int, int]] | None = None,
+    states: list[tuple[int, int, int, list[tuple[int, int]]]] | None = None,
 ) -> Launched:
     """A launch of replica 0, epoch 1."""
     return Launched(
@@ -49,6 +50,7 @@ def launched(
         forget=forget or [],
         num_tokens=len(decodes or []) + sum(chunk[3] for chunk in chunks or []),
         predicted_ns=0,
+        states=states or [],
     )
 
 

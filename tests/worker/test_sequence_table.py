@@ -96,6 +96,60 @@ def test_what_disagrees_is_a_desync(table: SequenceTable, launch, new) -> None:
         table.apply(launch, payload(*new))
 
 
+@pytest.fixture
+def stateful() -> SequenceTable:
+    """Holds sequence 1/0 of 6 tokens, computed from zero in slot 2."""
+    table = SequenceTable(block_size=4, num_blocks=16, state_slots=4)
+    launch = launched(0, chunks=[(1, 0, 0, 6, 1)], blocks=[(0, 0, [3, 5])], states=[(0, 2, -1, [(4, 3)])])
+    (row,) = table.apply(launch, payload(new_sequence(1, list(range(6)))))
+    assert (row.state_source, row.state_copies, row.sequence.state_slot) == (-1, [(4, 3)], 2)
+    table.record([row], [[100]])
+    return table
+
+
+def test_rows_have_the_source_of_their_state_and_the_copies_to_keep(stateful: SequenceTable) -> None:
+    launch = launched(
+        1, decodes=[(1, 0, 7, 0)], chunks=[(2, 0, 4, 5, 1)], blocks=[(1, 0, [1, 2, 4])], states=[(1, 0, 3, [(8, 3)])]
+    )
+    decode, chunk = stateful.apply(launch, payload(new_sequence(2, list(range(9)))))
+    assert (decode.state_source, decode.state_copies) == (2, ())
+    assert (chunk.state_source, chunk.state_copies, chunk.sequence.state_slot) == (3, [(8, 3)], 0)
+
+
+def test_a_row_after_one_without_a_token_keeps_no_copy(stateful: SequenceTable) -> None:
+    rows = stateful.apply(launched(1, decodes=[(1, 0, 7, 0)]), payload())
+    stateful.record(rows, [[]])
+    (row,) = stateful.apply(launched(2, decodes=[(1, 0, 7, 1)], states=[(0, 2, 2, [(8, 3)])]), payload())
+    assert row.state_copies == []
+
+
+@pytest.mark.parametrize(
+    ("states", "found"),
+    [
+        ([(1, 2, 2, [])], "row 1 of 1"),
+        ([(0, 4, 4, [])], "slot 4 of 4"),
+        ([(0, 2, 4, [])], "slot 4 of 4"),
+        ([(0, 2, 2, [(7, 4)])], "slot 4 of 4"),
+        ([(0, 1, 2, [])], "in slot 1, but it is in 2"),
+        ([(0, 2, -1, [])], "from zero at token 6"),
+        ([(0, 2, 2, [(6, 3)])], "at token 6 to slot 3"),
+        ([(0, 2, 2, [(8, 3)])], "at token 8 to slot 3"),
+        ([(0, 2, 2, [(7, 2)])], "at token 7 to slot 2"),
+    ],
+)
+def test_a_state_that_disagrees_is_a_desync(stateful: SequenceTable, states, found: str) -> None:
+    with pytest.raises(DesyncError, match=found):
+        stateful.apply(launched(1, decodes=[(1, 0, 7, 0)], states=states), payload())
+
+
+def test_states_come_with_slots_only(table: SequenceTable, stateful: SequenceTable) -> None:
+    prompt = {"chunks": [(2, 0, 0, 3, 1)], "blocks": [(0, 0, [1])]}
+    with pytest.raises(DesyncError, match="no state slot"):
+        stateful.apply(launched(1, **prompt), payload(new_sequence(2, [1, 2, 3])))
+    with pytest.raises(DesyncError, match="slot 0 of 0"):
+        table.apply(launched(1, **prompt, states=[(0, 0, -1, [])]), payload(new_sequence(2, [1, 2, 3])))
+
+
 def test_ends() -> None:
     params = SamplingParams(eos_token_ids=(2,), stop_token_ids=(3, 2))
     assert end_of(params, 1, 0) is None

@@ -85,7 +85,12 @@ def steps_for(*, max_num_seqs: int, max_num_batched_tokens: int) -> list[Launche
             launches.append(launch)
 
     setup = SimpleNamespace(
-        replica=0, epoch=1, block_size=16, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        replica=0,
+        epoch=1,
+        block_size=16,
+        state_slots=0,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
     )
     runner: Any = SimpleNamespace(setup=setup, execute=execute)
     warm_kernels(runner)
