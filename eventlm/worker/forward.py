@@ -29,12 +29,14 @@ from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
 from eventlm.worker.sampling.row_extras import OutputLayer
 from eventlm.worker.sampling.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
+from eventlm.worker.state_cache import StateCache
 
 
 class Forward(OutputLayer, Protocol):
-    """A model with its KV cache."""
+    """A model with its KV cache and the states of its layers that have any."""
 
     cache: CacheEngine
+    states: StateCache
     #: For the header of a trace.
     host: dict[str, str]
     #: How it draws tokens, if not in torch: from logits, and from what `run` gave.
@@ -44,7 +46,7 @@ class Forward(OutputLayer, Protocol):
     weight_bytes: dict[str, int]
 
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
-        """The residual stream after the last layer, [T, H]; stores the keys and values of all rows."""
+        """The residual stream after the last layer, [T, H]; stores the keys, values and states of all rows."""
         ...
 
     def lap(self, timer: OpTimer, name: str) -> None:
@@ -70,19 +72,20 @@ def make_forward(
 ) -> Forward:
     """The one that `setup.cpu_kernels` names; `auto`: the fastest that can run this model on this machine.
 
-    `on_progress` gets the bytes of the weights. Raises CheckpointError, and UsageError if the one that it names
-    cannot.
+    `on_progress` gets the bytes of the weights. Raises CheckpointError, CacheMemoryError if the states of sequences do
+    not fit into memory, and UsageError if the one that it names cannot.
     """
+    states = StateCache(config, setup.state_slots)
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     build, reason = choose_forward(
         setup.cpu_kernels, config, model=setup.model, dtype=dtype, block_size=setup.block_size
     )
     if build:
-        return CpuForward(setup, config, cache, build, on_progress)
+        return CpuForward(setup, config, cache, states, build, on_progress)
     if reason and dtype == "bfloat16":
         # The engine logs what a worker prints.
         print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
-    return TorchForward(setup, config, cache, on_progress)
+    return TorchForward(setup, config, cache, states, on_progress)
 
 
 def step_token_ids(rows: Seq[Row]) -> list[int]:
@@ -104,10 +107,12 @@ class CpuForward:
         setup: WorkerSetup,
         config: ModelSpec,
         cache: CacheEngine,
+        states: StateCache,
         build: str,
         on_progress: OnProgress | None,
     ) -> None:
         self.cache = cache
+        self.states = states
         self.host = {"attention_backend": backend_name(build), "kernel_library": library_hash(build)}
         self.vocab_size = config.vocab_size
         num_threads = setup.threads or usable_cores()
@@ -130,7 +135,7 @@ class CpuForward:
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         token_ids_T = step_token_ids(rows)
         steps = [DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
-        hidden_TH = self._decoder.forward(token_ids_T, steps, self.cache.kv)
+        hidden_TH = self._decoder.forward(token_ids_T, steps, self.cache.kv, self.states.step(rows))
         if timer:
             self.lap(timer, "prepare")
         return hidden_TH
@@ -155,9 +160,15 @@ class TorchForward:
     draw_next: DrawNext | None = None
 
     def __init__(
-        self, setup: WorkerSetup, config: ModelSpec, cache: CacheEngine, on_progress: OnProgress | None
+        self,
+        setup: WorkerSetup,
+        config: ModelSpec,
+        cache: CacheEngine,
+        states: StateCache,
+        on_progress: OnProgress | None,
     ) -> None:
         self.cache = cache
+        self.states = states
         dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
         self.vocab_size = config.vocab_size
         self._block_size = setup.block_size
@@ -178,7 +189,8 @@ class TorchForward:
         attention = self.cache.attention(batch.slots_T, batch.attention_rows, self._decoder.sinks)
         lap = timer.lap if timer else no_lap
         lap("prepare")
-        return self._decoder.forward(batch.token_ids_T, batch.positions_T, self._ropes, attention, lap)
+        states = self.states.step(rows)
+        return self._decoder.forward(batch.token_ids_T, batch.positions_T, self._ropes, attention, lap, states=states)
 
     def lap(self, timer: OpTimer, name: str) -> None:
         timer.lap(name)

@@ -53,9 +53,8 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
       hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
       query_stride_(round_up(num_inputs_ / 2, kLanes) + kLanes),
       raw_stride_(num_inputs_ + static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim + kLanes),
-      gate_stride_(most_of(program, [](const Instruction& now) { return now.has_output_gate; }) > 0
-                       ? num_inputs_ + kLanes
-                       : 0),
+      gate_stride_(
+          most_of(program, [](const Instruction& now) { return now.has_output_gate; }) > 0 ? num_inputs_ + kLanes : 0),
       mixed_stride_(round_up(most_of(program, num_mixed), kPanel) + kLanes),
       has_updates_(
           most_of(program,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eventlm.kernels import host_memory
 from eventlm.kernels.cpu.native import EXACT_MATRICES, PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
-from eventlm.kernels.sequence_states import StepStates
+from eventlm.kernels.sequence_states import NO_STATES, StateRow, StepStates
 
 #: In the order of decoder.h's Part.
 PARTS = (
@@ -32,8 +32,6 @@ _PART_OF = {
     "down": "down_proj",
     "router": "router",
 }
-#: The address and the size of a slot.
-_NO_STATES = (None, 0)
 #: In the order of kv_cache.h's KVFormat: how each is kept, fp8 as its bytes.
 _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
 
@@ -180,7 +178,7 @@ class CpuDecoder:
         return numbers
 
     def forward(
-        self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor, states: StepStates | None = None
+        self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor, states: StepStates = NO_STATES
     ) -> Tensor:
         """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.
 
@@ -197,7 +195,7 @@ class CpuDecoder:
         addresses = array("Q", [table.buffer_info()[0] for table in tables])
         token_ids, starts_R, counts_R, tables_R = (values.buffer_info()[0] for values in (*numbers, addresses))
         hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
-        state_rows = _state_rows(states)
+        state_rows = _state_rows(states.rows)
         self._functions.eventlm_forward(
             self._handle,
             token_ids,
@@ -209,7 +207,8 @@ class CpuDecoder:
             _KV_DTYPES.index(kv.dtype),
             num_blocks,
             block_size,
-            *(_NO_STATES if states is None else (states.memory.data_ptr(), states.memory.shape[1])),
+            states.memory.data_ptr() if states.rows else None,
+            states.memory.shape[1],
             *(values.buffer_info()[0] for values in state_rows),
             hidden_TH.data_ptr(),
         )
@@ -250,9 +249,8 @@ class CpuDecoder:
         return {name: times[number] for number, name in enumerate(PARTS)}
 
 
-def _state_rows(states: StepStates | None) -> tuple[array[int], ...]:
+def _state_rows(rows: Sequence[StateRow]) -> tuple[array[int], ...]:
     """Slots, sources, and how many copies there are of each row; then all copies, as recurrent.h has them."""
-    rows = states.rows if states is not None else ()
     copies = array("i")
     for row in rows:
         for copy in row.copies:

@@ -82,9 +82,10 @@ class Schedule:
         chunks: list[tuple[int, int, int, int, int]] | None = None,
         blocks: list[tuple[int, int, list[int]]] | None = None,
         forget: list[Key] | None = None,
+        states: list[tuple[int, int, int, list[tuple[int, int]]]] | None = None,
     ) -> None:
         """Execute one launch and keep what it produced."""
-        launch = launched(self._step, decodes=decodes, chunks=chunks, blocks=blocks, forget=forget)
+        launch = launched(self._step, decodes=decodes, chunks=chunks, blocks=blocks, forget=forget, states=states)
         self._step += 1
         tokens, ends, extras, _ = self.runner.execute(launch, payload(*(new or [])))
         keys = [row[:2] for row in launch.decodes] + [row[:2] for row in launch.chunks]

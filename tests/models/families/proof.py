@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.cpu import native
+from eventlm.kernels.sequence_states import StateRow, StepStates
 from eventlm.models import decoder as decoder_module
 from eventlm.models.config import read_model
 from eventlm.models.decoder import Decoder
 from eventlm.models.experts import Chosen, route
 from eventlm.models.loader import load_decoder
 from eventlm.models.rope import rope_tables
+from eventlm.models.spec import DeltaSpec, ModelSpec
 from tests.kernels.cpu.decoders import relative_error
 from tests.worker.launches import new_sequence
 from tests.worker.reference import Key, Schedule, make_runner
@@ -112,15 +114,44 @@ def check_whole_prompt(folder: Path, exact: Any, prompt: list[int], monkeypatch:
 
     monkeypatch.setattr(decoder_module, "route", recorded)
     decoder = load_decoder(folder, dtype="float32")
-    ropes = rope_tables(decoder.model, 256, dtype=torch.float32, device=torch.device("cpu"))
-    hidden = decoder.forward(torch.tensor(prompt), torch.arange(len(prompt)), ropes, whole_attention(decoder))
+    model = decoder.model
+    ropes = rope_tables(model, 256, dtype=torch.float32, device=torch.device("cpu"))
+    states = StepStates(torch.full((1, model.state_size), torch.nan), [StateRow(len(prompt), slot=0, source=-1)])
+    attend = whole_attention(decoder)
+    hidden = decoder.forward(torch.tensor(prompt), torch.arange(len(prompt)), ropes, attend, states=states)
     for module in exact.modules():
         if type(module).__name__.endswith("Router"):
             module.register_forward_hook(lambda _, inputs, outputs: wanted.append(outputs[2].sort(-1)[0]))
-    expected = exact(torch.tensor([prompt])).logits[0]
-    assert float((decoder.logits(hidden) - expected).abs().max()) < TOLERANCE * float(expected.abs().max())
-    assert len(found) == len(wanted) == sum(layer.experts is not None for layer in decoder.model.layers)
+    output = exact(torch.tensor([prompt]), use_cache=True)
+    check_near(decoder.logits(hidden), output.logits[0], tolerance_of(model))
+    check_states(model, states.memory[0], output.past_key_values)
+    assert len(found) == len(wanted) == sum(layer.experts is not None for layer in model.layers)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, wanted, strict=True))
+
+
+def check_near(found: Tensor, expected: Tensor, tolerance: float) -> None:
+    """`found` differs from what is expected by less than a share of the largest."""
+    assert float((found - expected).abs().max()) < tolerance * float(expected.abs().max())
+
+
+def tolerance_of(model: ModelSpec) -> float:
+    """Of logits. Transformers sums up 64 tokens of the delta rule at once, in an order of its own."""
+    return 5 * TOLERANCE if any(isinstance(layer.recurrent, DeltaSpec) for layer in model.layers) else TOLERANCE
+
+
+def check_states(model: ModelSpec, state: Tensor, cache: Any) -> None:
+    """What the layers keep of a sequence is what transformers keeps."""
+    for number, layer in enumerate(model.layers):
+        if (spec := layer.recurrent) is None:
+            continue
+        own, state = state.split((spec.state_size, len(state) - spec.state_size))
+        num_inputs = (spec.num_taps - 1) * spec.num_channels
+        last = cache.get_conv_state(number, state_idx=0)[0, :, 1 - spec.num_taps :]
+        check_near(own[:num_inputs].view(-1, spec.num_channels), last.t(), tolerance_of(model))
+        if isinstance(spec, DeltaSpec):
+            matrices = cache.get_recurrent_state(number, state_idx=0)[0]
+            check_near(own[num_inputs:].view(matrices.shape), matrices, tolerance_of(model))
+    assert not len(state)
 
 
 def whole_attention(decoder: Decoder) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
@@ -148,6 +179,9 @@ def serve(
     folder: Path, prompts: dict[Key, list[int]], monkeypatch: pytest.MonkeyPatch, num_tokens: int, **options: Any
 ) -> Schedule:
     """`num_tokens` and more of each prompt. They come whole and in chunks, while the first of them decode."""
+    has_states = read_model(folder).state_size > 0
+    # Every other slot keeps a copy.
+    options |= {"state_slots": 2 * len(prompts)} if has_states else {}
     schedule = Schedule(make_runner(folder, **{"max_model_len": 256} | options), monkeypatch)
     blocks = list(range(32 * len(prompts)))
     random.Random(5).shuffle(blocks)
@@ -156,15 +190,22 @@ def serve(
         chunks = [(first, len(prompt))] if first < len(prompt) else []
         for index, (start, end) in enumerate([(0, first), *chunks]):
             decodes = [(*other, len(prompts[other]) + len(got), 0) for other, got in schedule.outputs.items()]
+            states = state_of_chunk(len(decodes), 2 * number, start, end) if has_states else []
             schedule.step(
                 new=[] if index else [new_sequence(key[0], prompt)],
                 decodes=decodes,
                 chunks=[(*key, start, end - start, int(end == len(prompt)))],
                 blocks=[] if index else [(len(decodes), 0, blocks[number * 32 : number * 32 + 32])],
+                states=states,
             )
     while late := [key for key, got in schedule.outputs.items() if len(got) < num_tokens]:
         schedule.step(decodes=[(*key, len(prompts[key]) + len(schedule.outputs[key]), 0) for key in late])
     return schedule
+
+
+def state_of_chunk(row: int, slot: int, start: int, end: int) -> list[tuple[int, int, int, list[tuple[int, int]]]]:
+    """The first keeps a copy of the state in the slot after its own, in which the next begins."""
+    return [(row, slot, slot + 1, []) if start else (row, slot, -1, [(end, slot + 1)])]
 
 
 @torch.inference_mode()
@@ -175,8 +216,7 @@ def check_tokens(exact: Any, prompts: dict[Key, list[int]], schedule: Schedule) 
         generated = exact.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=len(output))
         assert output == generated[0, len(prompt) :].tolist(), key
         expected = exact(torch.tensor([prompt + output[:-1]])).logits[0, len(prompt) - 1 :]
-        difference = float((torch.stack(schedule.logits[key]) - expected).abs().max())
-        assert difference < TOLERANCE * float(expected.abs().max()), key
+        check_near(torch.stack(schedule.logits[key]), expected, tolerance_of(schedule.runner.config))
 
 
 @torch.inference_mode()
