@@ -13,7 +13,7 @@ from typing import NamedTuple
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
 from eventlm.models.config import DTYPE_BYTES
-from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, read_source
+from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, expert_tensor, read_source
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
@@ -191,13 +191,15 @@ def _weights_of_neurons(
         yield WeightKey(name, layer, "weight", expert), shape, part.has_bias
 
 
-def checkpoint_tensors(model: ModelSpec, names: TensorNames | None = None) -> dict[str, list[WeightKey]]:
+def checkpoint_tensors(
+    model: ModelSpec, names: TensorNames | None = None, keys: Iterable[WeightKey] | None = None
+) -> dict[str, list[WeightKey]]:
     """The name of each tensor of the decoder in a checkpoint, and the weights that its rows are, in their order.
 
-    names: the model's own by default.
+    names: the model's own by default. keys: of the weights, all by default.
     """
     tensors: dict[str, list[WeightKey]] = {}
-    for key in model_weights(model):
+    for key in model_weights(model) if keys is None else keys:
         tensors.setdefault(_tensor_name(key, model, names or model.names), []).append(key)
     return tensors
 
@@ -233,15 +235,21 @@ def _tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
 
 def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
     """The matrices of GGUF files that the compiled decoder multiplies by as they are, and the types of their codes."""
-    stored = [weight for file in files for weight in file.weights if len(weight.shape) == 2 and not weight.interleaved]
+    stored = [
+        weight
+        for file in files
+        for weight in file.weights
+        if len(weight.shape) == 2 and not weight.interleaved and weight.key.name not in FLOAT32_WEIGHTS
+    ]
     types = {weight.key: weight.dtype for weight in stored if weight.num_bytes and weight.dtype in PACKED_TYPES}
-    for names in MULTIPLIED_TOGETHER:
-        for key in [key for key in types if key.name in names]:
-            others = [key._replace(name=name) for name in names]
-            # A layer without gates has `up` alone.
-            if any(weight.key in others and weight.key not in types for weight in stored):
-                del types[key]
-    return types
+    # Those that a matrix would be multiplied together with. A layer without gates has `up` alone.
+    others = {weight.key for weight in stored} - types.keys()
+    together = {name: names for names in MULTIPLIED_TOGETHER for name in names}
+    return {
+        key: kind
+        for key, kind in types.items()
+        if not any(key._replace(name=name) in others for name in together.get(key.name, ()))
+    }
 
 
 def weight_bytes(
@@ -312,12 +320,15 @@ def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:
 
 
 def _find_in_gguf(source: GgufSource, model: ModelSpec) -> list[WeightFile]:
-    shapes, tensors = model_weights(model), checkpoint_tensors(model)
-    missing = {name: tensors[role] for role, name in source.tensor_names(tensors, model.num_layers).items()}
+    shapes, missing = model_weights(model), _tensors_in_gguf(source, model)
+    # Where those of transformers are left out that begin with the name of a layer, so are llama.cpp's.
+    ignored = tuple(start.replace("model.layers.", "blk.") for start in model.names.ignored)
     files = []
     for part in source.parts:
         weights: list[StoredWeight] = []
         for tensor in part.tensors:
+            if tensor.name.startswith(ignored):
+                continue
             if tensor.name not in missing:
                 raise CheckpointError(
                     f"{part.path}: tensor {tensor.name} is not one of {model.architecture} as the metadata describe "
@@ -335,6 +346,23 @@ def _find_in_gguf(source: GgufSource, model: ModelSpec) -> list[WeightFile]:
     return files
 
 
+def _tensors_in_gguf(source: GgufSource, model: ModelSpec) -> dict[str, list[WeightKey]]:
+    """The name of each tensor in the files, and the weights that its rows are, in their order.
+
+    The matrices of all experts of a layer are one tensor, those of gate and up two.
+    """
+    tensors: dict[str, list[WeightKey]] = {}
+    others = []
+    for key in model_weights(model):
+        if (name := expert_tensor(key, has_experts=model.layers[key.layer].experts is not None)) is not None:
+            tensors.setdefault(name, []).append(key)
+        else:
+            others.append(key)
+    roles = checkpoint_tensors(model, keys=others)
+    names = source.tensor_names(roles, model.num_layers)
+    return tensors | {names[role]: keys for role, keys in roles.items()}
+
+
 def _rows_in_gguf(
     part: GgufPart,
     tensor: GgufTensor,
@@ -343,15 +371,18 @@ def _rows_in_gguf(
     model: ModelSpec,
 ) -> Iterator[StoredWeight]:
     """The weights that a tensor consists of, with what undoes what llama.cpp's converter did to them."""
-    num_rows = sum(shape[0] for shape in shapes.values())
-    expected = [num_rows, *next(iter(shapes.values()))[1:]]
-    if list(tensor.shape) != expected:
+    num_rows, first = sum(shape[0] for shape in shapes.values()), next(iter(shapes))
+    expected = [num_rows, *shapes[first][1:]]
+    if first.expert >= 0:
+        expected = [len(shapes), *shapes[first]]
+    # A matrix of one row is a vector.
+    if list(tensor.shape) not in (expected, expected[1:] if expected[0] == 1 else expected):
         raise CheckpointError(
             f"{part.path}: tensor {tensor.name} has shape {list(tensor.shape)}, by the metadata it is {expected}; "
             "download the file again"
         )
     is_blocks = tensor.type not in STORED_DTYPES
-    if is_blocks and len(tensor.shape) == 1:
+    if is_blocks and len(shapes[first]) == 1:
         raise CheckpointError(
             f"{part.path}: tensor {tensor.name} is a vector of type {tensor.type}, and vectors must be F32, F16 or "
             "BF16; take another file of the model"

@@ -17,10 +17,11 @@ from gguf.constants import MODEL_TENSOR, TENSOR_NAMES, Keys, RopeScalingType
 
 from eventlm.errors import CheckpointError
 from eventlm.models.families.fields import FULL, SLIDING
+from eventlm.models.gguf.expert_fields import EXPERT_ARCHITECTURES, expert_fields
 from eventlm.models.gguf.header import GgufHeader, read_floats
 from eventlm.models.gguf.source import GgufTensor
 
-#: What transformers calls each architecture of llama.cpp that can be run.
+#: What transformers calls each architecture of llama.cpp that can be run; `llama` with experts is Mixtral.
 ARCHITECTURES = {
     "arcee": "ArceeForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
@@ -45,6 +46,7 @@ ARCHITECTURES = {
     "smollm3": "SmolLM3ForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
+    **EXPERT_ARCHITECTURES,
 }
 EMBEDDING, HEAD = (f"{TENSOR_NAMES[tensor]}.weight" for tensor in (MODEL_TENSOR.TOKEN_EMBD, MODEL_TENSOR.OUTPUT))
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
@@ -56,8 +58,6 @@ SETTINGS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
 #: Keys whose value, if it is not this one, changes the computation in a way that nothing here computes.
 _REFUSED = {
-    Keys.LLM.EXPERT_COUNT: 0,
-    Keys.LLM.NEXTN_PREDICT_LAYERS: 0,
     Keys.Attention.CAUSAL: True,
     Keys.Attention.MAX_ALIBI_BIAS: 0.0,
     Keys.Rope.DIMENSION_SECTIONS: None,
@@ -65,10 +65,10 @@ _REFUSED = {
 #: Keys, the fields of config.json that have their value, and the architectures that have the key.
 _NUMBERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Keys.Attention.CLAMP_KQV: (("clip_qkv",), ("olmo",)),
-    Keys.Attention.SCALE: (("attention_multiplier",), ("granite",)),
-    Keys.LLM.EMBEDDING_SCALE: (("embedding_multiplier",), ("granite",)),
-    Keys.LLM.RESIDUAL_SCALE: (("residual_multiplier",), ("granite",)),
-    Keys.LLM.LOGIT_SCALE: (("logit_scale", "logits_scaling"), ("cohere2", "command-r", "granite")),
+    Keys.Attention.SCALE: (("attention_multiplier",), ("granite", "granitemoe")),
+    Keys.LLM.EMBEDDING_SCALE: (("embedding_multiplier",), ("granite", "granitemoe")),
+    Keys.LLM.RESIDUAL_SCALE: (("residual_multiplier",), ("granite", "granitemoe")),
+    Keys.LLM.LOGIT_SCALE: (("logit_scale", "logits_scaling"), ("cohere2", "command-r", "granite", "granitemoe")),
     Keys.LLM.ATTN_LOGIT_SOFTCAPPING: (("attn_logit_softcapping",), ("gemma2",)),
     Keys.LLM.FINAL_LOGIT_SOFTCAPPING: (("final_logit_softcapping",), ("gemma2", "gemma3")),
     Keys.Rope.FREQ_BASE_SWA: (("rope_local_base_freq",), ("gemma3",)),
@@ -144,7 +144,8 @@ class _Reader:
                 values |= dict.fromkeys(fields, number)
             elif number not in (None, 0.0, 1.0, values["rope_theta"]):
                 self._refuse(key, f"is {number}, and {self._architecture} models that have it are not supported")
-        return values | self._of_architecture(values)
+        tensors = {name: tensor for name, (_, tensor) in self._tensors.items()}
+        return values | self._of_architecture(values) | expert_fields(self._header, tensors, values)
 
     def _check_runnable(self) -> None:
         if self._architecture not in ARCHITECTURES:
@@ -183,7 +184,7 @@ class _Reader:
         """Under all the names that families have for them."""
         has = {name: f"blk.0.{name}.bias" in self._tensors for name in ("attn_q", "attn_output", "ffn_up")}
         return {
-            **dict.fromkeys(("attention_bias", "use_qkv_bias", "use_bias"), has["attn_q"]),
+            **dict.fromkeys(("attention_bias", "qkv_bias", "use_qkv_bias", "use_bias"), has["attn_q"]),
             "attention_out_bias": has["attn_output"],
             "mlp_bias": has["ffn_up"],
         }

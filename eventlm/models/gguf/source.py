@@ -13,11 +13,18 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import CheckpointError
+from eventlm.models.program import WeightKey
 from eventlm.models.safetensors_header import FileStamp
 
 SOURCE_FILE = "gguf.json"
+_SUFFIXES = (".weight", ".bias")
 #: In these the rows of a head of queries and keys are in another order: rows that are rotated together are neighbours.
-_INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "olmo", "smollm3")
+_INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "olmo", "smollm3")
+
+
+#: What gguf-py calls the matrices of experts, of all of a layer together, and of the part that all tokens pass.
+_OF_EXPERTS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+_SHARED = {"gate": "ffn_gate_shexp", "up": "ffn_up_shexp", "down": "ffn_down_shexp"}
 
 
 class GgufTensor(Struct, frozen=True):
@@ -72,7 +79,16 @@ class GgufSource(Struct, frozen=True):
 
         architectures = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
         known = get_tensor_name_map(architectures[self.architecture], num_layers)
-        return {name: known.get_name(name, try_suffixes=(".weight", ".bias")) or name for name in names}
+        found = {name: known.get_name(name, try_suffixes=_SUFFIXES) or name for name in names}
+        return {name: one if one.endswith(_SUFFIXES) else f"{one}.weight" for name, one in found.items()}
+
+
+def expert_tensor(key: WeightKey, *, has_experts: bool) -> str | None:
+    """The tensor that has a weight of a layer with experts; None for one that other layers may have too."""
+    if key.name == "correction":
+        return f"blk.{key.layer}.exp_probs_b.bias"
+    names = _OF_EXPERTS if key.expert >= 0 else _SHARED if has_experts else {}
+    return f"blk.{key.layer}.{names[key.name]}.{key.kind}" if key.name in names else None
 
 
 def read_source(folder: Path) -> GgufSource | None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
+import torch
+from gguf import ExpertGatingFuncType, GGMLQuantizationType, GGUFWriter, RopeScalingType, TokenType
 from gguf.constants import MODEL_ARCH_NAMES
 from safetensors.torch import load_file
+from torch import Tensor
 
 #: Architectures in whose files the rows of queries and keys are in another order.
-INTERLEAVED = ("arcee", "granite", "llama", "mistral3", "olmo", "smollm3")
+INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "olmo", "smollm3")
 NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 #: SentencePiece's, of bytes alone.
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -33,7 +36,7 @@ def to_gguf(
     tokenizer: keys after `tokenizer.ggml`; by default those of SentencePiece with tokens for all bytes.
     """
     config = json.loads((folder / "config.json").read_text())
-    tensors = load_file(folder / "model.safetensors")
+    tensors = with_split_experts(load_file(folder / "model.safetensors"), architecture)
     writer = GGUFWriter(
         file, architecture, split_max_tensors=-(-(len(tensors) + 1) // num_parts) if num_parts > 1 else 0
     )
@@ -51,11 +54,51 @@ def to_gguf(
         if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        type_ = GGMLQuantizationType.F32 if values.ndim == 1 else GGMLQuantizationType[kind]
+        is_float32 = values.ndim == 1 or "ffn_gate_inp" in target or target.endswith(".bias")
+        if "shared_expert_gate" in name:
+            values = values.squeeze()
+        type_ = GGMLQuantizationType.F32 if is_float32 else GGMLQuantizationType[kind]
         writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(values), type_), raw_dtype=type_)
     for name, factors in rope_factors(config).items():
         writer.add_tensor(f"{name}.weight", np.array(factors, np.float32))
     finish(writer)
+
+
+def with_split_experts(tensors: dict[str, Tensor], architecture: str) -> dict[str, Tensor]:
+    """The same with all experts of a layer in one tensor of gate, one of up and one of down, [experts, out, in]."""
+    found: dict[str, Tensor] = {}
+    experts: dict[str, dict[int, Tensor]] = {}
+    for name, values in tensors.items():
+        if match := re.fullmatch(r"(.*\.experts)\.(\d+)(\..*)", name):
+            experts.setdefault(match[1] + match[3], {})[int(match[2])] = values
+        elif name.endswith("e_score_correction_bias"):
+            found[name.replace("_correction_bias", "_correction.bias").replace("gate.moe_", "moe_")] = values.flatten()
+        elif name.endswith("sinks"):
+            found[f"{name}.weight"] = values
+        elif architecture == "gpt-oss" and "gate_up_proj" in name:
+            # Gate and up in turns; matrices lie transposed.
+            for part, one in enumerate(("gate", "up")):
+                half = values[..., part::2]
+                suffix = ".bias" if name.endswith("_bias") else ".weight"
+                stem = name.removesuffix("_bias").replace("gate_up", one)
+                found[stem + suffix] = half if half.dim() == 2 else half.transpose(1, 2)
+        elif architecture == "gpt-oss" and ".experts.down_proj" in name:
+            is_bias = name.endswith("_bias")
+            found[name.removesuffix("_bias") + (".bias" if is_bias else ".weight")] = (
+                values if is_bias else values.transpose(1, 2)
+            )
+        elif "input_linear" in name or ".experts.gate_up_proj" in name:
+            stem = "mlp.shared_expert" if "shared_mlp" in name else "mlp.experts"
+            gate, up = values.chunk(2, dim=-2)
+            layer = name.split(".")[2]
+            found[f"model.layers.{layer}.{stem}.gate_proj.weight"] = gate
+            found[f"model.layers.{layer}.{stem}.up_proj.weight"] = up
+        elif ".experts.down_proj" in name or "block_sparse_moe.output_linear" in name:
+            found[f"model.layers.{name.split('.')[2]}.mlp.experts.down_proj.weight"] = values
+        else:
+            found[name] = values
+    stacked = {name: torch.stack([one[number] for number in range(len(one))]) for name, one in experts.items()}
+    return found | stacked
 
 
 def finish(writer: GGUFWriter) -> None:
@@ -67,10 +110,11 @@ def finish(writer: GGUFWriter) -> None:
 
 def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
     get = config.get
+    add_experts(writer, architecture, config)
     head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = get("rope_parameters") or {}
     full = rope.get("full_attention", rope)
-    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_block_count(config["num_hidden_layers"] + (get("num_nextn_predict_layers") or 0))
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -120,6 +164,37 @@ def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) 
     ):
         if get(field) is not None:
             add(config[field])
+
+
+def add_experts(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
+    get = config.get
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    count = next((config[name] for name in names if get(name)), None)
+    if count is None:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(get("num_experts_per_tok") or config["moe_k"])
+    if (size := get("moe_intermediate_size")) is not None:
+        writer.add_expert_feed_forward_length(size)
+    if size := get("shared_expert_intermediate_size") or get("shared_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(size)
+    if (shared := get("n_shared_experts") or get("moe_num_shared_experts")) is not None:
+        writer.add_expert_shared_count(shared)
+    if architecture == "glm4moe":
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_nextn_predict_layers(config["num_nextn_predict_layers"])
+        # Of a layer that drafts tokens.
+        writer.add_tensor(f"blk.{config['num_hidden_layers']}.nextn.enorm.weight", np.ones(3, np.float32))
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    elif architecture == "ernie4_5-moe":
+        writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+        writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    elif architecture == "gpt-oss":
+        writer.add_sliding_window(config["sliding_window"])
 
 
 def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:

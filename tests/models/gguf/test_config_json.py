@@ -52,6 +52,7 @@ YARN = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GPT_OSS = YARN | {"truncate": False}
 MINISTRAL = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 GEMMA3 = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
@@ -60,12 +61,31 @@ GEMMA3 = {
 EVERY_SECOND = ["sliding_attention", "full_attention"]
 WINDOWED = {"sliding_window": 9, "layer_types": EVERY_SECOND}
 
+MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+QWEN = MIXTURE | {"mlp_only_layers": [], "decoder_sparse_step": 1}
+LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
+
 #: llama.cpp's name of the architecture, transformers', and fields of its config.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("arcee", "ArceeForCausalLM", {}),
     ("cohere2", "Cohere2ForCausalLM", {"sliding_window": 9, "num_hidden_layers": 4, "logit_scale": 0.3}),
     ("command-r", "CohereForCausalLM", {"logit_scale": 0.3, "layer_norm_eps": 1e-4}),
     ("ernie4_5", "Ernie4_5ForCausalLM", {"head_dim": 32}),
+    (
+        "ernie4_5-moe",
+        "Ernie4_5_MoeForCausalLM",
+        {
+            "num_hidden_layers": 4,
+            "moe_num_experts": 5,
+            "moe_k": 2,
+            "moe_intermediate_size": 48,
+            "moe_num_shared_experts": 2,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": -1,
+            "moe_layer_interval": 2,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     ("exaone4", "Exaone4ForCausalLM", WINDOWED),
     (
         "exaone4",
@@ -87,6 +107,27 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ),
     ("glm4", "Glm4ForCausalLM", {"head_dim": 16, "attention_bias": True}),
     (
+        "glm4moe",
+        "Glm4MoeForCausalLM",
+        {
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "n_shared_experts": 1,
+            "n_group": 3,
+            "topk_group": 2,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "head_dim": 32,
+            "num_nextn_predict_layers": 1,
+        },
+    ),
+    ("gpt-oss", "GptOssForCausalLM", LOCAL | {"head_dim": 16, "sliding_window": 9, "rope_parameters": GPT_OSS}),
+    ("granitemoe", "GraniteMoeForCausalLM", LOCAL | {"attention_multiplier": 0.2, "logits_scaling": 5.0}),
+    ("granitemoe", "GraniteMoeSharedForCausalLM", LOCAL | {"shared_intermediate_size": 80, "logits_scaling": 5.0}),
+    (
         "granite",
         "GraniteForCausalLM",
         {
@@ -99,17 +140,21 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     ("llama", "LlamaForCausalLM", {"head_dim": 32, "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     ("llama", "LlamaForCausalLM", {"rope_parameters": YARN | {"attention_factor": 1.25}}),
+    ("llama", "MixtralForCausalLM", LOCAL | {"head_dim": 32}),
     ("mistral3", "MistralForCausalLM", {"sliding_window": None}),
     ("mistral3", "Ministral3ForCausalLM", {"head_dim": 16, "rope_parameters": MINISTRAL}),
     ("nemotron", "NemotronForCausalLM", {}),
     ("olmo", "OlmoForCausalLM", {}),
     ("olmo2", "Olmo2ForCausalLM", {}),
     ("olmo2", "Olmo3ForCausalLM", {**WINDOWED, "rope_parameters": YARN | {"attention_factor": 1.25}}),
+    ("olmoe", "OlmoeForCausalLM", {"num_experts": 5, "num_experts_per_tok": 2}),
     ("phi2", "PhiForCausalLM", {"num_key_value_heads": 4}),
     ("phi3", "Phi3ForCausalLM", {"sliding_window": 9}),
     ("phi3", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "sliding_window": None}),
     ("qwen2", "Qwen2ForCausalLM", {"rope_parameters": YARN}),
+    ("qwen2moe", "Qwen2MoeForCausalLM", QWEN | {"shared_expert_intermediate_size": 80}),
     ("qwen3", "Qwen3ForCausalLM", {"head_dim": 32}),
+    ("qwen3moe", "Qwen3MoeForCausalLM", QWEN | {"head_dim": 32, "norm_topk_prob": True}),
     ("seed_oss", "SeedOssForCausalLM", {"head_dim": 32, "attention_bias": True}),
     ("smollm3", "SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
     ("stablelm", "StableLmForCausalLM", {"use_qkv_bias": True, "use_parallel_residual": False}),
@@ -170,7 +215,6 @@ def test_factors_that_are_no_known_scaling_are_taken_as_they_are(tmp_path: Path)
         ({"llama.attention.head_count": [4, 2]}, "key llama.attention.head_count differs by layer"),
         ({"llama.attention.head_count": 33}, "key llama.attention.head_count is 33, and the embedding has 32 columns"),
         ({"llama.attention.value_length": 4}, "key llama.attention.value_length is not 8"),
-        ({"llama.expert_count": 8}, "key llama.expert_count is 8, and such models are not supported"),
         ({"llama.attention.causal": False}, "key llama.attention.causal is False, and such models"),
         ({"llama.attention.scale": 0.25}, "key llama.attention.scale is 0.25, and llama models that have it"),
         ({"llama.attention.layer_norm_rms_epsilon": math.nan}, "key llama.attention.layer_norm_rms_epsilon is nan"),
