@@ -118,8 +118,8 @@ class Bench:
         self._is_int8 = options.quantization == "int8"
         self.kv_token_bytes = kv_bytes_per_token(self.config, kv_dtype(self.config, options))
         # Memory that was never written costs nothing to read.
-        kv = self.forward.cache.kv
-        kv.copy_(block_values(kv).expand_as(kv))
+        for kv in self.forward.cache.stored:
+            kv.copy_(block_values(kv).expand_as(kv))
 
     def rows(self, point: Point) -> list[Row]:
         """Of a step."""

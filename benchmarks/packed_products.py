@@ -16,10 +16,9 @@ from array import array
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
 
 from eventlm.kernels import host_memory
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, DrawRows
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, DrawRows, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, available_builds
 from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.cpu_kernels import native_model
@@ -68,7 +67,7 @@ def load(build: str, kind: str, num_threads: int) -> CpuDecoder:
     return decoder
 
 
-def products_ms(decoder: CpuDecoder, num_rows: int, kv: Tensor) -> float:
+def products_ms(decoder: CpuDecoder, num_rows: int, kv: KVLayers) -> float:
     """Of a step of so many sequences, each at its first token."""
     rows = [DecoderRow(0, 1, array("i", [row])) for row in range(num_rows)]
     draw = DrawRows([0.0] * num_rows, [0] * num_rows, [0] * num_rows)
@@ -95,7 +94,7 @@ def measure(build: str, kind: str, all_rows: Sequence[int], num_threads: int) ->
     decoder = load(build, kind, num_threads)
     num_bytes = sum(decoder.weight_bytes.values())
     memory = host_memory.empty((num_bytes // 4,), torch.float32).fill_(1.0)
-    kv = torch.zeros(28, 2, max(all_rows), 8, 16, 128, dtype=torch.bfloat16)
+    kv = KVLayers(list(torch.zeros(28, 2, max(all_rows), 8, 16, 128, dtype=torch.bfloat16)))
     read_ms = least_ms(lambda: torch.dot(memory, memory))
     times = [products_ms(decoder, num_rows, kv) for num_rows in all_rows]
     cells = [cell for ms in times for cell in (f"{ms:.1f}", f"{ms / read_ms:.2f}")]

@@ -398,7 +398,7 @@ def _rows_in_gguf(
             shape,
             offset,
             num_bytes=row_bytes * shape[0] if is_blocks else 0,
-            head_rows=model.head_dim if is_interleaved else 0,
+            head_rows=model.layers[key.layer].attention.head_dim if is_interleaved else 0,
             added=-model.norm.offset if is_norm else 0.0,
         )
         offset += row_bytes * shape[0]

@@ -21,7 +21,7 @@ from eventlm.models.families.fields import ConfigError
 from eventlm.models.gguf.source import read_source
 from eventlm.models.json_files import convert_object, read_json_object
 from eventlm.models.safetensors_header import find_shards, read_header
-from eventlm.models.spec import ModelSpec, why_not_plain
+from eventlm.models.spec import KVShape, ModelSpec, why_not_plain
 from eventlm.models.tied_head import has_own_head
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -89,11 +89,12 @@ def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
 
 def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
     """Bytes that the keys and values of one token take in all layers. `kv_dtype`: see `resolve_kv_dtype`."""
-    if kv_dtype in SCALED_KV_DTYPES:
-        head_bytes = config.head_dim + KV_SCALE_BYTES
-    else:
-        head_bytes = config.head_dim * DTYPE_BYTES[kv_dtype]
-    return 2 * config.num_layers * config.num_kv_heads * head_bytes
+    num_bytes = 0
+    for shape in _kv_shapes(config):
+        is_scaled = kv_dtype in SCALED_KV_DTYPES
+        head_bytes = shape.head_dim + KV_SCALE_BYTES if is_scaled else shape.head_dim * DTYPE_BYTES[kv_dtype]
+        num_bytes += 2 * shape.num_heads * head_bytes
+    return num_bytes
 
 
 def state_bytes(config: ModelSpec) -> int:
@@ -106,11 +107,12 @@ def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:
 
     Raises UsageError if the size of the model's heads does not allow it.
     """
-    if requested in SCALED_KV_DTYPES and config.head_dim % KV_SCALE_BYTES:
-        raise UsageError(
-            f"--kv-cache-dtype {requested} needs heads of a multiple of {KV_SCALE_BYTES}, this model's have "
-            f"{config.head_dim}; use auto or bfloat16"
-        )
+    for shape in _kv_shapes(config):
+        if requested in SCALED_KV_DTYPES and shape.head_dim % KV_SCALE_BYTES:
+            raise UsageError(
+                f"--kv-cache-dtype {requested} needs heads of a multiple of {KV_SCALE_BYTES}, this model's have "
+                f"{shape.head_dim}; use auto or bfloat16"
+            )
     return dtype if requested == "auto" else requested
 
 
@@ -179,6 +181,11 @@ def weight_samples(path: Path, start: int, end: int) -> Iterator[bytes]:
                 yield file.read(_FINGERPRINT_SAMPLE_BYTES)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
+
+
+def _kv_shapes(config: ModelSpec) -> list[KVShape]:
+    """Of the layers that store keys and values."""
+    return [layer.kv_shape for layer in config.layers if layer.kv_shape is not None]
 
 
 def _architecture(path: Path, values: dict[str, Any]) -> str:

@@ -102,9 +102,6 @@ def native_model(config: ModelSpec, max_positions: int) -> NativeModel:
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
         max_positions=max_positions,
         is_tied=config.tie_word_embeddings,
         is_layer_norm=config.norm.kind == "layer",
@@ -168,6 +165,7 @@ def _put_recurrent(to: Instruction, spec: RecurrentSpec, state: int) -> None:
 
 
 def _put_attention(to: Instruction, attention: AttentionSpec) -> None:
+    to.num_heads, to.num_kv_heads, to.head_dim = attention.num_heads, attention.num_kv_heads, attention.head_dim
     to.qk_norm = QK_NORMS.index(attention.qk_norm)
     to.window, to.soft_cap, to.score_divisor = attention.window, attention.soft_cap, 1 / attention.scale
     to.has_output_gate = attention.has_output_gate

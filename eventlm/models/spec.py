@@ -7,7 +7,7 @@ Loads no torch: the control plane sizes the KV cache by it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -52,6 +52,13 @@ class NormSpec(Struct, frozen=True, kw_only=True):
     has_bias: bool = False
 
 
+class KVShape(NamedTuple):
+    """What a token has of keys in a layer, and of values: `num_heads` times `head_dim` elements."""
+
+    num_heads: int
+    head_dim: int
+
+
 class AttentionSpec(Struct, frozen=True, kw_only=True):
     """The attention of a layer. Without `rope` it does not see positions.
 
@@ -76,6 +83,11 @@ class AttentionSpec(Struct, frozen=True, kw_only=True):
     has_sinks: bool = False
     has_output_gate: bool = False
     query_scaling_beta: float = 0.0
+
+    @property
+    def kv_shape(self) -> KVShape:
+        """Of the keys that it attends to."""
+        return KVShape(self.num_kv_heads, self.head_dim)
 
 
 class ConvolutionSpec(Struct, frozen=True, kw_only=True):
@@ -184,6 +196,11 @@ class LayerSpec(Struct, frozen=True, kw_only=True):
     residual_multiplier: float = 1.0
 
     @property
+    def kv_shape(self) -> KVShape | None:
+        """Of the keys and values that it stores; None if it stores none."""
+        return None if self.attention is None else self.attention.kv_shape
+
+    @property
     def experts(self) -> ExpertsSpec | None:
         """The mixture of experts, if the layer has one."""
         return self.feed_forward if isinstance(self.feed_forward, ExpertsSpec) else None
@@ -288,22 +305,22 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def attention(self) -> AttentionSpec:
-        """That of the first layer that has one. All that do have as many heads of the same size."""
+        """That of the first layer that has one."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
 
     @property
     def num_heads(self) -> int:
-        """Query heads of each layer."""
+        """Query heads of the first layer, and of all if the model is plain, see `why_not_plain`."""
         return self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Key-value heads of each layer."""
+        """Key-value heads, likewise."""
         return self.attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head."""
+        """Elements of a head, likewise."""
         return self.attention.head_dim
 
     @property
@@ -332,6 +349,9 @@ def _extras(model: ModelSpec) -> Iterator[str]:
         yield "a bias of the output matrix"
     if len(model.ropes) > 1:
         yield "rotary embeddings that differ by layer"
+    attentions = [layer.attention for layer in model.layers if layer.attention is not None]
+    if len({(attention.num_heads, attention.kv_shape) for attention in attentions}) > 1:
+        yield "heads that differ by layer"
     for layer in model.layers:
         attention, feed_forward = layer.attention, layer.feed_forward
         if attention is None:

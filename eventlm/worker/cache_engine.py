@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,17 +15,25 @@ from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.kernels.kv_store import head_slots, kv_store
 from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, paged_attention, plan_attention
 from eventlm.models.config import kv_bytes_per_token
-from eventlm.models.spec import AttentionSpec, ModelSpec
+from eventlm.models.spec import AttentionSpec, KVShape, ModelSpec
 
 
 class CacheMemoryError(EventLMError):
     """The KV cache does not fit into memory."""
 
 
+class _Plan(NamedTuple):
+    """Of a step, for the layers of one shape: where keys and values go, and who attends."""
+
+    slots: Tensor
+    groups: list[AttentionGroup]
+
+
 class CacheEngine:
-    """The cache tensor [layers, 2, num_blocks, kv_heads, block_size, W], keys first.
+    """Each layer's keys and values, a tensor [2, num_blocks, kv_heads, block_size, W], keys first.
 
     W is head_dim, or for `kv_dtype` int8 and fp8 the bytes of `eventlm.kernels.kv_quantization`. dtype: of queries.
+    Blocks have the same numbers in all layers.
     """
 
     def __init__(
@@ -36,34 +46,50 @@ class CacheEngine:
         kv_dtype: str,
         device: torch.device,
     ) -> None:
-        width = config.head_dim + (SCALE_BYTES if kv_dtype in STORED_DTYPES else 0)
-        shape = (config.num_layers, 2, num_blocks, config.num_kv_heads, block_size, width)
+        scale_bytes = SCALE_BYTES if kv_dtype in STORED_DTYPES else 0
+        shapes = [
+            None if kv is None else (2, num_blocks, kv.num_heads, block_size, kv.head_dim + scale_bytes)
+            for kv in (layer.kv_shape for layer in config.layers)
+        ]
+        sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
         try:
-            self.kv = _zeros(shape, STORED_DTYPES.get(kv_dtype) or getattr(torch, kv_dtype), device)
+            #: All layers', one after the other.
+            self.kv = _zeros((sum(sizes),), STORED_DTYPES.get(kv_dtype) or getattr(torch, kv_dtype), device)
         except (RuntimeError, MemoryError, ValueError) as error:
             mebibytes = num_blocks * block_size * kv_bytes_per_token(config, kv_dtype) >> 20
             raise CacheMemoryError(
                 f"a KV cache of {num_blocks} blocks of {block_size} tokens needs {mebibytes:,} MiB, "
                 "more than this machine gives; lower --num-blocks or --kv-memory"
             ) from error
-        self._dtype = dtype
+        #: What each layer attends to; None: nothing.
+        self.layers: list[Tensor | None] = [
+            None if shape is None else piece.view(shape)
+            for shape, piece in zip(shapes, self.kv.split(sizes), strict=True)
+        ]
+        #: Of those that store something.
+        self.stored = [layer for layer in self.layers if layer is not None]
+        self._dtype, self._block_size = dtype, block_size
+        self._num_tokens = num_blocks * block_size
         self._attentions = {
             number: layer.attention for number, layer in enumerate(config.layers) if layer.attention is not None
         }
-        self._windows = sorted({attention.window for attention in self._attentions.values()})
 
     @property
     def token_bytes(self) -> int:
         """What the keys and values of one token take in all layers."""
-        _, _, num_blocks, _, block_size, _ = self.kv.shape
-        return self.kv.nbytes // (num_blocks * block_size)
+        return self.kv.nbytes // self._num_tokens
 
     def attention(self, slots_T: Tensor, rows: Sequence[AttentionRow], sinks: Sequence[Tensor | None]) -> StepAttention:
         """The attention of one step, whose tokens' keys and values go into `slots_T`. sinks: see `Decoder.sinks`."""
-        _, _, _, num_kv_heads, block_size, _ = self.kv.shape
-        slots = head_slots(slots_T, block_size=block_size, num_kv_heads=num_kv_heads)
-        groups = plan_attention(rows, self.kv[0], self._dtype, self._windows)
-        return StepAttention(self.kv, slots, groups, self._attentions, sinks)
+        plans: dict[KVShape, _Plan] = {}
+        for number, attention in self._attentions.items():
+            layer, shape = self.layers[number], attention.kv_shape
+            if layer is not None and shape not in plans:
+                slots = head_slots(slots_T, block_size=self._block_size, num_kv_heads=shape.num_heads)
+                windows = {each.window for each in self._attentions.values() if each.kv_shape == shape}
+                plans[shape] = _Plan(slots, plan_attention(rows, layer, self._dtype, sorted(windows)))
+        layers = {number: layer for number, layer in enumerate(self.layers) if layer is not None}
+        return StepAttention(layers, plans, self._attentions, sinks)
 
     def clear_slots(self, slots_R: Tensor) -> None:
         """Zero these slots, int64, in all layers.
@@ -71,14 +97,19 @@ class CacheEngine:
         Attention reads whole blocks and masks what is after a sequence's end, but 0 x NaN is NaN: a block must not hold
         values that overflowed in a sequence that had it before.
         """
-        if slots_R.numel():
-            _, _, _, num_kv_heads, block_size, _ = self.kv.shape
-            slots = head_slots(slots_R, block_size=block_size, num_kv_heads=num_kv_heads)
-            self.kv.flatten(2, 4).flatten(0, 1).index_fill_(1, slots, 0)
+        if not slots_R.numel():
+            return
+        slots: dict[int, Tensor] = {}
+        for layer in self.stored:
+            num_heads = layer.shape[2]
+            if num_heads not in slots:
+                slots[num_heads] = head_slots(slots_R, block_size=self._block_size, num_kv_heads=num_heads)
+            layer.flatten(1, 3).index_fill_(1, slots[num_heads], 0)
 
     def clear(self, num_blocks: int) -> None:
         """Zero the first `num_blocks` blocks."""
-        self.kv[:, :, :num_blocks].zero_()
+        for layer in self.stored:
+            layer[:, :num_blocks].zero_()
 
 
 class StepAttention:
@@ -86,25 +117,24 @@ class StepAttention:
 
     def __init__(
         self,
-        kv: Tensor,
-        slots: Tensor,
-        groups: list[AttentionGroup],
+        layers: Mapping[int, Tensor],
+        plans: Mapping[KVShape, _Plan],
         attentions: Mapping[int, AttentionSpec],
         sinks: Sequence[Tensor | None],
     ) -> None:
-        self._kv = kv
-        self._slots = slots
-        self._groups = groups
+        self._layers = layers
+        self._plans = plans
         self._attentions = attentions
         self._sinks = sinks
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        kv_cache, spec = self._kv[layer], self._attentions[layer]
-        kv_store(kv_cache, k_TKD, v_TKD, self._slots)
+        kv_cache, spec = self._layers[layer], self._attentions[layer]
+        plan = self._plans[spec.kv_shape]
+        kv_store(kv_cache, k_TKD, v_TKD, plan.slots)
         return paged_attention(
             q_THD,
             kv_cache,
-            self._groups,
+            plan.groups,
             scale=spec.scale,
             window=spec.window,
             soft_cap=spec.soft_cap,

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import library_hash
 from eventlm.models.config import resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import choose_forward
@@ -113,6 +113,7 @@ class CpuForward:
     ) -> None:
         self.cache = cache
         self.states = states
+        self._kv = KVLayers(cache.layers)
         self.host = {"attention_backend": backend_name(build), "kernel_library": library_hash(build)}
         self.vocab_size = config.vocab_size
         num_threads = setup.threads or usable_cores()
@@ -135,7 +136,7 @@ class CpuForward:
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         token_ids_T = step_token_ids(rows)
         steps = [DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
-        hidden_TH = self._decoder.forward(token_ids_T, steps, self.cache.kv, self.states.step(rows))
+        hidden_TH = self._decoder.forward(token_ids_T, steps, self._kv, self.states.step(rows))
         if timer:
             self.lap(timer, "prepare")
         return hidden_TH

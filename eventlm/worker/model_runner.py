@@ -34,7 +34,7 @@ class ModelRunner(CheckpointRunner):
         super().__init__(setup, report)
         self.num_blocks = setup.num_blocks
         self.cache = make_cache(setup, self.config)
-        self._pages = PageToucher(self.cache.kv)
+        self._pages = PageToucher(self.cache.stored)
         # Beside the reading of the weights; the first request must not wait for it.
         self._pages.begin()
         self.report.begin(READING_WEIGHTS)

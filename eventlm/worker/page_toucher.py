@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from collections.abc import Sequence
 
 from torch import Tensor
 
@@ -26,17 +27,18 @@ _MADV_POPULATE_WRITE = 23
 
 
 class PageToucher:
-    """For a cache tensor [layers, 2, num_blocks, ...] in host memory."""
+    """For layers' keys and values in host memory, each a tensor [2, num_blocks, ...]."""
 
-    def __init__(self, kv: Tensor) -> None:
-        self._kv = kv
-        _, _, self._num_blocks, *_ = kv.shape
-        self._block_bytes = kv[0, 0, 0].nbytes
-        self._at_once = max(1, _BYTES_AT_ONCE // self._block_bytes)
-        self._ahead = max(2 * self._at_once, _BYTES_AHEAD // (self._block_bytes * kv.shape[0] * 2))
+    def __init__(self, layers: Sequence[Tensor]) -> None:
+        #: Each layer's keys, and its values.
+        self._parts = [part for layer in layers for part in layer]
+        self._num_blocks = len(self._parts[0])
+        block_bytes = [part[0].nbytes for part in self._parts]
+        self._at_once = max(1, _BYTES_AT_ONCE // max(block_bytes))
+        self._ahead = max(2 * self._at_once, _BYTES_AHEAD // sum(block_bytes))
         self._num_used = 0
         self._num_touched = 0
-        #: Of the next round, how many of the layers' keys and values have been touched.
+        #: Of the next round, how many of the parts have been touched.
         self._num_parts = 0
         self._madvise = getattr(ctypes.CDLL(None), "madvise", None)
         if self._madvise is not None:
@@ -91,13 +93,13 @@ class PageToucher:
     def _touch_part(self) -> None:
         """One layer's keys, or values, in the next round of blocks; one thread at a time."""
         end = min(self._num_touched + self._at_once, self._num_blocks)
-        begin = self._kv.data_ptr() + (self._num_parts * self._num_blocks + self._num_touched) * self._block_bytes
-        start = begin - begin % mmap.PAGESIZE
-        num_bytes = begin + (end - self._num_touched) * self._block_bytes - start
+        blocks = self._parts[self._num_parts][self._num_touched : end]
+        start = blocks.data_ptr() - blocks.data_ptr() % mmap.PAGESIZE
+        num_bytes = blocks.data_ptr() + blocks.nbytes - start
         if self._madvise is None or self._madvise(start, num_bytes, _MADV_POPULATE_WRITE):
             # The system cannot, or has no more memory: then the first write fails.
             self._num_touched = self._num_blocks
             return
         self._num_parts += 1
-        if self._num_parts == 2 * len(self._kv):
+        if self._num_parts == len(self._parts):
             self._num_parts, self._num_touched = 0, end

@@ -102,14 +102,14 @@ EVENTLM_EXPORT void eventlm_load_exact(Decoder* decoder, std::int32_t weight, st
   decoder->load_exact(static_cast<eventlm::Weight>(weight), layer, rows, first_row, num_rows);
 }
 
-// starts, counts, tables: of each row; a table has its block numbers. states: of layers that have one, [slots,
-// state_size], else null; then there are of each row its slot, the source, and the number of its copies, which are
-// StateCopy one after the other.
+// starts, counts, tables: of each row; a table has its block numbers. kv: of each layer, null if it has none. states:
+// of layers that have one, [slots, state_size], else null; then there are of each row its slot, the source, and the
+// number of its copies, which are StateCopy one after the other.
 EVENTLM_EXPORT std::int32_t eventlm_forward(Decoder* decoder, const std::int32_t* token_ids, std::int32_t num_rows,
                                             const std::int32_t* starts, const std::int32_t* counts,
-                                            const std::int32_t* const* tables, std::uint8_t* kv, std::int32_t format,
-                                            std::int32_t num_blocks, std::int32_t block_size, float* states,
-                                            std::int64_t state_size, const std::int32_t* slots,
+                                            const std::int32_t* const* tables, std::uint8_t* const* kv,
+                                            std::int32_t format, std::int32_t num_blocks, std::int32_t block_size,
+                                            float* states, std::int64_t state_size, const std::int32_t* slots,
                                             const std::int32_t* sources, const std::int32_t* num_copies,
                                             const eventlm::StateCopy* copies, float* hidden) {
   return run([&] {

@@ -31,15 +31,22 @@ struct AttentionSplit {
 // The first token that a query sees which is the sequence's `limit`th.
 inline int first_visible(int limit, int window) { return window > 0 ? std::max(limit - window, 0) : 0; }
 
-// For the layers with one window. Decodes go over their context in passes of a fixed length, prompts in tiles of
-// queries. Passes begin where the row alone says, in the sub-block of the first token that it sees.
+// For the layers with one window and one shape of heads. Decodes go over their context in passes of a fixed length,
+// prompts in tiles of queries. Passes begin where the row alone says, in the sub-block of the first token that it sees.
 class AttentionPlan {
  public:
-  explicit AttentionPlan(int window) : window(window) {}
+  // Of an `attend`.
+  explicit AttentionPlan(const Instruction& now)
+      : window(now.window), num_heads(now.num_heads), num_kv_heads(now.num_kv_heads), head_dim(now.head_dim) {}
 
-  void make(const std::vector<StepRow>& rows, const Shape& shape, int num_members) {
-    const int group = shape.num_heads / shape.num_kv_heads;
-    const int queries_at_once = std::max(1, most_query_rows(shape.head_dim) / group);
+  bool is_for(const Instruction& now) const {
+    return window == now.window && num_heads == now.num_heads && num_kv_heads == now.num_kv_heads &&
+           head_dim == now.head_dim;
+  }
+
+  void make(const std::vector<StepRow>& rows, int num_members) {
+    const int group = num_heads / num_kv_heads;
+    const int queries_at_once = std::max(1, most_query_rows(head_dim) / group);
     items.clear();
     splits.assign(rows.size(), {0, 0});
     num_partials = 0;
@@ -56,10 +63,10 @@ class AttentionPlan {
         items.push_back({at, first, count, begin, before + count, -1, true});
       }
     }
-    divide(shape.num_kv_heads, num_members);
+    divide(num_members);
   }
 
-  const int window;
+  const int window, num_heads, num_kv_heads, head_dim;
   std::vector<AttentionItem> items;
   std::vector<AttentionSplit> splits;  // of each row
   std::int32_t num_partials = 0;
@@ -88,20 +95,20 @@ class AttentionPlan {
   }
 
   // Puts the longest passes first, so that the threads end together, and divides all into pieces.
-  void divide(int num_heads, int num_members) {
-    const std::size_t num_passes = items.size() * num_heads;
+  void divide(int num_members) {
+    const std::size_t num_passes = items.size() * num_kv_heads;
     auto cost = [](const AttentionItem& item) {
       return static_cast<std::int64_t>(item.num_queries) * (item.end - item.begin);
     };
     std::stable_sort(items.begin(), items.end(),
                      [&](const AttentionItem& a, const AttentionItem& b) { return cost(a) > cost(b); });
     std::int64_t all = 0, taken = 0;
-    for (const AttentionItem& item : items) all += cost(item) * num_heads;
+    for (const AttentionItem& item : items) all += cost(item) * num_kv_heads;
     const std::int64_t most = all / (kPiecesPerMember * num_members);
     first_passes = {0};
     for (std::size_t pass = 1; pass < num_passes; pass++) {
-      taken += cost(items[(pass - 1) / num_heads]);
-      const bool is_full = taken + cost(items[pass / num_heads]) > most;
+      taken += cost(items[(pass - 1) / num_kv_heads]);
+      const bool is_full = taken + cost(items[pass / num_kv_heads]) > most;
       if (is_full || pass - first_passes.back() == kMostPasses) first_passes.push_back(pass), taken = 0;
     }
     first_passes.push_back(num_passes);

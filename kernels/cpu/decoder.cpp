@@ -38,6 +38,12 @@ std::int32_t num_mixed(const Instruction& now) {
 }
 
 bool needs_exact(const Instruction& now) { return now.kind == Kind::route || now.kind == Kind::delta; }
+// Elements of all query heads: inputs of `output`; and of all keys.
+std::size_t query_size(const Instruction& now) { return static_cast<std::size_t>(now.num_heads) * now.head_dim; }
+std::size_t key_size(const Instruction& now) { return static_cast<std::size_t>(now.num_kv_heads) * now.head_dim; }
+
+// Of a row of gates.
+std::size_t gates_size(const Instruction& now) { return now.has_output_gate ? query_size(now) + kLanes : 0; }
 
 bool is_whole(const Instruction& now) { return now.kind == Kind::heads && now.qk_norm == QkNorm::whole; }
 
@@ -49,12 +55,10 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
       program_(program),
       team_(num_threads),
       weights_(shape, program, is_int8, types),
-      num_inputs_(static_cast<std::size_t>(shape.num_heads) * shape.head_dim),
       hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
-      query_stride_(round_up(num_inputs_ / 2, kLanes) + kLanes),
-      raw_stride_(num_inputs_ + static_cast<std::size_t>(shape.num_kv_heads) * shape.head_dim + kLanes),
-      gate_stride_(
-          most_of(program, [](const Instruction& now) { return now.has_output_gate; }) > 0 ? num_inputs_ + kLanes : 0),
+      query_stride_(round_up(most_of(program, query_size) / 2, kLanes) + kLanes),
+      raw_stride_(most_of(program, [](const Instruction& now) { return query_size(now) + key_size(now); }) + kLanes),
+      gate_stride_(most_of(program, gates_size)),
       mixed_stride_(round_up(most_of(program, num_mixed), kPanel) + kLanes),
       has_updates_(
           most_of(program,
@@ -62,7 +66,7 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
       has_raw_heads_(most_of(program, is_whole) > 0),
       has_exact_(most_of(program, needs_exact) > 0),
       normed_(shape.hidden_size, inputs_of(weights_, is_int8)),
-      attended_(std::max<std::size_t>(num_inputs_, most_of(program, num_given)), inputs_of(weights_, is_int8)),
+      attended_(std::max(most_of(program, query_size), most_of(program, num_given)), inputs_of(weights_, is_int8)),
       inner_(most_neurons(program, Kind::activate), inputs_of(weights_, is_int8)),
       routing_(program),
       gathered_(routing_.is_used() ? shape.hidden_size : 0, inputs_of(weights_, is_int8)),
@@ -71,7 +75,7 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
   for (const Instruction& now : program_) {
     first_operations_.push_back(count);
     count += num_operations(now.kind);
-    if (now.kind == Kind::attend) plan_of(now.window);
+    if (now.kind == Kind::attend) plan_of(now);
     if (now.kind == Kind::heads && now.rope >= 0) add_rope(now, cosines[now.rope], sines[now.rope]);
   }
   operations_ = std::vector<Operation>(count);
@@ -95,11 +99,11 @@ void Decoder::add_rope(const Instruction& heads, const float* cosines, const flo
   }
 }
 
-AttentionPlan& Decoder::plan_of(std::int32_t window) {
+AttentionPlan& Decoder::plan_of(const Instruction& attend) {
   for (AttentionPlan& plan : plans_) {
-    if (plan.window == window) return plan;
+    if (plan.is_for(attend)) return plan;
   }
-  return plans_.emplace_back(window);
+  return plans_.emplace_back(attend);
 }
 
 void Decoder::reserve(std::size_t num_tokens) {
@@ -138,8 +142,8 @@ void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>&
   }
   reserve(step.num_tokens);
   for (AttentionPlan& plan : plans_) {
-    plan.make(rows, shape_, team_.size());
-    grow(partials_, static_cast<std::size_t>(plan.num_partials) * shape_.num_heads * (shape_.head_dim + 2));
+    plan.make(rows, team_.size());
+    grow(partials_, static_cast<std::size_t>(plan.num_partials) * plan.num_heads * (plan.head_dim + 2));
   }
   for (Operation& operation : operations_) operation.reset();
   last_ns_ = now_ns();
@@ -174,8 +178,8 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       return norm_raw_heads(operation[1], step, now);
     case Kind::attend:
       attend_all(operation[0], step, now);
-      combine_all(operation[1], step, now, plan_of(now.window));
-      return quantize_rows(operation[2], attended_, num_inputs_, count, Part::attention);
+      combine_all(operation[1], step, now, plan_of(now));
+      return quantize_rows(operation[2], attended_, query_size(now), count, Part::attention);
     case Kind::activate:
       multiply_neurons(operation[0], now, static_cast<int>(count));
       return quantize_rows(operation[1], inner_, now.num_neurons, count, Part::gate_up_proj);
@@ -298,8 +302,8 @@ void Decoder::multiply_neurons(Operation& operation, const Instruction& now, int
 void Decoder::multiply_heads(Operation& operation, const Step& step, const Instruction& heads) {
   alignas(64) float sums[kBlockRows * kMaxHeadDim];
   const Layer& layer = weights_.layers[heads.layer];
-  const KVCache cache = step.kv.layer(heads.layer, shape_.num_kv_heads, shape_.head_dim);
-  const std::size_t panels = round_up(shape_.head_dim, kPanel) / kPanel;
+  const KVCache cache = step.kv.layer(heads.layer, heads.num_kv_heads, heads.head_dim);
+  const std::size_t panels = layer.head_columns() / kPanel;
   const float* bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
   auto put = [&](int row, std::size_t panel, f32x16 left, f32x16 right) {
     if (bias != nullptr)
@@ -317,34 +321,34 @@ void Decoder::multiply_heads(Operation& operation, const Step& step, const Instr
 // have a norm of all heads together wait for it.
 void Decoder::put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                        float* sums) {
-  const int gate = head - shape_.num_heads - 2 * shape_.num_kv_heads;
+  const int gate = head - heads.num_heads - 2 * heads.num_kv_heads;
   if (gate >= 0) {
-    std::copy_n(sums, shape_.head_dim, &gates_[token * gate_stride_ + gate * shape_.head_dim]);
+    std::copy_n(sums, heads.head_dim, &gates_[token * gate_stride_ + gate * heads.head_dim]);
     return;
   }
-  const bool is_value = head >= shape_.num_heads + shape_.num_kv_heads;
+  const bool is_value = head >= heads.num_heads + heads.num_kv_heads;
   if (is_whole(heads) && !is_value) {
-    std::copy_n(sums, shape_.head_dim, &raw_heads_[token * raw_stride_ + head * shape_.head_dim]);
+    std::copy_n(sums, heads.head_dim, &raw_heads_[token * raw_stride_ + head * heads.head_dim]);
     return;
   }
   const Layer& layer = weights_.layers[heads.layer];
-  const Norm& norm = head < shape_.num_heads ? layer.query_norm : layer.key_norm;
+  const Norm& norm = head < heads.num_heads ? layer.query_norm : layer.key_norm;
   turn_and_store(step, heads, cache, token, head, sums, heads.qk_norm == QkNorm::head ? &norm : nullptr);
 }
 
 void Decoder::norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads) {
   if (!is_whole(heads)) return;
   const Layer& layer = weights_.layers[heads.layer];
-  const KVCache cache = step.kv.layer(heads.layer, shape_.num_kv_heads, shape_.head_dim);
+  const KVCache cache = step.kv.layer(heads.layer, heads.num_kv_heads, heads.head_dim);
   auto norm_token = [&](std::size_t token) {
-    float *queries = &raw_heads_[token * raw_stride_], *keys = queries + num_inputs_;
+    float *queries = &raw_heads_[token * raw_stride_], *keys = queries + query_size(heads);
     auto norm_all = [](float* x, const Norm& norm) {
       norm_of(x, norm, norm.weight.size(), [x](std::size_t i, f32x16 values) { store(x + i, values); });
     };
     norm_all(queries, layer.query_norm);
     norm_all(keys, layer.key_norm);
-    for (int head = 0; head < shape_.num_heads + shape_.num_kv_heads; head++) {
-      turn_and_store(step, heads, cache, token, head, queries + head * shape_.head_dim, nullptr);
+    for (int head = 0; head < heads.num_heads + heads.num_kv_heads; head++) {
+      turn_and_store(step, heads, cache, token, head, queries + head * heads.head_dim, nullptr);
     }
   };
   operation.share(step.num_tokens, 1, norm_token, [this] { lap(Part::qkv_proj); });
@@ -352,9 +356,9 @@ void Decoder::norm_raw_heads(Operation& operation, const Step& step, const Instr
 
 void Decoder::turn_and_store(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token,
                              int head, float* sums, const Norm* norm) {
-  const int dim = shape_.head_dim, row = token_rows_[token];
+  const int dim = heads.head_dim, row = token_rows_[token];
   const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
-  const int key_head = head - shape_.num_heads, value_head = key_head - shape_.num_kv_heads;
+  const int key_head = head - heads.num_heads, value_head = key_head - heads.num_kv_heads;
   const int block = step.rows[row].blocks[position / cache.block_size], slot = position % cache.block_size;
   if (value_head >= 0) return cache.put_value(block, value_head, slot, sums);
   Rotation rotation{nullptr, nullptr, 0, false};
@@ -385,9 +389,9 @@ EVENTLM_INLINE void Decoder::put_attended(std::size_t token, std::size_t input, 
 // Passes that a thread takes together ask for the memory of the next before one ends.
 void Decoder::attend_all(Operation& operation, const Step& step, const Instruction& now) {
   AttentionState state;
-  const AttentionPlan& plan = plan_of(now.window);
-  const KVCache cache = step.kv.layer(now.layer, shape_.num_kv_heads, shape_.head_dim);
-  const std::size_t num_heads = shape_.num_kv_heads;
+  const AttentionPlan& plan = plan_of(now);
+  const KVCache cache = step.kv.layer(now.layer, now.num_kv_heads, now.head_dim);
+  const std::size_t num_heads = now.num_kv_heads;
   auto context = [&](std::size_t pass) {
     const AttentionItem& item = plan.items[pass / num_heads];
     return ContextRange{step.rows[item.row].blocks, static_cast<int>(pass % num_heads), item.begin, item.end};
@@ -404,7 +408,7 @@ void Decoder::attend_all(Operation& operation, const Step& step, const Instructi
 
 void Decoder::attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
                           const ContextRange& context, const ContextRange& following, AttentionState& state) {
-  const int group = shape_.num_heads / shape_.num_kv_heads, dim = shape_.head_dim, head = context.head;
+  const int group = now.num_heads / now.num_kv_heads, dim = now.head_dim, head = context.head;
   const StepRow& row = step.rows[item.row];
   const Aligned<float>& sinks = weights_.layers[now.layer].sinks;
   AttentionTile tile{context};
@@ -426,7 +430,7 @@ void Decoder::attend_item(const Step& step, const Instruction& now, const KVCach
     const float sum = sum_of(state.rows[i].sum);
     const int query_head = head * group + i % group;
     if (item.partial >= 0) {
-      float* to = &partials_[(static_cast<std::size_t>(item.partial) * shape_.num_heads + query_head) * (dim + 2)];
+      float* to = &partials_[(static_cast<std::size_t>(item.partial) * now.num_heads + query_head) * (dim + 2)];
       to[0] = state.rows[i].maximum;
       to[1] = sum;
       std::copy_n(from, dim, to + 2);
@@ -440,21 +444,22 @@ void Decoder::attend_item(const Step& step, const Instruction& now, const KVCach
 
 void Decoder::combine_all(Operation& operation, const Step& step, const Instruction& now, const AttentionPlan& plan) {
   if (plan.num_partials == 0) return;
-  const std::size_t num_heads = shape_.num_heads;
+  const std::size_t num_heads = plan.num_heads;
   auto combine_one = [&](std::size_t i) {
     const std::size_t row = i / num_heads;
-    combine(plan.splits[row], step.first_token[row], static_cast<int>(i % num_heads), now.has_output_gate);
+    combine(plan, plan.splits[row], step.first_token[row], static_cast<int>(i % num_heads), now.has_output_gate);
   };
-  operation.share(step.rows.size() * num_heads, num_heads / shape_.num_kv_heads, combine_one,
+  operation.share(step.rows.size() * num_heads, num_heads / plan.num_kv_heads, combine_one,
                   [this] { lap(Part::attention); });
 }
 
 // Passes over parts of one context, put together in their order.
-void Decoder::combine(const AttentionSplit& split, std::size_t token, int head, bool is_gated) {
+void Decoder::combine(const AttentionPlan& plan, const AttentionSplit& split, std::size_t token, int head,
+                      bool is_gated) {
   if (split.num_partials == 0) return;
-  const int dim = shape_.head_dim;
+  const int dim = plan.head_dim;
   auto part = [&](int number) {
-    return &partials_[(static_cast<std::size_t>(split.first_partial + number) * shape_.num_heads + head) * (dim + 2)];
+    return &partials_[(static_cast<std::size_t>(split.first_partial + number) * plan.num_heads + head) * (dim + 2)];
   };
   float maximum = -INFINITY, sum = 0;
   for (int number = 0; number < split.num_partials; number++) maximum = std::max(maximum, part(number)[0]);

@@ -105,7 +105,7 @@ class Decoder {
   struct Step;
 
   void add_rope(const Instruction& heads, const float* cosines, const float* sines);
-  AttentionPlan& plan_of(std::int32_t window);
+  AttentionPlan& plan_of(const Instruction& attend);
   void reserve(std::size_t num_tokens);
   void run_program(const Step& step);
   void run(const Step& step, const Instruction& now, Operation* operation);
@@ -138,7 +138,7 @@ class Decoder {
   void attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
                    const ContextRange& context, const ContextRange& following, AttentionState& state);
   void combine_all(Operation& operation, const Step& step, const Instruction& now, const AttentionPlan& plan);
-  void combine(const AttentionSplit& split, std::size_t token, int head, bool is_gated);
+  void combine(const AttentionPlan& plan, const AttentionSplit& split, std::size_t token, int head, bool is_gated);
   void change_logits(std::size_t panel, f32x16& left, f32x16& right) const;
   template <class Put, class Then>
   void multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then);
@@ -151,7 +151,6 @@ class Decoder {
   Team team_;
   Weights weights_;
 
-  const std::size_t num_inputs_;  // of `output` behind attention: query heads times their size
   // Of one step. Rows of the residual stream, padded to whole panels, and of heads have a line more, so that they do
   // not lie a power of two apart. Few programs have updates, queries and keys that wait for a norm, gates behind
   // attention, or inputs of convolutions.
@@ -163,11 +162,10 @@ class Decoder {
   Routing routing_;
   // What is normed, not rounded, for matrices that are float32.
   Aligned<float> exact_;
-  // With experts: the inputs of experts, and what their neurons give, by slot; what
-  // multiplies the shared part of each row.
+  // With experts: their inputs, and what their neurons give, by slot; what multiplies the shared part of each row.
   RowBuffer gathered_, passed_;
   std::vector<float> shared_scales_;
-  std::vector<AttentionPlan> plans_;  // of each different window
+  std::vector<AttentionPlan> plans_;  // of each window and shape of heads
   std::vector<std::int32_t> token_rows_;
   // The best token of each piece of a row's logits.
   Aligned<Best> winners_;

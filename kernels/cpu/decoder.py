@@ -47,6 +47,21 @@ class DecoderRow(NamedTuple):
     block_table: array[int]
 
 
+class KVLayers:
+    """Keys and values, by layer: [2, blocks, key-value heads, block size, W] of each, keys first.
+
+    W is head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only a decoder knows how it
+    lays out what it stores there. None: of a layer without any.
+    """
+
+    def __init__(self, layers: Sequence[Tensor | None]) -> None:
+        self._layers = [layer for layer in layers if layer is not None]
+        _, self.num_blocks, _, self.block_size, _ = self._layers[0].shape
+        self.format = _KV_DTYPES.index(self._layers[0].dtype)
+        #: Where each begins.
+        self.addresses = array("Q", [0 if layer is None else layer.data_ptr() for layer in layers])
+
+
 class DrawRows(NamedTuple):
     """How S rows draw: greedily where the temperature is 0, else with noise.
 
@@ -178,16 +193,13 @@ class CpuDecoder:
         return numbers
 
     def forward(
-        self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: Tensor, states: StepStates = NO_STATES
+        self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: KVLayers, states: StepStates = NO_STATES
     ) -> Tensor:
         """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.
 
-        token_ids_T: the rows' tokens, one row after the other. kv: [layers, 2, blocks, key-value heads, block
-        size, W] with W = head_dim of bfloat16, or head_dim + 4 bytes, int8 for integers and uint8 for fp8; only this
-        decoder knows how it lays out what it stores there. states: of a model whose layers have any, as many rows.
-        How it lays them out only this decoder knows either.
+        token_ids_T: the rows' tokens, one row after the other. states: of a model whose layers have any, as many rows.
+        How a state lies in its slot only this decoder knows.
         """
-        _, _, num_blocks, _, block_size, _ = kv.shape
         # Arrays, for a step of a small model comes by here a hundred times a second with all of this out of the
         # processor's caches, and numpy's ways are longer.
         starts, counts, tables = zip(*rows, strict=True)
@@ -203,10 +215,10 @@ class CpuDecoder:
             starts_R,
             counts_R,
             tables_R,
-            kv.data_ptr(),
-            _KV_DTYPES.index(kv.dtype),
-            num_blocks,
-            block_size,
+            kv.addresses.buffer_info()[0],
+            kv.format,
+            kv.num_blocks,
+            kv.block_size,
             states.memory.data_ptr() if states.rows else None,
             states.memory.shape[1],
             *(values.buffer_info()[0] for values in state_rows),

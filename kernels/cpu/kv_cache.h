@@ -17,7 +17,7 @@
 namespace eventlm {
 
 constexpr int kSubBlock = 16;
-constexpr int kMaxHeadDim = 256;
+constexpr int kMaxHeadDim = 512;
 
 enum class KVFormat : std::int32_t { bf16, int8, fp8 };
 
@@ -173,17 +173,16 @@ struct KVCache {
   }
 };
 
-// All layers', keys first.
+// All layers', of each its keys and then its values.
 struct KVStorage {
-  std::uint8_t* bytes;
+  std::uint8_t* const* layers;
   KVFormat format;
   int num_blocks, block_size;
 
   KVCache layer(int number, int num_kv_heads, int head_dim) const {
     const std::size_t size =
         static_cast<std::size_t>(num_blocks) * num_kv_heads * block_size * KVCache::token_bytes(format, head_dim);
-    std::uint8_t* keys = bytes + 2 * number * size;
-    return {keys, keys + size, format, num_kv_heads, block_size, head_dim};
+    return {layers[number], layers[number] + size, format, num_kv_heads, block_size, head_dim};
   }
 };
 

@@ -27,7 +27,7 @@ SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
 _INTERFACE = 7
 _LANES = 16
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _MAX_GROUP = 32
 #: Of a convolution; and a multiple of what it must have, as the value heads of the delta rule.
 _MAX_TAPS, _CHANNELS = 8, 32
@@ -86,9 +86,6 @@ class NativeShape(ctypes.Structure):
                 "vocab_size",
                 "hidden_size",
                 "num_layers",
-                "num_heads",
-                "num_kv_heads",
-                "head_dim",
                 "max_positions",
                 "is_tied",
                 "is_layer_norm",
@@ -111,6 +108,9 @@ class Instruction(ctypes.Structure):
                 "num_neurons",
                 "activation",
                 "is_gated",
+                "num_heads",
+                "num_kv_heads",
+                "head_dim",
                 "qk_norm",
                 "rope",
                 "rotary_dim",
@@ -147,14 +147,14 @@ class NativeModel(NamedTuple):
 
 def unsupported(model: NativeModel, block_size: int) -> str:
     """Why the compiled decoder cannot run a model; empty if it can."""
-    shape = model.shape
-    group = shape.num_heads // shape.num_kv_heads
-    if shape.head_dim % _LANES or shape.head_dim > _MAX_HEAD_DIM:
-        return f"heads of {shape.head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
-    if shape.hidden_size % _LANES:
-        return f"a hidden size of {shape.hidden_size} is not a multiple of {_LANES}"
-    if group > _MAX_GROUP:
-        return f"{group} query heads share a key"
+    if model.shape.hidden_size % _LANES:
+        return f"a hidden size of {model.shape.hidden_size} is not a multiple of {_LANES}"
+    for attention in (each for each in model.instructions if each.num_kv_heads):
+        if attention.head_dim % _LANES or attention.head_dim > _MAX_HEAD_DIM:
+            return f"heads of {attention.head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
+        group = attention.num_heads // attention.num_kv_heads
+        if group > _MAX_GROUP:
+            return f"{group} query heads share a key"
     if block_size % SUB_BLOCK:
         return f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
     return next(filter(None, map(_unsupported_state, model.instructions)), "")

@@ -7,7 +7,7 @@
 namespace eventlm {
 
 struct Shape {
-  std::int32_t vocab_size, hidden_size, num_layers, num_heads, num_kv_heads, head_dim, max_positions;
+  std::int32_t vocab_size, hidden_size, num_layers, max_positions;
   std::int32_t is_tied;        // the embedding is the output matrix
   std::int32_t is_layer_norm;  // norms subtract the mean, else they are of root mean squares
   float eps;
@@ -80,6 +80,7 @@ struct Instruction {
   Activation activation;
   std::int32_t is_gated;
   // Of `heads` and `attend`.
+  std::int32_t num_heads, num_kv_heads, head_dim;
   QkNorm qk_norm;
   std::int32_t rope;  // number of its tables; -1: none
   std::int32_t rotary_dim, is_interleaved;

@@ -25,7 +25,6 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
   std::map<std::tuple<Weight, int, int>, PackedType> type_of;
   for (const TypedWeight& one : types) type_of[{one.weight, one.layer, one.expert}] = one.type;
   const std::size_t hidden = shape.hidden_size;
-  const std::size_t heads = static_cast<std::size_t>(shape.num_heads) * shape.head_dim;
   std::vector<Matrix*> matrices;
   auto shaped = [&](Matrix& matrix, std::size_t num_out, std::size_t num_in, int layer, int expert,
                     std::initializer_list<std::pair<Weight, std::size_t>> weights) {
@@ -65,18 +64,20 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     Layer& layer = layers[now.layer];
     if (now.kind == Kind::norm || now.kind == Kind::add_normed) set(layer.norm(now.weight), hidden);
     if (now.kind == Kind::heads) {
-      const std::size_t head = round_up(shape.head_dim, kPanel), kv_size = shape.num_kv_heads * head;
-      const std::size_t query_size = shape.num_heads * head, gate_size = now.has_output_gate ? query_size : 0;
-      shaped(layer.qkv, query_size + 2 * kv_size + gate_size, hidden, now.layer, -1,
-             {{Weight::query, query_size},
-              {Weight::key, kv_size},
-              {Weight::value, kv_size},
-              {Weight::output_gate, gate_size}});
+      layer.num_heads = now.num_heads, layer.num_kv_heads = now.num_kv_heads, layer.head_dim = now.head_dim;
+      const std::size_t heads = layer.num_heads * layer.head_dim,
+                        kv_columns = layer.num_kv_heads * layer.head_columns(),
+                        gate_columns = now.has_output_gate ? layer.first_key() : 0;
+      shaped(layer.qkv, layer.first_gate() + gate_columns, hidden, now.layer, -1,
+             {{Weight::query, layer.first_key()},
+              {Weight::key, kv_columns},
+              {Weight::value, kv_columns},
+              {Weight::output_gate, gate_columns}});
       shaped(layer.output, hidden, heads, now.layer, -1, {{Weight::output, hidden}});
       const bool is_whole = now.qk_norm == QkNorm::whole;
       if (now.qk_norm != QkNorm::none) {
-        set(layer.query_norm, is_whole ? heads : shape.head_dim);
-        set(layer.key_norm, is_whole ? heads / shape.num_heads * shape.num_kv_heads : shape.head_dim);
+        set(layer.query_norm, is_whole ? heads : layer.head_dim);
+        set(layer.key_norm, is_whole ? layer.num_kv_heads * layer.head_dim : layer.head_dim);
       }
     }
     if (now.kind == Kind::convolve) {
@@ -127,16 +128,13 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
 Weights::~Weights() { munmap(arena_, arena_bytes_); }
 
 Weights::Place Weights::place_of(Weight weight, int layer_number, int expert) {
-  const std::size_t head_columns = round_up(shape_.head_dim, kPanel);
-  const std::size_t first_key = shape_.num_heads * head_columns;
-  const std::size_t first_value = first_key + shape_.num_kv_heads * head_columns;
   Layer& layer = layers[layer_number];
   Neurons& part = layer.neurons(expert);
-  auto place = [](Matrix& matrix, int part = 0, std::size_t first = 0, Columns columns = Columns::plain) {
+  auto place = [&layer](Matrix& matrix, int part = 0, std::size_t first = 0, Columns columns = Columns::plain) {
     const bool has_codes = matrix.num_parts > 0;
     // Gate and up do not share panels of codes.
     if (has_codes && columns != Columns::heads) columns = Columns::plain;
-    return Place{&matrix, part, has_codes ? 0 : first, columns};
+    return Place{&matrix, part, has_codes ? 0 : first, columns, layer.head_dim};
   };
   switch (weight) {
     case Weight::embedding:
@@ -146,11 +144,11 @@ Weights::Place Weights::place_of(Weight weight, int layer_number, int expert) {
     case Weight::query:
       return place(layer.qkv, 0, 0, Columns::heads);
     case Weight::key:
-      return place(layer.qkv, 1, first_key, Columns::heads);
+      return place(layer.qkv, 1, layer.first_key(), Columns::heads);
     case Weight::value:
-      return place(layer.qkv, 2, first_value, Columns::heads);
+      return place(layer.qkv, 2, layer.first_value(), Columns::heads);
     case Weight::output_gate:
-      return place(layer.qkv, 3, first_value + shape_.num_kv_heads * head_columns, Columns::heads);
+      return place(layer.qkv, 3, layer.first_gate(), Columns::heads);
     case Weight::mixed:
       return place(layer.mixed);
     case Weight::delta_gate:
@@ -176,7 +174,7 @@ void Weights::share_rows(Team& team, const Place& place, std::size_t first_row, 
     packing.share((num_rows + kRowsPackedAtOnce - 1) / kRowsPackedAtOnce, 1, [&](std::size_t piece) {
       const std::size_t begin = piece * kRowsPackedAtOnce, end = std::min(begin + kRowsPackedAtOnce, num_rows);
       for (std::size_t row = begin; row < end; row += at_once) {
-        const std::size_t at = place.first + Matrix::column(place.columns, first_row + row, shape_.head_dim);
+        const std::size_t at = place.first + Matrix::column(place.columns, first_row + row, place.head_dim);
         pack(row, std::min(at_once, end - row), at, *place.matrix, place.matrix->parts[place.part]);
       }
     });
@@ -221,11 +219,9 @@ void Weights::load_exact(Weight weight, int layer_number, const float* rows, std
 }
 
 void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int expert, const float* source) {
-  const std::size_t heads = static_cast<std::size_t>(shape_.num_heads) * shape_.head_dim;
-  const std::size_t kv_heads = static_cast<std::size_t>(shape_.num_kv_heads) * shape_.head_dim;
-  const std::size_t head_columns = round_up(shape_.head_dim, kPanel);
-  const std::size_t first_key = shape_.num_heads * head_columns;
-  const std::size_t first_value = first_key + shape_.num_kv_heads * head_columns;
+  Layer& layer = layers[layer_number];
+  Neurons& neurons = layer.neurons(expert);
+  const std::size_t kv_size = layer.num_kv_heads * layer.head_dim;
   auto all = [&](Aligned<float>& to, std::size_t size) {
     to.assign(round_up(size, kPanel), 0.0f);
     std::copy_n(source, size, to.data());
@@ -234,12 +230,10 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int exp
   auto norm = [&](Norm& to) { (is_bias ? to.bias : to.weight).assign(source, source + to.weight.size()); };
   auto part = [&](Aligned<float>& to, const Matrix& whole, std::size_t size, std::size_t first, Columns columns) {
     to.resize(round_up(whole.num_out, kPanel));
-    for (std::size_t i = 0; i < size; i++) to[first + Matrix::column(columns, i, shape_.head_dim)] = source[i];
+    for (std::size_t i = 0; i < size; i++) to[first + Matrix::column(columns, i, layer.head_dim)] = source[i];
   };
   if (weight == Weight::final_norm) return norm(final_norm);
   if (weight == Weight::lm_head) return all(head_bias, shape_.vocab_size);
-  Layer& layer = layers[layer_number];
-  Neurons& neurons = layer.neurons(expert);
   switch (weight) {
     case Weight::attention_norm:
     case Weight::attention_out_norm:
@@ -251,13 +245,13 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int exp
     case Weight::key_norm:
       return norm(layer.key_norm);
     case Weight::sinks:
-      return all(layer.sinks, shape_.num_heads);
+      return all(layer.sinks, layer.num_heads);
     case Weight::query:
-      return part(layer.qkv_bias, layer.qkv, heads, 0, Columns::heads);
+      return part(layer.qkv_bias, layer.qkv, layer.num_heads * layer.head_dim, 0, Columns::heads);
     case Weight::key:
-      return part(layer.qkv_bias, layer.qkv, kv_heads, first_key, Columns::heads);
+      return part(layer.qkv_bias, layer.qkv, kv_size, layer.first_key(), Columns::heads);
     case Weight::value:
-      return part(layer.qkv_bias, layer.qkv, kv_heads, first_value, Columns::heads);
+      return part(layer.qkv_bias, layer.qkv, kv_size, layer.first_value(), Columns::heads);
     case Weight::output:
       return all(layer.output_bias, shape_.hidden_size);
     case Weight::gate:

@@ -26,6 +26,7 @@ struct Neurons {
 struct Layer {
   // Each head of queries, then keys, then values, then gates begins a panel.
   Matrix qkv, output;
+  std::size_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
   // What all tokens pass, which a layer with experts may not have, and what some do.
   Neurons dense;
   std::vector<Neurons> experts;
@@ -43,6 +44,12 @@ struct Layer {
   Norm norms[4];
   Norm query_norm, key_norm;
   Aligned<float> qkv_bias, output_bias, sinks;
+
+  // Columns of `qkv` that a head takes, and where keys, values and gates begin.
+  std::size_t head_columns() const { return round_up(head_dim, kPanel); }
+  std::size_t first_key() const { return num_heads * head_columns(); }
+  std::size_t first_value() const { return first_key() + num_kv_heads * head_columns(); }
+  std::size_t first_gate() const { return first_value() + num_kv_heads * head_columns(); }
 
   Norm& norm(Weight weight) { return norms[static_cast<int>(weight) - static_cast<int>(Weight::attention_norm)]; }
   // Of an expert, or of what all tokens pass if it is -1.
@@ -88,12 +95,14 @@ class Weights {
   bool has_codes = false;
 
  private:
-  // The matrix that a weight is a part of: the number of the part if it is of codes, and the columns in either.
+  // The matrix that a weight is a part of: the number of the part if it is of codes, and the columns in either, which
+  // may depend on the size of heads.
   struct Place {
     Matrix* matrix;
     int part;
     std::size_t first;
     Columns columns;
+    std::size_t head_dim;
   };
 
   Place place_of(Weight weight, int layer, int expert);

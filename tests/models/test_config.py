@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eventlm.errors import CheckpointError
 from eventlm.models.config import kv_bytes_per_token, model_fingerprint, read_model, resolve_dtype
@@ -110,6 +111,10 @@ def test_kv_bytes_and_dtype(tmp_path: Path) -> None:
     assert resolve_dtype(config, "auto") == "bfloat16"
     assert resolve_dtype(config, "float32") == "float32"
     assert kv_bytes_per_token(config, "bfloat16") == 2 * 3 * 2 * 8 * 2
+    assert kv_bytes_per_token(config, "int8") == 2 * 3 * 2 * (8 + 4)
+    wide = structs.replace(config.attention, num_kv_heads=4, head_dim=16)
+    config = structs.replace(config, layers=(*config.layers, structs.replace(config.layers[0], attention=wide)))
+    assert kv_bytes_per_token(config, "bfloat16") == 2 * (3 * 2 * 8 + 4 * 16) * 2
     with pytest.raises(CheckpointError, match="float64"):
         resolve_dtype(config, "float64")
 
@@ -118,8 +123,8 @@ def test_kv_bytes_and_dtype(tmp_path: Path) -> None:
     ("changes", "parts"),
     [
         (
-            {"architectures": ["Qwen3_5ForCausalLM"]},
-            ["architecture 'Qwen3_5ForCausalLM' is not", "near it are Qwen3ForCausalLM, Qwen2", "docs/models.md"],
+            {"architectures": ["Qwen3_7ForCausalLM"]},
+            ["architecture 'Qwen3_7ForCausalLM' is not", "near it are Qwen3_5ForCausalLM", "docs/models.md"],
         ),
         ({"architectures": ["x" * 99_999]}, ["xx' is not supported (docs/models.md has all that are)"]),
         ({"architectures": None}, ["architectures is missing; add it", '["LlamaForCausalLM"]', "docs/models.md"]),

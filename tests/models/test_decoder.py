@@ -386,7 +386,7 @@ def test_routers_stay_in_float32() -> None:
     model = MODELS["experts in groups"]
     decoder = decoder_of(model, random_weights(model), torch.bfloat16)
     kept = {key.name for key, weight in decoder.weights.items() if weight.dtype == torch.float32}
-    assert kept == set(FLOAT32_WEIGHTS)
+    assert kept == {key.name for key in decoder.weights if key.name in FLOAT32_WEIGHTS}
 
 
 @pytest.mark.parametrize("name", ["experts", "experts in groups"])

@@ -76,6 +76,12 @@ def test_experts_are_not_plain() -> None:
     assert structs.replace(layer, feed_forward=shared).dense == FeedForwardSpec(size=7)
 
 
+def test_heads_that_differ_are_not_plain() -> None:
+    for changes in ({"num_kv_heads": 4}, {"num_heads": 8}):
+        other = structs.replace(LAYER, attention=structs.replace(ATTENTION, **changes))
+        assert why_not_plain(structs.replace(MODEL, layers=(LAYER, other))) == "heads that differ by layer"
+
+
 def test_ropes_that_differ_are_not_plain() -> None:
     other = structs.replace(LAYER, attention=structs.replace(ATTENTION, rope=structs.replace(ROPE, theta=5.0)))
     assert why_not_plain(structs.replace(MODEL, layers=(LAYER, other))) == "rotary embeddings that differ by layer"

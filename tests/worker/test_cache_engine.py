@@ -8,7 +8,7 @@ import torch
 from msgspec import structs
 
 from eventlm.kernels.paged_attention import AttentionRow, paged_attention, plan_attention
-from eventlm.models.config import read_model
+from eventlm.models.config import kv_bytes_per_token, read_model
 from eventlm.worker.cache_engine import CacheEngine
 from tests.checkpoints import make_checkpoint
 
@@ -21,10 +21,11 @@ BLOCK_SIZE = 4
 def test_each_layer_attends_by_its_own_spec(tmp_path: Path, kv_dtype: str) -> None:
     model = read_model(make_checkpoint(tmp_path))
     changes = [{}, {"window": 6}, {"soft_cap": 2.0, "scale": 0.5}, {"window": 3, "has_sinks": True}]
+    changes.append({"num_kv_heads": 4, "head_dim": 8, "window": 6})
     layers = [structs.replace(model.layers[0], attention=structs.replace(model.attention, **each)) for each in changes]
     model = structs.replace(model, layers=tuple(layers))
     generator = torch.Generator().manual_seed(0)
-    sinks = [None, None, None, torch.randn(model.num_heads, generator=generator)]
+    sinks = [None, None, None, torch.randn(model.num_heads, generator=generator), None]
     cache = CacheEngine(
         model,
         block_size=BLOCK_SIZE,
@@ -43,13 +44,14 @@ def test_each_layer_attends_by_its_own_spec(tmp_path: Path, kv_dtype: str) -> No
     attention = cache.attention(torch.from_numpy(np.concatenate(slots)).long(), rows, sinks)
     for number, (layer, sinks_H) in enumerate(zip(layers, sinks, strict=True)):
         spec = layer.attention
-        q = torch.randn(15, model.num_heads, model.head_dim, generator=generator)
-        k, v = torch.randn(2, 15, model.num_kv_heads, model.head_dim, generator=generator)
+        q = torch.randn(15, spec.num_heads, spec.head_dim, generator=generator)
+        k, v = torch.randn(2, 15, *spec.kv_shape, generator=generator)
         found = attention(number, q, k, v)
-        groups = plan_attention(rows, cache.kv[number], torch.float32, [spec.window])
+        kv = cache.stored[number]
+        groups = plan_attention(rows, kv, torch.float32, [spec.window])
         expected = paged_attention(
             q,
-            cache.kv[number],
+            kv,
             groups,
             scale=spec.scale,
             window=spec.window,
@@ -58,5 +60,14 @@ def test_each_layer_attends_by_its_own_spec(tmp_path: Path, kv_dtype: str) -> No
         )
         assert torch.equal(found, expected)
         # Nothing but the values of the step has been stored.
-        assert cache.kv[number].count_nonzero() > 0
-        assert not cache.kv[number + 1 :].any()
+        assert kv.count_nonzero() > 0
+        assert not any(each.any() for each in cache.stored[number + 1 :])
+    assert cache.token_bytes == kv_bytes_per_token(model, kv_dtype)
+    # Nothing of them is cleared but what is asked for.
+    before = cache.kv.count_nonzero()
+    cache.clear_slots(torch.tensor(slots[1][:2]).long())
+    cleared = before - cache.kv.count_nonzero()
+    assert 0 < cleared <= 2 * cache.token_bytes
+    blocks = tables[2][:2].tolist()
+    cache.clear(max(blocks) + 1)
+    assert not any(each[:, blocks].any() for each in cache.stored)

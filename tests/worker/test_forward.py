@@ -102,7 +102,7 @@ def test_a_block_size_that_it_cannot(checkpoint: Path) -> None:
 
 def test_heads_that_it_cannot(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path, Shape(head_dim=24))
-    assert backend(folder) == ("torch_sdpa_gather", ["heads of 24 are not a multiple of 16 up to 256"])
+    assert backend(folder) == ("torch_sdpa_gather", ["heads of 24 are not a multiple of 16 up to 512"])
 
 
 def test_no_build(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

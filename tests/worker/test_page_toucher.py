@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import threading
 from pathlib import Path
@@ -38,7 +39,7 @@ def test_blocks_that_come_next_have_their_memory() -> None:
     kv = host_memory.zeros(SHAPE, torch.bfloat16)
     assert kv[0, 0, 0].nbytes == BLOCK_BYTES
     assert resident(kv).mean() < 0.1
-    toucher = PageToucher(kv)
+    toucher = PageToucher(list(kv))
     toucher.begin()
     toucher.wait()
     assert resident(kv)[:, :8].all()
@@ -54,7 +55,7 @@ def test_blocks_that_come_next_have_their_memory() -> None:
 def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventlm.worker.page_toucher._BYTES_AHEAD", 40 * 6 * BLOCK_BYTES)
     kv = host_memory.zeros(SHAPE, torch.bfloat16)
-    toucher = PageToucher(kv)
+    toucher = PageToucher(list(kv))
     toucher.begin()
     toucher.wait()
     num_times = 0
@@ -74,7 +75,7 @@ def test_while_there_is_time_more_is_touched(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_page_is_touched_by_two_threads_and_neither_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    toucher = PageToucher(host_memory.zeros(SHAPE, torch.bfloat16))
+    toucher = PageToucher(list(host_memory.zeros(SHAPE, torch.bfloat16)))
     may_go, callers, returned = threading.Event(), [], []
 
     def madvise(*_: int) -> int:
@@ -96,7 +97,7 @@ def test_no_page_is_touched_by_two_threads_and_neither_waits(
 
 
 def test_steps_have_the_thread_beside_them_when_it_is_needed() -> None:
-    toucher = PageToucher(host_memory.zeros(SHAPE, torch.bfloat16))
+    toucher = PageToucher(list(host_memory.zeros(SHAPE, torch.bfloat16)))
     toucher.begin()
     toucher.wait()
     first = toucher._thread
@@ -117,12 +118,35 @@ def test_steps_have_the_thread_beside_them_when_it_is_needed() -> None:
     assert toucher._num_touched == 32
 
 
+def test_layers_of_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger ones say how many blocks are touched at once; all of them are."""
+    touched: list[tuple[int, int]] = []
+
+    def madvise(start: int, num_bytes: int, _: int) -> int:
+        touched.append((start, num_bytes))
+        return 0
+
+    layers = [host_memory.zeros((2, 12, heads, 16, 2048), torch.bfloat16) for heads in (4, 8)]
+    toucher = PageToucher(layers)
+    monkeypatch.setattr(toucher, "_madvise", madvise)
+    while toucher.touch_some():
+        pass
+    assert len(touched) == 4 * 3
+    for layer in layers:
+        for part in layer:
+            begin, end = part.data_ptr(), part.data_ptr() + part.nbytes
+            own = [(start, size) for start, size in touched if begin <= start + size - 1 < end]
+            assert own[0][0] <= begin
+            assert own[-1][0] + own[-1][1] == end
+            assert all(start + size >= after for (start, size), (after, _) in itertools.pairwise(own))
+
+
 @pytest.mark.parametrize("name", ["", "madvise"])
 def test_a_system_that_cannot_is_no_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It does not know what is asked, or has no such call."""
     monkeypatch.setattr("eventlm.worker.page_toucher._MADV_POPULATE_WRITE", 12345)
     kv = host_memory.zeros(SHAPE, torch.bfloat16)
-    toucher = PageToucher(kv)
+    toucher = PageToucher(list(kv))
     if name:
         monkeypatch.setattr(toucher, "_madvise", None)
     toucher.begin()

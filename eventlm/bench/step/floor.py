@@ -111,14 +111,17 @@ def step_work(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
         num_bytes = model.weight_bytes[part] * number // stored[part]
         is_int8 = model.is_int8 and part != _ROUTER
         work[part] = StepWork(num_bytes, 0, num_ops) if is_int8 else StepWork(num_bytes, num_ops)
+    num_stored = sum(math.prod(layer.kv_shape) for layer in config.layers if layer.kv_shape is not None)
     work["attention"] = total(
         StepWork(
-            num_layers * shape.kv_tokens(window) * model.kv_token_bytes // config.num_layers,
+            num_layers * shape.kv_tokens(window) * model.kv_token_bytes * math.prod(kv_shape) // num_stored,
             # A score and a weighted value for each pair.
-            4 * num_layers * config.num_heads * config.head_dim * shape.num_pairs(window),
+            4 * num_layers * num_heads * kv_shape.head_dim * shape.num_pairs(window),
         )
-        for window, num_layers in Counter(
-            layer.attention.window for layer in config.layers if layer.attention is not None
+        for (window, num_heads, kv_shape), num_layers in Counter(
+            (each.window, each.num_heads, each.kv_shape)
+            for each in (layer.attention for layer in config.layers)
+            if each is not None
         ).items()
     )
     work["rotary"] = StepWork(shape.num_tokens * model.kv_token_bytes, 0)

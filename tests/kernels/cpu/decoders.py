@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.config import read_model
@@ -221,12 +221,15 @@ class CompiledDecoder:
             self.decoder = load_cpu_decoder(
                 source, build, quantization=quantization, max_positions=MAX_POSITIONS, num_threads=num_threads
             )
-        shape = (model.num_layers, 2, num_blocks, model.num_kv_heads, block_size)
-        if kv_dtype == "bfloat16":
-            self._kv = torch.full((*shape, model.head_dim), torch.nan, dtype=torch.bfloat16)
-        else:
-            garbage = torch.full((*shape, model.head_dim + SCALE_BYTES), 0xFF, dtype=torch.uint8)
-            self._kv = garbage.view(STORED_DTYPES[kv_dtype])
+        layers = []
+        for num_heads, head_dim in (layer.attention.kv_shape for layer in model.layers):
+            shape = (2, num_blocks, num_heads, block_size)
+            if kv_dtype == "bfloat16":
+                layers.append(torch.full((*shape, head_dim), torch.nan, dtype=torch.bfloat16))
+            else:
+                garbage = torch.full((*shape, head_dim + SCALE_BYTES), 0xFF, dtype=torch.uint8)
+                layers.append(garbage.view(STORED_DTYPES[kv_dtype]))
+        self._kv = KVLayers(layers)
         self._block_size = block_size
 
     def step(self, sequences: Sequence[Sequence[int]], tables: Sequence[list[int]], pieces: Sequence[Piece]) -> Tensor:

@@ -49,9 +49,10 @@ void Team::run(const std::function<void()>& work) noexcept {
 
 constexpr int kTokens = 1040, kBlocks = kTokens / 16, kRows = 30;
 // 80 inputs are no whole blocks of 64.
-constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 2, .num_heads = 2, .num_kv_heads = 1,
-                          .head_dim = 32, .max_positions = kTokens, .is_tied = 1, .is_layer_norm = 0, .eps = 1e-5f,
-                          .logits_multiplier = 0.5f, .logits_soft_cap = 30};
+constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 2, .max_positions = kTokens,
+                          .is_tied = 1, .is_layer_norm = 0, .eps = 1e-5f, .logits_multiplier = 0.5f,
+                          .logits_soft_cap = 30};
+constexpr int kHeadDim = 32;
 
 // A plain layer, and one of other operations.
 std::vector<Instruction> make_program() {
@@ -59,6 +60,7 @@ std::vector<Instruction> make_program() {
   auto add = [&](Kind kind, int layer, Weight weight = {}) -> Instruction& {
     Instruction now = {};
     now.kind = kind, now.layer = layer, now.weight = weight, now.multiplier = 1, now.score_divisor = 5;
+    if (kind == Kind::heads || kind == Kind::attend) now.num_heads = 2, now.num_kv_heads = 1, now.head_dim = kHeadDim;
     return program.emplace_back(now);
   };
   add(Kind::embed, 0);
@@ -96,7 +98,7 @@ std::vector<Instruction> make_program() {
 
 int count_inside(Inputs inputs, KVFormat format) {
   const std::vector<bf16> ones(kShape.vocab_size * kShape.hidden_size, 0x3f80);
-  const std::vector<float> angles(kTokens * kShape.head_dim / 2, 0.5f);
+  const std::vector<float> angles(kTokens * kHeadDim / 2, 0.5f);
   const float* tables[] = {angles.data(), angles.data()};
   std::vector<TypedWeight> types;
   if (inputs == Inputs::packed) types.push_back({Weight::output, 0, -1, PackedType::q4_1});
@@ -118,10 +120,11 @@ int count_inside(Inputs inputs, KVFormat format) {
   const std::vector<std::int32_t> ids(kTokens, 99);
   std::vector<std::int32_t> blocks;
   for (int block = 0; block < kBlocks; block++) blocks.push_back(block);
-  std::vector<std::uint8_t> kv(2 * kShape.num_layers * kTokens * KVCache::token_bytes(format, kShape.head_dim));
+  std::vector<std::uint8_t> kv(2 * kTokens * KVCache::token_bytes(format, kHeadDim)), second = kv;
+  std::uint8_t* layers[] = {kv.data(), second.data()};
   std::vector<float> hidden(kTokens * kShape.hidden_size), logits(kRows * kShape.vocab_size);
   auto run = [&](int start, int count) {
-    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {kv.data(), format, kBlocks, 16}, hidden.data());
+    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {layers, format, kBlocks, 16}, hidden.data());
   };
   run(0, kTokens - 1);
   run(kTokens - 1, 1);

@@ -214,15 +214,17 @@ def test_what_is_not_supported(folders: dict[str, Path]) -> None:
     def shape(**changes: int) -> NativeModel:
         changed = native_model(config, 64)
         for name, value in changes.items():
-            setattr(changed.shape, name, value)
+            for part in (changed.shape, *changed.instructions):
+                if getattr(part, name, 0):
+                    setattr(part, name, value)
         return changed
 
     assert unsupported(shape(), 16) == ""
     assert unsupported(shape(vocab_size=1), 512) == ""
     assert unsupported(shape(), 4) == "blocks of 4 tokens are not a multiple of 16"
     assert unsupported(shape(), 24) == "blocks of 24 tokens are not a multiple of 16"
-    assert unsupported(shape(head_dim=24), 16) == "heads of 24 are not a multiple of 16 up to 256"
-    assert unsupported(shape(head_dim=272), 16) == "heads of 272 are not a multiple of 16 up to 256"
+    assert unsupported(shape(head_dim=24), 16) == "heads of 24 are not a multiple of 16 up to 512"
+    assert unsupported(shape(head_dim=528), 16) == "heads of 528 are not a multiple of 16 up to 512"
     assert unsupported(shape(hidden_size=72), 16) == "a hidden size of 72 is not a multiple of 16"
     assert unsupported(shape(num_heads=66, num_kv_heads=2), 16) == "33 query heads share a key"
 

@@ -14,7 +14,7 @@ from gguf.quants import dequantize, quantize
 from msgspec import structs
 from torch import Tensor
 
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, Instruction, NativeModel, NativeShape
 from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.program import WeightKey
@@ -66,9 +66,7 @@ def values_of(kind: str, blocks: Tensor) -> Tensor:
 
 def one_matrix(build: str, kind: str, num_out: int, num_in: int, *, num_threads: int = 1) -> CpuDecoder:
     """A decoder that has nothing but an embedding, which is the output matrix as well."""
-    shape = NativeShape(
-        vocab_size=num_out, hidden_size=num_in, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=16, is_tied=1
-    )
+    shape = NativeShape(vocab_size=num_out, hidden_size=num_in, num_layers=1, is_tied=1)
     shape.logits_multiplier, shape.eps = 1.0, 1e-5
     model = NativeModel(shape, [Instruction(kind=0, multiplier=1.0)], 0.0)
     return CpuDecoder(build, model, [], types={("embedding", 0, -1): kind}, num_threads=num_threads)
@@ -83,7 +81,7 @@ def loaded(build: str, kind: str, blocks: Tensor, num_in: int, *, num_threads: i
 
 def held(decoder: CpuDecoder, num_out: int) -> Tensor:
     """The matrix as it is looked up, float32 [out, in]."""
-    kv = torch.zeros(1, 2, 1, 1, 16, 16, dtype=torch.bfloat16)
+    kv = KVLayers([torch.zeros(2, 1, 1, 16, 16, dtype=torch.bfloat16)])
     return decoder.forward(range(num_out), [DecoderRow(0, num_out, array("i", [0]))], kv)
 
 

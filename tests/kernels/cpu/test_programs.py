@@ -168,6 +168,15 @@ MODELS = {
     "layer norms of heads": model(
         *layers(attention(qk_norm="head"), attention(qk_norm="whole")), norm={"kind": "layer", "has_weight": False}
     ),
+    "heads that differ by layer": model(
+        *layers(
+            attention(
+                num_heads=6, num_kv_heads=3, head_dim=16, rope=RopeSpec(rotary_dim=16), window=20, has_sinks=True
+            ),
+            attention(num_heads=4, num_kv_heads=1, head_dim=512, scale=0.06, qk_norm="whole", has_qkv_bias=True),
+            attention(num_heads=2, num_kv_heads=2, head_dim=48, rope=None, qk_norm="head"),
+        )
+    ),
     "many heads for a key": model(
         *layers(
             attention(num_heads=24, num_kv_heads=2, head_dim=48, rope=ROPE, scale=48**-0.5, window=19, has_sinks=True),
@@ -377,4 +386,4 @@ def test_odd_shapes_are_not_supported() -> None:
         return choose_forward("auto", changed, model="model", dtype="bfloat16", block_size=16).reason
 
     assert {reason(each) for each in MODELS.values()} == {""}
-    assert reason(model(*layers(attention(head_dim=40)))) == "heads of 40 are not a multiple of 16 up to 256"
+    assert reason(model(*layers(attention(head_dim=40)))) == "heads of 40 are not a multiple of 16 up to 512"
