@@ -1,15 +1,22 @@
 """eventlm beside OpenVINO GenAI and llama.cpp's server: throughput and latency over HTTP, on this machine's processor.
 
-    python benchmarks/peers.py [--models qwen3-0.6b smollm2] [--precision bf16 int8] [--clients 1 8 32] [--rounds 3]
-                               [--servers eventlm openvino llama.cpp] [--output peers.json]
+    python benchmarks/peers.py [--models qwen3-0.6b smollm2] [--precision bf16 int8 q4_k_m q4_0 q8_0 q4_1 int4] [--avx2]
+                               [--clients 1 8 32] [--rounds 3] [--servers eventlm openvino llama.cpp]
+                               [--output peers.json]
 
 The peers are set up at the first use, in the cache (`peers` in ~/.cache/eventlm): OpenVINO GenAI from its packages,
 llama.cpp's server compiled from the source that llama-cpp-python's sdist carries (a quarter of an hour on two cores).
 All serve the same checkpoint, converted by the peers' own tools: the default model, and random weights of the shape of
-Qwen3-0.6B. `eventlm bench serve` puts the load on: a closed loop of so many streaming clients, prompts of 128 tokens of
-which no two share a beginning, outputs of exactly 64. The servers of a model are up at the same time and are loaded in
-turns, round by round, each round beginning with another; what is printed are medians over the rounds. int8 is W8A8 for
-eventlm, int8 weights for OpenVINO, q8_0 for llama.cpp. Nothing else should run on the machine.
+Qwen3-0.6B. `eventlm bench serve` puts the load on: a closed loop of so many streaming clients that all begin at once,
+two requests each (four of a single one), prompts of 128 tokens of which no two share a beginning, outputs of exactly
+64. The servers of a model are up at the same time and are loaded in turns, round by round, each round beginning with
+another; what is printed are medians over the rounds. Nothing else should run on the machine.
+
+int8 is W8A8 for eventlm, int8 weights for OpenVINO, q8_0 for llama.cpp; int4 are int4 weights for eventlm and OpenVINO.
+q4_k_m and so on are GGUF files that llama.cpp's quantiser made, served as they are by eventlm and llama.cpp; q4_1 of
+the default model is the file that its authors published. With --avx2 these two use no wider vectors. `openvino-256` is
+OpenVINO with steps of at most 256 tokens, its default, in place of 1,024, with which it has most tokens a second: first
+tokens come sooner and all others later.
 
 A server that does not start, or gives wrong lengths, is reported with the end of its log, and the others go on. Exit
 code 1: some figure is missing.
@@ -33,9 +40,9 @@ from typing import Any, NamedTuple
 # As a script this has its own folder on the path, and not the repository's root.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.peer.checkpoints import checkpoint
-from benchmarks.peer.report import Measurement, format_ratios, format_table, ratios
-from benchmarks.peer.servers import COMMANDS, Server, ServerError, Target, free_port
+from benchmarks.peer.checkpoints import GGUF_PRECISIONS, OPENVINO_FORMATS, checkpoint
+from benchmarks.peer.report import Measurement, avx2_title, format_ratios, format_table, ratios
+from benchmarks.peer.servers import COMMANDS, Server, ServerError, Target, can_serve, free_port
 from benchmarks.peer.setup import (
     CMAKE_FLAGS,
     LLAMA_CPP_PYTHON,
@@ -129,7 +136,7 @@ class Group:
         self._target = target
         self._clients: list[int] = arguments.clients
         self._num_rounds: int = arguments.rounds
-        self._names: list[str] = arguments.servers
+        self._names = [name for name in arguments.servers if can_serve(name, target.precision, is_avx2=target.is_avx2)]
         self._folder = folder
         self._tokenizer = checkpoint(target.model, target.peers)
         self._servers: dict[str, Server] = {}
@@ -157,7 +164,9 @@ class Group:
             self._servers[name] = server
 
     def _measure(self, name: str, load: Load, number: int) -> Measurement:
-        index = (self._target.model, self._target.precision, name, load.num_clients, number)
+        precision = self._target.precision
+        title = avx2_title(precision) if self._target.is_avx2 else precision
+        index = (self._target.model, title, name, load.num_clients, number)
         server = self._servers.get(name)
         if server is None:
             return Measurement(*index, 0.0, 0.0, 0.0, 0.0, wrong="the server did not start")
@@ -171,7 +180,7 @@ class Group:
         ttft, tpot = statistics.get("ttft_ms") or {}, statistics.get("tpot_ms") or {}
         rate = statistics.get("output_tokens_per_second", 0.0)
         figures = (rate, ttft.get("p50", 0.0), ttft.get("p99", 0.0), tpot.get("p50", 0.0))
-        say(f"round {number}, {load.num_clients:>2} clients, {name:<10}{rate:8.1f} tok/s")
+        say(f"round {number}, {load.num_clients:>2} clients, {name:<13}{rate:8.1f} tok/s")
         return Measurement(*index, *figures, wrong=wrong)
 
 
@@ -210,8 +219,8 @@ def measure(arguments: argparse.Namespace, peers: Peers, about: dict[str, Any]) 
     measurements: list[Measurement] = []
     for model in arguments.models:
         for precision in arguments.precision:
-            target = Target(model, precision, max(arguments.clients), 0, peers)
-            found = []
+            target = Target(model, precision, max(arguments.clients), 0, peers, arguments.avx2)
+            found: list[Measurement] = []
             with tempfile.TemporaryDirectory() as folder:
                 for measurement in Group(target, arguments, Path(folder)).run():
                     found.append(measurement)
@@ -228,8 +237,13 @@ def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=["qwen3-0.6b", "smollm2"], default=["qwen3-0.6b", "smollm2"])
-    parser.add_argument("--precision", nargs="+", choices=["bf16", "int8"], default=["bf16", "int8"])
-    parser.add_argument("--servers", nargs="+", choices=list(COMMANDS), default=list(COMMANDS))
+    precisions = [*OPENVINO_FORMATS, *GGUF_PRECISIONS]
+    parser.add_argument("--precision", nargs="+", choices=precisions, default=["bf16", "int8"], metavar="PRECISION")
+    parser.add_argument(
+        "--avx2", action="store_true", help="hold eventlm and llama.cpp to AVX2, and leave OpenVINO out"
+    )
+    servers = ["eventlm", "openvino", "llama.cpp"]
+    parser.add_argument("--servers", nargs="+", choices=list(COMMANDS), default=servers)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("peers.json"), help="file for the figures of every round")
@@ -247,12 +261,15 @@ def prepare(arguments: argparse.Namespace, peers: Peers) -> bool:
     if some of it failed.
     """
     is_whole = True
+    # GGUF files are made with the peers' tools, and served by eventlm as well.
+    needs_tools = any(precision in GGUF_PRECISIONS for precision in arguments.precision)
     for name in arguments.servers:
         try:
-            set_up(name, peers)
+            set_up("llama.cpp" if needs_tools else name, peers, is_avx2=arguments.avx2)
             for model in arguments.models:
                 for precision in arguments.precision:
-                    COMMANDS[name](Target(model, precision, 1, 0, peers))
+                    if can_serve(name, precision, is_avx2=arguments.avx2):
+                        COMMANDS[name](Target(model, precision, 1, 0, peers))
         except SetupError as error:
             is_whole = False
             say(f"{name} cannot be set up: {error}")

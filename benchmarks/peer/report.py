@@ -1,4 +1,4 @@
-"""What the rounds of the benchmark beside peers come to: medians, tables, and ratios to the best peer."""
+"""What the rounds of the benchmark beside peers come to: medians, tables, and ratios to each peer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from benchmarks.peer.checkpoints import GGUF_PRECISIONS, Precision
+
 OURS = "eventlm"
+
+
+def avx2_title(precision: Precision) -> str:
+    """What tables call a precision where the servers were held to AVX2."""
+    return f"{precision}, AVX2"
 
 
 class Measurement(NamedTuple):
@@ -41,8 +48,17 @@ COLUMNS = (
 MIN_WIDTH = 8
 #: Of a column's title and the space before it.
 TITLE_WIDTH = 2 + max(len(column.title) for column in COLUMNS)
-#: Least ratio of eventlm's output tokens a second to the best peer's, by precision and clients.
-TARGETS = {("bf16", 1): 1.15, ("bf16", 8): 1.15, ("bf16", 32): 1.05, ("int8", 8): 1.15}
+#: Of the files that eventlm and llama.cpp both serve, by clients; also where neither has wider vectors than AVX2's.
+GGUF_TARGETS = {1: 1.3, 8: 2.0, 32: 2.5}
+AVX2_TARGETS = {1: 1.0, 8: 1.5, 32: 1.5}
+#: Least ratio of eventlm's output tokens a second to each peer's, by precision and clients.
+TARGETS: dict[str, dict[int, float]] = {
+    "bf16": {1: 1.15, 8: 1.15, 32: 1.05},
+    "int8": {8: 1.15},
+    "int4": {1: 1.15, 8: 1.15, 32: 1.15},
+    **dict.fromkeys(GGUF_PRECISIONS, GGUF_TARGETS),
+    **{avx2_title(precision): AVX2_TARGETS for precision in GGUF_PRECISIONS},
+}
 
 
 def medians(measurements: Sequence[Measurement]) -> dict[tuple[str, int], dict[str, float]]:
@@ -68,11 +84,11 @@ def format_table(measurements: Sequence[Measurement]) -> str:
     title = f"{first.model}, {first.precision}, median of {num_rounds} round{'s' * (num_rounds != 1)}"
     lines = [
         title,
-        f"{'':<10}" + "".join(f"{column.title:>{width * len(loads)}}" for column in COLUMNS),
-        f"{'clients':<10}" + "".join(f"{load:>{width}}" for load in loads) * len(COLUMNS),
+        f"{'':<13}" + "".join(f"{column.title:>{width * len(loads)}}" for column in COLUMNS),
+        f"{'clients':<13}" + "".join(f"{load:>{width}}" for load in loads) * len(COLUMNS),
     ]
     for server in servers:
-        row = f"{server:<10}"
+        row = f"{server:<13}"
         for column in COLUMNS:
             for load in loads:
                 cell = cells.get((server, load))
@@ -82,8 +98,8 @@ def format_table(measurements: Sequence[Measurement]) -> str:
 
 
 class Ratio(NamedTuple):
-    """eventlm beside the best peer of a load. `target` is the smallest `ratio` that passes, the largest of a latency;
-    None: nothing is asked.
+    """eventlm beside a peer under a load. `target` is the smallest `ratio` that passes, the largest of a latency; None:
+    nothing is asked.
     """
 
     num_clients: int
@@ -101,29 +117,30 @@ class Ratio(NamedTuple):
 
 
 def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
-    """At each load, eventlm's figures over those of the peer that gives the most tokens a second."""
+    """At each load, eventlm's figures over those of each peer."""
     cells = medians(measurements)
+    targets = TARGETS.get(measurements[0].precision, {})
     found = []
     for load in sorted({one.num_clients for one in measurements}):
-        peers = {server: cell for (server, clients), cell in cells.items() if clients == load and server != OURS}
+        peers = [server for server, clients in cells if clients == load and server != OURS]
         ours = cells.get((OURS, load))
-        if ours is None or not peers:
+        if ours is None:
             continue
-        best = max(peers, key=lambda server: peers[server]["tokens_per_second"])
-        target = TARGETS.get((measurements[0].precision, load))
-        for index, column in enumerate(COLUMNS):
-            asked = target if index == 0 or target is None else 1.0
-            found.append(Ratio(load, best, column, ours[column.field] / peers[best][column.field], asked))
+        target = targets.get(load)
+        for peer in peers:
+            for index, column in enumerate(COLUMNS):
+                asked = target if index == 0 or target is None else 1.0
+                found.append(Ratio(load, peer, column, ours[column.field] / cells[peer, load][column.field], asked))
     return found
 
 
 def format_ratios(found: Sequence[Ratio]) -> str:
-    """A row for each load with its best peer, a column for each figure: the ratio, and what is asked of it."""
-    lines = [f"{'eventlm / best peer':<24}" + "".join(f"{column.title:>22}" for column in COLUMNS)]
-    for load in dict.fromkeys(ratio.num_clients for ratio in found):
-        of_load = [ratio for ratio in found if ratio.num_clients == load]
-        clients = f"{load} client{'s' * (load != 1)}, {of_load[0].peer}"
-        lines.append(f"{clients:<24}" + "".join(f"{_with_verdict(ratio):>22}" for ratio in of_load))
+    """A row for each load and peer, a column for each figure: the ratio, and what is asked of it."""
+    lines = [f"{'eventlm / peer':<24}" + "".join(f"{column.title:>22}" for column in COLUMNS)]
+    for load, peer in dict.fromkeys((ratio.num_clients, ratio.peer) for ratio in found):
+        of_row = [ratio for ratio in found if (ratio.num_clients, ratio.peer) == (load, peer)]
+        clients = f"{load} client{'s' * (load != 1)}, {peer}"
+        lines.append(f"{clients:<24}" + "".join(f"{_with_verdict(ratio):>22}" for ratio in of_row))
     return "\n".join(lines)
 
 

@@ -20,7 +20,16 @@ from typing import NamedTuple
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from benchmarks.peer.checkpoints import ModelName, Precision, checkpoint, gguf_model, openvino_model
+from benchmarks.peer.checkpoints import (
+    GGUF_PRECISIONS,
+    GGUF_TYPES,
+    OPENVINO_FORMATS,
+    ModelName,
+    Precision,
+    checkpoint,
+    gguf_model,
+    openvino_model,
+)
 from benchmarks.peer.setup import Peers, log_tail
 
 START_SECONDS = 300.0
@@ -31,13 +40,14 @@ OPENVINO_SERVER = Path(__file__).with_name("openvino_server.py")
 
 
 class Target(NamedTuple):
-    """What a server is started for. `num_clients` is the most at once."""
+    """What a server is started for. `num_clients` is the most at once; with `is_avx2` no wider vectors are used."""
 
     model: ModelName
     precision: Precision
     num_clients: int
     port: int
     peers: Peers
+    is_avx2: bool = False
 
 
 class ServerError(Exception):
@@ -46,9 +56,13 @@ class ServerError(Exception):
 
 def eventlm_command(target: Target) -> list[str]:
     """`eventlm serve`, all its options at their defaults. Runs are recorded in the working folder."""
-    folder = checkpoint(target.model, target.peers)
-    command = [sys.executable, "-m", "eventlm", "serve", str(folder), "--port", str(target.port), "--record", "runs"]
-    return [*command, "--quantization", "int8"] if target.precision == "int8" else command
+    path = checkpoint(target.model, target.peers)
+    if target.precision in GGUF_PRECISIONS:
+        path = gguf_model(target.model, target.precision, path, target.peers)
+    command = [sys.executable, "-m", "eventlm", "serve", str(path), "--port", str(target.port), "--record", "runs"]
+    if target.precision in ("int8", "int4"):
+        command += ["--quantization", target.precision]
+    return [*command, "--cpu-kernels", "avx2"] if target.is_avx2 else command
 
 
 def openvino_command(target: Target) -> list[str]:
@@ -57,6 +71,11 @@ def openvino_command(target: Target) -> list[str]:
     folder = openvino_model(target.model, target.precision, source, target.peers)
     command = [str(target.peers.python), str(OPENVINO_SERVER), str(folder), "--port", str(target.port)]
     return [*command, "--weights", target.precision]
+
+
+def small_steps_command(target: Target) -> list[str]:
+    """The same with steps of at most 256 tokens, its default: first tokens come sooner, all others later."""
+    return [*openvino_command(target), "--max-num-batched-tokens", "256"]
 
 
 def llama_command(target: Target) -> list[str]:
@@ -75,15 +94,25 @@ def llama_command(target: Target) -> list[str]:
         "--cache-ram": 0,
     }
     flags = ["--cont-batching", "--no-cache-prompt", "--no-webui"]
-    return [str(target.peers.llama_server), *(str(part) for option in options.items() for part in option), *flags]
+    program = str(target.peers.llama_program("llama-server"))
+    command = [program, *(str(part) for option in options.items() for part in option), *flags]
+    return ["env", f"LD_LIBRARY_PATH={target.peers.llama_avx2_libraries}", *command] if target.is_avx2 else command
 
 
 #: By the name that tables and --servers use; the first is what the others are compared with.
 COMMANDS: dict[str, Callable[[Target], list[str]]] = {
     "eventlm": eventlm_command,
     "openvino": openvino_command,
+    "openvino-256": small_steps_command,
     "llama.cpp": llama_command,
 }
+
+
+def can_serve(name: str, precision: Precision, *, is_avx2: bool) -> bool:
+    """Whether a server has that precision, and vectors no wider than AVX2's if it is to."""
+    if name.startswith("openvino"):
+        return precision in OPENVINO_FORMATS and not is_avx2
+    return name == "eventlm" or precision in GGUF_TYPES
 
 
 class Server:

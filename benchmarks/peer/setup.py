@@ -1,8 +1,8 @@
 """Sets up the servers that eventlm is measured beside, in a folder of their own in eventlm's cache.
 
-A virtual environment holds OpenVINO GenAI and the converters of both peers; llama.cpp's server is compiled from the
-source that llama-cpp-python's sdist carries. Every version is pinned. What is there already is used again; a part that
-was broken off is made anew. Each step writes its output to a log beside what it makes.
+A virtual environment holds OpenVINO GenAI and the converters of both peers; llama.cpp's server and its quantiser are
+compiled from the source that llama-cpp-python's sdist carries. Every version is pinned. What is there already is used
+again; a part that was broken off is made anew. Each step writes its output to a log beside what it makes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPENVINO = (
 )
 #: What llama.cpp's converter imports, of the versions that optimum-intel takes too.
 CONVERTER = ("torch==2.13.0", "transformers==5.5.4", "sentencepiece==0.2.1", "protobuf==7.36.2")
-#: The server and nothing beside it, for the processor at hand. Its web page would have to be downloaded.
+#: The server and its tools, for the processor at hand. Its web page would have to be downloaded.
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
@@ -41,6 +41,10 @@ CMAKE_FLAGS = (
     "-DLLAMA_BUILD_UI=OFF",
     "-DLLAMA_USE_PREBUILT_UI=OFF",
 )
+
+
+#: For the library of its products that no processor with more than AVX2, FMA and F16C uses more of.
+AVX2_FLAG = "-DGGML_NATIVE=OFF"
 
 
 class Mend(NamedTuple):
@@ -73,12 +77,21 @@ class SetupError(Exception):
 
 
 class Peers(NamedTuple):
-    """Where the peers are: a Python that has OpenVINO and the converters, llama.cpp's sources, and its server."""
+    """Where the peers are: a Python that has OpenVINO and the converters, llama.cpp's sources and programs."""
 
     folder: Path
     python: Path
     llama_source: Path
-    llama_server: Path
+    llama_build: Path
+
+    def llama_program(self, name: str) -> Path:
+        """One of llama.cpp's programs."""
+        return self.llama_build / "bin" / name
+
+    @property
+    def llama_avx2_libraries(self) -> Path:
+        """The folder of llama.cpp's products as compiled for AVX2, to be found before those beside its programs."""
+        return self.llama_build.with_name("build-avx2") / "bin"
 
 
 def locate(folder: Path) -> Peers:
@@ -88,18 +101,21 @@ def locate(folder: Path) -> Peers:
         folder=folder,
         python=folder / "venv" / "bin" / "python",
         llama_source=llama / "source" / "vendor" / "llama.cpp",
-        llama_server=llama / "build" / "bin" / "llama-server",
+        llama_build=llama / "build",
     )
 
 
-def set_up(server: str, peers: Peers) -> None:
-    """Make what is missing for a server, inside `only_one`. Raises SetupError."""
+def set_up(server: str, peers: Peers, *, is_avx2: bool = False) -> None:
+    """Make what is missing for a server, inside `only_one`; with `is_avx2` also what holds it to AVX2.
+
+    Raises SetupError.
+    """
     if server == "eventlm":
         return
     _make_venv(peers)
     if server == "llama.cpp":
         _unpack_llama_cpp(peers)
-        _build_llama_server(peers)
+        _build_llama(peers, is_avx2=is_avx2)
 
 
 @contextmanager
@@ -198,20 +214,25 @@ def apply_mends(llama_source: Path) -> None:
         source.write_text(text.replace(mend.wrong, mend.right))
 
 
-def _build_llama_server(peers: Peers) -> None:
-    if peers.llama_server.exists():
-        return
+def _build_llama(peers: Peers, *, is_avx2: bool) -> None:
     if not (peers.llama_source / "tools" / "server").exists():
         raise SetupError(f"{peers.llama_source} has no tools/server: this sdist cannot build llama-server")
-    tools, build = peers.python.parent, peers.llama_server.parents[1]
-    configure: list[str | Path] = [tools / "cmake", "-S", peers.llama_source, "-B", build, "-G", "Ninja", *CMAKE_FLAGS]
+    programs = [peers.llama_program(name) for name in ("llama-server", "llama-quantize")]
+    if not all(program.exists() for program in programs):
+        _compile(peers, peers.llama_build, CMAKE_FLAGS, [program.name for program in programs])
+    if is_avx2 and not any(peers.llama_avx2_libraries.glob("libggml-cpu.so*")):
+        _compile(peers, peers.llama_avx2_libraries.parent, (*CMAKE_FLAGS, AVX2_FLAG), ["ggml-cpu"])
+
+
+def _compile(peers: Peers, build: Path, flags: Sequence[str], targets: Sequence[str]) -> None:
+    tools, log = peers.python.parent, build.with_suffix(".log")
+    configure: list[str | Path] = [tools / "cmake", "-S", peers.llama_source, "-B", build, "-G", "Ninja", *flags]
     ninja = tools / "ninja"
-    log = build.with_suffix(".log")
     run_step("configure llama.cpp", [*configure, f"-DCMAKE_MAKE_PROGRAM={ninja}"], log, timeout_s=600)
     num_jobs = str(len(os.sched_getaffinity(0)))
     run_step(
-        "compile llama.cpp's server, which takes a while",
-        ["nice", "-n", "19", ninja, "-C", build, "-j", num_jobs, "llama-server"],
+        f"compile {', '.join(targets)} of llama.cpp, which takes a while",
+        ["nice", "-n", "19", ninja, "-C", build, "-j", num_jobs, *targets],
         log,
         timeout_s=BUILD_SECONDS,
     )

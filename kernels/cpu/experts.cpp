@@ -121,7 +121,7 @@ void Decoder::route(Operation* operation, const Instruction& now, std::size_t co
 
 // Of the product of gate and up.
 Units Decoder::units_of(const Neurons& expert, int num_rows) const {
-  return Units(expert.gate_up, num_rows, team_.size(), expert.gate_up.has_gate ? 2 : 1);
+  return Units(expert.gate_up, num_rows, team_.size(), expert.gate_up.has_gate ? 2 : 1, routing_.rows().size());
 }
 
 void Decoder::scale_inner(Operation& operation, const Instruction& now, std::size_t count) {

@@ -52,7 +52,8 @@ class Routing {
   float* products(std::size_t token) { return &products_[token * kPartsOfToken * stride_]; }
   // Chooses by them. correction: null if there is none.
   void choose(const Instruction& route, std::size_t token, const float* correction);
-  // Gives each expert its slots, after all have chosen. units(count): of a product of so many rows.
+  // Gives each expert its slots, after all have chosen. units(count): of a product of so many rows; rows() has as many
+  // as there are products by then.
   template <class UnitsOf>
   void group(const Instruction& route, std::size_t num_tokens, UnitsOf&& units);
 
@@ -90,14 +91,17 @@ void Routing::group(const Instruction& route, std::size_t num_tokens, UnitsOf&& 
   for (std::size_t pair = 0; pair < num_pairs; pair++) counts_[experts_[pair]]++;
   rows_.clear();
   int slot = 0;
-  std::size_t unit = 0;
   for (int expert = 0; expert < route.num_experts; expert++) {
     const int count = counts_[expert];
     counts_[expert] = slot;
     if (count == 0) continue;
-    rows_.push_back({expert, slot, count, unit});
-    unit += units(count);
+    rows_.push_back({expert, slot, count, 0});
     slot += static_cast<int>(round_up(count, kSlotMultiple));
+  }
+  std::size_t unit = 0;
+  for (ExpertRows& rows : rows_) {
+    rows.first_unit = unit;
+    unit += units(rows.count);
   }
   num_units_.store(unit, std::memory_order_relaxed);
   // What was an expert's count is its next slot.

@@ -195,9 +195,11 @@ void multiply(const Matrix& matrix, std::size_t begin, std::size_t end, const Ro
 constexpr std::size_t kInputBytesAtOnce = 3 << 19;
 constexpr std::size_t kPanelBytesAtOnce = 1 << 18;
 
-// The units of panels and rows in which members take a product. A unit has a multiple of `together` panels.
+// The units of panels and rows in which members take a product, one of `num_products` alike. A unit has a multiple of
+// `together` panels.
 struct Units {
-  Units(const Matrix& matrix, std::size_t num_rows, int num_members, std::size_t together = 1)
+  Units(const Matrix& matrix, std::size_t num_rows, int num_members, std::size_t together = 1,
+        std::size_t num_products = 1)
       : num_panels(matrix.num_panels()), num_rows(num_rows) {
     const std::size_t panel_bytes = matrix.num_bytes() / num_panels;
     const std::size_t most_rows = std::max<std::size_t>(kInputBytesAtOnce / (matrix.num_words() * 4), 1);
@@ -208,7 +210,7 @@ struct Units {
     const bool is_many = num_rows > kBlockRows;
     const std::size_t least = is_many ? together : round_up(4, together);
     const std::size_t most = is_many ? kPanelBytesAtOnce / panel_bytes : 64;
-    group = std::max(std::min(num_panels / (8 * num_members), most) / least * least, least);
+    group = std::max(std::min(num_products * num_panels / (8 * num_members), most) / least * least, least);
     num_groups = (num_panels + group - 1) / group;
   }
 

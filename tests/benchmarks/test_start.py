@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,22 @@ def test_every_benchmark_starts() -> None:
     )
     assert run.stderr == ""
     assert [line for script in scripts if (line := f"{script} 0") not in run.stdout.splitlines()] == []
+
+
+def test_the_worker_of_a_server_and_the_most_that_it_has_held() -> None:
+    """It is told from other processes by its command line, and what it gave back counts."""
+    program = "import sys; held = bytearray(80_000_000); del held; print(flush=True); sys.stdin.read()"
+    pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as other,
+        subprocess.Popen([sys.executable, "-c", program, "eventlm.worker.process"], **pipes) as worker,
+    ):
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        assert start.worker_of(os.getpid()) == worker.pid
+        assert 80e6 < start.peak_bytes(worker.pid) < 180e6
+        for process in (other, worker):
+            process.communicate(b"\n")
 
 
 def test_no_rounds_are_a_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

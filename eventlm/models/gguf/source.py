@@ -79,8 +79,12 @@ class GgufSource(Struct, frozen=True):
 
         architectures = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
         known = get_tensor_name_map(architectures[self.architecture], num_layers)
-        found = {name: known.get_name(name, try_suffixes=_SUFFIXES) or name for name in names}
-        return {name: one if one.endswith(_SUFFIXES) else f"{one}.weight" for name, one in found.items()}
+        found = {name: known.get_name(name, try_suffixes=_SUFFIXES) for name in names}
+        # Of what has no such name in transformers, it is added.
+        return {
+            name: name if one is None else one if one.endswith(_SUFFIXES) else f"{one}.weight"
+            for name, one in found.items()
+        }
 
 
 def expert_tensor(key: WeightKey, *, has_experts: bool) -> str | None:
