@@ -46,7 +46,11 @@ class VirtualWorker:
         self.epoch += 1
         self.is_heard = True
         self.runner = FakeRunner(
-            self.simulation.machine.fake, epoch=self.epoch, block_size=core.block_size, num_blocks=core.num_blocks
+            self.simulation.machine.fake,
+            epoch=self.epoch,
+            block_size=core.block_size,
+            num_blocks=core.num_blocks,
+            state_slots=core.state_slots or 0,
         )
         self.free_ns = self.simulation.now_ns
         self.simulation.engine_core.put_fact(WorkerUp(replica=self.replica, epoch=self.epoch))

@@ -10,6 +10,8 @@ from __future__ import annotations
 import random
 from typing import Any, NamedTuple
 
+from msgspec import UNSET, structs
+
 from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.graph_buckets import default_buckets
@@ -20,7 +22,17 @@ from eventlm.engine.request import Request
 from eventlm.events import Header
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
-from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
+from eventlm.worker.fake.states import fold
+from eventlm.worker.fake.tokens import (
+    ENDS,
+    EOS_TOKEN_ID,
+    MILLION,
+    FakeParameters,
+    draw,
+    fake_token,
+    poisoned_place,
+    state_token,
+)
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")
@@ -71,7 +83,9 @@ class Chaos(NamedTuple):
 
 
 def draw_machine(rng: random.Random, seed: int) -> Machine:
-    """A small machine. Every policy x batcher x router comes up in 48 consecutive seeds."""
+    """A small machine. Every policy x batcher x router comes up in 48 consecutive seeds; one in seven has recurrent
+    layers.
+    """
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.choice([9, 14, 24, 60, 200])
     core = CoreConfig(
@@ -139,7 +153,21 @@ def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
         late_ppm=rng.choice([0, 50_000]),
         die_ppm=rng.choice([0, 0, 4_000]),
     )
-    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
+    machine = Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
+    return with_states(machine, seed) if seed % 7 == 3 else machine
+
+
+def with_states(machine: Machine, seed: int) -> Machine:
+    """The same with recurrent layers, and few slots for copies of their states."""
+    core, rng = machine.core, random.Random(seed)
+    core = structs.replace(
+        core,
+        max_num_batched_tokens=max(core.max_num_batched_tokens, core.block_size),
+        max_tokens_per_row=1,
+        state_slots=core.max_num_seqs + rng.choice([1, 2, 5, 40]),
+        state_interval=rng.choice([UNSET, core.block_size, 3 * core.block_size]),
+    )
+    return machine._replace(core=core, fake=structs.replace(machine.fake, recurrent=True))
 
 
 def make_core(machine: Machine) -> tuple[Header, Core]:
@@ -204,11 +232,13 @@ def worker_outcome(request: Request, seed: int, index: int, fake: FakeParameters
     if request.scheduling.kind != "generate":
         return Outcome("complete", ())
     tokens: list[int] = []
+    state = fold(0, request.prompt_token_ids) if fake.recurrent else 0
     while len(tokens) < request.sampling.max_tokens:
         drawn = draw("end", seed, index, len(tokens)) % MILLION
         if drawn < fake.end_ppm:
             return Outcome(ENDS[drawn % len(ENDS)], (*tokens, EOS_TOKEN_ID))
-        tokens.append(fake_token(seed, index, len(tokens)))
+        tokens.append(state_token(seed, index, state) if fake.recurrent else fake_token(seed, index, len(tokens)))
+        state = fold(state, tokens[-1:])
     return Outcome("length", tuple(tokens))
 
 

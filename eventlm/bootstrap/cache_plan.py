@@ -1,4 +1,4 @@
-"""How many KV blocks each replica gets, how long a context they allow, and whether the memory is there.
+"""How many KV blocks and state slots each replica gets, how long a context they allow, and whether the memory is there.
 
 How many blocks fit into a GPU beside activations is measured by the workers.
 """
@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from msgspec import structs
+
 from eventlm.bootstrap.free_memory import free_bytes, total_bytes
 from eventlm.bootstrap.gpus import INTERPRETER, Gpu
 from eventlm.config import Config
@@ -16,7 +18,7 @@ from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
 from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
-from eventlm.models.config import kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype
+from eventlm.models.config import kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype, state_bytes
 from eventlm.models.cpu_kernels import choose_forward
 from eventlm.models.gguf.source import read_source
 from eventlm.models.program import WeightKey
@@ -46,13 +48,14 @@ class CachePlan(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of the weights of a replica, of a KV block, and of the cache of a sequence of the context that was asked
-    for, else of the shortest.
+    """Bytes of the weights of a replica, of a KV block, of the cache of a sequence of the context that was asked for,
+    else of the shortest, and of all state slots.
     """
 
     weights: int
     block: int
     sequence: int
+    states: int
 
 
 def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
@@ -67,8 +70,67 @@ def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
         _check_against_all(config, num_bytes, given)
 
 
+def plan_states(config: Config, folder: Path | None) -> tuple[Config, list[str]]:
+    """The configuration with as many state slots as there will be, 0 without recurrent layers, and warnings.
+
+    By default there are two for every sequence, as far as half of the cache's memory holds them; where that is less
+    than enough, `max_num_seqs` is lowered. Raises UsageError for too few slots and CheckpointError.
+    """
+    cache, num_seqs = config.cache, config.scheduler.max_num_seqs
+    slot_bytes = _slot_bytes(config, folder)
+    if slot_bytes is None:
+        if cache.state_slots:
+            raise UsageError(
+                f"--state-slots {cache.state_slots} is for a model with recurrent layers, and {config.model.model} has "
+                "none; leave it out"
+            )
+        return config, []
+    warnings: list[str] = []
+    num_slots = cache.state_slots or 2 * num_seqs
+    if not cache.state_slots and folder is not None:
+        num_slots = min(num_slots, _cache_bytes(config, _sizes_in_memory(config, folder)) // 2 // slot_bytes)
+        # So that there are copies to start from.
+        most_seqs = min(num_seqs, num_slots * 3 // 4)
+        if most_seqs < num_seqs:
+            if not most_seqs:
+                raise UsageError(
+                    f"the memory for the cache is too little: two states of {_mib(slot_bytes)} each must fit into half "
+                    f"of it; give --kv-memory {ceil_div(4 * slot_bytes, 1024)}KiB or more"
+                )
+            warnings.append(
+                f"--max-num-seqs is lowered from {num_seqs} to {most_seqs}: half of the cache's memory holds "
+                f"{num_slots} states of {_mib(slot_bytes)}, and a quarter of them are copies to start from; raise "
+                "--kv-memory, or give --state-slots"
+            )
+            num_seqs = most_seqs
+    if num_slots <= num_seqs:
+        raise UsageError(
+            f"--state-slots {num_slots} is not more than --max-num-seqs {num_seqs}: every sequence that runs takes "
+            "one, and at least one is for copies; raise it, or lower the other"
+        )
+    if config.scheduler.batched_tokens() < cache.block_size:
+        raise UsageError(
+            f"--max-num-batched-tokens {config.scheduler.batched_tokens()} is less than --block-size "
+            f"{cache.block_size}: with recurrent layers a step must have room for a whole block; raise it"
+        )
+    config = structs.replace(
+        config,
+        cache=structs.replace(cache, state_slots=num_slots),
+        scheduler=structs.replace(config.scheduler, max_num_seqs=num_seqs),
+    )
+    return config, warnings
+
+
+def _slot_bytes(config: Config, folder: Path | None) -> int | None:
+    """Bytes of a state slot, 0 of the fake model's; None without recurrent layers."""
+    if folder is None:
+        return 0 if config.model.fake.get("recurrent") else None
+    return state_bytes(read_model(folder)) or None
+
+
 def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) -> CachePlan:
     """Size the KV cache for the checkpoint in `folder` (None: the fake model), which runs on `gpus` if there are any.
+    config: from `plan_states`.
 
     Without `max_model_len` the context is the model's own, cut to what the cache holds (one block less than it has).
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
@@ -82,7 +144,7 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
         longest = decoder.max_position_embeddings
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
-        sizes = _sizes(config, decoder, {} if gpus else _types_kept(config, folder, decoder))
+        sizes = _sizes(config, decoder, {}) if gpus else _sizes_in_memory(config, folder)
         if gpus:
             num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus)
             if not num_blocks:
@@ -119,7 +181,22 @@ def _sizes(config: Config, decoder: ModelSpec, types: Mapping[WeightKey, str]) -
     model, cache = config.model, config.cache
     dtype = resolve_dtype(decoder, model.dtype, model.quantization)
     block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))
-    return _Sizes(weight_bytes(decoder, dtype, model.quantization, types), block, _num_blocks_needed(config) * block)
+    weights = weight_bytes(decoder, dtype, model.quantization, types)
+    return _Sizes(weights, block, _num_blocks_needed(config) * block, cache.state_slots * state_bytes(decoder))
+
+
+def _sizes_in_memory(config: Config, folder: Path) -> _Sizes:
+    decoder = read_model(folder)
+    return _sizes(config, decoder, _types_kept(config, folder, decoder))
+
+
+def _cache_bytes(config: Config, sizes: _Sizes) -> int:
+    """Memory for the KV blocks and state slots of each replica, as far as no number of blocks is given."""
+    if config.cache.kv_memory != "auto":
+        return memory_bytes(config.cache.kv_memory)
+    num_replicas = config.scheduler.replicas
+    left = max(free_bytes() - num_replicas * sizes.weights, 0)
+    return min(left // AUTO_DIVISOR // num_replicas, MAX_AUTO_BYTES)
 
 
 def _within_limit(config: Config, num_blocks: int) -> tuple[int, list[str]]:
@@ -163,7 +240,7 @@ def _plan_on_gpus(config: Config, folder: Path, sizes: _Sizes, gpus: Sequence[Gp
 def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes) -> tuple[int, list[str]]:
     """Blocks of each replica, and warnings. UsageError unless each gets its weights and a sequence into free memory."""
     cache, num_replicas, free = config.cache, config.scheduler.replicas, free_bytes()
-    if num_replicas * (sizes.weights + sizes.sequence) > free:
+    if num_replicas * (sizes.weights + sizes.sequence + sizes.states) > free:
         takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes)
         raise UsageError(
             f"{takes}, and {_mib(free)} of memory are free; {remedy}take a smaller model, or end other programs"
@@ -171,12 +248,10 @@ def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes) -> tuple[int, l
     left = free - num_replicas * sizes.weights
     num_blocks = cache.num_blocks
     if num_blocks:
-        _check_against_all(config, num_blocks * sizes.block, f"--num-blocks {num_blocks}")
-    elif cache.kv_memory == "auto":
-        num_blocks = min(left // AUTO_DIVISOR // num_replicas, MAX_AUTO_BYTES) // sizes.block
+        _check_against_all(config, num_blocks * sizes.block + sizes.states, f"--num-blocks {num_blocks}")
     else:
-        num_blocks = memory_bytes(cache.kv_memory) // sizes.block
-    cache_bytes = num_replicas * num_blocks * sizes.block
+        num_blocks = max(_cache_bytes(config, sizes) - sizes.states, 0) // sizes.block
+    cache_bytes = num_replicas * (num_blocks * sizes.block + sizes.states)
     if cache_bytes <= left:
         return num_blocks, []
     warning = (
@@ -197,10 +272,11 @@ def _too_small(config: Config, sizes: _Sizes | None, num_blocks: int) -> UsageEr
             f"too few KV blocks: {wish} needs {needed:,} of {cache.block_size} tokens, there are {num_blocks:,}; "
             f"raise --num-blocks{remedy}"
         )
-    kib = ceil_div(sizes.sequence, 1024)
+    kib = ceil_div(sizes.sequence + sizes.states, 1024)
     have = "the memory that is free" if cache.kv_memory == "auto" else f"--kv-memory {cache.kv_memory}"
+    states = f" beside {_mib(sizes.states)} of states" if sizes.states else ""
     return UsageError(
-        f"{have} is too little: {wish} needs {needed:,} KV blocks of {sizes.block:,} bytes for each replica; "
+        f"{have} is too little: {wish} needs {needed:,} KV blocks of {sizes.block:,} bytes for each replica{states}; "
         f"give --kv-memory {kib}KiB or more{remedy}"
     )
 
@@ -226,7 +302,8 @@ def _takes_and_remedy(config: Config, folder: Path, num_replicas: int, sizes: _S
     """The least that so many replicas in one memory take, and how to take less, both in words."""
     of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
     weights = f"{folder}: its weights take {_mib(sizes.weights)}{of_each}"
-    takes = f"{weights}, the KV cache of one sequence {_mib(sizes.sequence)}"
+    states = f", the states of {config.cache.state_slots} slots {_mib(sizes.states)}" if sizes.states else ""
+    takes = f"{weights}, the KV cache of one sequence {_mib(sizes.sequence)}{states}"
     remedy = "lower --replicas, " if num_replicas > 1 else ""
     return takes, remedy + ("lower --max-model-len, " if config.model.max_model_len else "")
 

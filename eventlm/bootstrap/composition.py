@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache
+from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache, plan_states
 from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.bootstrap.model_source import find_model
 from eventlm.bootstrap.text_parts import load_text
@@ -82,6 +82,7 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
             forward = choose_forward(kernels, decoder, model=str(source.folder), dtype=dtype, block_size=size)
         # Wrong files are found here by their headers, in milliseconds, and not by a worker after seconds.
         find_weights(source.folder, decoder)
+    config, state_warnings = plan_states(config, source.folder)
     plan = plan_cache(config, source.folder, gpus)
     setup = make_setup(
         config,
@@ -94,7 +95,9 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
         devices=[gpu.device for gpu in gpus],
     )
     engine = InferenceEngine(setup, real_system())
-    warnings = device_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
+    warnings = (
+        device_warnings + state_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
+    )
     return engine, warnings
 
 

@@ -104,7 +104,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(extra={"metavar": "KEY=VALUE,..."}),
         "parameters of `--model fake`: nanoseconds of a step (base_ns, prefill_token_ns, decode_ns, "
         "context_token_ns), chances in parts per million (end_ppm, late_ppm, die_ppm, poison_ppm, piece_ppm, "
-        "nan_ppm), and late_factor",
+        "nan_ppm), late_factor, and recurrent=true for a model with recurrent layers",
     ] = {}
 
 
@@ -134,8 +134,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int,
         Meta(ge=0, le=MAX_STATE_SLOTS),
         "of a model with recurrent layers: slots of each replica for their states, one for every running sequence and "
-        "the rest for copies that later prompts start from; 0: as many as half of the cache's memory holds, at most "
-        "two for every sequence",
+        "the rest for copies that later prompts start from; 0: two for every sequence, as far as half of the cache's "
+        "memory holds them",
     ] = 0
     # Of today's hybrids a state takes about as much memory as the keys and values of this many tokens.
     state_interval: Annotated[

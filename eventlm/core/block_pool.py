@@ -20,6 +20,7 @@ from collections import OrderedDict
 from msgspec import Struct
 
 from eventlm.core.digest import MASK, to_hex
+from eventlm.core.state_pool import StatePool
 
 #: Parent of a first block.
 ROOT = 0
@@ -40,10 +41,11 @@ class PoolSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class BlockPool:
-    """Block numbers 0 to num_blocks - 1 of one KV group."""
+    """Block numbers 0 to num_blocks - 1 of one KV group. states: where copies of states hang on the tree's blocks."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
         self.num_blocks = num_blocks
+        self._states = states
         self.reset()
 
     def reset(self) -> None:
@@ -112,13 +114,12 @@ class BlockPool:
 
         Free blocks go first; then cached blocks that no sequence holds are evicted, least recently used first.
         """
-        references, names, free, idle = self.references, self._name, self._free, self._idle
+        references, free, idle = self.references, self._free, self._idle
         blocks = free[: -num_blocks - 1 : -1]
         del free[len(free) - len(blocks) :]
         while len(blocks) < num_blocks:
             block, _ = idle.popitem(last=False)
-            del self.tree[names[block]]
-            names[block] = 0
+            self._uproot(block)
             blocks.append(block)
         for block in blocks:
             references[block] = 1
@@ -143,15 +144,22 @@ class BlockPool:
 
     def flush(self) -> int:
         """Take every idle block out of the tree; returns how many. Held ones keep their whole path."""
-        names, idle = self._name, list(self._idle)
+        idle = list(self._idle)
         for block in idle:
-            del self.tree[names[block]]
-            names[block] = 0
+            self._uproot(block)
         self._idle.clear()
         # In the reverse order, so that the least recently used is the first to be allocated again.
         self._free += reversed(idle)
         self._note(_FLUSHED, idle)
         return len(idle)
+
+    def _uproot(self, block: int) -> None:
+        """Take a block out of the tree, and the copy that hangs on it."""
+        name = self._name[block]
+        del self.tree[name]
+        self._name[block] = 0
+        if self._states is not None:
+            self._states.drop(name)
 
     def insert(self, names: list[int], parent: int, blocks: list[int]) -> int:
         """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from eventlm.config import CoreConfig
 from eventlm.core.block_pool import ROOT, BlockPool, Node
 from eventlm.core.sequence import Sequence, State
+from eventlm.core.state_pool import StatePool
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, SequenceId
 
@@ -45,14 +46,19 @@ class StepInFlight(NamedTuple):
 
 
 class Replica:
-    """State of one replica. `queue` holds the sequences that a router sent here."""
+    """State of one replica. `queue` holds the sequences that a router sent here. states: of a model with recurrent
+    layers, which can go on after a cached block only if a copy of the state hangs on it.
+    """
 
-    def __init__(self, index: int, num_blocks: int, *, reads_prefixes: bool = False) -> None:
+    def __init__(
+        self, index: int, num_blocks: int, *, states: StatePool | None = None, reads_prefixes: bool = False
+    ) -> None:
         self.index = index
         self.up = False
         self.epoch = 0
         self.next_step = 0
-        self.pool = BlockPool(num_blocks)
+        self.states = states
+        self.pool = BlockPool(num_blocks, states)
         self.queue = WaitingQueue(counts_names=reads_prefixes)
         self.running: list[Sequence] = []
         self.num_partial = 0
@@ -79,7 +85,8 @@ class Replica:
     def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.
 
-        The caller has checked that the blocks are available.
+        The caller has checked that the blocks are available. Of recurrent layers it computes the state from the last
+        copy on, and with it those of the blocks it hits that follow: the same keys and values are stored there again.
         """
         self.pool.hold(hits)
         num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
@@ -91,7 +98,12 @@ class Replica:
         sequence.replica = self.index
         sequence.residency += 1
         sequence.prefill_tokens = sequence.num_tokens
-        sequence.launched_tokens = len(hits) * block_size
+        num_done = len(hits)
+        if self.states is not None:
+            names = sequence.block_names
+            num_done = self.states.find_deepest(names, 0, num_done)
+            self.states.settle(sequence.id, names[num_done - 1] if num_done else None)
+        sequence.launched_tokens = num_done * block_size
         sequence.skips = 0
         sequence.paths.clear()
         index = bisect_left(self.running, sequence.urgency, key=_urgency)
@@ -106,6 +118,8 @@ class Replica:
         self.num_partial -= sequence.state is State.PREFILL
         self.admitted_tokens -= sequence.prefill_tokens
         self.pool.release_all(sequence.block_table)
+        if self.states is not None:
+            self.states.leave(sequence.id)
         self.forget.append(sequence.id)
         sequence.block_table = []
         sequence.num_tree_blocks = 0
@@ -114,12 +128,17 @@ class Replica:
         sequence.view.cached_tokens = 0
 
     def exchange_hits(self, sequence: Sequence, block_size: int) -> None:
-        """Swap reserved blocks whose content has become hittable for those that hold it; skip past them."""
-        index = sequence.launched_tokens // block_size
-        last = sequence.max_hit_blocks(block_size)
-        while index < last and index == sequence.num_tree_blocks and not sequence.arrival.scheduling.skip_cache_read:
-            node = self.pool.tree.get(sequence.block_names[index])
-            if node is None or node[1] != (sequence.block_names[index - 1] if index else ROOT):
+        """Swap reserved blocks whose content has become hittable for those that hold it; skip past them.
+
+        Of recurrent layers: as far as there is a copy of the state.
+        """
+        names, index = sequence.block_names, sequence.num_tree_blocks
+        first, last = sequence.launched_tokens // block_size, sequence.max_hit_blocks(block_size)
+        if sequence.arrival.scheduling.skip_cache_read or index < first:
+            return
+        while index < last:
+            node = self.pool.tree.get(names[index])
+            if node is None or node[1] != (names[index - 1] if index else ROOT):
                 break
             block = node[0]
             self.pool.hold([block])
@@ -128,7 +147,11 @@ class Replica:
             sequence.shipped_blocks = min(sequence.shipped_blocks, index)
             index += 1
             sequence.num_tree_blocks = index
-            sequence.launched_tokens = index * block_size
+        if self.states is not None:
+            index = self.states.find_deepest(names, first, index)
+            if index == first or not self.states.restart(sequence.id, names[index - 1]):
+                return
+        sequence.launched_tokens = max(sequence.launched_tokens, index * block_size)
 
     def find_hits(self, sequence: Sequence, block_size: int) -> list[Node]:
         """The cached blocks that a waiting sequence would hit here now. It keeps the list for the next call."""
@@ -139,10 +162,17 @@ class Replica:
             self.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), path)
         return path
 
+    def hit_tokens(self, sequence: Sequence, block_size: int) -> int:
+        """Leading tokens of a waiting sequence that it need not compute here now."""
+        num_blocks = len(self.find_hits(sequence, block_size))
+        if self.states is not None:
+            num_blocks = self.states.find_deepest(sequence.block_names, 0, num_blocks)
+        return num_blocks * block_size
+
     def read_hits(self, waiting: list[Sequence], block_size: int) -> None:
         """Raise the `cached_tokens` of waiting sequences to what they could hit here now."""
         for sequence in waiting:
-            num_tokens = len(self.find_hits(sequence, block_size)) * block_size
+            num_tokens = self.hit_tokens(sequence, block_size)
             if num_tokens > sequence.view.cached_tokens:
                 sequence.view.cached_tokens = num_tokens
 
@@ -162,7 +192,7 @@ class Replica:
         if sequence.arrival.scheduling.skip_cache_read:
             return 0
         names, last = sequence.block_names, sequence.max_hit_blocks(block_size)
-        index = len(self.find_hits(sequence, block_size))
+        index = self.hit_tokens(sequence, block_size) // block_size
         while index < last and names[index] in self.queue.names:
             index += 1
         for partial in self.partials():
@@ -202,4 +232,6 @@ class Replica:
     def start_anew(self) -> None:
         """After everything resident has vacated: an empty cache and a worker that knows nothing."""
         self.pool.reset()
+        if self.states is not None:
+            self.states.reset()
         self.forget.clear()

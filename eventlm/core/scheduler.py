@@ -18,6 +18,7 @@ from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
 from eventlm.core.preemption import evict_for, make_room
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.routing import route_new
+from eventlm.core.row_states import keep_chunk_states, keep_decode_states, whole_blocks
 from eventlm.core.sequence import Sequence, State, Urgency
 from eventlm.core.state import CoreState
 from eventlm.core.step_plan import StepPlan
@@ -98,6 +99,8 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
         _add_trial(state, replica, plan, trial)
     else:
         _add_decodes(state, replica, plan)
+        if replica.states is not None:
+            keep_decode_states(state.config, replica.states, plan)
         if replica.num_partial or head is not None:
             _add_prefills(state, replica, plan)
             replica.queue.end_plan()
@@ -279,6 +282,8 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - plan.load.num_tokens)
     idle = not plan.decodes and not plan.chunks and not replica.in_flight
     num_tokens = ask_batcher(state, plan.load, sequence.view, max_tokens, idle=idle)
+    if replica.states is not None:
+        num_tokens = whole_blocks(sequence, num_tokens, max_tokens, config.block_size)
     if not num_tokens:
         plan.leave_out(sequence, "batcher")
         return
@@ -287,7 +292,10 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
         plan.blocks.append((row, sequence.shipped_blocks, sequence.block_table[sequence.shipped_blocks :]))
         sequence.shipped_blocks = len(sequence.block_table)
     sequence.launched_tokens = start + num_tokens
+    parts_at = sequence.num_tree_blocks
     replica.publish(sequence, min(sequence.launched_tokens // config.block_size, len(sequence.block_names)))
+    if replica.states is not None:
+        keep_chunk_states(config, replica, plan, sequence, start, parts_at)
     final = sequence.launched_tokens == sequence.prefill_tokens
     samples = final and sequence.arrival.scheduling.kind == "generate"
     most = 0
@@ -325,6 +333,7 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             num_tokens=plan.load.num_tokens,
             predicted_ns=plan.load.predicted_ns(state.predictor),
             bucket=0 if plan.chunks else bucket_of(state.config.graph_buckets, len(plan.decodes)),
+            states=plan.states,
         )
     )
     plan.step = launched.step

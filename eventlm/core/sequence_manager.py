@@ -204,7 +204,7 @@ def _watch_deadline(state: CoreState, request: AdmittedRequest, *, because: int)
 def _least_prefill_ns(state: CoreState, sequence: Sequence) -> int:
     """Predicted time of a waiting sequence's prompt if it went on alone, with all that can be hit on any replica."""
     block_size = state.config.block_size
-    done_tokens = max(len(replica.find_hits(sequence, block_size)) for replica in state.replicas) * block_size
+    done_tokens = max(replica.hit_tokens(sequence, block_size) for replica in state.replicas)
     return state.predictor.prefill_ns(sequence.num_tokens, done_tokens, state.config.max_num_batched_tokens)
 
 

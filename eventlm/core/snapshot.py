@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.config import CoreConfig
 from eventlm.core.block_pool import PoolSnapshot
@@ -24,6 +24,7 @@ from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.sequence import AdmittedRequest, Sequence, State
 from eventlm.core.state import CoreState, LossCounts, Plugins, Suspect, timer_share
+from eventlm.core.state_pool import StatesSnapshot
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import Arrived
 from eventlm.scheduling_params import SchedulingParams
@@ -100,6 +101,7 @@ class ReplicaSnapshot(Struct, frozen=True, kw_only=True):
     steps: list[StepSnapshot]
     forget: list[tuple[int, int]]
     pool: PoolSnapshot
+    states: StatesSnapshot | UnsetType = UNSET
 
 
 class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -188,6 +190,7 @@ def _take_replica(replica: Replica) -> ReplicaSnapshot:
         ],
         forget=list(replica.forget),
         pool=replica.pool.snapshot(),
+        states=UNSET if replica.states is None else replica.states.snapshot(),
     )
 
 
@@ -282,6 +285,10 @@ def _restore_replica(
     replica.admitted_tokens = sum(s.prefill_tokens for s in residents)
     replica.forget = [SequenceId(*name) for name in taken.forget]
     replica.pool.restore(taken.pool, [s.block_table for s in residents])
+    if replica.states is not None:
+        if taken.states is UNSET:
+            raise ValueError(f"replica {replica.index} has no state slots")
+        replica.states.restore(taken.states)
     ended: dict[SequenceId, Sequence] = {}
 
     def find(request: int, index: int) -> Sequence:

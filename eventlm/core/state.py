@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple, TypeVar
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from eventlm.config import CoreConfig
 from eventlm.core.digest import combine, to_hex, weight
@@ -13,6 +13,7 @@ from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.replica import Replica
 from eventlm.core.sequence import AdmittedRequest, Sequence, State
+from eventlm.core.state_pool import StatePool
 from eventlm.core.step_plan import StepPlan
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
@@ -81,7 +82,8 @@ class CoreState:
         self.group: list[Arrived] = []
         reads_prefixes = plugins.router.reads_prefixes
         self.replicas = [
-            Replica(i, config.num_blocks, reads_prefixes=reads_prefixes) for i in range(config.num_replicas)
+            Replica(i, config.num_blocks, states=_state_pool(config), reads_prefixes=reads_prefixes)
+            for i in range(config.num_replicas)
         ]
         #: Sequences that any replica may take, and those that have not been offered to the router.
         self.shared_queue = WaitingQueue()
@@ -176,16 +178,24 @@ class CoreState:
         unrouted = [(request, index) for request, index in self.unrouted]
         suspects = [(*identity, *suspect) for identity, suspect in self.suspects.items()]
         queues = [to_hex(queue.digest) for queue in self.queues]
+        states = [to_hex(replica.states.digest) for replica in self.replicas if replica.states is not None]
         policy = [self.policy_name, self.policy_generation, *self.predictor.coefficients(), self.paused]
         return {
             "queue": to_hex(combine([*queues, unrouted, suspects, self.num_waiting, self.num_routed])),
             "sequences": to_hex(self.sequences_digest),
             "replicas": to_hex(combine([*(replica.summary() for replica in self.replicas), repr(self.losses)])),
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
+            # Traces of other models have no such digest.
+            **({"states": to_hex(combine(states))} if states else {}),
             "timers": to_hex(self.timers_digest),
             "policy": to_hex(combine(policy)),
             "rng": to_hex(self.rng_digest),
         }
+
+
+def _state_pool(config: CoreConfig) -> StatePool | None:
+    slots = config.state_slots
+    return None if slots is UNSET else StatePool(slots, config.max_num_seqs)
 
 
 def replica_of(state: CoreState, index: int) -> Replica:

@@ -151,3 +151,5 @@ def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int], bloc
     # A preempted sequence is not admitted again while a row of it is in flight: resident now is resident since.
     if sequence.resident:
         replica.publish(sequence, len(sequence.block_names))
+        if replica.states is not None:
+            replica.states.fulfil(sequence.id, sequence.block_names, replica.pool.tree)

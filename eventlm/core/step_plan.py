@@ -55,6 +55,7 @@ class StepPlan:
         self.chunks: list[tuple[int, int, int, int, int]] = []
         self.most: list[int] = []
         self.blocks: list[tuple[int, int, list[int]]] = []
+        self.states: list[tuple[int, int, int, list[tuple[int, int]]]] = []
         self.left_out: dict[SequenceId, WaitReason] = {}
         self.rest: WaitReason | None = None
 

@@ -46,6 +46,9 @@ def validate_liveness(state: CoreState) -> None:
 def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
     where = f"replica {replica.index}: "
     found = [where + problem for problem in replica.pool.problems([s.block_table for s in replica.running])]
+    if replica.states is not None:
+        residents = [s.id for s in replica.running]
+        found += [where + problem for problem in replica.states.problems(residents, replica.pool.tree)]
     if [s.urgency for s in replica.running] != sorted(s.urgency for s in replica.running):
         found.append(where + "the residents are out of order")
     if replica.num_partial != sum(s.state is State.PREFILL for s in replica.running):

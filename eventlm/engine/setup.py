@@ -105,16 +105,16 @@ def make_setup(
     model_name: str,
     num_blocks: int,
     max_model_len: int,
-    state_slots: int = 0,
     tokenizer: str = "",
     vocab_size: int = 0,
     devices: Sequence[Device] = (),
 ) -> EngineSetup:
     """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does.
 
-    state_slots: as `CoreConfig` has it; 0: not set.
+    config: `state_slots` is 0 only without recurrent layers.
     """
-    scheduler, block_size, state_interval = config.scheduler, config.cache.block_size, config.cache.state_interval
+    scheduler, block_size, state_slots = config.scheduler, config.cache.block_size, config.cache.state_slots
+    state_interval = ceil_div(config.cache.state_interval, block_size) * block_size
     plugins = resolve_plugins(scheduler)
     core = CoreConfig(
         models=[model_name],
@@ -134,7 +134,7 @@ def make_setup(
         # After that the replica is given up, so a later value has no effect.
         max_losses=min(config.worker.max_losses, config.worker.max_restarts),
         state_slots=state_slots or UNSET,
-        state_interval=ceil_div(state_interval, block_size) * block_size if state_slots and state_interval else UNSET,
+        state_interval=(state_slots and state_interval) or UNSET,
     )
     return EngineSetup(
         config=config,

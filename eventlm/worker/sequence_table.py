@@ -34,6 +34,7 @@ class WorkerSequence:
         "hidden_sum_H",
         "id",
         "kind",
+        "lacks_token",
         "lengths",
         "num_prompt_tokens",
         "params",
@@ -59,6 +60,8 @@ class WorkerSequence:
         self.slot = -1
         #: Where the states of recurrent layers are kept; -1 before its first row, and without such layers.
         self.state_slot = -1
+        #: Whether a row gave no token where launches may count on one. The sequence ends by it.
+        self.lacks_token = False
         #: Block numbers by index, 32-bit.
         self.block_table = array("i")
         #: Length at its start and after each executed step, less what no later launch can ask for.
@@ -153,8 +156,8 @@ class SequenceTable:
                 rows[number] = Row(sequence, row.start, row.num_tokens, row.samples, sequence.state_slot)
                 continue
             _, slot, source, copies = entry
-            if number < len(launch.decodes) and row.start + 1 < sum(launch.decodes[number][2:]):
-                # A row before it gave no token, so the sequence ends, and its state does not come this far.
+            if sequence.lacks_token:
+                # Its state does not come as far as the launch says, and never will.
                 copies = []
             self._check_state(row, slot, source, copies)
             sequence.state_slot = slot
@@ -184,6 +187,8 @@ class SequenceTable:
         """Append each row's produced tokens to its sequence and count the step as executed."""
         for row, produced in zip(rows, tokens, strict=True):
             sequence = row.sequence
+            if row.samples and not produced:
+                sequence.lacks_token = True
             sequence.token_ids.extend(produced)
             sequence.lengths.append(len(sequence.token_ids))
 

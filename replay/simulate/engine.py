@@ -5,9 +5,9 @@ from __future__ import annotations
 from heapq import nlargest
 from typing import NamedTuple
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
-from eventlm.config import Config, CoreConfig, SchedulerConfig
+from eventlm.config import CacheConfig, Config, CoreConfig, SchedulerConfig
 from eventlm.config.core import most_blocks
 from eventlm.engine.predictor.fit import fit
 from eventlm.engine.setup import EngineSetup, make_setup
@@ -63,7 +63,7 @@ def build_engine(
             if here != there:
                 notes.append(f"--{name.replace('_', '-')} is {here:,}; the run was recorded with {there:,}")
     max_model_len = _context(config, workload, num_blocks, notes)
-    config = structs.replace(config, scheduler=scheduler)
+    config = structs.replace(config, scheduler=scheduler, cache=_with_states(config, recorded))
     return SimulatedEngine(
         setup=make_setup(
             config, model="simulated", model_name=model_name, num_blocks=num_blocks, max_model_len=max_model_len
@@ -105,6 +105,20 @@ def _num_blocks(
             "most that an engine can have; give --num-blocks, or lower --replicas"
         )
     return num_blocks
+
+
+def _with_states(config: Config, recorded: CoreConfig | None) -> CacheConfig:
+    """With state slots as recorded, unless a number is given. Raises UsageError for too few."""
+    cache, num_seqs = config.cache, config.scheduler.max_num_seqs
+    if recorded is not None and recorded.state_slots is not UNSET and not cache.state_slots:
+        interval = recorded.state_interval or 0
+        cache = structs.replace(cache, state_slots=recorded.state_slots, state_interval=interval)
+    if 0 < cache.state_slots <= num_seqs:
+        raise UsageError(
+            f"{cache.state_slots} state slots are not more than --max-num-seqs {num_seqs}: give --state-slots, or "
+            "lower the other"
+        )
+    return cache
 
 
 def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:

@@ -17,6 +17,7 @@ from eventlm.bootstrap.cache_plan import (
     check_kv_memory,
     memory_bytes,
     plan_cache,
+    plan_states,
 )
 from eventlm.config import Config
 from eventlm.config.core import MAX_BLOCKS
@@ -244,3 +245,58 @@ def test_the_memory_that_an_error_asks_for_is_enough(checkpoint: Path, overrides
         plan_cache(config_with(kv_memory="1KiB", **overrides), checkpoint)
     size = str(raised.value).partition("give --kv-memory ")[2].split()[0]
     assert plan_cache(config_with(kv_memory=size, **overrides), checkpoint).num_blocks >= 2
+
+
+STATE_BYTES = 100 * 1024
+
+
+@pytest.fixture
+def recurrent(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The checkpoint as if it had recurrent layers."""
+    monkeypatch.setattr(cache_plan, "state_bytes", lambda model: STATE_BYTES)
+    return checkpoint
+
+
+def test_a_recurrent_model_has_two_slots_for_every_sequence_out_of_the_cache_s_memory(recurrent: Path) -> None:
+    given = config_with(max_num_seqs=4, kv_memory="2MiB")
+    config, warnings = plan_states(given, recurrent)
+    assert (config.cache.state_slots, config.scheduler.max_num_seqs, warnings) == (8, 4, [])
+    num_blocks = ((2 << 20) - 8 * STATE_BYTES) // BLOCK_BYTES
+    assert plan_in(config, recurrent, free=1 << 30) == (num_blocks, 512, [])
+    # With a number of blocks the slots come on top.
+    config, _ = plan_states(config_with(max_num_seqs=4, num_blocks=100, kv_memory="2MiB"), recurrent)
+    assert plan_in(config, recurrent, free=1 << 30).num_blocks == 100
+
+
+def test_fewer_sequences_run_where_half_of_the_memory_does_not_hold_their_states(recurrent: Path) -> None:
+    config, (warning,) = plan_states(config_with(kv_memory="2MiB"), recurrent)
+    assert (config.cache.state_slots, config.scheduler.max_num_seqs) == (10, 7)
+    assert "lowered from 256 to 7" in warning
+    with machine((1 << 23) + WEIGHT_BYTES, None):
+        assert plan_states(config_with(), recurrent)[0] == config_with(state_slots=10, max_num_seqs=7)
+
+
+def test_slots_that_do_not_fit_are_refused_with_figures(recurrent: Path, checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="give --kv-memory 400KiB"):
+        plan_states(config_with(kv_memory="300KiB"), recurrent)
+    with pytest.raises(UsageError, match="--state-slots 4 is not more than --max-num-seqs 4"):
+        plan_states(config_with(state_slots=4, max_num_seqs=4), recurrent)
+    with pytest.raises(UsageError, match="--max-num-batched-tokens 8 is less than --block-size 16"):
+        plan_states(config_with(max_num_seqs=4, max_num_batched_tokens=8), recurrent)
+    config, _ = plan_states(config_with(state_slots=12, max_num_seqs=4, kv_memory="1MiB"), recurrent)
+    with pytest.raises(UsageError, match=r"needs 2 KV blocks .* beside 1 MiB of states; give --kv-memory 1208KiB"):
+        plan_in(config, recurrent, free=1 << 30)
+    with pytest.raises(UsageError, match="the states of 12 slots 1 MiB, and"):
+        plan_in(config, recurrent, free=1 << 20)
+
+
+def test_other_models_have_no_slots(checkpoint: Path) -> None:
+    assert plan_states(config_with(), checkpoint) == (config_with(), [])
+    with pytest.raises(UsageError, match="--state-slots 9 is for a model with recurrent layers, and smollm2 has none"):
+        plan_states(config_with(state_slots=9), checkpoint)
+
+
+def test_the_fake_model_has_slots_if_it_is_asked_for_recurrent_layers() -> None:
+    config, _ = plan_states(config_with(model="fake", fake={"recurrent": True}, max_num_seqs=3), None)
+    assert config.cache.state_slots == 6
+    assert plan_states(config_with(model="fake"), None)[0].cache.state_slots == 0

@@ -42,5 +42,5 @@ def test_what_is_only_a_little_like_a_flag_is_no_slip_of_it(word: str) -> None:
 
 
 def test_the_help_lists_all_parameters_of_the_fake_model() -> None:
-    named = re.findall(r"\b[a-z_]+_(?:ns|ppm|factor)\b", options()["fake"].description)
+    named = re.findall(r"\b(?:[a-z_]+_(?:ns|ppm|factor)|recurrent(?==))\b", options()["fake"].description)
     assert sorted(named) == sorted(FakeParameters.__struct_fields__)

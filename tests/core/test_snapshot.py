@@ -14,6 +14,7 @@ from eventlm.core.replica import Replica
 from eventlm.core.sequence import Sequence, State
 from eventlm.core.snapshot import SequenceRow, restore, take
 from eventlm.core.state import CoreState
+from eventlm.core.state_pool import StatePool
 from eventlm.core.validate import validate
 from eventlm.core.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
@@ -21,7 +22,7 @@ from eventlm.events import Arrived
 from eventlm.scheduling_params import SchedulingParams
 from tests.core.rig import Rig
 from tests.simulation import MemoryLog, Simulation
-from tests.workload import draw_machine, make_core
+from tests.workload import draw_machine, make_core, with_states
 
 #: What follows from the rest, is the same for all, or counts within one event only.
 DERIVED = {
@@ -30,7 +31,8 @@ DERIVED = {
         "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
     },
     Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
-    BlockPool: {"num_blocks", "references", "_name", "_changes"},
+    BlockPool: {"num_blocks", "references", "_name", "_changes", "_states"},
+    StatePool: {"num_slots", "_num_spare", "_pins", "_num_promised"},
     Sequence: {
         "arrival", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets", "contribution",
         "room_tokens", "paths",
@@ -41,6 +43,7 @@ RENAMED = {
     CoreState: {"policy_name": "policy", "rng_digest": "rng_digest"},
     Replica: {"in_flight": "steps"},
     BlockPool: {"_free": "free", "_idle": "idle", "_digest": "digest"},
+    StatePool: {"_free": "free", "_copies": "copies", "_residents": "residents"},
     Sequence: {"urgency": "key_in_line", "block_names": "generated_names", "view": "view_done_tokens"},
 }
 
@@ -86,15 +89,16 @@ def _names(thing: object) -> set[str]:
 
 
 def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None:
-    _, core = make_core(draw_machine(random.Random(0), 0))
+    _, core = make_core(with_states(draw_machine(random.Random(0), 0), 0))
     taken = msgspec.json.decode(take(core.state))
     replica = core.state.replicas[0]
     arrival = Arrived(s=1, prompt_tokens=4, max_tokens=4, scheduling=SchedulingParams(model="fake"))
     sequence = Sequence(arrival, 0, SequenceView.of(arrival, 0, prefill_ns=5))
-    held = {
+    held: dict[type[Any], tuple[Any, set[str]]] = {
         CoreState: (core.state, set(taken)),
         Replica: (replica, set(taken["replicas"][0])),
         BlockPool: (replica.pool, set(taken["replicas"][0]["pool"])),
+        StatePool: (replica.states, set(taken["replicas"][0]["states"])),
         Sequence: (sequence, set(SequenceRow._fields)),
     }
     for kind, (thing, names) in held.items():

@@ -28,7 +28,11 @@ class FakeWorkers:
         key = (launched.replica, launched.epoch)
         if key not in self._runners:
             self._runners[key] = FakeRunner(
-                setup.fake, epoch=launched.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
+                setup.fake,
+                epoch=launched.epoch,
+                block_size=setup.block_size,
+                num_blocks=setup.num_blocks,
+                state_slots=setup.state_slots,
             )
         heard = decode_to_worker(encode(payload))
         assert isinstance(heard, StepPayload)

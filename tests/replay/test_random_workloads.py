@@ -142,6 +142,20 @@ def test_many_more_and_larger_workloads(tmp_path: Path) -> None:
     for first in range(0, NUM_SOAKED, SOAK_BATCH):
         seeds = (NUM_WORKLOADS + first, NUM_WORKLOADS + first + SOAK_BATCH)
         folder = tmp_path / f"{first}"
-        in_processes("record", folder, *seeds, hash_seed=first, large=first % (10 * SOAK_BATCH) == 0)
+        in_processes("record", folder, *seeds, hash_seed=first, kind="" if first % (10 * SOAK_BATCH) else "--large")
         in_processes("verify", folder, *seeds, hash_seed=first + 1)
         shutil.rmtree(folder)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_million_events_with_state_slots(tmp_path: Path) -> None:
+    # Beside what the others say: every token follows from the state that its row was given (`FakeStates`).
+    num_events, first = 0, 0
+    while num_events < 1_000_000:
+        seeds, folder = (first, first + SOAK_BATCH // 5), tmp_path / f"{first}"
+        counts = in_processes("record", folder, *seeds, hash_seed=first, kind="--states")
+        in_processes("verify", folder, *seeds, hash_seed=first + 1)
+        shutil.rmtree(folder)
+        num_events += sum(counts[tag] for tag in ALL_TAGS)
+        first = seeds[1]

@@ -1,6 +1,6 @@
 """Records and verifies many random workloads, in processes of their own with a hash seed each.
 
-python -m tests.replay.workload_runs record FOLDER FIRST LAST [--large]
+python -m tests.replay.workload_runs record FOLDER FIRST LAST [--large | --states]
 python -m tests.replay.workload_runs verify FOLDER FIRST LAST
 """
 
@@ -21,16 +21,18 @@ from eventlm.events import DECISIONS, FACTS, MARKERS, Event
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.system import real_system
 from tests.simulation import Simulation
-from tests.workload import draw_large_machine
+from tests.workload import draw_large_machine, draw_machine, with_states
 
 NUM_PROCESSES = 2
 SEGMENT_BYTES = 8192
 
 
-def record(folder: Path, seed: int, *, large: bool) -> Counter[str]:
+def record(folder: Path, seed: int, kind: str) -> Counter[str]:
     """Run a workload with its state validated, and record it; how often each event and outcome occurred."""
     options: dict[str, Any] = {}
-    if large:
+    if kind == "--states":
+        options = {"machine": with_states(draw_machine(random.Random(seed), seed), seed)}
+    elif kind == "--large":
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
     # One in five is in many segments; plug-ins are drawn by the seed modulo 48.
     with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
@@ -48,12 +50,12 @@ def _names(event: Event) -> list[str]:
     return [tag, f"{tag} {reason}"] if reason else [tag]
 
 
-def work(action: str, folder: Path, first: int, last: int, *, large: bool) -> Counter[str]:
+def work(action: str, folder: Path, first: int, last: int, kind: str = "") -> Counter[str]:
     """Record or verify the workloads from `first` to before `last`. Raises AssertionError at the first failure."""
     counts: Counter[str] = Counter()
     for seed in range(first, last):
         if action == "record":
-            counts += record(folder, seed, large=large)
+            counts += record(folder, seed, kind)
             continue
         run = folder / f"seed-{seed}"
         result = verify(run)
@@ -70,15 +72,13 @@ def work(action: str, folder: Path, first: int, last: int, *, large: bool) -> Co
     return counts
 
 
-def in_processes(
-    action: str, folder: Path, first: int, last: int, *, hash_seed: int, large: bool = False
-) -> Counter[str]:
+def in_processes(action: str, folder: Path, first: int, last: int, *, hash_seed: int, kind: str = "") -> Counter[str]:
     """`work` in two processes at once; the sum of what they counted. Raises AssertionError with what one said."""
     bounds = [first + (last - first) * part // NUM_PROCESSES for part in range(NUM_PROCESSES + 1)]
     environment = os.environ | {"PYTHONHASHSEED": str(hash_seed)}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", __name__, action, str(folder), str(low), str(high), *["--large"] * large],
+            [sys.executable, "-m", __name__, action, str(folder), str(low), str(high), kind],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -108,5 +108,5 @@ ALL_TAGS = frozenset(str(kind.__struct_config__.tag) for kind in (*FACTS, *DECIS
 
 
 if __name__ == "__main__":
-    chosen, place, low, high = sys.argv[1:5]
-    print(json.dumps(work(chosen, Path(place), int(low), int(high), large="--large" in sys.argv)))
+    chosen, place, low, high, *kinds = sys.argv[1:]
+    print(json.dumps(work(chosen, Path(place), int(low), int(high), *kinds)))

@@ -39,7 +39,11 @@ class FakeModel:
     def __init__(self, setup: WorkerSetup) -> None:
         self._profile_ops = setup.profile_ops
         self._runner = FakeRunner(
-            setup.fake, epoch=setup.epoch, block_size=setup.block_size, num_blocks=setup.num_blocks
+            setup.fake,
+            epoch=setup.epoch,
+            block_size=setup.block_size,
+            num_blocks=setup.num_blocks,
+            state_slots=setup.state_slots,
         )
         self.num_blocks = setup.num_blocks
         self.notes: list[str] = []

@@ -1,8 +1,9 @@
 """A worker without a model: tokens are hashes, times come from a formula, and it can do all that a real one may do.
 
-A token depends on its request's seed, the sample's index and its position alone, so it is the same in whatever batch,
-on whatever replica, before and after a preemption. Rows of several tokens (speculation) produce between none and all
-that the launch allows. The text is valid UTF-8 of words of a fixed length, some with characters of several bytes.
+A token depends on its request's seed, the sample's index and its position alone, or with recurrent layers on the tokens
+before it; so it is the same in whatever batch, on whatever replica, before and after a preemption. Rows of several
+tokens (speculation) produce between none and all that the launch allows. The text is valid UTF-8 of words of a fixed
+length, some with characters of several bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,17 @@ from typing import TYPE_CHECKING, Any
 from eventlm.events import Launched
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake.extras import fake_extras
-from eventlm.worker.fake.tokens import ENDS, EOS_TOKEN_ID, MILLION, FakeParameters, draw, fake_token, poisoned_place
+from eventlm.worker.fake.states import FakeStates
+from eventlm.worker.fake.tokens import (
+    ENDS,
+    EOS_TOKEN_ID,
+    MILLION,
+    FakeParameters,
+    draw,
+    fake_token,
+    poisoned_place,
+    state_token,
+)
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload
 from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence, end_of
 
@@ -27,12 +38,21 @@ class FakeDeath(Exception):
 class FakeRunner:
     """Executes launches as a model runner does. Raises DesyncError like one, and FakeDeath if so drawn."""
 
-    def __init__(self, parameters: dict[str, Any] | FakeParameters, *, epoch: int, block_size: int, num_blocks: int):
+    def __init__(
+        self,
+        parameters: dict[str, Any] | FakeParameters,
+        *,
+        epoch: int,
+        block_size: int,
+        num_blocks: int,
+        state_slots: int = 0,
+    ) -> None:
         if not isinstance(parameters, FakeParameters):
             parameters = FakeParameters(**parameters)
         self.parameters = parameters
         self._epoch = epoch
-        self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks)
+        self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks, state_slots=state_slots)
+        self._states = FakeStates(state_slots) if parameters.recurrent else None
         #: None as long as no sequence has a grammar: most runs load no llguidance.
         self._grammars: FakeGrammars | None = None
 
@@ -50,7 +70,8 @@ class FakeRunner:
                 raise FakeDeath(f"poisoned by sequence {row.sequence.id}")
             most = launch.most[number] if launch.most else int(row.samples)
             forced = payload.forced[number] if payload.forced else None
-            produced, reason = self._produce(row, launch.step, most if row.samples else 0, forced)
+            state = None if self._states is None else self._states.advance(row)
+            produced, reason = self._produce(row, launch.step, most if row.samples else 0, forced, state)
             tokens.append(produced)
             if reason is not None:
                 ends.append((number, reason))
@@ -75,8 +96,12 @@ class FakeRunner:
                     self._grammars = FakeGrammars()
                 self._grammars.add(self._table[SequenceId(new.request, new.index)])
 
-    def _produce(self, row: Row, step: int, most: int, forced: list[int] | None) -> tuple[list[int], WorkerEnd | None]:
-        """0 to `most` tokens, cut after the first end. A row that may produce one always does."""
+    def _produce(
+        self, row: Row, step: int, most: int, forced: list[int] | None, state: int | None
+    ) -> tuple[list[int], WorkerEnd | None]:
+        """0 to `most` tokens, cut after the first end. A row that may produce one always does. state: that of recurrent
+        layers after the row.
+        """
         sequence = row.sequence
         params, index, position = sequence.params, sequence.id.index, sequence.position
         count = most if most <= 1 else self._draw("count", params.noise_seed, step, position) % (most + 1)
@@ -92,7 +117,10 @@ class FakeRunner:
             if drawn < self.parameters.end_ppm and slot >= params.min_tokens and not params.ignore_eos:
                 produced.append(EOS_TOKEN_ID)
                 return produced, ENDS[drawn % len(ENDS)]
-            produced.append(fake_token(params.noise_seed, index, slot, piece_ppm=self.parameters.piece_ppm))
+            if state is not None:
+                produced.append(state_token(params.noise_seed, index, state))
+            else:
+                produced.append(fake_token(params.noise_seed, index, slot, piece_ppm=self.parameters.piece_ppm))
             if (reason := end_of(params, produced[-1], slot)) is not None:
                 return produced, reason
         return produced, None

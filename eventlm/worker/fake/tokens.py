@@ -47,6 +47,8 @@ class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     piece_ppm: int = 0
     #: Chance that the logits of a token are not finite, as a broken model's are.
     nan_ppm: int = 0
+    #: Whether it has recurrent layers. Then a token depends on the state in the sequence's slot, not on its position.
+    recurrent: bool = False
 
 
 def draw(*what: int | str) -> int:
@@ -70,3 +72,8 @@ def fake_token(seed: int, index: int, position: int, *, piece_ppm: int = 0) -> i
         return FIRST_PIECE_ID + draw("which", seed, index, position) % NUM_PIECES
     word, byte = divmod(position, WORD_BYTES)
     return WORDS[draw("word", seed, index, word) % len(WORDS)][byte]
+
+
+def state_token(seed: int, index: int, state: int) -> int:
+    """The token of a sample after a state of recurrent layers: a letter."""
+    return ord("a") + draw("state", seed, index, state) % 26

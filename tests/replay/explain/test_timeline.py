@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.bus.log_writer import LogWriter
@@ -74,9 +74,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
 
 def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> Core:
     """The core of a snapshot with plenty of all but what a cause stands for (None: of all)."""
-    limits = {"max_num_seqs": PLENTY}
+    limits: dict[str, Any] = {"max_num_seqs": PLENTY}
     taken = msgspec.json.decode(snapshot)
-    plugins = rebuilt.plugins
+    plugins, slots = rebuilt.plugins, rebuilt.config.state_slots
+    if slots is not UNSET:
+        # Each that runs must have one.
+        limits["state_slots"] = slots + 2 * PLENTY
+        for replica in taken["replicas"]:
+            replica["states"]["free"] += range(slots, slots + 2 * PLENTY)
     if cause == "sequence_limit":
         del limits["max_num_seqs"]
     if cause != "head_of_line":
