@@ -59,8 +59,7 @@ def load(build: str, kind: str, num_threads: int) -> CpuDecoder:
         for first in range(0, num_out, 4096):
             num_rows = min(4096, num_out - first)
             if packed:
-                num_bytes = num_in // packed.block_inputs * packed.block_bytes
-                blocks = torch.randint(0, 48, (num_rows, num_bytes), dtype=torch.uint8)
+                blocks = torch.randint(0, 48, (num_rows, packed.row_bytes(num_in)), dtype=torch.uint8)
                 decoder.load_packed(key.name, key.layer, blocks, first)
             else:
                 decoder.load(key.name, key.layer, torch.rand(num_rows, num_in) - 0.5, first)

@@ -167,9 +167,9 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
 
 
 def _types_kept(config: Config, folder: Path, decoder: ModelSpec) -> dict[WeightKey, str]:
-    """The matrices of a GGUF file that stay as they are, unless torch computes."""
+    """The matrices that stay codes: of a GGUF file or a quantized checkpoint, unless torch computes."""
     model = config.model
-    if model.quantization != "none" or read_source(folder) is None:
+    if model.quantization != "none" or not (decoder.quantized or read_source(folder)):
         return {}
     dtype = resolve_dtype(decoder, model.dtype)
     kernels, size = config.worker.cpu_kernels, config.cache.block_size

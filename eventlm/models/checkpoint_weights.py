@@ -6,7 +6,7 @@ Loads no torch, so that a folder is checked before a worker starts.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,8 @@ from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
 from eventlm.models.config import DTYPE_BYTES
 from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, expert_tensor, read_source
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
+from eventlm.models.quantized.matrices import Parts, QuantizedMatrix, whole_names
+from eventlm.models.quantized.scheme import PARTS
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -55,8 +57,9 @@ _OLD_BUFFER = "rotary_emb.inv_freq"
 _UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
 #: Ends of the names of tensors that only quantized checkpoints have.
 _QUANTIZED_PARTS = (
-    *("qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "input_scale", "weight_packed"),
-    *("absmax", "quant_map", "SCB", "quant_state.bitsandbytes__nf4", "biases"),
+    *(part for part in PARTS if part not in ("weight", "bias")),
+    *("weight_scale_inv", "input_scale", "blocks", "absmax", "quant_map", "SCB", "quant_state.bitsandbytes__nf4"),
+    "biases",
 )
 
 
@@ -83,11 +86,15 @@ class StoredWeight(NamedTuple):
 
 
 class WeightFile(NamedTuple):
-    """A file of a checkpoint with the weights that the decoder takes from it, in the order of their data."""
+    """A file of a checkpoint with the weights that the decoder takes from it, in the order of their data.
+
+    quantized: matrices whose codes are in it; their other parts may be in other files.
+    """
 
     path: Path
     stamp: FileStamp
     weights: list[StoredWeight]
+    quantized: Sequence[QuantizedMatrix] = ()
 
 
 class _Found(NamedTuple):
@@ -234,22 +241,25 @@ def _tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
 
 
 def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
-    """The matrices of GGUF files that the compiled decoder multiplies by as they are, and the types of their codes."""
-    stored = [
-        weight
-        for file in files
-        for weight in file.weights
-        if len(weight.shape) == 2 and not weight.interleaved and weight.key.name not in FLOAT32_WEIGHTS
-    ]
-    types = {weight.key: weight.dtype for weight in stored if weight.num_bytes and weight.dtype in PACKED_TYPES}
-    # Those that a matrix would be multiplied together with. A layer without gates has `up` alone.
-    others = {weight.key for weight in stored} - types.keys()
-    together = {name: names for names in MULTIPLIED_TOGETHER for name in names}
+    """The matrices that the compiled decoder multiplies by as codes, and their types, one of `PACKED_TYPES`."""
+    types: dict[WeightKey, str] = {}
+    for file in files:
+        for weight in file.weights:
+            is_codes = len(weight.shape) == 2 and weight.num_bytes and not weight.interleaved
+            is_kept = is_codes and weight.dtype in PACKED_TYPES and weight.key.name not in FLOAT32_WEIGHTS
+            types[weight.key] = weight.dtype if is_kept else ""
+        for matrix in file.quantized:
+            types |= dict.fromkeys(matrix.weights, matrix.scheme.packed_type(matrix.num_in))
+    # Those of one product stay codes only together. A layer without gates has `up` alone.
     return {
         key: kind
         for key, kind in types.items()
-        if not any(key._replace(name=name) in others for name in together.get(key.name, ()))
+        if kind and all(types.get(key._replace(name=name)) != "" for name in _multiplied_with(key.name))
     }
+
+
+def _multiplied_with(name: str) -> tuple[str, ...]:
+    return next((names for names in MULTIPLIED_TOGETHER if name in names), ())
 
 
 def weight_bytes(
@@ -262,8 +272,7 @@ def weight_bytes(
     num_bytes = 0
     for key, shape in model_weights(model).items():
         if types and key in types:
-            packed = PACKED_TYPES[types[key]]
-            num_bytes += math.prod(shape) // packed.block_inputs * packed.block_bytes
+            num_bytes += shape[0] * PACKED_TYPES[types[key]].row_bytes(shape[1])
             continue
         is_multiplied = key.name not in FLOAT32_WEIGHTS and (model.tie_word_embeddings or key != _EMBEDDING)
         if quantization == "int8" and len(shape) == 2 and is_multiplied:
@@ -290,6 +299,7 @@ def find_weights(folder: Path, model: ModelSpec) -> list[WeightFile]:
     embedding, head = (_tensor_name(key, model, names) for key in (_EMBEDDING, _HEAD))
     has_embedding = any(tensor.role == embedding for tensors in found.values() for tensor in tensors)
     is_head_taken = not (model.tie_word_embeddings and has_embedding)
+    parts = Parts(model.quantized) if model.quantized else None
     files = []
     for path, tensors in found.items():
         weights: list[StoredWeight] = []
@@ -299,11 +309,17 @@ def find_weights(folder: Path, model: ModelSpec) -> list[WeightFile]:
                 continue
             if role == head and model.tie_word_embeddings:
                 role = embedding
+            is_plain = role in known and tensor.info.dtype in STORED_DTYPES
+            if parts and not is_plain and parts.take(path, headers[path], tensor.name, role):
+                continue
             if role not in missing:
                 raise CheckpointError(f"{path}: tensor {tensor.name} {_why_unknown(role, known, model)}")
             its_shapes = {key: shapes[key] for key in missing.pop(role)}
             weights += _rows(path, tensor, its_shapes, headers[path].data_start, model, names.stacking)
         files.append(WeightFile(path, headers[path].stamp, weights))
+    if parts:
+        matrices = parts.matrices(missing, shapes)
+        files = [file._replace(quantized=matrices.get(file.path, ())) for file in files]
     if missing:
         name = next(iter(missing))
         more = f" ({len(missing)} are)" if len(missing) > 1 else ""
@@ -314,6 +330,8 @@ def find_weights(folder: Path, model: ModelSpec) -> list[WeightFile]:
 def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:
     """The names by which the fewest tensors are missing."""
     roles = {tensor.role for tensors in found for tensor in tensors}
+    if model.quantized:
+        roles |= {whole for role in roles for whole in whole_names(role)}
     return min(
         (model.names, *model.other_names), key=lambda names: len(checkpoint_tensors(model, names).keys() - roles)
     )
@@ -482,7 +500,8 @@ def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:
     if name in known:
         return "is in two files"
     if name.endswith(_QUANTIZED_PARTS):
-        return f"belongs to quantized weights, which are not supported; {_UNQUANTIZED}"
+        has_none = f"({model.quantized.name}) its module has none" if model.quantized else "no weights are quantized"
+        return f"belongs to quantized weights, and by config.json {has_none}; {_UNQUANTIZED}"
     return f"is not one of {model.architecture} as config.json describes it; the two files are not of one model"
 
 

@@ -20,6 +20,7 @@ from eventlm.models.families import DECODER_NAMES, FAMILIES, MULTIMODAL, TOWER_N
 from eventlm.models.families.fields import ConfigError
 from eventlm.models.gguf.source import read_source
 from eventlm.models.json_files import convert_object, read_json_object
+from eventlm.models.quantized.method import read_method
 from eventlm.models.safetensors_header import find_shards, read_header
 from eventlm.models.spec import KVShape, ModelSpec, why_not_plain
 from eventlm.models.tied_head import has_own_head
@@ -69,12 +70,12 @@ def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
 
     Its dtype is empty if they name none. Raises CheckpointError.
     """
-    _check_not_quantized(path, values)
+    quantized = read_method(values, path)
     architecture = _architecture(path, values)
     outer = MULTIMODAL.get(architecture)
     if outer is not None:
         values = _decoder_of(path, values)
-        _check_not_quantized(path, values)
+        quantized = quantized or read_method(values, path)
     family = FAMILIES[_decoder_architecture(path, values, outer) if outer is not None else architecture]
     fields = convert_object(values, family.fields, path, inside="text_config" if outer is not None else "")
     try:
@@ -84,7 +85,8 @@ def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
     names = model.names
     if outer is not None:
         names = msgspec.structs.replace(names, ignored=(*TOWER_NAMES, *names.ignored), aliases=DECODER_NAMES)
-    return msgspec.structs.replace(model, architecture=architecture, names=names)
+    dtype = QUANTIZED_DTYPE if quantized else model.dtype
+    return msgspec.structs.replace(model, architecture=architecture, names=names, dtype=dtype, quantized=quantized)
 
 
 def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
@@ -229,22 +231,6 @@ def _decoder_architecture(path: Path, values: dict[str, Any], outer: Multimodal)
             f"{path}: text_config: model_type {kind} is not supported (supported: {', '.join(outer.decoders)})"
         )
     return outer.decoders[kind]
-
-
-def _check_not_quantized(path: Path, values: dict[str, Any]) -> None:
-    """Transformers' key, its older one, and that of MLX."""
-    for key in ("quantization_config", "compression_config", "quantization"):
-        found = values.get(key)
-        if not found:
-            continue
-        of_how = found if isinstance(found, dict) else {}
-        method = of_how.get("quant_method", "an unknown method" if key != "quantization" else "MLX")
-        bits = of_how.get("bits", 4 if of_how.get("load_in_4bit") else 8 if of_how.get("load_in_8bit") else None)
-        in_bits = f" in {bits} bits" if isinstance(bits, int) else ""
-        raise CheckpointError(
-            f"{path}: its weights are quantized ({key}: {method}{in_bits}), and such checkpoints cannot be run; take "
-            "the one in bfloat16 or float16 that it was made from (--quantization int8 quantizes it while it loads)"
-        )
 
 
 def _decoder_of(path: Path, values: dict[str, Any]) -> dict[str, Any]:

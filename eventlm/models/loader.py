@@ -6,6 +6,8 @@ its place in a fused or packed matrix and converted to the decoder's dtype. So t
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 import torch
@@ -13,13 +15,14 @@ import torch
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.decoder import CpuDecoder
 from eventlm.kernels.int8_linear import quantize_rows
-from eventlm.models.checkpoint_weights import find_weights, packed_types
+from eventlm.models.checkpoint_weights import WeightFile, find_weights, packed_types
 from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
+from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
 from eventlm.models.spec import ModelSpec
-from eventlm.models.weight_reader import read_pieces
+from eventlm.models.weight_reader import check_quantized, read_pieces
 from eventlm.types import OnProgress
 
 
@@ -44,6 +47,7 @@ def load_decoder(
     folder = Path(folder)
     model = read_model(folder)
     files = find_weights(folder, model)
+    check_quantized(files)
     decoder = _empty_decoder(model, torch_dtype(resolve_dtype(model, dtype, quantization)), device)
     if quantization == "int8":
         decoder.to_int8()
@@ -73,8 +77,11 @@ def load_cpu_decoder(
     folder = Path(folder)
     model = read_model(folder)
     files = find_weights(folder, model)
+    check_quantized(files)
     ropes = [angles(rope, max_positions) for rope in model.ropes]
     types = packed_types(files) if quantization == "none" else {}
+    if quantization == "none":
+        _say_what_is_unpacked(files, types)
     try:
         decoder = CpuDecoder(
             build,
@@ -96,6 +103,17 @@ def load_cpu_decoder(
             "or take a smaller model"
         ) from error
     return decoder
+
+
+def _say_what_is_unpacked(files: Sequence[WeightFile], types: Container[WeightKey]) -> None:
+    keys = [key for file in files for matrix in file.quantized for key in matrix.weights]
+    if unpacked := [key for key in keys if key not in types]:
+        # The engine logs what a worker prints.
+        print(
+            f"{len(unpacked):,} of {len(keys):,} quantized matrices are unpacked to bfloat16: the compiled forward "
+            "pass has no product for their format",
+            file=sys.stderr,
+        )
 
 
 def _empty_decoder(model: ModelSpec, dtype: torch.dtype, device: str) -> Decoder:

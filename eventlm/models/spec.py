@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from eventlm.models.quantized.scheme import Method
+
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 #: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent, `relu2` the square of ReLU. `swiglu_oai` is that of
 #: gpt-oss: `(up + 1) * gate * sigmoid(1.702 * gate)`, `gate` at most 7 and `up` between -7 and 7.
@@ -279,7 +281,7 @@ class TensorNames(Struct, frozen=True, kw_only=True):
 
 
 class ModelSpec(Struct, frozen=True, kw_only=True):
-    """A decoder. `dtype` is the one that its weights are stored in."""
+    """A decoder. `dtype` is the one that its weights are stored in; of quantized ones, the one to compute in."""
 
     architecture: str
     vocab_size: int
@@ -297,6 +299,8 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     names: TensorNames = TensorNames()
     #: How a checkpoint may name its tensors as well: transformers 5 can save experts in one tensor.
     other_names: tuple[TensorNames, ...] = ()
+    #: How a checkpoint's matrices are quantized, if they are.
+    quantized: Method | None = None
 
     @property
     def num_layers(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eventlm.errors import CheckpointError
+from eventlm.models.quantized.scheme import CODES
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,
@@ -23,6 +24,8 @@ _SAMPLE_BYTES = 4096
 def has_own_head(folder: Path, names: TensorNames) -> bool:
     """Whether the safetensors files have a head beside an embedding, and the two differ, be it in dtype alone.
 
+    A quantized head does.
+
     Raises CheckpointError for files that cannot be read.
     """
     if not any((folder / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
@@ -32,7 +35,10 @@ def has_own_head(folder: Path, names: TensorNames) -> bool:
     for path in find_shards(folder):
         header = read_header(path)
         for name, info in header.tensors.items():
-            if (role := names.without_alias(name)) in wanted:
+            role = names.without_alias(name)
+            if role.startswith(f"{names.lm_head}.") and role.endswith(CODES):
+                return True
+            if role in wanted:
                 found[role] = path, header, info
     if len(found) < 2:
         return False

@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -22,6 +23,8 @@ from eventlm.errors import CheckpointError
 from eventlm.models.checkpoint_weights import StoredWeight, WeightFile
 from eventlm.models.gguf.blocks import unpack
 from eventlm.models.program import WeightKey
+from eventlm.models.quantized.matrices import QuantizedMatrix, QuantizedPart
+from eventlm.models.quantized.unpack import UnpackedMatrix, check_values
 from eventlm.models.safetensors_header import FileStamp
 from eventlm.types import OnProgress
 
@@ -29,13 +32,16 @@ _DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "
 #: Most bytes of a piece, and the multiple of rows that it has: as many are packed together.
 _PIECE_BYTES = 4 << 20
 _ROW_MULTIPLE = 32
+#: Of the data of each tensor in a buffer.
+_ALIGNMENT = 64
 _CHANGED = "the file was changed while it was read; start again when nothing writes to it"
 
 
 class Piece(NamedTuple):
     """Rows of a matrix [rows, in] from `first_row` on, or a whole vector; `values` is valid until the next piece.
 
-    A matrix that lies transposed is one piece. Values of one that was wanted in blocks are those, uint8 [rows, bytes].
+    A matrix that lies transposed is one piece. Values of one that was wanted as codes are their blocks, uint8
+    [rows, bytes].
     """
 
     key: WeightKey
@@ -43,68 +49,122 @@ class Piece(NamedTuple):
     values: Tensor
 
 
+class _Span(NamedTuple):
+    """Bytes of a tensor that are read at once."""
+
+    path: Path
+    stamp: FileStamp
+    name: str
+    offset: int
+    num_bytes: int
+
+
 class _Part(NamedTuple):
-    """Some rows of a weight, from `first_row` on, and where they lie in it. in_blocks: they stay what they are."""
+    """Some rows of a weight, from `first_row` on, and where they lie. in_blocks: they stay what they are."""
 
     weight: StoredWeight
     first_row: int
     shape: tuple[int, ...]
-    offset: int
-    num_bytes: int
+    spans: tuple[_Span, ...]
     in_blocks: bool
 
 
+class _Whole(NamedTuple):
+    """A quantized matrix, and where its parts lie. types: of the weights that are wanted as codes."""
+
+    matrix: QuantizedMatrix
+    spans: tuple[_Span, ...]
+    types: Mapping[WeightKey, str]
+
+
+_Unit = _Part | _Whole
+
+
 def read_pieces(
-    files: Sequence[WeightFile], on_progress: OnProgress | None = None, *, in_blocks: Container[WeightKey] = ()
+    files: Sequence[WeightFile],
+    on_progress: OnProgress | None = None,
+    *,
+    in_blocks: Mapping[WeightKey, str] = MappingProxyType({}),
 ) -> Iterator[Piece]:
     """All weights of the files, in the order of their data. `on_progress` gets the bytes of those that were used.
 
-    in_blocks: matrices of a GGUF file whose blocks are wanted as they are.
+    in_blocks: matrices that are wanted as codes, and their types (see `packed_types`).
 
-    Raises CheckpointError if a file cannot be read, or is no longer the one that was checked.
+    Raises CheckpointError if a file cannot be read, or is no longer the one that was checked, or if a quantized matrix
+    has values that none has.
     """
-    parts_of_files = [_parts(file, in_blocks) for file in files]
-    num_bytes, total_bytes = 0, sum(part.num_bytes for parts in parts_of_files for part in parts)
-    with ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
-        for file, parts in zip(files, parts_of_files, strict=True):
-            if not parts:
-                continue
-            with _opened(file) as opened:
-                buffers = [torch.empty(max(part.num_bytes for part in parts), dtype=torch.uint8) for _ in range(2)]
-                reading = reader.submit(_read, file.path, opened, parts[0], buffers[0])
-                for number, part in enumerate(parts):
-                    values = reading.result()
-                    if number + 1 < len(parts):
-                        after = buffers[(number + 1) % 2]
-                        reading = reader.submit(_read, file.path, opened, parts[number + 1], after)
-                    yield from _pieces(part, values)
-                    num_bytes += part.num_bytes
-                    if on_progress is not None:
-                        on_progress(num_bytes, total_bytes)
+    units = [unit for file in files for unit in _units(file, in_blocks)]
+    sizes = [sum(_room(span) for span in unit.spans) for unit in units]
+    num_bytes, total_bytes = 0, sum(span.num_bytes for unit in units for span in unit.spans)
+    buffers = [torch.empty(max(sizes, default=0), dtype=torch.uint8) for _ in range(2)]
+    with _Files() as opened, ThreadPoolExecutor(1, thread_name_prefix="weights") as reader:
+        reading = [reader.submit(_read, opened, units[0], buffers[0])] if units else []
+        for number, unit in enumerate(units):
+            pieces = reading.pop().result()
+            if number + 1 < len(units):
+                reading.append(reader.submit(_read, opened, units[number + 1], buffers[(number + 1) % 2]))
+            yield from pieces
+            num_bytes += sum(span.num_bytes for span in unit.spans)
+            if on_progress is not None:
+                on_progress(num_bytes, total_bytes)
+
+
+def check_quantized(files: Sequence[WeightFile]) -> None:
+    """Raise CheckpointError if a scale, a zero or an order of a quantized matrix cannot be one.
+
+    They are a small part of the files, and are read for it: before there is memory for all weights.
+    """
+    with _Files() as opened:
+        for matrix in (matrix for file in files for matrix in file.quantized):
+            small = {name: part for name, part in matrix.parts.items() if part is not matrix.codes}
+            data = {}
+            for name, part in small.items():
+                data[name] = torch.empty(part.num_bytes, dtype=torch.uint8)
+                opened.read(_span(part), data[name])
+            check_values(matrix, data)
+
+
+class _Files(contextlib.ExitStack):
+    """The files that are read from. Each must be the one that was checked, at the beginning and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._opened: dict[Path, BufferedReader] = {}
+
+    def read(self, span: _Span, to: Tensor) -> None:
+        """Fill bytes. Raises CheckpointError."""
+        if span.path not in self._opened:
+            self._opened[span.path] = self.enter_context(_opened(span.path, span.stamp))
+        file = self._opened[span.path]
+        try:
+            file.seek(span.offset)
+            num_read = file.readinto(to.numpy().data)
+        except OSError as error:
+            raise CheckpointError(f"{span.path}: tensor {span.name}: {error.strerror or error}") from error
+        if num_read != span.num_bytes:
+            raise CheckpointError(f"{span.path}: tensor {span.name}: {_CHANGED}")
 
 
 @contextlib.contextmanager
-def _opened(file: WeightFile) -> Iterator[BufferedReader]:
-    """The open file. CheckpointError if it is not, or no longer, the one that was checked."""
+def _opened(path: Path, stamp: FileStamp) -> Iterator[BufferedReader]:
     try:
-        opened = file.path.open("rb")
+        opened = path.open("rb")
     except OSError as error:
-        raise CheckpointError(f"{file.path}: {error.strerror or error}") from error
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
     with opened:
-        _check_same(file, opened)
+        _check_same(path, stamp, opened)
         os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         yield opened
-        _check_same(file, opened)
+        _check_same(path, stamp, opened)
 
 
-def _check_same(file: WeightFile, opened: BufferedReader) -> None:
-    if FileStamp.of(opened.fileno()) != file.stamp:
-        raise CheckpointError(f"{file.path}: {_CHANGED}")
+def _check_same(path: Path, stamp: FileStamp, opened: BufferedReader) -> None:
+    if FileStamp.of(opened.fileno()) != stamp:
+        raise CheckpointError(f"{path}: {_CHANGED}")
 
 
-def _parts(file: WeightFile, in_blocks: Container[WeightKey]) -> list[_Part]:
-    """The file's weights in pieces."""
-    parts = []
+def _units(file: WeightFile, in_blocks: Mapping[WeightKey, str]) -> Iterator[_Unit]:
+    """The file's weights, in pieces if they are large, and its quantized matrices."""
     for weight in file.weights:
         num_rows = weight.shape[0]
         num_values = math.prod(weight.shape[1:])
@@ -112,34 +172,61 @@ def _parts(file: WeightFile, in_blocks: Container[WeightKey]) -> list[_Part]:
         is_kept = weight.key in in_blocks
         # Other blocks become float32.
         used_bytes = num_values * torch.float32.itemsize if weight.num_bytes and not is_kept else row_bytes
-        multiple = math.lcm(_ROW_MULTIPLE, weight.head_rows or 1)
         is_whole = len(weight.shape) == 1 or bool(weight.interleaved)
-        step = num_rows if is_whole else max(_PIECE_BYTES // used_bytes // multiple, 1) * multiple
+        step = num_rows if is_whole else _rows_at_once(used_bytes, weight.head_rows or 1)
         for first in range(0, num_rows, step):
             shape = (min(step, num_rows - first), *weight.shape[1:])
-            parts.append(_Part(weight, first, shape, weight.offset + first * row_bytes, shape[0] * row_bytes, is_kept))
-    return parts
+            offset = weight.offset + first * row_bytes
+            span = _Span(file.path, file.stamp, weight.name, offset, shape[0] * row_bytes)
+            yield _Part(weight, first, shape, (span,), is_kept)
+    for matrix in file.quantized:
+        types = {key: in_blocks[key] for key in matrix.weights if key in in_blocks}
+        yield _Whole(matrix, tuple(_span(part) for part in matrix.parts.values()), types)
 
 
-def _pieces(part: _Part, values: Tensor) -> Iterator[Piece]:
-    turns = part.weight.interleaved
+def _span(part: QuantizedPart) -> _Span:
+    return _Span(part.path, part.stamp, part.name, part.offset, part.num_bytes)
+
+
+def _rows_at_once(row_bytes: int, multiple: int = 1) -> int:
+    multiple = math.lcm(_ROW_MULTIPLE, multiple)
+    return max(_PIECE_BYTES // row_bytes // multiple, 1) * multiple
+
+
+def _pieces(unit: _Part, values: Tensor) -> Iterator[Piece]:
+    turns = unit.weight.interleaved
     if not turns:
-        yield Piece(part.weight.key, part.weight.first_row + part.first_row, values)
+        yield Piece(unit.weight.key, unit.weight.first_row + unit.first_row, values)
     for number, key in enumerate(turns):
         yield Piece(key, 0, values[..., number :: len(turns)].t())
 
 
-def _read(path: Path, opened: BufferedReader, part: _Part, buffer: Tensor) -> Tensor:
-    """The part's values. They may lie in the buffer, which is large enough for its bytes."""
-    name = part.weight.name
-    try:
-        opened.seek(part.offset)
-        num_read = opened.readinto(buffer.numpy().data[: part.num_bytes])
-    except OSError as error:
-        raise CheckpointError(f"{path}: tensor {name}: {error.strerror or error}") from error
-    if num_read != part.num_bytes:
-        raise CheckpointError(f"{path}: tensor {name}: {_CHANGED}")
-    return _values(part, buffer[: part.num_bytes])
+def _pieces_of_quantized(unit: _Whole, matrix: UnpackedMatrix) -> Iterator[Piece]:
+    at_once = _rows_at_once(unit.matrix.num_in * torch.float32.itemsize)
+    for key, rows in unit.matrix.weights.items():
+        kind, numbers = unit.types.get(key), range(rows.start, rows.stop, rows.step)
+        for first in range(0, len(numbers), at_once):
+            some = numbers[first : first + at_once]
+            part = slice(some.start, some.stop, some.step)
+            yield Piece(key, first, matrix.blocks(kind, part) if kind else matrix.values(part))
+
+
+def _room(span: _Span) -> int:
+    """Bytes of a buffer: data of any dtype may begin where it ends."""
+    return -(-span.num_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _read(opened: _Files, unit: _Unit, buffer: Tensor) -> Iterator[Piece]:
+    """The unit's pieces. Their values may lie in the buffer, which is large enough for its bytes."""
+    begin, data = 0, []
+    for span in unit.spans:
+        data.append(buffer[begin : begin + span.num_bytes])
+        opened.read(span, data[-1])
+        begin += _room(span)
+    if isinstance(unit, _Whole):
+        matrix = UnpackedMatrix(unit.matrix, dict(zip(unit.matrix.parts, data, strict=True)))
+        return _pieces_of_quantized(unit, matrix)
+    return _pieces(unit, _values(unit, *data))
 
 
 def _values(part: _Part, data: Tensor) -> Tensor:

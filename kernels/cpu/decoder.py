@@ -161,9 +161,9 @@ class CpuDecoder:
         rows = values.to(torch.bfloat16).contiguous()
         kind = self._types.get((name, layer, expert))
         packed = PACKED_TYPES[kind] if kind else None
-        count = rows.numel()
-        num_bytes = count // packed.block_inputs * packed.block_bytes if packed else count * self._weight_bytes
-        self._count(name, num_bytes, expert)
+        num_in = rows.shape[1]
+        row_bytes = packed.row_bytes(num_in) if packed else num_in * self._weight_bytes
+        self._count(name, len(rows) * row_bytes, expert)
         self._functions.eventlm_load_matrix(self._handle, number, layer, expert, rows.data_ptr(), first_row, len(rows))
 
     def load_packed(self, name: str, layer: int, blocks: Tensor, first_row: int = 0, expert: int = -1) -> None:

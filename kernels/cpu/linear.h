@@ -22,10 +22,6 @@
 
 namespace eventlm {
 
-// Rows that go over the panels of a unit together: what is put of a row follows its panels in their order, and rows of
-// two blocks are never mixed.
-constexpr int kBlockRows = 64;
-
 #if defined(__AMX_BF16__)
 
 // Words of a panel that are multiplied by one group of inputs.
@@ -142,27 +138,31 @@ constexpr std::size_t kBytesAhead = 6144;
 template <class Put>
 void multiply_codes(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
                     Put&& put) {
-  alignas(64) float sums[2][kPackedRowsAtOnce][kPanel];
+  alignas(64) float sums[2][kBlockRows][kPanel];
   const int at_once = matrix.has_gate ? 2 : 1, num_rows = last - first;
   for (std::size_t panel = begin; panel < end; panel += at_once) {
     const PackedMatrix* part = matrix.parts;
     std::size_t number = panel / at_once;
     for (; !matrix.has_gate && number >= part->num_panels(); part++) number -= part->num_panels();
+    for (int i = 0; i < at_once; i++) {
+      if (part[i].is_float8()) multiply_float8(part[i], number, rows, first, num_rows, sums[i]);
+    }
     for (int row = first; row < last; row += kPackedRowsAtOnce) {
       const int count = std::min(kPackedRowsAtOnce, last - row);
       for (int i = 0; i < at_once; i++) {
+        if (part[i].is_float8()) continue;
         const std::size_t panel_bytes = part[i].panel_bytes();
         const std::uint8_t* bytes = part[i].panel(number);
         LinesAhead ahead{bytes + kBytesAhead, kLineBytes};
         if (num_rows > kPackedRowsAtOnce) {
           ahead = {bytes + panel_bytes + panel_bytes * (row - first) / num_rows, kLineBytes * count / num_rows};
         }
-        multiply_packed(part[i], number, rows, row, count, ahead, sums[i]);
+        multiply_packed(part[i], number, rows, row, count, ahead, sums[i] + (row - first));
       }
       for (int r = 0; r < count; r++) {
         for (int i = 0; i < at_once; i++) {
-          const float *left = sums[0][r] + i * kLanes,
-                      *right = matrix.has_gate ? sums[1][r] + i * kLanes : left + kLanes;
+          const float *left = sums[0][row - first + r] + i * kLanes,
+                      *right = matrix.has_gate ? sums[1][row - first + r] + i * kLanes : left + kLanes;
           put(row + r, panel + i, load<f32x16>(left), load<f32x16>(right));
         }
       }

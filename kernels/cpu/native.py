@@ -25,7 +25,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 7
+_INTERFACE = 8
 _LANES = 16
 _MAX_HEAD_DIM = 512
 _MAX_GROUP = 32
@@ -51,14 +51,19 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
 
 
 class PackedType(NamedTuple):
-    """Its number in GGUF files, and the inputs and bytes of a block there."""
+    """Its number in GGUF files, and the inputs and bytes of a block. The last block of a row may have fewer inputs."""
 
     number: int
     block_inputs: int
     block_bytes: int
 
+    def row_bytes(self, num_in: int) -> int:
+        """Bytes of so many inputs."""
+        return -(-num_in // self.block_inputs) * self.block_bytes
 
-#: The types of codes that matrices may be of, by the names that ggml gives them: packed.h's PackedType.
+
+#: The types of codes that matrices may be of, by the names that ggml gives them: packed.h's PackedType. Those after
+#: MXFP4 are of other files, see `eventlm/models/quantized/unpack.py`.
 PACKED_TYPES = {
     "Q4_0": PackedType(2, 32, 18),
     "Q4_1": PackedType(3, 32, 20),
@@ -73,6 +78,11 @@ PACKED_TYPES = {
     "IQ4_NL": PackedType(20, 32, 18),
     "IQ4_XS": PackedType(23, 256, 136),
     "MXFP4": PackedType(39, 32, 17),
+    "I4_32": PackedType(1000, 32, 22),
+    "I4_128": PackedType(1001, 128, 70),
+    "I8_32": PackedType(1002, 32, 38),
+    "I8_128": PackedType(1003, 128, 134),
+    "F8_128": PackedType(1004, 128, 132),
 }
 
 

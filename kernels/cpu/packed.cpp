@@ -7,9 +7,10 @@ namespace eventlm {
 
 namespace {
 
-// A block of a file; scales, and minima, are of groups or, as fp16 and E8M0, of all of it.
+// A block of a file; scales, and minima, are of groups or, as floats, fp16 and E8M0, of all of it.
 struct Block {
   std::uint8_t codes[256];
+  float factor;
   std::uint16_t scale, minimum;
   std::uint8_t scales[16], minima[16];
 };
@@ -120,6 +121,20 @@ Block read_block(PackedType type, const std::uint8_t* from) {
       }
       break;
     }
+    case PackedType::i4_32:
+    case PackedType::i4_128:
+      to.factor = load<float>(from), to.minimum = half_at(from + 4);
+      for (std::size_t i = 0; i < format_of(type).block(); i++) to.codes[i] = from[6 + i / 2] >> i % 2 * 4 & 15;
+      break;
+    case PackedType::i8_32:
+    case PackedType::i8_128:
+      to.factor = load<float>(from), to.minimum = half_at(from + 4);
+      std::copy_n(from + 6, format_of(type).block(), to.codes);
+      break;
+    case PackedType::f8_128:
+      to.factor = load<float>(from);
+      std::copy_n(from + 4, 128, to.codes);
+      break;
   }
   return to;
 }
@@ -128,6 +143,10 @@ std::uint32_t word_at(const std::uint8_t* from) { return load<std::uint32_t>(fro
 
 // The codes of a group as one column of a panel has them.
 void write_codes(const Format& format, const std::uint8_t* codes, std::uint8_t* to) {
+  if (format.table == Table::fp8) {
+    for (int i = 0; i < format.group; i++) to[i / 2 * (2 * kPanel) + i % 2] = codes[i];
+    return;
+  }
   if (format.bits == 8) {
     for (int i = 0; i < format.group; i += 4, to += kWordsBytes) store(to, word_at(codes + i));
     return;
@@ -146,7 +165,9 @@ void write_codes(const Format& format, const std::uint8_t* codes, std::uint8_t* 
 void read_codes(const Format& format, const std::uint8_t* from, std::uint8_t* codes) {
   const std::uint8_t* rest = from + format.group / 8 * kWordsBytes;
   for (int i = 0; i < format.group; i++) {
-    if (format.bits == 8) {
+    if (format.table == Table::fp8) {
+      codes[i] = from[i / 2 * (2 * kPanel) + i % 2];
+    } else if (format.bits == 8) {
       codes[i] = from[i / 4 * kWordsBytes + i % 4];
     } else {
       codes[i] = from[i / 8 * kWordsBytes + i % 4] >> i / 4 % 2 * 4 & 15;
@@ -227,17 +248,22 @@ void PackedMatrix::pack(const std::uint8_t* row, std::size_t at) {
   for (std::size_t input = 0; input < num_in; input += format.block(), row += format.block_bytes) {
     const Block block = read_block(type, row);
     std::uint8_t* span = panel + input / format.span() * format.span_bytes();
-    if (format.scales != Scales::powers) {
+    if (format.scales == Scales::halves || format.is_nested()) {
       store(span + 2 * column, block.scale);
       if (format.has_minima) store(span + 2 * kPanel + 2 * column, block.minimum);
     }
     for (std::size_t i = 0; i < format.block(); i += format.group) {
       const std::size_t number = (input + i) % format.span() / format.group;
-      if (format.scales != Scales::halves) {
+      if (format.scales == Scales::floats) {
+        store(span + number * format.scale_bytes() + 4 * column, block.factor);
+        if (format.has_minima)
+          store(span + format.first_minimum() + number * format.minimum_bytes() + 2 * column, block.minimum);
+      } else if (format.scales != Scales::halves) {
         span[format.first_scale() + number * kPanel + column] = block.scales[i / format.group];
         if (format.has_minima) span[format.first_minimum() + number * kPanel + column] = block.minima[i / format.group];
       }
-      write_codes(format, block.codes + i, span + format.first_code() + number * format.code_bytes() + 4 * column);
+      write_codes(format, block.codes + i,
+                  span + format.first_code() + number * format.code_bytes() + format.code_step() * column);
     }
   }
 }
@@ -282,8 +308,12 @@ void PackedMatrix::unpack(std::size_t at, float* to) const {
     const std::uint8_t* span = panel(at / kPanel) + input / format.span() * format.span_bytes();
     const std::size_t number = input % format.span() / format.group;
     const std::uint8_t scale_byte = span[format.first_scale() + number * kPanel + column];
-    float scale = 1, minimum = 0;
-    if (format.scales == Scales::powers) {
+    float scale = 1, minimum = 0, zero = static_cast<float>(format.offset);
+    if (format.scales == Scales::floats) {
+      scale = load<float>(span + number * format.scale_bytes() + 4 * column);
+      if (format.has_minima)
+        zero = half_to_float(half_at(span + format.first_minimum() + number * format.minimum_bytes() + 2 * column));
+    } else if (format.scales == Scales::powers) {
       scale = float_of_bits(scale_byte < 2 ? 0x200000u << scale_byte : (scale_byte - 1u) << 23);
     } else {
       scale = half_to_float(half_at(span + 2 * column));
@@ -294,12 +324,16 @@ void PackedMatrix::unpack(std::size_t at, float* to) const {
       minimum *= -static_cast<float>(span[format.first_minimum() + number * kPanel + column]);
     }
     if (format.scales == Scales::integers) scale *= static_cast<std::int8_t>(scale_byte);
-    std::uint8_t codes[32];
-    read_codes(format, span + format.first_code() + number * format.code_bytes() + 4 * column, codes);
-    for (int i = 0; i < format.group; i++) {
+    std::uint8_t codes[128];
+    read_codes(format, span + format.first_code() + number * format.code_bytes() + format.code_step() * column, codes);
+    for (std::size_t i = 0; i < std::min<std::size_t>(format.group, num_in - input); i++) {
+      if (format.table == Table::fp8) {
+        *to++ = scale * half_to_float(static_cast<std::uint16_t>((codes[i] & 128) << 8 | (codes[i] & 127) << 7));
+        continue;
+      }
       const int code = format.table == Table::none ? codes[i] : table[codes[i]];
-      const float value = scale * static_cast<float>(code - format.offset);
-      *to++ = format.has_minima ? value + minimum : value;
+      const float value = scale * (static_cast<float>(code) - zero);
+      *to++ = format.has_minima && format.scales != Scales::floats ? value + minimum : value;
     }
   }
 }

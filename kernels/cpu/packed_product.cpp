@@ -116,6 +116,7 @@ EVENTLM_INLINE void get_codes(const std::uint8_t* from, u32xn& first, u32xn& sec
 // The scales, or minima, of some columns, as floats.
 template <Format FORMAT>
 EVENTLM_INLINE f32xn get_scales(const std::uint8_t* from, f32xn above) {
+  if constexpr (FORMAT.scales == Scales::floats) return load<f32xn>(from);
   if constexpr (FORMAT.scales == Scales::halves) return load_halves(from);
   if constexpr (FORMAT.scales == Scales::powers) {
     const u32xn powers = (u32xn)widened(load<u8xn>(from));
@@ -146,16 +147,19 @@ template <Format FORMAT, int ROWS, int COLUMNS>
 [[gnu::noinline]] void multiply_columns(const std::uint8_t* panel, std::size_t num_in, const Line* line, int first,
                                         LinesAhead ahead, float (*out)[kPanel]) {
   using Product = Dot<bits_of(FORMAT)>;
-  constexpr int kGroup = FORMAT.group, kPairs = kGroup / 8, kGroups = kPackedInputs / kGroup;
+  // A large group is multiplied in parts.
+  constexpr int kGroup = FORMAT.group, kGroups = kPackedInputs / kGroup, kPart = std::min(kGroup, 32);
+  constexpr int kPairs = kPart / 8, kParts = kGroup / kPart;
   constexpr int kAtOnce = std::min(Product::kPairs, kPairs);
-  constexpr int kScaleBytes = FORMAT.scale_bytes() / kPanel;
-  constexpr std::size_t kLinesAhead = (FORMAT.span_bytes() / FORMAT.groups() + kLineBytes - 1) / kLineBytes;
+  constexpr int kScaleBytes = FORMAT.scale_bytes() / kPanel, kMinimumBytes = FORMAT.minimum_bytes() / kPanel;
+  constexpr std::size_t kPartBytes = FORMAT.code_bytes() / kParts;
+  constexpr std::size_t kLinesAhead = (FORMAT.span_bytes() / FORMAT.groups() / kParts + kLineBytes - 1) / kLineBytes;
   constexpr std::size_t kBlocksOfSpan = std::max<std::size_t>(FORMAT.span() / kPackedInputs, 1);
   f32xn totals[ROWS][COLUMNS] = {};
   const std::uint8_t* span = panel;
   for (std::size_t input = 0; input < num_in; input += kPackedInputs, line += kPackedLines * kTileRows) {
     const std::size_t block = input / kPackedInputs % kBlocksOfSpan;
-    const int num_groups = static_cast<int>(std::min(num_in - input, kPackedInputs)) / kGroup;
+    const int num_groups = (static_cast<int>(std::min(num_in - input, kPackedInputs)) + kGroup - 1) / kGroup;
     const PackedScale* ends = reinterpret_cast<const PackedScale*>(line + 2 * kTileRows);
     f32xn above[COLUMNS], above_minima[COLUMNS];
     for (int c = 0; c < COLUMNS && FORMAT.is_nested(); c++) {
@@ -164,42 +168,50 @@ template <Format FORMAT, int ROWS, int COLUMNS>
     }
     f32xn sums[ROWS][COLUMNS] = {};
     for (int group = 0; group < num_groups; group++) {
-      for (std::size_t i = 0; i < kLinesAhead; i++, ahead.bytes += ahead.step) __builtin_prefetch(ahead.bytes, 0, 2);
       const std::size_t number = FORMAT.groups() > 1 ? block * kGroups + group : 0;
-      const std::uint8_t* codes = span + FORMAT.first_code() + number * FORMAT.code_bytes() + 4 * first;
-      const std::uint32_t* inputs = line[group * kGroup / 64 * kTileRows].words + group * kGroup / 4 % kLanes;
       const auto minus_sum = [&](int r) __attribute__((always_inline)) {
+        if constexpr (kGroup == 128) {
+          const std::int32_t* of_32 = ends[r].of_32;
+          return i32xn{} + (of_32[0] + of_32[1] + of_32[2] + of_32[3]);
+        }
         return i32xn{} + (kGroup == 32 ? ends[r].of_32 : ends[r].of_16)[group];
       };
       i32xn ints[ROWS][COLUMNS] = {};
       for (int r = 0; r < ROWS && FORMAT.offset != 0; r++) {
         for (int c = 0; c < COLUMNS; c++) ints[r][c] = minus_sum(r) << log2_of(FORMAT.offset);
       }
-      unrolled<kPairs / kAtOnce>([&]<int PART>() __attribute__((always_inline)) {
-        typename Product::Partial partial[ROWS][COLUMNS];
-        for (int r = 0; r < ROWS; r++) {
-          for (int c = 0; c < COLUMNS; c++) partial[r][c] = Product::begin(ints[r][c]);
-        }
-        unrolled<kAtOnce>([&]<int AT>() __attribute__((always_inline)) {
-          constexpr int kPair = PART * kAtOnce + AT;
-          u32xn even[COLUMNS], odd[COLUMNS];
-#pragma GCC unroll 8
-          for (int c = 0; c < COLUMNS; c++) get_codes<FORMAT, kPair>(codes + 4 * kNative * c, even[c], odd[c]);
-#pragma GCC unroll 8
+      for (int part = 0; part < kParts; part++) {
+        for (std::size_t i = 0; i < kLinesAhead; i++, ahead.bytes += ahead.step) __builtin_prefetch(ahead.bytes, 0, 2);
+        const std::uint8_t* codes =
+            span + FORMAT.first_code() + number * FORMAT.code_bytes() + part * kPartBytes + 4 * first;
+        const int at = group * kGroup + part * kPart;
+        const std::uint32_t* inputs = line[at / 64 * kTileRows].words + at / 4 % kLanes;
+        unrolled<kPairs / kAtOnce>([&]<int PART>() __attribute__((always_inline)) {
+          typename Product::Partial partial[ROWS][COLUMNS];
           for (int r = 0; r < ROWS; r++) {
-            const u32xn even_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair];
-            const u32xn odd_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair + 1];
+            for (int c = 0; c < COLUMNS; c++) partial[r][c] = Product::begin(ints[r][c]);
+          }
+          unrolled<kAtOnce>([&]<int AT>() __attribute__((always_inline)) {
+            constexpr int kPair = PART * kAtOnce + AT;
+            u32xn even[COLUMNS], odd[COLUMNS];
 #pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; c++) {
-              partial[r][c] = Product::add(partial[r][c], even[c], even_inputs);
-              partial[r][c] = Product::add(partial[r][c], odd[c], odd_inputs);
+            for (int c = 0; c < COLUMNS; c++) get_codes<FORMAT, kPair>(codes + 4 * kNative * c, even[c], odd[c]);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; r++) {
+              const u32xn even_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair];
+              const u32xn odd_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair + 1];
+#pragma GCC unroll 8
+              for (int c = 0; c < COLUMNS; c++) {
+                partial[r][c] = Product::add(partial[r][c], even[c], even_inputs);
+                partial[r][c] = Product::add(partial[r][c], odd[c], odd_inputs);
+              }
             }
+          });
+          for (int r = 0; r < ROWS; r++) {
+            for (int c = 0; c < COLUMNS; c++) ints[r][c] = Product::end(ints[r][c], partial[r][c]);
           }
         });
-        for (int r = 0; r < ROWS; r++) {
-          for (int c = 0; c < COLUMNS; c++) ints[r][c] = Product::end(ints[r][c], partial[r][c]);
-        }
-      });
+      }
 #pragma GCC unroll 8
       for (int c = 0; c < COLUMNS; c++) {
         const std::uint8_t* scales = span + number * FORMAT.scale_bytes() + kScaleBytes * (first + c * kNative);
@@ -207,11 +219,14 @@ template <Format FORMAT, int ROWS, int COLUMNS>
 #pragma GCC unroll 8
         for (int r = 0; r < ROWS; r++) sums[r][c] += to_floats(ints[r][c]) * scale;
         if constexpr (FORMAT.has_minima) {
-          const f32xn minimum = get_scales<FORMAT>(scales + FORMAT.first_minimum(), above_minima[c]);
+          const std::uint8_t* minima =
+              span + FORMAT.first_minimum() + number * FORMAT.minimum_bytes() + kMinimumBytes * (first + c * kNative);
+          const f32xn minimum = FORMAT.scales == Scales::floats ? load_halves(minima) * scale
+                                                                : get_scales<FORMAT>(minima, above_minima[c]);
 #pragma GCC unroll 8
           for (int r = 0; r < ROWS; r++) {
             const f32xn part = to_floats(minus_sum(r)) * minimum;
-            FORMAT.is_nested() ? sums[r][c] += part : sums[r][c] -= part;
+            FORMAT.scales == Scales::halves ? sums[r][c] -= part : sums[r][c] += part;
           }
         }
       }
@@ -251,7 +266,69 @@ void multiply_format(const PackedMatrix& matrix, std::size_t panel, const Line* 
   multiply_rows<FORMAT, 4>(matrix, panel, line, ahead, out);
 }
 
+// Vectors of a panel's columns, and rows whose sums of them are registers.
+constexpr int kVectors = kPanel / kNative, kFloatRows = kNative == 16 ? 8 : 2;
+constexpr std::size_t kInputPairs = kPackedInputs / 2;
+constexpr std::size_t kFloatBytesAhead = 8192;
+
+// Pairs of E4M3 of some columns as pairs of bf16, 1/256 of what they are: an fp16 has its small numbers too.
+EVENTLM_INLINE u32xn widen_float8(const std::uint8_t* from) {
+  const s16xn pairs = load<s16xn>(from), keep = s16xn{} + static_cast<std::int16_t>(0xbf80);
+  const s16xn even = ((s16xn)(pairs << 8) >> 1) & keep, odd = (pairs >> 1) & keep;
+  return (u32xn)load_halves(&even) >> 16 | ((u32xn)load_halves(&odd) & 0xffff0000u);
+}
+
+// Adds the products of ROWS rows with `num_pairs` pairs of inputs, a multiple of 16.
+template <int ROWS>
+void add_float8(const std::uint32_t (*weights)[kPanel], std::size_t num_pairs, const std::uint32_t* inputs,
+                const float* scales, float (*out)[kPanel]) {
+  f32xn sums[ROWS][kVectors] = {};
+  for (std::size_t pair = 0; pair < num_pairs; pair++) {
+    const std::uint32_t* words = inputs + pair / kLanes * (kTileRows * kLanes) + pair % kLanes;
+    u32xn columns[kVectors];
+#pragma GCC unroll 8
+    for (int c = 0; c < kVectors; c++) columns[c] = load<u32xn>(weights[pair] + c * kNative);
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++) {
+      const u32xn input = in_all_lanes(words[r * kLanes]);
+#pragma GCC unroll 8
+      for (int c = 0; c < kVectors; c++) sums[r][c] = dot_pairs(sums[r][c], columns[c], input);
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    for (int c = 0; c < kVectors; c++) {
+      float* to = out[r] + c * kNative;
+      store(to, load<f32xn>(to) + sums[r][c] * load<f32xn>(scales + c * kNative));
+    }
+  }
+}
+
 }  // namespace
+
+void multiply_float8(const PackedMatrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
+                     float (*sums)[kPanel]) {
+  constexpr Format kFormat = format_of(PackedType::f8_128);
+  alignas(64) std::uint32_t weights[kInputPairs][kPanel];
+  const std::uint8_t* span = matrix.panel(panel);
+  std::fill_n(sums[0], static_cast<std::size_t>(count + kFloatRows - 1) / kFloatRows * kFloatRows * kPanel, 0.0f);
+  for (std::size_t input = 0; input < matrix.num_in; input += kPackedInputs, span += kFormat.span_bytes()) {
+    const std::size_t num_pairs = std::min(matrix.num_in - input, kPackedInputs) / 2;
+    const std::uint8_t* codes = span + kFormat.first_code();
+    for (std::size_t pair = 0; pair < num_pairs; pair++, codes += 2 * kPanel) {
+      __builtin_prefetch(codes + kFloatBytesAhead, 0, 2);
+      for (int c = 0; c < kVectors; c++) store(weights[pair] + c * kNative, widen_float8(codes + 2 * c * kNative));
+    }
+    const float* scales = reinterpret_cast<const float*>(span);
+    for (int r = 0; r < count; r += kFloatRows) {
+      const std::uint32_t* inputs = rows.row(row + r) + input / kTileInputs * (kTileRows * kLanes);
+      if (count - r == 1) {
+        add_float8<1>(weights, num_pairs, inputs, scales, sums + r);
+      } else {
+        add_float8<kFloatRows>(weights, num_pairs, inputs, scales, sums + r);
+      }
+    }
+  }
+}
 
 void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
                      LinesAhead ahead, float (*sums)[kPanel]) {
@@ -276,6 +353,11 @@ void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& 
     EVENTLM_CASE(iq4_nl);
     EVENTLM_CASE(iq4_xs);
     EVENTLM_CASE(mxfp4);
+    EVENTLM_CASE(i4_32);
+    EVENTLM_CASE(i4_128);
+    EVENTLM_CASE(i8_32);
+    EVENTLM_CASE(i8_128);
+    case f8_128:
     case none:
       break;
 #undef EVENTLM_CASE

@@ -80,7 +80,7 @@ BREAKS: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: point_to_lfs(folder / "config.json"), "config.json: this is a git-LFS pointer"),
     (lambda folder: point_to_lfs(folder / "tokenizer.json"), "tokenizer.json: this is a git-LFS pointer"),
     (drop_a_tensor, "is missing"),
-    (lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "awq"}), "awq"),
+    (lambda folder: edit_json(folder / "config.json", quantization_config={"quant_method": "hqq"}), "hqq"),
     (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
     (lambda folder: (folder / "tokenizer.json").write_text("[]"), "not a tokenizer"),
 ]
@@ -139,13 +139,15 @@ def test_int8_in_another_type(
         )
 
 
-def test_int8_of_what_is_quantized(error_of: ErrorOf, tmp_path: Path, checkpoint: Callable[[Path], Path]) -> None:
-    folder = checkpoint(tmp_path / "awq")
-    edit_json(folder / "config.json", quantization_config={"quant_method": "awq", "bits": 4})
+def test_what_is_quantized_in_another_way(
+    error_of: ErrorOf, tmp_path: Path, checkpoint: Callable[[Path], Path]
+) -> None:
+    folder = checkpoint(tmp_path / "hqq")
+    edit_json(folder / "config.json", quantization_config={"quant_method": "hqq", "bits": 4})
     assert error_of("serve", "--port", "0", "--model", str(folder), "--quantization", "int8") == (
-        f"{folder}/config.json: its weights are quantized (quantization_config: awq in 4 bits), and such checkpoints "
-        "cannot be run; take the one in bfloat16 or float16 that it was made from (--quantization int8 quantizes it "
-        "while it loads)"
+        f"{folder}/config.json: its weights are quantized (quantization_config: hqq in 4 bits), and of such "
+        "checkpoints only those of gptq, awq, compressed-tensors, fp8, fbgemm_fp8, mxfp4 can be run; take one of "
+        "these, or the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
     )
 
 

@@ -95,8 +95,8 @@ def test_the_decoder_of_a_multimodal_model(tmp_path: Path) -> None:
             "text_config.hidden_size: Expected `int`, got `str`",
         ),
         ({"text_config": {**LLAMA, "model_type": ["mistral"]}}, "text_config.model_type: Expected `str | null`"),
-        ({"text_config": {**LLAMA, "quantization_config": {"quant_method": "fp8"}}}, "quantized"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantized"),
+        ({"text_config": {**LLAMA, "quantization_config": {"quant_method": "hqq"}}}, "quantized"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "quantized"),
     ],
 )
 def test_multimodal_models_that_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -131,13 +131,19 @@ def test_kv_bytes_and_dtype(tmp_path: Path) -> None:
         ({"architectures": [], "model_type": "qwen2_moe"}, ["architectures is missing", '["Qwen2MoeForCausalLM"]']),
         ({"rope_theta": "1e6"}, ["rope_theta: Expected `float | null`, got `str`"]),
         (
-            {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            ["awq in 4 bits)", "take", "--quantization int8"],
+            {"quantization_config": {"quant_method": "hqq", "bits": 4}},
+            ["hqq in 4 bits)", "take", "--quantization int8"],
         ),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 8}}, ["gptq in 8 bits"]),
-        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, ["fp8)"]),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            ["quantization_config: Object missing", "group_"],
+        ),
+        (
+            {"quantization_config": {"quant_method": "gptq", "bits": 2}},
+            ["quantization_config.bits: Invalid enum value 2"],
+        ),
         ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, ["bitsandbytes in 4 bits"]),
-        ({"compression_config": {"quant_method": "compressed-tensors"}}, ["compressed-tensors"]),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, ["compression_config: Object missing requ"]),
         ({"quantization": {"group_size": 64, "bits": 4}}, ["MLX in 4 bits"]),
         ({"quantization_config": "yes"}, ["an unknown method"]),
         ({"hidden_size": "64"}, ["hidden_size: Expected `int`, got `str`"]),
@@ -224,3 +230,12 @@ def test_dtype_of_the_weights_where_config_names_none(tmp_path: Path) -> None:
 def test_loads_no_torch() -> None:
     code = "import sys, eventlm.models.config\nassert not {'torch', 'transformers', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_is_quantized_is_computed_in_bfloat16(tmp_path: Path) -> None:
+    config = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"}
+    model = read_model(write(tmp_path, LLAMA | {"dtype": "float16", "quantization_config": config}))
+    assert model.quantized is not None
+    assert (model.quantized.name, model.dtype) == ("awq", "bfloat16")
+    inner = MISTRAL3["text_config"] | {"quantization_config": config}
+    assert read_model(write(tmp_path, MISTRAL3 | {"text_config": inner})).quantized == model.quantized

@@ -34,3 +34,9 @@ def test_a_head_is_its_own_if_it_differs(tmp_path: Path, head: torch.Tensor | No
 
 def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
     assert has_own_head(tmp_path, TensorNames()) is False
+
+
+def test_a_quantized_head_is_its_own(tmp_path: Path) -> None:
+    tensors = {"model.embed_tokens.weight": EMBEDDING, "lm_head.qweight": torch.zeros(3, 1000, dtype=torch.int32)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    assert has_own_head(tmp_path, TensorNames())

@@ -86,7 +86,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3NextForCausalLM": Family(qwen_next.Qwen3NextFields, qwen_next.qwen3_next, "Qwen3-Next 80B-A3B"),
     "Lfm2ForCausalLM": Family(lfm2.Lfm2Fields, lfm2.lfm2, "LFM2 350M to 2.6B"),
     "Lfm2MoeForCausalLM": Family(lfm2.Lfm2MoeFields, lfm2.lfm2_moe, "LFM2 8B-A1B"),
-    "GptOssForCausalLM": Family(gpt_oss.GptOssFields, gpt_oss.gpt_oss, "gpt-oss 20B and 120B, in bfloat16"),
+    "GptOssForCausalLM": Family(gpt_oss.GptOssFields, gpt_oss.gpt_oss, "gpt-oss 20B and 120B"),
 }
 MULTIMODAL: dict[str, Multimodal] = {
     "Gemma3ForConditionalGeneration": Multimodal(

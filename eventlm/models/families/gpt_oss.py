@@ -1,4 +1,4 @@
-"""gpt-oss. Its published checkpoints are quantized (MXFP4); others have been made of them in bfloat16."""
+"""gpt-oss. The experts of its published checkpoints are quantized (MXFP4)."""
 
 from __future__ import annotations
 

@@ -39,8 +39,10 @@ HALVES = {
     "Q2_K": (80, 82),
     "Q3_K": (108,),
     "Q6_K": (208,),
-    "MXFP4": (),
 }
+#: With a float32, a zero, and perhaps a last block that is not full.
+INTEGERS = ("I4_32", "I4_128", "I8_32", "I8_128")
+FLOATS = "F8_128"
 #: Tokens of one step.
 COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 33)
 
@@ -49,18 +51,39 @@ def random_blocks(kind: str, num_out: int, num_in: int, *, size: float = 0.02) -
     """Rows of blocks with random codes, uint8 [out, bytes]. `size`: of the scales."""
     _, inputs, num_bytes = PACKED_TYPES[kind]
     rng = np.random.default_rng(num_out * num_in)
-    blocks = rng.integers(0, 256, (num_out, num_in // inputs, num_bytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (num_out, -(-num_in // inputs), num_bytes), dtype=np.uint8)
     blocks[0], blocks[1] = 255, 0
-    for first in HALVES[kind]:
+    for first in HALVES.get(kind, ()):
         halves = (rng.standard_normal(blocks.shape[:2]) * size).astype(np.float16)
         blocks[:, :, first : first + 2] = halves[..., None].view(np.uint8)
     if kind == "MXFP4":
         blocks[:, :, 0] = rng.integers(0, 130, blocks.shape[:2])
+    if kind == FLOATS:
+        # Two of the codes are no numbers.
+        blocks[blocks % 128 == 127] = 100
+    if kind in (*INTEGERS, FLOATS):
+        blocks[:, :, :4] = (rng.standard_normal(blocks.shape[:2]) * size).astype(np.float32)[..., None].view(np.uint8)
+    if kind in INTEGERS:
+        zeros = rng.integers(0, 16 if kind.startswith("I4") else 256, blocks.shape[:2])
+        blocks[:, :, 4:6] = zeros.astype(np.float16)[..., None].view(np.uint8)
     return torch.from_numpy(blocks.reshape(num_out, -1))
 
 
 def values_of(kind: str, blocks: Tensor) -> Tensor:
-    """What gguf-py makes of them, float32 [out, in]."""
+    """What gguf-py makes of them, or the formula of a scale and a zero, float32 [out, in]."""
+    if kind == FLOATS:
+        each = blocks.view(len(blocks), -1, 132)
+        # The scales are 256 times what they are for numbers.
+        return (
+            each[..., :4].contiguous().view(torch.float32) / 256 * each[..., 4:].view(torch.float8_e4m3fn).float()
+        ).flatten(1)
+    if kind in INTEGERS:
+        each = blocks.numpy().reshape(len(blocks), -1, PACKED_TYPES[kind].block_bytes)
+        codes = each[..., 6:]
+        if kind.startswith("I4_"):
+            codes = np.stack((codes % 16, codes // 16), axis=-1).reshape(*codes.shape[:2], -1)
+        scales, zeros = each[..., :4].copy().view(np.float32), each[..., 4:6].copy().view(np.float16)
+        return torch.from_numpy((scales * (codes.astype(np.float32) - zeros)).reshape(len(blocks), -1))
     return torch.from_numpy(dequantize(blocks.numpy(), GGMLQuantizationType[kind]))
 
 
@@ -99,16 +122,17 @@ def as_integers(rows: Tensor) -> Tensor:
 
 
 def cases(kind: str) -> list[tuple[int, int]]:
-    return [size for size in SIZES if size[1] % PACKED_TYPES[kind].block_inputs == 0]
+    return [size for size in SIZES if kind in (*INTEGERS, FLOATS) or size[1] % PACKED_TYPES[kind].block_inputs == 0]
 
 
 @pytest.mark.parametrize("kind", PACKED_TYPES)
-def test_values_are_those_of_gguf_py(builds: list[str], kind: str) -> None:
+def test_values_are_those_of_the_file(builds: list[str], kind: str) -> None:
     """Bit for bit."""
     for (num_out, num_in), build in itertools.product(cases(kind), builds):
         blocks = random_blocks(kind, num_out, num_in)
         found = held(loaded(build, kind, blocks, num_in, num_threads=2), num_out)
-        assert torch.equal(found.view(torch.int32), values_of(kind, blocks).view(torch.int32)), (build, num_out, num_in)
+        expected = values_of(kind, blocks)[:, :num_in].contiguous()
+        assert torch.equal(found.view(torch.int32), expected.view(torch.int32)), (build, num_out, num_in)
 
 
 @pytest.mark.parametrize("kind", PACKED_TYPES)
@@ -116,13 +140,14 @@ def test_products(builds: list[str], kind: str) -> None:
     """Of any number of rows and threads: what the integers give, and near to what their floats would."""
     for (num_out, num_in), build in itertools.product(cases(kind), builds):
         blocks = random_blocks(kind, num_out, num_in)
-        weight = values_of(kind, blocks).double()
+        weight = values_of(kind, blocks)[:, :num_in].double()
         rows = torch.randn(max(COUNTS), num_in, generator=torch.Generator().manual_seed(num_in))
         # The largest integers, of one sign.
         rows[0], rows[1] = 1, -1
         decoder = loaded(build, kind, blocks, num_in)
         found, normed = decoder.logits(rows), decoder.norm(rows)
-        expected = as_integers(normed) @ weight.T
+        inputs = normed.bfloat16().double() if kind == FLOATS else as_integers(normed)
+        expected = inputs @ weight.T
         size = expected.square().mean().sqrt()
         assert ((found - expected).abs().max() / size) < 1e-5, (build, num_out, num_in)
         assert relative_error(found, (normed.double() @ weight.T).float()) < 0.01, (build, num_out, num_in)
@@ -165,6 +190,20 @@ def test_scales_of_every_kind_are_read(builds: list[str]) -> None:
             values_of("MXFP4", powers.view(32, -1)),
         )
         assert torch.equal(found, expected), build
+
+
+def test_all_floats_of_8_bits_are_multiplied(builds: list[str]) -> None:
+    """The small ones too, alone and among rows."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes[127], codes[255] = 0, 128
+    scales = torch.full((32, 2, 1), 256.0).view(torch.uint8)
+    blocks = torch.cat((scales, codes.view(2, 128).expand(32, -1, -1)), dim=-1).flatten(1)
+    for build in builds:
+        decoder = loaded(build, FLOATS, blocks, 256)
+        rows = torch.eye(256)
+        expected = decoder.norm(rows).amax(1, keepdim=True).bfloat16().float() * values_of(FLOATS, blocks)[0][:, None]
+        assert torch.equal(decoder.logits(rows), expected.expand(-1, 32)), build
+        assert torch.equal(decoder.logits(rows[3:4]), expected[3:4].expand(-1, 32)), build
 
 
 def test_numbers_are_rounded(builds: list[str]) -> None:

@@ -280,7 +280,7 @@ def test_activations_of_the_first_gemma(tmp_path: Path) -> None:
         ("Qwen3Moe", {"num_experts": 10**9}, "num_experts: Expected `int` <= 4096"),
         ("Qwen3Moe", {"num_experts": 4096, "num_hidden_layers": 1024}, "all layers together have 4194304 experts"),
         ("Glm4Moe", {"num_nextn_predict_layers": 10**9}, "num_nextn_predict_layers: Expected `int` <= 1024"),
-        ("GptOss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantized (quantization_config: mxfp4)"),
+        ("GptOss", {"quantization_config": {"quant_method": "hqq"}}, "quantized (quantization_config: hqq)"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_computed_is_refused(tmp_path: Path, family: str, changes: dict[str, Any], message: str) -> None:

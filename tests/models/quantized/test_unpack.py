@@ -1,0 +1,99 @@
+"""What quantized matrices hold, and the models that they are parts of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from eventlm.kernels.cpu import native
+from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
+from eventlm.models.config import read_model
+from eventlm.models.loader import load_decoder
+from eventlm.models.program import WeightKey
+from eventlm.models.weight_reader import read_pieces
+from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences, relative_error
+from tests.models.quantized.checkpoints import CASES, FIELDS, write_gpt_oss, write_quantized
+
+#: The codes that a case's matrices are for the compiled decoder. Others become bfloat16.
+KINDS = {
+    "gptq": {"I4_128"},
+    "gptq, zeros": {"I4_32"},
+    "gptq, 8 bits, one group": {"I8_128"},
+    "gptq, groups in an order": set(),
+    "gptq, modules with other settings": {"I4_128", "I8_32"},
+    "awq": {"I4_32"},
+    "packed": {"I4_32"},
+    "packed, zeros": {"I4_32"},
+    "packed, 8 bits by channel": {"I8_128"},
+    "packed, groups in an order": set(),
+    "int8": {"I8_128"},
+    "int8, zeros": {"I8_128"},
+    "int8 by tensor": {"I8_128"},
+    "float8 by channel": {"F8_128"},
+    "float8 by block": {"F8_128"},
+    "mxfp4": {"MXFP4"},
+    "mixed": {"I4_32", "I8_128", "F8_128"},
+    "fp8 by block": {"F8_128"},
+    "fp8 by tensor": {"F8_128"},
+    "fp8 by channel": {"F8_128"},
+}
+
+
+def key_of(module: str) -> WeightKey:
+    _, _, layer, _, name = module.split(".")
+    names = {"q": "query", "k": "key", "v": "value", "o": "output", "gate": "gate", "up": "up", "down": "down"}
+    return WeightKey(names[name.removesuffix("_proj")], int(layer), "weight")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", CASES)
+def test_models_compute_with_the_numbers_of_their_library(name: str, tmp_path: Path) -> None:
+    model, values = write_quantized(tmp_path, CASES[name])
+    spec = read_model(tmp_path)
+    files = find_weights(tmp_path, spec)
+    found = {}
+    for key, first_row, rows in read_pieces(files):
+        found.setdefault(key, torch.empty(0))
+        found[key] = torch.cat((found[key], rows.float()))
+        assert first_row + len(rows) == len(found[key])
+    for module, expected in values.items():
+        assert torch.equal(found[key_of(module)], expected), module
+    [sequence] = random_sequences(FIELDS["vocab_size"], [40])
+    expected = model(torch.tensor([sequence])).logits[0]
+    exact = TorchDecoder(tmp_path, "float32").run(sequence).logits_TV
+    assert float((exact - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    types = packed_types(files)
+    assert set(types.values()) == KINDS[name]
+    for build in native.available_builds():
+        decoder = CompiledDecoder(tmp_path, build)
+        logits = only(decoder.run([sequence], [[0, 1, 2]], [[Piece(0, 0, 33)], [Piece(0, 33, 40)]])).logits_TV
+        assert relative_error(logits, expected) < 0.03, build
+        if types:
+            held = sum(decoder.decoder.weight_bytes.values())
+            embedding = FIELDS["vocab_size"] * FIELDS["hidden_size"] * 2
+            assert weight_bytes(spec, "bfloat16", types=types) == held + 2 * 128 * 5 + embedding
+
+
+@torch.inference_mode()
+def test_experts_of_gpt_oss(tmp_path: Path) -> None:
+    model = write_gpt_oss(tmp_path)
+    [sequence] = random_sequences(FIELDS["vocab_size"], [40])
+    expected = model(torch.tensor([sequence])).logits[0]
+    found = TorchDecoder(tmp_path, "float32").run(sequence).logits_TV
+    assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    types = packed_types(find_weights(tmp_path, read_model(tmp_path)))
+    assert {key.name for key in types} == {"gate", "up", "down"}
+    assert len(types) == 2 * 3 * 3
+    assert set(types.values()) == {"MXFP4"}
+    whole = load_decoder(tmp_path, dtype="float32").weights
+    blocks = read_pieces(find_weights(tmp_path, read_model(tmp_path)), in_blocks=types)
+    for key, _, rows in blocks:
+        if key in types:
+            numbers = torch.from_numpy(dequantize(rows.numpy(), GGMLQuantizationType.MXFP4))
+            fused = whole[key._replace(name="down" if key.name == "down" else "gate_up")]
+            start = 96 if key.name == "up" else 0
+            assert torch.equal(numbers, fused[start : start + len(numbers)]), key
