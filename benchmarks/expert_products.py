@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels import host_memory
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, available_builds
 from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.cpu_kernels import native_model
@@ -71,7 +71,7 @@ class Bench:
             else:
                 weight = self._weights.get(key.name, values[:num_out, :num_in])
                 self.decoder.load(key.name, key.layer, weight, expert=key.expert)
-        self._kv = torch.zeros(NUM_LAYERS, 2, 64, 1, 16, 16, dtype=torch.bfloat16)
+        self._kv = KVLayers([torch.zeros(2, 64, 1, 16, 16, dtype=torch.bfloat16) for _ in range(NUM_LAYERS)])
 
     def num_bytes(self, token_ids: Sequence[int]) -> int:
         """Of the router and the experts of a step with these tokens."""

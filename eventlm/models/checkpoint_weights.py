@@ -254,7 +254,9 @@ def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
     return {
         key: kind
         for key, kind in types.items()
-        if kind and all(types.get(key._replace(name=name)) != "" for name in _multiplied_with(key.name))
+        if kind
+        and key.name not in FLOAT32_WEIGHTS
+        and all(types.get(key._replace(name=name)) != "" for name in _multiplied_with(key.name))
     }
 
 
@@ -318,7 +320,7 @@ def find_weights(folder: Path, model: ModelSpec) -> list[WeightFile]:
             weights += _rows(path, tensor, its_shapes, headers[path].data_start, model, names.stacking)
         files.append(WeightFile(path, headers[path].stamp, weights))
     if parts:
-        matrices = parts.matrices(missing, shapes)
+        matrices = parts.matrices(missing, shapes, names.stacking)
         files = [file._replace(quantized=matrices.get(file.path, ())) for file in files]
     if missing:
         name = next(iter(missing))
@@ -407,7 +409,7 @@ def _rows_in_gguf(
         )
     row_bytes, offset = tensor.num_bytes // num_rows, tensor.offset
     for key, shape in shapes.items():
-        is_interleaved = source.is_interleaved and key.name in ("query", "key")
+        attention = model.layers[key.layer].attention if key.name in ("query", "key") else None
         is_norm = key.name.endswith("_norm") and key.kind == "weight"
         yield StoredWeight(
             key,
@@ -416,7 +418,7 @@ def _rows_in_gguf(
             shape,
             offset,
             num_bytes=row_bytes * shape[0] if is_blocks else 0,
-            head_rows=model.layers[key.layer].attention.head_dim if is_interleaved else 0,
+            head_rows=attention.head_dim if source.is_interleaved and attention is not None else 0,
             added=-model.norm.offset if is_norm else 0.0,
         )
         offset += row_bytes * shape[0]

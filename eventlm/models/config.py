@@ -104,11 +104,6 @@ def state_bytes(config: ModelSpec) -> int:
     return config.state_size * DTYPE_BYTES["float32"]
 
 
-def state_bytes(config: ModelSpec) -> int:
-    """Bytes that the states of one sequence take in all recurrent layers; 0: the model has none."""
-    return 0
-
-
 def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:
     """The dtype to keep keys and values in: `requested`, or for `auto` `dtype`, what is computed in.
 

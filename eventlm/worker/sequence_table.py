@@ -194,7 +194,7 @@ class SequenceTable:
 
     def expect(self, rows: list[Row]) -> None:
         """As `record`, of tokens that are not known yet: each row that samples gets one, -1 - slot in its place."""
-        for sequence, _, _, samples in rows:
+        for sequence, _, _, samples, *_ in rows:
             if samples:
                 sequence.token_ids.append(-1 - sequence.slot)
             sequence.lengths.append(len(sequence.token_ids))

@@ -167,11 +167,15 @@ def unsupported(model: NativeModel, block_size: int) -> str:
             return f"{group} query heads share a key"
     if block_size % SUB_BLOCK:
         return f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
-    return next(filter(None, map(_unsupported_state, model.instructions)), "")
+    has_states = any(each.num_taps for each in model.instructions)
+    return next((reason for each in model.instructions if has_states and (reason := _unsupported_state(each))), "")
 
 
 def _unsupported_state(instruction: Instruction) -> str:
-    """Why a layer with a state cannot be run."""
+    """Why an instruction of a model whose layers keep states cannot be run."""
+    if (given := instruction.num_heads * instruction.head_dim) % _CHANNELS:
+        # The last inputs that lie together would be those of a layer with more of them.
+        return f"{given} elements of all heads are not a multiple of {_CHANNELS}"
     if instruction.num_taps > _MAX_TAPS:
         return f"a convolution over {instruction.num_taps} tokens is longer than {_MAX_TAPS}"
     if instruction.num_channels % _CHANNELS:

@@ -54,7 +54,7 @@ struct Found {
 };
 
 // Passes over columns, [key_dim, kColumns]: makes the change of the token before, and finds the next token's products
-// in what that leaves.
+// in what that leaves. After the last token memory is asked for the columns that follow.
 template <bool IS_CHANGED, bool IS_READ>
 EVENTLM_INLINE void pass(float* columns, std::size_t key_dim, const Change& change, const float* key,
                          const float* query, Found& found) {
@@ -67,6 +67,7 @@ EVENTLM_INLINE void pass(float* columns, std::size_t key_dim, const Change& chan
       if constexpr (IS_CHANGED) {
         values = values * change.decay + change.by[part] * change.key[i];
         store(at, values);
+        if constexpr (!IS_READ) __builtin_prefetch(at + key_dim * kColumns);
       }
       if constexpr (IS_READ) {
         of_key[part] += values * key[i];

@@ -9,7 +9,6 @@ import pytest
 from eventlm.core.row_states import whole_blocks
 from eventlm.core.sequence import Sequence
 from eventlm.events import CacheFlushed, Finished, Launched
-from eventlm.scheduling_params import SchedulingParams
 from tests.core.rig import Rig
 
 
@@ -90,7 +89,7 @@ def test_a_partial_prefill_goes_on_from_a_deeper_copy_of_another() -> None:
     rig = rig_with(max_num_batched_tokens=12)
     blocks = [1, 2, 3, 4, 5, 6, 7]
     slow = rig.arrive(29, 1, blocks=blocks)
-    fast = rig.arrive(29, 1, blocks=blocks, scheduling=SchedulingParams(model="m", priority=-1))
+    fast = rig.arrive(29, 1, blocks=blocks, priority=-1)
     rig.finish_all()
     starts: dict[int, list[int]] = {slow: [], fast: []}
     for launched in rig.decisions:

@@ -9,7 +9,9 @@ import pytest
 
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu import native
-from eventlm.models.cpu_kernels import choose_build
+from eventlm.kernels.cpu.native import unsupported
+from eventlm.models.cpu_kernels import choose_build, native_model
+from eventlm.models.spec import AttentionSpec, DeltaSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 
 
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,3 +43,43 @@ def test_nothing_heavy_is_imported() -> None:
     """The control plane asks."""
     program = "import sys, eventlm.models.cpu_kernels; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, ""),
+        ({"num_taps": 9}, "a convolution over 9 tokens is longer than 8"),
+        ({"value_dim": 40}, "keys of 16 and values of 40 do not fit into vectors"),
+        ({"key_dim": 20}, "336 channels of a convolution are not a multiple of 32"),
+    ],
+)
+def test_states_of_odd_shapes_are_not_compiled(change: dict[str, int], reason: str) -> None:
+    assert _reason(**change) == reason
+
+
+def test_heads_of_hybrids_fill_lines() -> None:
+    assert _reason(num_heads=3) == "48 elements of all heads are not a multiple of 32"
+
+
+def _reason(num_heads: int = 4, **sizes: int) -> str:
+    attention = AttentionSpec(
+        num_heads=num_heads, num_kv_heads=1, head_dim=16, rope=RopeSpec(rotary_dim=16), scale=0.25
+    )
+    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 16, "value_dim": 64, "num_taps": 4} | sizes
+    part = FeedForwardSpec(size=96)
+    layers = (
+        LayerSpec(attention=attention, feed_forward=part),
+        LayerSpec(recurrent=DeltaSpec(**sizes), feed_forward=part),
+    )
+    model = ModelSpec(
+        architecture="",
+        vocab_size=80,
+        hidden_size=64,
+        layers=layers,
+        norm=NormSpec(eps=1e-5),
+        max_position_embeddings=256,
+        tie_word_embeddings=False,
+        dtype="bfloat16",
+    )
+    return unsupported(native_model(model, 256), 16)

@@ -8,6 +8,8 @@ from eventlm.models.program import (
     Add,
     AddNormed,
     Attend,
+    Convolve,
+    Delta,
     Embed,
     Experts,
     Heads,
@@ -20,7 +22,7 @@ from eventlm.models.program import (
     Take,
     program_of,
 )
-from eventlm.models.spec import ExpertsSpec, FeedForwardSpec, ModelSpec
+from eventlm.models.spec import ConvolutionSpec, DeltaSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
 from tests.models.test_decoder import ATTENTION, LAYER, MODEL, ROPE, with_layers
 
 HEADS, ATTEND, ACTIVATE = Heads(0, ATTENTION, 0), Attend(0, ATTENTION), Activate(0, "gate_up", "silu")
@@ -117,6 +119,26 @@ def test_experts_follow_the_part_that_all_tokens_pass(norms: str, *, has_shared:
         assert program[5:] == expected[1:]
     else:
         assert program[-len(expected) :] == expected
+
+
+def test_states_follow_one_another_in_a_slot() -> None:
+    convolution = ConvolutionSpec(num_channels=32, num_taps=3)
+    delta = DeltaSpec(num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5, num_taps=4)
+    others = [structs.replace(LAYER, attention=None, recurrent=each) for each in (convolution, delta, convolution)]
+    model = structs.replace(MODEL, layers=(others[0], LAYER, *others[1:]))
+    program = program_of(model)
+    sizes = 2 * 32, 3 * (2 * 6 + 20) + 4 * 3 * 5
+    assert [each for each in program if isinstance(each, Convolve | Delta)] == [
+        Convolve(0, convolution, 0),
+        Delta(2, delta, sizes[0]),
+        Convolve(3, convolution, sum(sizes)),
+    ]
+    assert model.state_size == sum(sizes) + sizes[0]
+    assert program[1:4] == (
+        Norm("attention_norm", 0),
+        Convolve(0, convolution, 0),
+        MultiplyAdd("output", 0, "attended", 1.0),
+    )
 
 
 def test_ropes_are_listed_once_however_many_layers_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.models.spec import ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, why_not_plain
+from eventlm.models.spec import ConvolutionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, why_not_plain
 from tests.models.test_decoder import ATTENTION, LAYER, MODEL, ROPE, with_layers
 
 
@@ -40,6 +40,7 @@ def test_plain_ones(changes: dict[str, Any]) -> None:
         ({"attention": {"qk_norm": "whole"}}, "a norm over all heads together"),
         ({"attention": {"scale": 1.0}}, "attention scores of a scale of their own"),
         ({"attention": {"rope": None}}, "layers without rotary embeddings"),
+        ({"attention": {"has_output_gate": True}}, "gates behind attention"),
         (
             {"attention": {"rope": RopeSpec(rotary_dim=4)}},
             "rotary embeddings of neighbouring elements or of a part of a head",
@@ -85,3 +86,11 @@ def test_heads_that_differ_are_not_plain() -> None:
 def test_ropes_that_differ_are_not_plain() -> None:
     other = structs.replace(LAYER, attention=structs.replace(ATTENTION, rope=structs.replace(ROPE, theta=5.0)))
     assert why_not_plain(structs.replace(MODEL, layers=(LAYER, other))) == "rotary embeddings that differ by layer"
+
+
+def test_states_are_not_plain() -> None:
+    layer = structs.replace(LAYER, attention=None, recurrent=ConvolutionSpec(num_channels=64, num_taps=3))
+    model = structs.replace(MODEL, layers=(layer, LAYER))
+    assert why_not_plain(model) == "layers with a state in place of attention"
+    assert model.attention == ATTENTION
+    assert (layer.kv_shape, model.state_size) == (None, 128)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.replay.traces import CALM, Objects, indices, record, small_machine, tampered
-from tests.workload import Chaos, Machine
+from tests.workload import Chaos, Machine, with_states
 
 FOLDER = Path(__file__).with_suffix("")
 MAX_BYTES = 60 * 1024
@@ -61,6 +61,13 @@ GOLDEN = {
         CALM,
         5,
         10,
+    ),
+    # Recurrent layers: copies of states are kept and hit, blocks and slots are scarce.
+    "fcfs_recurrent": Golden(
+        with_states(small_machine({"type": "fcfs"}, num_blocks=20, max_model_len=76, max_num_seqs=3), 1),
+        Chaos(kills=1),
+        5,
+        12,
     ),
 }
 #: The first of them with a launch that gives a block to a sequence that does not own it.

@@ -35,6 +35,15 @@ def test_golden_traces_hold_what_they_are_there_for() -> None:
     tight = {"preempt memory", "preempt admission", "closing", "text_end", "cancel", "set_timer", "timer"}
     assert seen["edf_tight"] >= tight
     assert seen["lrs_dying_workers"] >= {"preempt lost", "worker_lost", "desync", "grammar", "route"}
+    objects = read_objects(FOLDER / "fcfs_recurrent.jsonl")
+    states = [state for item in objects for state in item.get("states", [])]
+    assert any(source not in (-1, slot) for _, slot, source, _ in states)
+    # Some of prompts, and some of decodes.
+    assert {min(item["states"])[0] < len(item.get("decodes", [])) for item in objects if "states" in item} == {
+        True,
+        False,
+    }
+    assert "preempt admission" in seen["fcfs_recurrent"]
 
 
 def test_the_broken_trace_fails_at_its_broken_launch() -> None:

@@ -159,3 +159,4 @@ def test_a_million_events_with_state_slots(tmp_path: Path) -> None:
         shutil.rmtree(folder)
         num_events += sum(counts[tag] for tag in ALL_TAGS)
         first = seeds[1]
+        print(f"{num_events:,} events of {first} workloads")

@@ -24,7 +24,7 @@ from eventlm.models.spec import ModelSpec
 INT8_SPEED = 2
 #: The part that multiplies by a matrix of a layer.
 _PARTS = {
-    **dict.fromkeys(("query", "key", "value"), "qkv_proj"),
+    **dict.fromkeys(("query", "key", "value", "output_gate", "mixed", "delta_gate"), "qkv_proj"),
     "output": "o_proj",
     **dict.fromkeys(("gate", "up"), "gate_up_proj"),
     "down": "down_proj",

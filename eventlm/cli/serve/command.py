@@ -238,7 +238,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     hint = _hint(url, model, setup.config.server)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
-    kv_memory, host = _kv_memory(engine), engine.worker_host
+    kv_memory, host, num_slots = _kv_memory(engine), engine.worker_host, setup.core.state_slots or 0
     if not _is_read_by_a_person(setup.config):
         import structlog
 
@@ -250,6 +250,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             max_model_len=engine.max_model_len,
             **({"kv_memory": kv_memory} if kv_memory else {}),
             num_blocks=setup.core.num_blocks,
+            **({"state_slots": num_slots} if num_slots else {}),
             # Replicas are on several GPUs, each with its number.
             device=host["device"].partition(":")[0],
             **{name: host[name] for name in _MACHINERY if name in host},
@@ -270,7 +271,8 @@ def _announce(url: str, engine: InferenceEngine) -> None:
     lines = [
         f"eventlm {__version__} serves {model} on {url}",
         f"{processes}, {chosen}, context {engine.max_model_len} tokens"
-        + (f", KV cache {kv_memory} in {counted(setup.core.num_blocks, 'block')} each" if kv_memory else ""),
+        + (f", KV cache {kv_memory} in {counted(setup.core.num_blocks, 'block')} each" if kv_memory else "")
+        + (f", {counted(num_slots, 'state slot')} each" if num_slots else ""),
         f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
         "try it:",
         *hint.splitlines(),

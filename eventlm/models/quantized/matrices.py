@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from eventlm.errors import CheckpointError
 from eventlm.models.program import WeightKey
-from eventlm.models.quantized.scheme import ALIASES, LEFT_OUT, PARTS, Method, PartSpec, Scheme
+from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS, Method, PartSpec, Scheme
 from eventlm.models.safetensors_header import FileStamp, SafetensorsHeader
 
 _OTHER_MODEL = "the two files are not of one model"
@@ -85,11 +85,12 @@ class Parts:
         return True
 
     def matrices(
-        self, missing: dict[str, list[WeightKey]], shapes: Mapping[WeightKey, tuple[int, ...]]
+        self, missing: dict[str, list[WeightKey]], shapes: Mapping[WeightKey, tuple[int, ...]], stacking: str
     ) -> dict[Path, list[QuantizedMatrix]]:
         """All matrices by the file of their largest part, in the order of its data. They are no longer `missing`.
 
-        Raises CheckpointError if one is not the model's, or lacks a part, or has one of another shape or dtype.
+        stacking: see `TensorNames`. Raises CheckpointError if one is not the model's, or lacks a part, or has one of
+        another shape or dtype.
         """
         found: dict[Path, list[QuantizedMatrix]] = {}
         for (module, scheme), parts in self._found.items():
@@ -101,7 +102,7 @@ class Parts:
                     f"or to one that is there twice; {_OTHER_MODEL}"
                 )
             weights = {key: shapes[key] for key in missing.pop(role)}
-            for matrix in _matrices(module, scheme, parts, weights, is_stacked=role == module):
+            for matrix in _matrices(module, scheme, parts, weights, stacking if role == module else ""):
                 found.setdefault(matrix.codes.path, []).append(matrix)
         for matrices in found.values():
             matrices.sort(key=lambda matrix: matrix.codes.offset)
@@ -129,22 +130,23 @@ def _matrices(
     scheme: Scheme,
     parts: dict[str, QuantizedPart],
     shapes: dict[WeightKey, tuple[int, ...]],
-    *,
-    is_stacked: bool,
+    stacking: str,
 ) -> Iterator[QuantizedMatrix]:
-    """is_stacked: the experts of a layer are in one tensor, with the rows of gate and up in turns."""
+    """stacking: of the experts of a layer, if they are in one tensor. Even `columns` are rows when they are packed."""
     experts = dict.fromkeys(key.expert for key in shapes)
     num_in = next(iter(shapes.values()))[1]
     num_out = sum(shape[0] for shape in shapes.values()) // len(experts)
     some = next(iter(parts.values()))
-    if scheme.layout == "fp4" and num_in % scheme.group[1]:
+    multiple = {"fp4": scheme.group[1], "awq": 2}.get(scheme.layout, 1)
+    if num_in % multiple or (scheme.layout == "awq" and num_out % len(AWQ_ORDER)):
         raise CheckpointError(
-            f"{some.path}: tensor {some.name}: {num_in} inputs are no multiple of {scheme.group[1]}; {_OTHER_MODEL}"
+            f"{some.path}: tensor {some.name} is of {num_out} outputs and {num_in} inputs, which this format cannot "
+            f"hold; {_OTHER_MODEL}"
         )
     for part, spec in scheme.parts(num_out, num_in).items():
         if part in parts:
             shape = spec.shapes[0]
-            if is_stacked:
+            if stacking:
                 # Codes of 32 inputs are a row of bytes of their own.
                 end = (shape[1] // 16, 16) if part == "weight_packed" else shape[1:]
                 spec = spec._replace(shapes=((len(experts), shape[0], *end),))
@@ -152,10 +154,10 @@ def _matrices(
         elif not spec.is_optional:
             raise CheckpointError(f"{some.path}: {part} of {module} is missing; download the model again")
     for number, expert in enumerate(experts):
-        own = {part: _of_expert(found, number) if is_stacked else found for part, found in parts.items()}
+        own = {part: _of_expert(found, number) if stacking else found for part, found in parts.items()}
         keys = [key for key in shapes if key.expert == expert]
         ends = list(accumulate(shapes[key][0] for key in keys))
-        if is_stacked:
+        if stacking == "columns":
             rows = [slice(turn, num_out, len(keys)) for turn in range(len(keys))]
         else:
             rows = [slice(end - shapes[key][0], end, 1) for key, end in zip(keys, ends, strict=True)]

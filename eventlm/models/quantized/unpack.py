@@ -29,6 +29,7 @@ _DTYPES = {
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
 _POWERS = torch.tensor([*(2.0 ** (byte - 127) for byte in range(255)), torch.nan])
 _NO_POWER = 255
+_LOW_HALVES = 0x0F0F0F0F
 #: The code of E4M3 that is no number, without its sign, and what the compiled decoder's floats are multiplied by.
 _NO_FLOAT, _FLOAT_FACTOR = 127, 256
 
@@ -59,7 +60,7 @@ class UnpackedMatrix:
             case "fp4":
                 numbers_RI = _FP4[_apart(self._codes[rows])[:, :num_in].long()]
             case _:
-                codes_RI = self._codes_of(rows)
+                codes_RI = self._codes[rows]
                 if self._scheme.bits == 4:
                     codes_RI = _apart(codes_RI)
                 numbers_RI = (codes_RI[:, :num_in].short() - self._spread(self._zeros_OG[rows])).to(dtype)
@@ -78,12 +79,13 @@ class UnpackedMatrix:
             return torch.cat((self._scales[rows, :, None], bytes_RBI), dim=-1).flatten(1)
         size = int(kind.partition("_")[2])
         num_blocks, code_bytes = -(-num_in // size), size * self._scheme.bits // 8
-        codes_RI = self._codes_of(rows)[:, : num_in * self._scheme.bits // 8].view(torch.uint8)
+        codes_RI = self._codes[rows][:, : num_in * self._scheme.bits // 8].view(torch.uint8)
         codes_RBI = pad(codes_RI, (0, num_blocks * code_bytes - codes_RI.shape[1])).unflatten(1, (num_blocks, -1))
         scales_RB = self._of_blocks(self._scales_of(rows), size, num_blocks).float()
         if self._scheme.layout == "fp8":
             # What is no number spoils its block.
-            scales_RB = torch.where((codes_RBI & 127 == _NO_FLOAT).any(-1), torch.nan, scales_RB * _FLOAT_FACTOR)
+            is_spoilt_RB = (codes_RBI & _NO_FLOAT).amax(-1) == _NO_FLOAT
+            scales_RB = torch.where(is_spoilt_RB, torch.nan, scales_RB * _FLOAT_FACTOR)
             return torch.cat((scales_RB[..., None].view(torch.uint8), codes_RBI), dim=-1).flatten(1)
         zeros_RB = self._of_blocks(self._zeros_OG[rows], size, num_blocks).half()
         heads = scales_RB[..., None].view(torch.uint8), zeros_RB[..., None].view(torch.uint8)
@@ -95,10 +97,10 @@ class UnpackedMatrix:
         return values_RG.repeat_interleave(self._scheme.group[1] // size, dim=1)[:, :num_blocks].contiguous()
 
     def _find_codes(self) -> Tensor:
-        """Of each output its codes, two of 4 bits in a byte, the even one low; of AWQ as they lie."""
+        """Of each output its codes, two of 4 bits in a byte, the even one low."""
         match self._scheme.layout:
             case "awq":
-                return self._parts["qweight"]
+                return self._awq_codes()
             case "gptq":
                 return self._parts["qweight"].t().contiguous().view(torch.uint8)
             case "bytes":
@@ -107,14 +109,17 @@ class UnpackedMatrix:
                 return self._parts["weight"]
         return self._parts["weight_packed"].flatten(1).view(torch.uint8)
 
-    def _codes_of(self, rows: slice) -> Tensor:
-        if self._scheme.layout != "awq":
-            return self._codes[rows]
-        # Whole words, and of these the rows.
-        first, per_word = rows.start // 8, len(AWQ_ORDER)
-        words = self._codes[:, first : -(-rows.stop // per_word)]
-        codes_RI = _in_awq_order(words).t()[rows.start - first * per_word : rows.stop - first * per_word]
-        return codes_RI[:, 0::2] | codes_RI[:, 1::2] << 4
+    def _awq_codes(self) -> Tensor:
+        """The same of words of outputs."""
+        # Bytes of two inputs become bytes of one output each: the lower halves, and the higher ones.
+        even, odd = self._parts["qweight"][0::2], self._parts["qweight"][1::2]
+        halves = (even & _LOW_HALVES) | (odd & _LOW_HALVES) << 4, (even >> 4 & _LOW_HALVES) | (odd & ~_LOW_HALVES)
+        codes_OI = torch.empty(self._matrix.num_out, len(even), dtype=torch.uint8)
+        for half, words_IO in enumerate(halves):
+            bytes_OI = words_IO.t().contiguous().view(torch.uint8)
+            for number in range(4):
+                codes_OI[AWQ_ORDER[2 * number + half] :: 8] = bytes_OI[:, number::4]
+        return codes_OI
 
     def _find_scales(self) -> Tensor:
         """[O, G], or a row for some outputs together."""

@@ -292,6 +292,10 @@ MIXES: dict[str, tuple[ModelSpec, dict[str | tuple[str, int], str]]] = {
             ("query", 2): "Q2_K",
             ("key", 2): "Q4_K",
             ("value", 2): "Q5_K",
+            ("output", 2): "I4_32",
+            ("gate", 2): "F8_128",
+            ("up", 2): "I4_128",
+            ("down", 2): "I8_128",
             "lm_head": "Q4_K",
         },
     ),
@@ -315,7 +319,7 @@ def with_blocks(spec: ModelSpec, types: dict[str | tuple[str, int], str]) -> tup
         if kind == "MXFP4":
             blocks[key].view(shape[0], -1, 17)[:, :, 0] %= 4
             blocks[key].view(shape[0], -1, 17)[:, :, 0] += 118
-        weights[key] = values_of(kind, blocks[key])
+        weights[key] = values_of(kind, blocks[key])[:, : shape[1]]
     return Weighted(spec, weights), blocks
 
 

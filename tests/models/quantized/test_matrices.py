@@ -15,9 +15,10 @@ from eventlm.errors import CheckpointError
 from eventlm.models import loader
 from eventlm.models.loader import load_decoder
 from tests.checkpoints import edit_json
-from tests.models.quantized.checkpoints import CASES, Tensors, write_quantized
+from tests.models.quantized.checkpoints import CASES, Tensors, write_gpt_oss, write_quantized
 
 UP = "model.layers.1.mlp.up_proj"
+EXPERTS = "model.layers.1.mlp.experts.down_proj"
 Change = Callable[[Tensors], None]
 
 
@@ -136,6 +137,33 @@ def test_configs_of_other_checkpoints(
 ) -> None:
     shutil.copytree(folders(case), tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / "config.json", quantization_config=config)
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(tmp_path, dtype="float32")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (
+            lambda tensors: tensors.pop(f"{EXPERTS}_scales", None),
+            "weight_scale of model.layers.1.mlp.experts.down_proj",
+        ),
+        (
+            lambda tensors: tensors.update(
+                {name: tensor[:2].contiguous() for name, tensor in tensors.items() if name == f"{EXPERTS}_blocks"}
+            ),
+            "experts.down_proj_blocks has shape [2, 64, 3, 16], by config.json it is [3, 64, 3, 16]",
+        ),
+    ],
+)
+def test_experts_in_one_tensor(edit: Change, message: str, tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path)
+    for path in tmp_path.glob("*.safetensors"):
+        tensors = load_file(path)
+        if f"{EXPERTS}_blocks" in tensors or f"{EXPERTS}_scales" in tensors:
+            edit(tensors)
+        save_file(tensors, path)
     with pytest.raises(CheckpointError) as caught:
         load_decoder(tmp_path, dtype="float32")
     assert message in str(caught.value)

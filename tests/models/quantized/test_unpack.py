@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from eventlm.kernels.cpu import native
+from eventlm.kernels.int8_linear import quantize_rows
 from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
 from eventlm.models.config import read_model
 from eventlm.models.loader import load_decoder
 from eventlm.models.program import WeightKey
 from eventlm.models.weight_reader import read_pieces
 from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences, relative_error
-from tests.models.quantized.checkpoints import CASES, FIELDS, write_gpt_oss, write_quantized
+from tests.models.quantized.checkpoints import CASES, FIELDS, fp4_codes, fp8, write_gpt_oss, write_quantized
 
 #: The codes that a case's matrices are for the compiled decoder. Others become bfloat16.
 KINDS = {
@@ -51,7 +53,9 @@ def key_of(module: str) -> WeightKey:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", CASES)
-def test_models_compute_with_the_numbers_of_their_library(name: str, tmp_path: Path) -> None:
+def test_models_compute_with_the_numbers_of_their_library(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model, values = write_quantized(tmp_path, CASES[name])
     spec = read_model(tmp_path)
     files = find_weights(tmp_path, spec)
@@ -72,6 +76,9 @@ def test_models_compute_with_the_numbers_of_their_library(name: str, tmp_path: P
         decoder = CompiledDecoder(tmp_path, build)
         logits = only(decoder.run([sequence], [[0, 1, 2]], [[Piece(0, 0, 33)], [Piece(0, 33, 40)]])).logits_TV
         assert relative_error(logits, expected) < 0.03, build
+        num_unpacked = len(values.keys()) - len(types)
+        said = f"{num_unpacked} of {len(values)} quantized matrices are unpacked to bfloat16: "
+        assert (said in capsys.readouterr().err) == (num_unpacked > 0)
         if types:
             held = sum(decoder.decoder.weight_bytes.values())
             embedding = FIELDS["vocab_size"] * FIELDS["hidden_size"] * 2
@@ -97,3 +104,32 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
             fused = whole[key._replace(name="down" if key.name == "down" else "gate_up")]
             start = 96 if key.name == "up" else 0
             assert torch.equal(numbers, fused[start : start + len(numbers)]), key
+
+
+def test_quantized_matrices_are_rounded_anew_if_asked(tmp_path: Path) -> None:
+    _, values = write_quantized(tmp_path, CASES["awq"])
+    decoder = load_decoder(tmp_path, quantization="int8")
+    for module in ("model.layers.1.self_attn.o_proj", "model.layers.0.mlp.down_proj"):
+        key = key_of(module)
+        integers, scales = quantize_rows(values[module])
+        assert torch.equal(decoder.weights[key], integers)
+        assert torch.equal(decoder.scales[key], scales)
+    for build in native.available_builds():
+        held = CompiledDecoder(tmp_path, build, quantization="int8").decoder.weight_bytes["down_proj"]
+        assert held == 2 * 128 * 320
+
+
+def test_the_formulas_are_those_of_transformers() -> None:
+    """What `checkpoints` says that floats of 8 and 4 bits hold."""
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    rng = np.random.default_rng(2)
+    weight = rng.standard_normal((256, 384)) * 0.1
+    for block, dtype in (((128, 128), torch.float32), ((1, 0), torch.float32), ((0, 0), torch.float32)):
+        parts, values = fp8(block, scale="scale", dtype=dtype)(weight, rng)
+        assert torch.equal(Fp8Dequantize(None)._dequantize_one(parts["weight"], parts["scale"], dtype), values), block
+    pairs, powers, values = fp4_codes(weight[None])
+    blocks = torch.from_numpy(pairs).unflatten(-1, (-1, 16))
+    found = convert_moe_packed_tensors(blocks, torch.from_numpy(powers))
+    assert torch.equal(found.transpose(1, 2).float(), values)

@@ -1,7 +1,14 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+from eventlm import LLM, SamplingParams
+from eventlm.events import Finished, Launched, Preempted
+from eventlm.replay.execute.execution import execute
 from eventlm.worker.fake.states import FakeStates, fold
 from eventlm.worker.sequence_table import Row, WorkerSequence
+from tests.serving import verified
 from tests.worker.launches import new_sequence
 
 
@@ -33,3 +40,32 @@ def test_a_row_from_zero_does_not_see_what_the_slot_had() -> None:
     states = FakeStates(1)
     states.advance(row([5], 0, 0, 1, -1, []))
     assert states.advance(row([6], 0, 0, 1, -1, [])) == fold(0, [6])
+
+
+def chats(**options: Any) -> list[list[int]]:
+    """Tokens of four chats of six turns, whose prompts go on from the answers, in worker processes."""
+    fake = {"recurrent": True, "base_ns": 200_000, "prefill_token_ns": 0, "decode_ns": 0, "context_token_ns": 0}
+    limits: dict[str, Any] = {"block_size": 4, "num_blocks": 33, "max_model_len": 128, "max_num_seqs": 4}
+    histories = [[1] * 10 + [number] * 3 for number in range(4)]
+    answers = []
+    with LLM("fake", fake=fake, **limits, **options) as llm:
+        for turn in range(6):
+            params = SamplingParams(max_tokens=11, seed=turn)
+            outputs = llm.generate([{"prompt_token_ids": history} for history in histories], params, use_tqdm=False)
+            for history, output in zip(histories, outputs, strict=True):
+                answers.append(output.outputs[0].token_ids)
+                history += [*answers[-1], 3, 4, turn]
+    return answers
+
+
+def test_worker_processes_give_the_same_tokens_from_copies_as_from_zero(tmp_path: Path) -> None:
+    found = chats(state_slots=10, state_interval=8, record=str(tmp_path), record_tokens=True)
+    assert found == chats(prefix_cache=False)
+    [run] = [path for path in tmp_path.iterdir() if not path.is_symlink()]
+    trace = verified(run)
+    assert sum(event.cached_tokens > 0 for event in trace.of(Finished)) >= 6
+    states = [state for event in trace.of(Launched) for state in event.states]
+    assert sum(source not in (-1, slot) for _, slot, source, _ in states) >= 6
+    assert trace.of(Preempted)
+    again = execute(run, model="fake")
+    assert (again.exit_code, again.num_tokens) == (0, 24 * 11)
