@@ -5,16 +5,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := eventlm kernels policies replay tests benchmarks docs examples
 
-.PHONY: run test nightly check docs install soak mutants kernel-table
+.PHONY: run test nightly check docs install checkpoints soak mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
 
-test: install check
+test: checkpoints check
 	$(BIN)/python -m pytest -q -n 2
 
 # Everything: the soak tests too, and every GPU kernel compiled. It takes hours.
-nightly: install check
+nightly: checkpoints check
 	EVENTLM_COMPILE_ALL_KERNELS=1 $(BIN)/python -m pytest -q -n 2 -m ''
 
 check: $(STAMP)
@@ -29,11 +29,11 @@ docs: $(STAMP)
 	$(BIN)/python -m docs.generate
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-soak: install
+soak: checkpoints
 	$(BIN)/python -m pytest -q -m soak
 
 # How many small mistakes in the code the tests find: takes hours, goes on where it was stopped.
-mutants: install
+mutants: checkpoints
 	$(BIN)/python -m tests.mutants $(ARGS)
 
 # The GPU kernels that tests need not compile again; with ARGS=--all, all of them are.
@@ -42,6 +42,10 @@ kernel-table: $(STAMP)
 
 install: $(STAMP)
 	$(BIN)/eventlm pull smollm2
+
+# The default model in the form that transformers reads, which tests compare it with.
+checkpoints: install
+	$(BIN)/eventlm pull smollm2:bf16
 
 $(STAMP): pyproject.toml constraints.txt $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

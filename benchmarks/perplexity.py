@@ -1,14 +1,17 @@
 """What each way to compute a model costs in accuracy: perplexity over a fixed text, and the distance from float32.
 
-    python benchmarks/perplexity.py [--model FOLDER] [--paths amx avx2 ...] [--also OPTIONS] [--tokens N] [--json FILE]
+    python benchmarks/perplexity.py [--model MODEL] [--paths amx avx2 ...] [--also OPTIONS] [--tokens N] [--json FILE]
 
 The text is `benchmarks/data/python_reference.txt`, the same bytes each time. It goes through the worker's own forward
 pass and KV cache, in windows of 1,024 tokens of which the first half is context for the second (of the first window
 all is scored), as prompts go: in steps of `--chunk-tokens`; 1 gives each token a decode of its own.
 
-The reference is transformers in float32 with the same weights. KL divergence is that of the distribution of each next
-token from the reference's, in nats; "same top" is how often the most likely token is the same; "logits" is the root
-mean square of the difference of all logits over that of the reference's.
+`--also model=MODEL` puts another model beside it that has the same tokens, such as a GGUF file of it.
+
+The reference is transformers in float32 with the same weights, which it unpacks itself if they are a GGUF file's. KL
+divergence is that of the distribution of each next token from the reference's, in nats; "same top" is how often the
+most likely token is the same; "logits" is the root mean square of the difference of all logits over that of the
+reference's.
 """
 
 from __future__ import annotations
@@ -25,12 +28,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from eventlm.bootstrap.model_source import find_model
+from eventlm.config import ModelConfig
 from eventlm.config.load import load_config
 from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.models.config import read_model
-from eventlm.models.pull import pull
+from eventlm.models.default import CONVERTED, DEFAULT_MODEL
+from eventlm.models.gguf.source import read_source
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.table import table
@@ -44,8 +50,8 @@ TEXT = Path(__file__).with_name("data") / "python_reference.txt"
 TEXT_SHA256 = "3950a27c696887aeb33f9b141c17d83bd05d0850b940c7055195eb159521aade"
 REFERENCE = "transformers float32"
 _BLOCK_SIZE = 16
-#: What `--also` takes: the options that say how a worker computes.
-_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels")
+#: What `--also` takes: the options that say how a worker computes, and what.
+_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "model")
 
 #: Logits [n, V], float32, after each of the last n of some tokens.
 LogitsOf = Callable[[list[int], int], Tensor]
@@ -119,12 +125,22 @@ def in_transformers(folder: Path, dtype: str) -> LogitsOf:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
+    where: dict[str, Any] = {"pretrained_model_name_or_path": folder}
+    if (source := read_source(folder)) is not None:
+        file = Path(source.parts[0].path)
+        where = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+    model: Any = AutoModelForCausalLM.from_pretrained(**where, dtype=getattr(torch, dtype)).eval()
     return lambda token_ids, num_last: model(torch.tensor([token_ids]), logits_to_keep=num_last).logits[0].float()
 
 
 def in_worker(folder: Path, length: int, chunk_tokens: int, options: dict[str, Any]) -> LogitsOf:
-    """The model as a worker with these options runs it. Raises UsageError, CheckpointError, CacheMemoryError."""
+    """The model, or the one that the options name, as a worker with them runs it.
+
+    Raises UsageError, CheckpointError, CacheMemoryError.
+    """
+    options = dict(options)
+    if model := options.pop("model", ""):
+        folder = folder_of(model)
     num_blocks = ceil_div(length, _BLOCK_SIZE)
     setup = WorkerSetup(
         replica=0,
@@ -232,6 +248,14 @@ def render(figures: dict[str, dict[str, float]]) -> Iterator[str]:
     return table(columns, rows)
 
 
+def folder_of(model: str) -> Path:
+    """Of a model as `eventlm serve` takes it. Raises UsageError, CheckpointError, PullError."""
+    folder = find_model(ModelConfig(model=model)).folder
+    if folder is None:
+        raise UsageError(f"{model} has no weights")
+    return folder
+
+
 def worker_way(text: str) -> Way:
     """Of `--also`. Raises UsageError for what is none of the options, and for a value that one does not take."""
     pairs = [pair.partition("=") for pair in text.split(",")]
@@ -253,7 +277,7 @@ def available(name: str) -> bool:
 def run(arguments: argparse.Namespace) -> None:
     """Raises EventLMError for a model or a way that cannot be had."""
     torch.set_num_threads(arguments.threads or usable_cores())
-    folder = Path(arguments.model) if arguments.model else pull()
+    folder = folder_of(arguments.model)
     token_ids = CheckpointTokenizer(folder).encode(read_text(), add_special_tokens=False)[: arguments.tokens]
     names = [REFERENCE, *(name for name in arguments.paths or filter(available, WAYS) if name != REFERENCE)]
     wanted = {name: WAYS[name] for name in names} | {text: worker_way(text) for text in arguments.also}
@@ -267,7 +291,7 @@ def run(arguments: argparse.Namespace) -> None:
     scores = measure(token_ids, ways, arguments.window, arguments.stride)
     figures = summary(scores)
     settings = {
-        "model": arguments.model or "the default model",
+        "model": arguments.model,
         "tokens": scores[REFERENCE].num_tokens,
         "window": arguments.window,
         "stride": arguments.stride,
@@ -284,7 +308,9 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> int:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="checkpoint folder with a tokenizer; the default model if left out")
+    parser.add_argument(
+        "--model", default=DEFAULT_MODEL + CONVERTED, help="as `eventlm serve` takes it (default: %(default)s)"
+    )
     parser.add_argument(
         "--paths", nargs="+", choices=WAYS, metavar="PATH", help=f"of {', '.join(map(repr, WAYS))}; all that can run"
     )

@@ -81,7 +81,7 @@ def parts(context: Context) -> Parts:
     """Each variant on a checkpoint of its own, and the default model where it is there."""
     variants = SMOKE_VARIANTS if context.smoke else VARIANTS
     measured: dict[str, Part] = {each.name: functools.partial(_compare, context, each) for each in variants}
-    default = cached("smollm2")
+    default = cached("smollm2:bf16")
     if default is not None and not context.smoke:
         measured["the default model"] = functools.partial(_compare_default, context, default)
     return measured

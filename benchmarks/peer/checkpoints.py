@@ -1,9 +1,9 @@
 """The checkpoints of the benchmark beside peers, in the form that each server reads.
 
-One checkpoint in Hugging Face's form is what all are made of: the default model, or random weights of the shape of
-Qwen3-0.6B with the default model's tokenizer, its vocabulary filled up with words that no text has. The peers' own
-tools convert it: optimum-intel to OpenVINO's form, llama.cpp's script to GGUF and llama.cpp's quantiser to the types of
-fewer bits. The default model's Q4_1 is the file that its authors published.
+One checkpoint in Hugging Face's form is what all are made of: the default model in bfloat16, or random weights of the
+shape of Qwen3-0.6B with the default model's tokenizer, its vocabulary filled up with words that no text has. The peers'
+own tools convert it: optimum-intel to OpenVINO's form, llama.cpp's script to GGUF and llama.cpp's quantiser to the
+types of fewer bits. The default model's Q4_1 is the file that its authors published.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ CONVERT_SECONDS = 1800.0
 
 def checkpoint(name: ModelName, peers: Peers) -> Path:
     """The folder of a checkpoint in Hugging Face's form. It is made, or fetched, where it is not there yet."""
-    from eventlm.models.pull import cached, pull
+    from eventlm.models.pull import pull
 
-    default = cached("smollm2") or pull("smollm2")
+    default = pull("smollm2:bf16")
     if name == "smollm2":
         return default
     folder = peers.folder / "models" / name / "hf"

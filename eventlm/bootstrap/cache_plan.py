@@ -17,10 +17,8 @@ from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
-from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
+from eventlm.models.checkpoint_weights import weight_bytes
 from eventlm.models.config import kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype, state_bytes
-from eventlm.models.cpu_kernels import choose_forward
-from eventlm.models.gguf.source import read_source
 from eventlm.models.program import WeightKey
 from eventlm.models.spec import ModelSpec
 from eventlm.types import ceil_div
@@ -70,8 +68,12 @@ def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
         _check_against_all(config, num_bytes, given)
 
 
-def plan_states(config: Config, folder: Path | None) -> tuple[Config, list[str]]:
+def plan_states(
+    config: Config, folder: Path | None, types: Mapping[WeightKey, str] | None = None
+) -> tuple[Config, list[str]]:
     """The configuration with as many state slots as there will be, 0 without recurrent layers, and warnings.
+
+    types: as of `plan_cache`.
 
     By default there are two for every sequence, as far as half of the cache's memory holds them; where that is less
     than enough, `max_num_seqs` is lowered. Raises UsageError for too few slots and CheckpointError.
@@ -88,7 +90,8 @@ def plan_states(config: Config, folder: Path | None) -> tuple[Config, list[str]]
     warnings: list[str] = []
     num_slots = cache.state_slots or 2 * num_seqs
     if not cache.state_slots and folder is not None:
-        num_slots = min(num_slots, _cache_bytes(config, _sizes_in_memory(config, folder)) // 2 // slot_bytes)
+        sizes = _sizes(config, read_model(folder), types or {})
+        num_slots = min(num_slots, _cache_bytes(config, sizes) // 2 // slot_bytes)
         # So that there are copies to start from.
         most_seqs = min(num_seqs, num_slots * 3 // 4)
         if most_seqs < num_seqs:
@@ -128,9 +131,11 @@ def _slot_bytes(config: Config, folder: Path | None) -> int | None:
     return state_bytes(read_model(folder)) or None
 
 
-def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) -> CachePlan:
+def plan_cache(
+    config: Config, folder: Path | None, gpus: Sequence[Gpu] = (), types: Mapping[WeightKey, str] | None = None
+) -> CachePlan:
     """Size the KV cache for the checkpoint in `folder` (None: the fake model), which runs on `gpus` if there are any.
-    config: from `plan_states`.
+    config: from `plan_states`. types: of matrices that are codes, see `matrix_types`.
 
     Without `max_model_len` the context is the model's own, cut to what the cache holds (one block less than it has).
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
@@ -144,7 +149,7 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
         longest = decoder.max_position_embeddings
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
-        sizes = _sizes(config, decoder, {}) if gpus else _sizes_in_memory(config, folder)
+        sizes = _sizes(config, decoder, types or {})
         if gpus:
             num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus)
             if not num_blocks:
@@ -166,28 +171,12 @@ def plan_cache(config: Config, folder: Path | None, gpus: Sequence[Gpu] = ()) ->
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-def _types_kept(config: Config, folder: Path, decoder: ModelSpec) -> dict[WeightKey, str]:
-    """The matrices that stay codes: of a GGUF file or a quantized checkpoint, unless torch computes."""
-    model = config.model
-    if model.quantization != "none" or not (decoder.quantized or read_source(folder)):
-        return {}
-    dtype = resolve_dtype(decoder, model.dtype)
-    kernels, size = config.worker.cpu_kernels, config.cache.block_size
-    forward = choose_forward(kernels, decoder, model=str(folder), dtype=dtype, block_size=size)
-    return packed_types(find_weights(folder, decoder)) if forward.build else {}
-
-
 def _sizes(config: Config, decoder: ModelSpec, types: Mapping[WeightKey, str]) -> _Sizes:
     model, cache = config.model, config.cache
     dtype = resolve_dtype(decoder, model.dtype, model.quantization)
     block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))
     weights = weight_bytes(decoder, dtype, model.quantization, types)
     return _Sizes(weights, block, _num_blocks_needed(config) * block, cache.state_slots * state_bytes(decoder))
-
-
-def _sizes_in_memory(config: Config, folder: Path) -> _Sizes:
-    decoder = read_model(folder)
-    return _sizes(config, decoder, _types_kept(config, folder, decoder))
 
 
 def _cache_bytes(config: Config, sizes: _Sizes) -> int:

@@ -20,6 +20,8 @@ from eventlm.formatting import counted
 from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import check_quantization, check_runs_on_gpu, read_model, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
+from eventlm.models.matrix_types import matrix_types
+from eventlm.models.program import WeightKey
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
@@ -71,19 +73,28 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
     _check_fake(config)
     source = find_model(config.model)
     forward, vocab_size = None, FakeTokenizer().vocab_size
+    types: dict[WeightKey, str] = {}
     if source.folder is not None:
         decoder = read_model(source.folder)
         vocab_size = decoder.vocab_size
         if gpus:
             check_runs_on_gpu(decoder)
         else:
-            dtype = resolve_dtype(decoder, config.model.dtype, config.model.quantization)
-            kernels, size = config.worker.cpu_kernels, config.cache.block_size
-            forward = choose_forward(kernels, decoder, model=str(source.folder), dtype=dtype, block_size=size)
+            quantization = config.model.quantization
+            forward = choose_forward(
+                config.worker.cpu_kernels,
+                decoder,
+                model=str(source.folder),
+                dtype=resolve_dtype(decoder, config.model.dtype, quantization),
+                block_size=config.cache.block_size,
+                quantization=quantization,
+            )
         # Wrong files are found here by their headers, in milliseconds, and not by a worker after seconds.
-        find_weights(source.folder, decoder)
-    config, state_warnings = plan_states(config, source.folder)
-    plan = plan_cache(config, source.folder, gpus)
+        files = find_weights(source.folder, decoder)
+        if forward is not None and forward.build:
+            types = matrix_types(files, decoder, config.model.quantization)
+    config, state_warnings = plan_states(config, source.folder, types)
+    plan = plan_cache(config, source.folder, gpus, types)
     setup = make_setup(
         config,
         model=str(source.folder) if source.folder else FAKE_MODEL,

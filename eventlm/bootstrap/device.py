@@ -126,8 +126,8 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
             f"--max-num-seqs {config.scheduler.max_num_seqs}: {where}, which takes at most {MAX_SEQS_ON_GPU:,}"
         )
     _check_backend(config.gpu.attention_backend)
-    if config.model.quantization == "int8":
-        raise UsageError(f"--quantization int8 is for processors, and {where}; leave it out, or give --device cpu")
+    if (how := config.model.quantization) != "none":
+        raise UsageError(f"--quantization {how} is for processors, and {where}; leave it out, or give --device cpu")
     if config.cache.kv_cache_dtype == "int8":
         raise UsageError(
             f"--kv-cache-dtype int8 is for processors, and {where}; give fp8, which takes the same memory, or "

@@ -10,9 +10,10 @@ from typing import NamedTuple
 from eventlm.config import ModelConfig
 from eventlm.config.options import nearest
 from eventlm.errors import CheckpointError, PullError, UsageError
+from eventlm.models.cache_folder import cache_folder
 from eventlm.models.default import KNOWN_MODELS
 from eventlm.models.hub import is_repo_id, pull_repo
-from eventlm.models.pull import cache_folder, cached, pull
+from eventlm.models.pull import cached, pull
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: End of the name of a GGUF file, and what it begins with.
@@ -59,10 +60,11 @@ def find_model(config: ModelConfig, *, may_fetch: bool = True) -> ModelSource:
 
 def _pulled_repo(flag: str, name: str, revision: str = "", **how: bool) -> Path:
     try:
-        return pull_repo(name, revision, **how)
+        found = pull_repo(name, revision, **how)
     except PullError as error:
         message = f"{flag} {name}: there is no such folder, and {error}"
         raise PullError(message, exit_code=error.exit_code) from error
+    return _folder_of_gguf(found) if found.is_file() else found
 
 
 def _cached_or_pulled(name: str, *, may_fetch: bool) -> Path:

@@ -13,7 +13,8 @@ def configure(parser: Parser) -> None:
     from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS
 
     parser.description = (
-        "Fetch a model once into the cache and print the folder of its checkpoint. Progress goes to stderr.\n"
+        "Fetch a model once into the cache and print the folder of its checkpoint, or its GGUF file if that was\n"
+        "named by its quantization. Progress goes to stderr.\n"
         "What is there already is not fetched again. A repository of the Hugging Face hub goes to the hub's\n"
         "cache, under its rules (HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE); a model known\n"
         "by name to EVENTLM_HOME, else the user's cache folder."
@@ -24,13 +25,16 @@ examples:
   ls "$(eventlm pull smollm2)"       look at its files
   EVENTLM_HOME=/data eventlm pull    keep it elsewhere
   rm -r "$(eventlm pull)"            before a pull, if a file is damaged
-  eventlm pull Qwen/Qwen3-0.6B       a repository of the hub, without its code"""
+  eventlm pull Qwen/Qwen3-0.6B       a repository of the hub, without its code
+  eventlm pull ORG/NAME:Q4_K_M       of a repository the GGUF file whose name has that quantization
+  eventlm pull smollm2:bf16          the default model in bfloat16, for programs that read no GGUF file"""
     parser.add_argument(
         "name",
         nargs="?",
         default=DEFAULT_MODEL,
         metavar="NAME",
-        help=f"model to fetch: {', '.join(KNOWN_MODELS)} or a repository ORG/NAME (default: {DEFAULT_MODEL})",
+        help=f"model to fetch: {', '.join(KNOWN_MODELS)}, a repository ORG/NAME, or a GGUF file of one, "
+        f"ORG/NAME:QUANTIZATION (default: {DEFAULT_MODEL})",
     )
     parser.add_argument(
         "--revision", default="", metavar="REVISION", help="branch, tag or commit of a repository (default: main)"

@@ -71,7 +71,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     model: Annotated[
         str,
         Meta(extra={"metavar": "MODEL"}),
-        "checkpoint folder, GGUF file, Hugging Face repository ORG/NAME, smollm2 (the default model) or fake (hash "
+        "checkpoint folder, GGUF file, Hugging Face repository ORG/NAME, a GGUF file of one (ORG/NAME:Q4_K_M), "
+        "smollm2 (the default model; smollm2:bf16 is the same in bfloat16) or fake (hash "
         "tokens, no weights)",
     ] = "smollm2"
     revision: Annotated[
@@ -94,9 +95,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "checkpoint's own; half and float are float16 and float32",
     ] = "auto"
     quantization: Annotated[
-        Literal["none", "int8"],
+        Literal["none", "int8", "int4"],
         "int8, on CPUs: weights are rounded to 8 bits when they are loaded, with a scale for each output, and "
-        "activations during a step, with a scale for each token (W8A8); everything else is bfloat16",
+        "activations during a step, with a scale for each token (W8A8); int4, in the compiled forward pass: to 4 bits, "
+        "with a scale and a minimum for 32 inputs, those of keys, values, embedding and output matrix to 8 bits, and "
+        "activations to 8 bits with a scale for 128 inputs; everything else is bfloat16",
     ] = "none"
     max_model_len: Annotated[Count, "longest context (prompt and output) in tokens; 0: the model's own"] = 0
     fake: Annotated[

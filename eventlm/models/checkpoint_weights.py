@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.errors import CheckpointError
-from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
+from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES, PANEL, packed_bytes
 from eventlm.models.config import DTYPE_BYTES
 from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, expert_tensor, read_source
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
@@ -269,12 +269,17 @@ def weight_bytes(
 ) -> int:
     """Bytes of the decoder's weights in memory. `dtype_name` is the resolved dtype of what is not quantized.
 
-    types: of matrices that stay codes, see `packed_types`.
+    types: of matrices that are codes, see `matrix_types`.
     """
     num_bytes = 0
     for key, shape in model_weights(model).items():
         if types and key in types:
-            num_bytes += shape[0] * PACKED_TYPES[types[key]].row_bytes(shape[1])
+            num_out, num_in = shape
+            attention = model.layers[key.layer].attention
+            if attention is not None and key.name in ("query", "key", "value", "output_gate"):
+                # Each head begins a panel.
+                num_out = num_out // attention.head_dim * ceil_div(attention.head_dim, PANEL) * PANEL
+            num_bytes += packed_bytes(types[key], num_out, num_in)
             continue
         is_multiplied = key.name not in FLOAT32_WEIGHTS and (model.tie_word_embeddings or key != _EMBEDDING)
         if quantization == "int8" and len(shape) == 2 and is_multiplied:

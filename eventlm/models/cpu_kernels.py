@@ -75,11 +75,24 @@ def choose_build(wanted: str) -> str:
     )
 
 
-def choose_forward(wanted: str, config: ModelSpec, *, model: str, dtype: str, block_size: int) -> ForwardChoice:
+def choose_forward(
+    wanted: str, config: ModelSpec, *, model: str, dtype: str, block_size: int, quantization: str = "none"
+) -> ForwardChoice:
     """The one that is wanted for a model; with `auto` the fastest that can run it. `dtype` is resolved.
 
-    Raises UsageError if the one that is wanted is not available, or cannot run the model.
+    Raises UsageError if the one that is wanted is not available, or cannot run the model, or if torch's operations do
+    not have the quantization.
     """
+    choice = _choose(wanted, config, model=model, dtype=dtype, block_size=block_size)
+    if quantization == "int4" and not choice.build:
+        reason = f"cannot run {model}: {choice.reason}" if choice.reason else f"--cpu-kernels {TORCH} leaves out"
+        raise UsageError(
+            f"--quantization int4 needs the compiled forward pass, which {reason}; take int8 or leave it out"
+        )
+    return choice
+
+
+def _choose(wanted: str, config: ModelSpec, *, model: str, dtype: str, block_size: int) -> ForwardChoice:
     build = choose_build(wanted)
     if wanted == TORCH:
         return ForwardChoice("", "")

@@ -27,6 +27,8 @@ class Artifact(Struct, frozen=True):
 
 
 DEFAULT_MODEL = "smollm2"
+#: Behind a model's name: the checkpoint in bfloat16 that is made of its GGUF file.
+CONVERTED = ":bf16"
 
 _ARTIFACTS = (
     # SmolLM2-135M-Instruct (Apache-2.0), weights as Q4_1, embeddings as Q8_0.
@@ -41,4 +43,6 @@ _ARTIFACTS = (
     ),
 )
 
-KNOWN_MODELS: Mapping[str, Artifact] = MappingProxyType({artifact.model: artifact for artifact in _ARTIFACTS})
+KNOWN_MODELS: Mapping[str, Artifact] = MappingProxyType(
+    {artifact.model + suffix: artifact for artifact in _ARTIFACTS for suffix in ("", CONVERTED)}
+)

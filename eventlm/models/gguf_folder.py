@@ -16,12 +16,12 @@ from pathlib import Path
 import msgspec
 
 from eventlm.errors import CheckpointError
+from eventlm.models.cache_folder import cache_folder
 from eventlm.models.config import model_of, weight_samples
 from eventlm.models.gguf.config_json import SETTINGS, config_json
 from eventlm.models.gguf.header import GgufHeader, part_paths, read_parts
 from eventlm.models.gguf.source import SOURCE_FILE, GgufPart, GgufSource
 from eventlm.models.gguf.tokenizer_json import tokenizer_files
-from eventlm.models.pull import cache_folder
 
 #: Part of each folder's name; a change to what is written raises it.
 _VERSION = 2
@@ -49,6 +49,14 @@ def gguf_folder(path: Path) -> Path:
     return folder
 
 
+def files_beside(path: Path) -> dict[str, bytes]:
+    """The content of each file that makes the folder in which a GGUF file lies a checkpoint folder, by name.
+
+    The folder may be copied or moved with all that it holds. Raises CheckpointError like `gguf_folder`.
+    """
+    return _files(read_parts([path]), is_beside=True)
+
+
 def _name(paths: Sequence[Path]) -> str:
     """Begins with that of the first, for people, and is another for other files, and if one of them was changed."""
     digest = hashlib.blake2b(str(_VERSION).encode(), digest_size=8)
@@ -61,8 +69,8 @@ def _name(paths: Sequence[Path]) -> str:
     return f"{_UNUSUAL.sub('_', paths[0].stem)[:_MOST_CHARACTERS]}-{digest.hexdigest()}"
 
 
-def _files(headers: Sequence[GgufHeader]) -> dict[str, bytes]:
-    """The content of each file of the folder."""
+def _files(headers: Sequence[GgufHeader], *, is_beside: bool = False) -> dict[str, bytes]:
+    """The content of each file of the folder. is_beside: the GGUF files lie in it as well."""
     first = headers[0]
     config = config_json(headers)
     model = model_of(config, first.path)
@@ -71,9 +79,9 @@ def _files(headers: Sequence[GgufHeader]) -> dict[str, bytes]:
         fingerprint=_fingerprint(headers),
         parts=[
             GgufPart(
-                os.fspath(header.path),
+                header.path.name if is_beside else os.fspath(header.path),
                 header.stamp.num_bytes,
-                header.stamp.modified_ns,
+                0 if is_beside else header.stamp.modified_ns,
                 [tensor for tensor in header.tensors if tensor.name not in SETTINGS],
             )
             for header in headers

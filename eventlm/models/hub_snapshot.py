@@ -1,10 +1,11 @@
 """Fetch the files of one model repository with huggingface_hub:
 
-    hub_snapshot.py [--no-weights] [--cached-only] ORG/NAME [REVISION]
+    hub_snapshot.py [--no-weights] [--cached-only] [--gguf QUANTIZATION] ORG/NAME [REVISION]
 
 Runs as a child process, by path, so that its caller never loads an HTTP stack and Ctrl-C need not wait for download
-threads. It imports nothing of eventlm. Progress goes to stderr, the folder or the line that says what is wrong to
-stdout. It exits with 1 where the same call may succeed later, with 2 where it needs another name, revision or token.
+threads. It imports nothing of eventlm. Progress goes to stderr, the folder, the GGUF file or the line that says what is
+wrong to stdout. It exits with 1 where the same call may succeed later, with 2 where it needs another name, revision or
+token.
 
 Where files go and which token is sent is up to the library: HF_HOME, HF_HUB_CACHE, HF_TOKEN, HF_ENDPOINT,
 HF_HUB_OFFLINE.
@@ -14,13 +15,17 @@ from __future__ import annotations
 
 import argparse
 import errno
+import fnmatch
+import glob
 import json
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import constants, errors, snapshot_download
+from huggingface_hub import HfApi, constants, errors, snapshot_download
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import logging
 from huggingface_hub.utils.tqdm import tqdm as hub_bar
 
@@ -43,6 +48,18 @@ DESCRIPTION_FILES = (
     INDEX_FILE,
 )
 SHOW_AFTER_SECONDS = 0.5
+#: What is left of a file's name that says which part of a model it is; and of one that is no model of text.
+_PART, _OTHER = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)", re.IGNORECASE), "*mmproj*"
+#: How many names an error lists.
+_MOST_NAMES = 40
+
+
+class SeveralError(Exception):
+    """Several of a repository's GGUF files are meant. Its text names them."""
+
+
+class NoGgufError(FileNotFoundError):
+    """None of a repository's GGUF files is meant. Its text says which it has."""
 
 
 class Bar(hub_bar):
@@ -86,16 +103,85 @@ def fetch(repo_id: str, revision: str | None, *, with_weights: bool, cached_only
     return str(folder)
 
 
-def explain(error: Exception, repo_id: str, revision: str | None, *, cached_only: bool) -> tuple[int, str]:
-    """The exit status for an error of `fetch`, and the line that says what is wrong, where, and what to do."""
+def fetch_gguf(repo_id: str, revision: str | None, quantization: str, *, cached_only: bool) -> str:
+    """The GGUF file of a quantization, or the first of its parts; what is cached is not fetched again.
+
+    Raises what huggingface_hub raises, SeveralError and NoGgufError.
+    """
+
+    unreachable: Exception | None = None
+    if not cached_only:
+        try:
+            info = HfApi().model_info(repo_id, revision=revision or constants.DEFAULT_REVISION)
+        except errors.HfHubHTTPError:
+            raise
+        except Exception as error:
+            unreachable = error
+        else:
+            chosen = choose_gguf([file.rfilename for file in info.siblings or []], quantization)
+            patterns = [glob.escape(name) for name in chosen]
+            return str(
+                Path(snapshot_download(repo_id, revision=revision, allow_patterns=patterns, tqdm_class=Bar), chosen[0])
+            )
+    folder = _cached_snapshot(repo_id, revision)
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    try:
+        return str(folder / choose_gguf(names, quantization)[0])
+    except NoGgufError as error:
+        raise errors.LocalEntryNotFoundError(str(error)) if unreachable else error from unreachable
+
+
+def choose_gguf(names: Iterable[str], quantization: str) -> list[str]:
+    """Of a repository's files the GGUF file in whose name a quantization stands, whatever its case, with all its parts.
+
+    One where it stands alone, as F16 does not in BF16, goes before others. Raises SeveralError and NoGgufError.
+    """
+    files: dict[str, list[str]] = {}
+    for name in sorted(names):
+        if fnmatch.fnmatch(name.lower(), "*.gguf") and not fnmatch.fnmatch(name.lower(), _OTHER):
+            files.setdefault(_PART.sub("", name), []).append(name)
+    wanted = re.escape(quantization.lower())
+    for pattern in (rf"(?<![a-z0-9_]){wanted}(?![a-z0-9_])", wanted):
+        found = [name for name in files if re.search(pattern, name.removesuffix(".gguf").lower())]
+        if len(found) == 1:
+            return files[found[0]]
+        if found:
+            raise SeveralError(f"several GGUF files of {quantization}: {_listed(found)}; say more of the name")
+    if not files:
+        raise NoGgufError("no GGUF file; leave the quantization out")
+    raise NoGgufError(f"no GGUF file of {quantization}; it has {_listed(files)}")
+
+
+def _cached_snapshot(repo_id: str, revision: str | None) -> Path:
+    """The folder of a snapshot in the cache, which may lack files, or not be there."""
+    repository = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo_id, repo_type="model"))
+    revision = revision or constants.DEFAULT_REVISION
+    reference = repository / "refs" / revision
+    return repository / "snapshots" / (reference.read_text() if reference.is_file() else revision)
+
+
+def _listed(names: Iterable[str]) -> str:
+    first, *rest = names
+    shown = [first, *rest[: _MOST_NAMES - 1]]
+    more = f" and {len(rest) + 1 - len(shown)} more" if len(rest) >= _MOST_NAMES else ""
+    return ", ".join(shown) + more
+
+
+def explain(
+    error: Exception, repo_id: str, revision: str | None, quantization: str, *, cached_only: bool
+) -> tuple[int, str]:
+    """The exit status for an error of fetching, and the line that says what is wrong, where, and what to do."""
     endpoint, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
-    again = f"`eventlm pull {repo_id}{f' --revision {revision}' if revision else ''}`"
+    name = f"{repo_id}:{quantization}" if quantization else repo_id
+    again = f"`eventlm pull {name}{f' --revision {revision}' if revision else ''}`"
     at_revision = f"{repo_id} at revision {revision!r}" if revision else repo_id
     incomplete = f"{at_revision} is not complete in the cache {cache}"
     log_in = "set HF_TOKEN, or log in with `hf auth login`"
     cause = error.__cause__ or error
     number = error.errno if isinstance(error, OSError) else None
     is_missing = isinstance(error, FileNotFoundError) and not number
+    if isinstance(error, SeveralError) or (isinstance(error, NoGgufError) and not cached_only):
+        return 2, f"{at_revision} has {error}"
     if isinstance(error, errors.GatedRepoError):
         return 2, f"{repo_id} is gated: ask for access at {endpoint}/{repo_id}, then {log_in}"
     if isinstance(error, errors.RepositoryNotFoundError):
@@ -143,6 +229,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--no-weights", action="store_true")
     parser.add_argument("--cached-only", action="store_true")
+    parser.add_argument("--gguf", default="", metavar="QUANTIZATION")
     parser.add_argument("repo_id")
     parser.add_argument("revision", nargs="?")
     given = parser.parse_args()
@@ -151,9 +238,12 @@ def main() -> int:
     cached_only = given.cached_only or constants.HF_HUB_OFFLINE
     try:
         code = 0
-        line = fetch(given.repo_id, given.revision, with_weights=not given.no_weights, cached_only=cached_only)
+        if given.gguf:
+            line = fetch_gguf(given.repo_id, given.revision, given.gguf, cached_only=cached_only)
+        else:
+            line = fetch(given.repo_id, given.revision, with_weights=not given.no_weights, cached_only=cached_only)
     except Exception as error:
-        code, line = explain(error, given.repo_id, given.revision, cached_only=cached_only)
+        code, line = explain(error, given.repo_id, given.revision, given.gguf, cached_only=cached_only)
     print(line)
     return code
 

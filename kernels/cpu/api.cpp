@@ -19,7 +19,7 @@ namespace {
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
 // another for none.
-constexpr int kInterface = 8;
+constexpr int kInterface = 9;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -66,6 +66,13 @@ EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const event
   } catch (const std::exception&) {
     return nullptr;
   }
+}
+
+// Bytes that a matrix of codes takes.
+EVENTLM_EXPORT std::int64_t eventlm_packed_bytes(eventlm::PackedType type, std::int64_t num_out, std::int64_t num_in) {
+  const eventlm::PackedMatrix matrix = {nullptr, static_cast<std::size_t>(num_out), static_cast<std::size_t>(num_in),
+                                        type};
+  return static_cast<std::int64_t>(matrix.num_bytes());
 }
 
 EVENTLM_EXPORT void eventlm_free(Decoder* decoder) { delete decoder; }

@@ -25,8 +25,10 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 8
+_INTERFACE = 9
 _LANES = 16
+#: Outputs of a panel: packed.h's kPanel.
+PANEL = 32
 _MAX_HEAD_DIM = 512
 _MAX_GROUP = 32
 #: Of a convolution; and a multiple of what it must have, as the value heads of the delta rule.
@@ -208,6 +210,12 @@ def library(build: str) -> ctypes.CDLL:
     return found
 
 
+def packed_bytes(kind: str, num_out: int, num_in: int) -> int:
+    """Bytes that a matrix of one of PACKED_TYPES takes. Needs a build that is available."""
+    number: int = library(available_builds()[0]).eventlm_packed_bytes(PACKED_TYPES[kind].number, num_out, num_in)
+    return number
+
+
 def library_hash(build: str) -> str:
     """16 hex digits for a build that is available: other sources, flags or another compiler give others."""
     return hashlib.blake2b(_path(build).read_bytes(), digest_size=8).hexdigest()
@@ -244,6 +252,8 @@ def _declare(functions: ctypes.CDLL) -> None:
         *(POINTER(NativeShape), POINTER(Instruction), c_int32, c_void_p, c_void_p),
         *(c_int32, c_void_p, c_int32, c_int32),
     )
+    functions.eventlm_packed_bytes.restype = c_int64
+    functions.eventlm_packed_bytes.argtypes = (c_int32, c_int64, c_int64)
     functions.eventlm_free.restype = None
     functions.eventlm_free.argtypes = (c_void_p,)
     functions.eventlm_set_embedding.restype = None

@@ -178,13 +178,11 @@ void read_codes(const Format& format, const std::uint8_t* from, std::uint8_t* co
 }
 
 constexpr int kGroup = 32;
-constexpr float kMostCode = 15;
-
 // Numbers of one row a lane.
 using Group = f32xn[kGroup];
 
-EVENTLM_INLINE f32xn codes_of(f32xn x, f32xn steps, f32xn least) {
-  const f32xn most = f32xn{} + kMostCode, codes = (x - least) * steps;
+EVENTLM_INLINE f32xn codes_of(f32xn x, f32xn steps, f32xn least, float most_code) {
+  const f32xn most = f32xn{} + most_code, codes = (x - least) * steps;
   return rounded(codes > 0.0f ? (codes < most ? codes : most) : f32xn{});
 }
 
@@ -217,7 +215,7 @@ Fit fit(const Group& x) {
   const auto attempt = [&](f32xn steps, f32xn from) __attribute__((always_inline)) {
     f32xn codes_sum = {}, squares = {}, products = {};
     for (int i = 0; i < kGroup; i++) {
-      const f32xn codes = codes_of(x[i], steps, from), weighted = weights[i] * codes;
+      const f32xn codes = codes_of(x[i], steps, from, 15), weighted = weights[i] * codes;
       codes_sum += weighted;
       squares += weighted * codes;
       products += weighted * x[i];
@@ -237,6 +235,18 @@ Fit fit(const Group& x) {
   for (float steps = 13; steps <= 16; steps += 0.25f) attempt(over(steps, most - least), least);
   for (int i = 0; i < 2; i++) attempt(over(1, best.scale), best.minimum);
   return best;
+}
+
+// The scale of codes of 8 bits.
+f32xn scale_of_bytes(const Group& x) {
+  f32xn largest = {}, spoilt = {};
+  for (const f32xn& part : x) {
+    const f32xn size = part < 0.0f ? -part : part;
+    largest = size > largest ? size : largest;
+    // What is no number makes the scale none.
+    spoilt += part * 0.0f;
+  }
+  return largest / 127 + spoilt;
 }
 
 }  // namespace
@@ -270,6 +280,7 @@ void PackedMatrix::pack(const std::uint8_t* row, std::size_t at) {
 
 void PackedMatrix::round(const bf16* rows, std::size_t num_rows, std::size_t at) {
   const Format format = this->format();
+  const bool is_bytes = format.bits == 8;
   for (std::size_t row = 0; row < num_rows; row += kNative) {
     const std::size_t column = (at + row) % kPanel, num_lanes = std::min<std::size_t>(kNative, num_rows - row);
     std::uint8_t* span = panels + (at + row) / kPanel * panel_bytes();
@@ -278,20 +289,21 @@ void PackedMatrix::round(const bf16* rows, std::size_t num_rows, std::size_t at)
       for (std::size_t lane = 0; lane < num_lanes; lane++) {
         for (int i = 0; i < kGroup; i++) x[i][lane] = to_float(rows[(row + lane) * num_in + input + i]);
       }
-      const Fit best = fit(x);
+      const Fit best = is_bytes ? Fit{scale_of_bytes(x), {}} : fit(x);
       f32xn scale = {}, minimum = {};
       for (std::size_t lane = 0; lane < num_lanes; lane++) {
         const std::uint16_t halves[] = {to_half(best.scale[lane]), to_half(best.minimum[lane])};
         store(span + 2 * (column + lane), halves[0]);
-        store(span + 2 * (kPanel + column + lane), halves[1]);
+        if (!is_bytes) store(span + 2 * (kPanel + column + lane), halves[1]);
         scale[lane] = half_to_float(halves[0]);
-        minimum[lane] = half_to_float(halves[1]);
+        minimum[lane] = is_bytes ? -128 * scale[lane] : half_to_float(halves[1]);
       }
       std::uint8_t* to = span + format.first_code() + 4 * column;
-      for (int i = 0; i < kGroup; i += 8, to += kWordsBytes) {
+      const int at_once = is_bytes ? 4 : 8;
+      for (int i = 0; i < kGroup; i += at_once, to += kWordsBytes) {
         u32xn words = {};
-        for (int j = 0; j < 8; j++) {
-          const f32xn codes = codes_of(x[i + j], 1.0f / scale, minimum);
+        for (int j = 0; j < at_once; j++) {
+          const f32xn codes = codes_of(x[i + j], 1.0f / scale, minimum, is_bytes ? 255 : 15);
           words |= (u32xn) __builtin_convertvector(codes, i32xn) << (j % 4 * 8 + j / 4 * 4);
         }
         store(to, words);

@@ -155,7 +155,7 @@ struct PackedMatrix {
 
   // A row of a file becomes column `at`.
   void pack(const std::uint8_t* row, std::size_t at);
-  // Up to 16 rows of numbers become columns from `at` on, a multiple of 16, rounded to codes of q4_1.
+  // Up to 16 rows of numbers become columns from `at` on, a multiple of 16, rounded: q4_1 or q8_0.
   void round(const bf16* rows, std::size_t num_rows, std::size_t at);
   // What was packed as column `at`, as floats [in].
   void unpack(std::size_t at, float* to) const;

@@ -74,10 +74,10 @@ def test_one_more_path() -> None:
         ("", "say NAME=VALUE"),
         ("float16", "say NAME=VALUE"),
         ("dtype=float16,int8", "say NAME=VALUE"),
-        ("dtpye=float16", "a NAME of dtype, quantization, kv_cache_dtype, cpu_kernels"),
+        ("dtpye=float16", "a NAME of dtype, quantization, kv_cache_dtype, cpu_kernels, model"),
         # What the benchmark says itself.
-        ("block_size=32", "a NAME of dtype, quantization, kv_cache_dtype, cpu_kernels"),
-        ("quantization=int4", "quantization='int4': must be one of none, int8"),
+        ("block_size=32", "a NAME of dtype, quantization, kv_cache_dtype, cpu_kernels, model"),
+        ("quantization=int3", "quantization='int3': must be one of none, int8, int4"),
         ("cpu_kernels=sse", "cpu_kernels='sse': must be one of auto, amx"),
     ],
 )

@@ -23,10 +23,7 @@ from eventlm.config import Config
 from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
-from eventlm.kernels.cpu.native import available_builds
-from eventlm.models.config import read_model
 from tests.checkpoints import make_checkpoint
-from tests.models.quantized.checkpoints import CASES, write_quantized
 
 #: 2 (keys, values) x 2 layers x 2 heads x 8 x 4 bytes.
 TOKEN_BYTES = 256
@@ -303,15 +300,3 @@ def test_the_fake_model_has_slots_if_it_is_asked_for_recurrent_layers() -> None:
     config, _ = plan_states(config_with(model="fake", fake={"recurrent": True}, max_num_seqs=3), None)
     assert config.cache.state_slots == 6
     assert plan_states(config_with(model="fake"), None)[0].cache.state_slots == 0
-def test_quantized_matrices_that_stay_codes(tmp_path: Path) -> None:
-    """Where the compiled forward pass multiplies by them, and nowhere else."""
-    write_quantized(tmp_path, CASES["gptq, modules with other settings"])
-    model = read_model(tmp_path)
-    for options, stay in (
-        ({}, bool(available_builds())),
-        ({"cpu_kernels": "torch"}, False),
-        ({"quantization": "int8"}, False),
-        ({"dtype": "float32"}, False),
-    ):
-        types = cache_plan._types_kept(config_with(**options), tmp_path, model)
-        assert set(types.values()) == ({"I4_128", "I8_32"} if stay else set()), options

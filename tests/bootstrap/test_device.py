@@ -91,6 +91,7 @@ def test_gpus_that_are_too_old_are_passed_over(monkeypatch: pytest.MonkeyPatch) 
         ({"pin_threads": True}, "--pin-threads is for processors"),
         ({"cpu_kernels": "torch"}, "--cpu-kernels is for processors"),
         ({"quantization": "int8"}, "--quantization int8 is for processors"),
+        ({"quantization": "int4"}, "--quantization int4 is for processors"),
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 is for processors"),
         ({"max_num_seqs": 16_385}, "--max-num-seqs 16385: the model runs on a GPU (NVIDIA H100 80GB HBM3), which"),
     ],

@@ -10,8 +10,9 @@ import pytest
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.native import unsupported
-from eventlm.models.cpu_kernels import choose_build, native_model
+from eventlm.models.cpu_kernels import choose_build, choose_forward, native_model
 from eventlm.models.spec import AttentionSpec, DeltaSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from tests.models.test_decoder import MODEL
 
 
 def test_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +37,24 @@ def test_what_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(caught.value) == (
         "--cpu-kernels baseline: not on this machine, they are not compiled, or of another version; install eventlm "
         "again, where there is a C++ compiler; available: auto, torch"
+    )
+
+
+def test_what_torch_s_operations_cannot_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "available_builds", lambda: ["avx2", "baseline"])
+
+    def error_of(wanted: str, model: ModelSpec) -> str:
+        with pytest.raises(UsageError) as caught:
+            choose_forward(wanted, model, model="m", dtype="bfloat16", block_size=16, quantization="int4")
+        return str(caught.value)
+
+    assert error_of("torch", MODEL) == (
+        "--quantization int4 needs the compiled forward pass, which --cpu-kernels torch leaves out; take int8 or leave "
+        "it out"
+    )
+    assert error_of("auto", MODEL) == (
+        "--quantization int4 needs the compiled forward pass, which cannot run m: heads of 8 are not a multiple of 16 "
+        "up to 512; take int8 or leave it out"
     )
 
 

@@ -1,4 +1,4 @@
-"""The default model against transformers on real prompts: in float32 under every kind of schedule, and in
+"""The default model in bfloat16 against transformers on real prompts: in float32 under every kind of schedule, and in
 bfloat16.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from eventlm.models.default import DEFAULT_MODEL
+from eventlm.models.default import CONVERTED, DEFAULT_MODEL
 from eventlm.models.pull import cached
 from eventlm.worker.model_runner import ModelRunner
 from tests.worker.launches import new_sequence
@@ -81,9 +81,9 @@ PROMPTS = (
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    folder = cached(DEFAULT_MODEL)
+    folder = cached(DEFAULT_MODEL + CONVERTED)
     if folder is None:
-        pytest.fail("the default model is not cached: run `make install`", pytrace=False)
+        pytest.fail("the default model in bfloat16 is not cached: run `make checkpoints`", pytrace=False)
     return folder
 
 

@@ -17,7 +17,7 @@ from eventlm.errors import CheckpointError
 from eventlm.models import gguf_folder as module
 from eventlm.models.checkpoint_weights import find_weights, packed_types, weight_bytes
 from eventlm.models.config import model_fingerprint, read_model
-from eventlm.models.default import DEFAULT_MODEL
+from eventlm.models.default import CONVERTED, DEFAULT_MODEL
 from eventlm.models.gguf_folder import gguf_folder
 from eventlm.models.loader import load_decoder
 from eventlm.models.pull import cached
@@ -121,11 +121,11 @@ def test_matrices_that_stay_codes_count_as_such(tmp_path: Path) -> None:
     assert 0.3 < packed / whole < 0.5
 
 
-def test_the_default_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_model_in_bfloat16_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.delenv("EVENTLM_HOME")
-        checkpoint = cached(DEFAULT_MODEL)
-    assert checkpoint is not None, "run `make install`"
+        checkpoint = cached(DEFAULT_MODEL + CONVERTED)
+    assert checkpoint is not None, "run `make checkpoints`"
     keys = byte_level_keys(checkpoint, "smollm") | {"bos_token_id": 1, "eos_token_id": 2}
     to_gguf(checkpoint, tmp_path / "model.gguf", "llama", "BF16", tokenizer=keys)
     folder = gguf_folder(tmp_path / "model.gguf")

@@ -14,6 +14,7 @@ import pytest
 
 from eventlm.errors import ExitCode, PullError
 from eventlm.models.hub import is_repo_id, pull_repo
+from eventlm.models.hub_snapshot import NoGgufError, choose_gguf
 from tests.models.hub_server import COMMIT, HubServer, make_cached
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 
@@ -64,13 +65,16 @@ def error_of(repo_id: str, revision: str = "", code: ExitCode | None = None) -> 
     return str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["acme/tiny", "Qwen/Qwen3-0.6B", "a/b", "HuggingFaceTB/SmolLM2-135M_x"])
+@pytest.mark.parametrize(
+    "text", ["acme/tiny", "Qwen/Qwen3-0.6B", "a/b", "HuggingFaceTB/SmolLM2-135M_x", "acme/tiny:Q4_K_M"]
+)
 def test_what_is_a_repository(text: str) -> None:
     assert is_repo_id(text)
 
 
 @pytest.mark.parametrize(
-    "text", ["smollm2", "./tiny", "../acme/tiny", "/acme/tiny", "a/b/c", "~/tiny", "a/", "é/b", ""]
+    "text",
+    ["smollm2", "./tiny", "../acme/tiny", "/acme/tiny", "a/b/c", "~/tiny", "a/", "é/b", "", "a/b:", "smollm2:bf16"],
 )
 def test_what_is_a_path(text: str) -> None:
     assert not is_repo_id(text)
@@ -91,6 +95,64 @@ def test_a_pull_fetches_what_is_read_once_and_no_code(hub: HubServer, cache: Pat
 def test_the_single_file_where_there_is_no_index(hub: HubServer) -> None:
     hub.files = {"config.json": b"{}", "model.safetensors": b"1", "model.fp16.safetensors": b"2"}
     assert {path.name for path in pull_repo("acme/tiny").iterdir()} == {"config.json", "model.safetensors"}
+
+
+GGUFS = {
+    "tiny-Q4_K_M.gguf": b"4",
+    "tiny-Q4_K_S.gguf": b"s",
+    "tiny-BF16.gguf": b"b",
+    "tiny-f16.gguf": b"f",
+    "mmproj-F16.gguf": b"of pictures",
+    "Q8_0/tiny-Q8_0-00001-of-00002.gguf": b"1",
+    "Q8_0/tiny-Q8_0-00002-of-00002.gguf": b"2",
+}
+
+
+@pytest.mark.parametrize(
+    ("quantization", "names"),
+    [
+        ("q4_k_m", ["tiny-Q4_K_M.gguf"]),
+        ("F16", ["tiny-f16.gguf"]),
+        ("bf1", ["tiny-BF16.gguf"]),
+        ("Q8_0", ["Q8_0/tiny-Q8_0-00001-of-00002.gguf", "Q8_0/tiny-Q8_0-00002-of-00002.gguf"]),
+    ],
+)
+def test_which_gguf_file_is_meant(quantization: str, names: list[str]) -> None:
+    assert choose_gguf([*FILES, *GGUFS], quantization) == names
+
+
+def test_a_gguf_file_by_its_quantization(hub: HubServer, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.files = FILES | GGUFS
+    file = pull_repo("acme/tiny:q8_0")
+    snapshot = cache / "models--acme--tiny" / "snapshots" / COMMIT
+    names = sorted(name for name in GGUFS if name.startswith("Q8_0"))
+    assert file == snapshot / names[0]
+    assert sorted(str(path.relative_to(snapshot)) for path in snapshot.rglob("*") if path.is_file()) == names
+    assert [(snapshot / name).read_bytes() for name in names] == [GGUFS[name] for name in names]
+    # Without asking, and without a network.
+    assert pull_repo("acme/tiny:q8_0", may_fetch=False) == file
+    with pytest.raises(PullError) as caught:
+        pull_repo("acme/tiny:F16", may_fetch=False)
+    incomplete = f"acme/tiny is not complete in the cache {cache}"
+    assert str(caught.value) == f"{incomplete}; `eventlm pull acme/tiny:F16` fetches it"
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    assert pull_repo("acme/tiny:q8_0") == file
+    assert error_of("acme/tiny:F16", code=ExitCode.FAILED).startswith(f"{incomplete} and http://127.0.0.1:1 cannot be ")
+
+
+def test_none_or_several_gguf_files(hub: HubServer) -> None:
+    assert error_of("acme/tiny:Q4_0", code=ExitCode.USAGE) == "acme/tiny has no GGUF file; leave the quantization out"
+    assert error_of("acme/nothing:Q5_0", code=ExitCode.USAGE).startswith(f"{hub.url} has no repository acme/nothing")
+    hub.files = FILES | GGUFS
+    assert error_of("acme/tiny:Q4_K", code=ExitCode.USAGE) == (
+        "acme/tiny has several GGUF files of Q4_K: tiny-Q4_K_M.gguf, tiny-Q4_K_S.gguf; say more of the name"
+    )
+    with pytest.raises(NoGgufError) as caught:
+        choose_gguf(GGUFS, "Q5_0")
+    assert str(caught.value) == (
+        "no GGUF file of Q5_0; it has Q8_0/tiny-Q8_0.gguf, tiny-BF16.gguf, tiny-Q4_K_M.gguf, tiny-Q4_K_S.gguf, "
+        "tiny-f16.gguf"
+    )
 
 
 def test_the_token_is_sent_and_never_shown(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:

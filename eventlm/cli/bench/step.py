@@ -139,7 +139,7 @@ async def _measured(
 ) -> tuple[Machine, list[CaseTimes]]:
     from tqdm import tqdm
 
-    from eventlm.bench.step.floor import ModelFigures
+    from eventlm.bench.step.floor import ModelFigures, num_matrix_weights
     from eventlm.bench.step.machine_probe import probe
     from eventlm.bench.step.measure import StepBench, check_cases
     from eventlm.bench.step.report import case_times
@@ -154,11 +154,13 @@ async def _measured(
     host = engine.worker_host
     model = None
     if "weight_bytes" in host:
+        config = read_model(Path(engine.setup.model))
         model = ModelFigures(
-            config=read_model(Path(engine.setup.model)),
+            config=config,
             weight_bytes=host["weight_bytes"],
             kv_token_bytes=host["kv_token_bytes"],
-            is_int8=engine.setup.config.model.quantization == "int8",
+            # Matrices of 8 bits or fewer, of a GGUF file too, are multiplied by integers.
+            is_int8=sum(host["weight_bytes"].values()) < 2 * sum(num_matrix_weights(config).values()),
         )
     bench = StepBench(engine, num_steps=arguments.steps, temperature=arguments.temperature)
     times = [

@@ -38,7 +38,11 @@ class GgufTensor(Struct, frozen=True):
 
 
 class GgufPart(Struct, frozen=True):
-    """A file, as it was when its header was read, and its tensors in the order of their data."""
+    """A file, as it was when its header was read, and its tensors in the order of their data.
+
+    path: as it is written, from the folder of the description. modified_ns: 0 for a file in that folder, since a copy
+    of the folder has other times.
+    """
 
     path: str
     num_bytes: int
@@ -55,7 +59,7 @@ class GgufPart(Struct, frozen=True):
             stamp = FileStamp.of(descriptor)
         finally:
             os.close(descriptor)
-        if (stamp.num_bytes, stamp.modified_ns) != (self.num_bytes, self.modified_ns):
+        if stamp.num_bytes != self.num_bytes or self.modified_ns not in (0, stamp.modified_ns):
             raise CheckpointError(f"{self.path}: the file was changed since its header was read; start again")
         return stamp
 
@@ -105,6 +109,8 @@ def read_source(folder: Path) -> GgufSource | None:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     try:
-        return msgspec.json.decode(content, type=GgufSource)
+        source = msgspec.json.decode(content, type=GgufSource)
     except msgspec.DecodeError as error:
         raise CheckpointError(f"{path}: {error}; remove its folder, which is made again when it is needed") from error
+    parts = [msgspec.structs.replace(part, path=os.path.join(folder, part.path)) for part in source.parts]
+    return msgspec.structs.replace(source, parts=parts)

@@ -15,7 +15,7 @@ from msgspec import structs
 from torch import Tensor
 
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
-from eventlm.kernels.cpu.native import PACKED_TYPES, Instruction, NativeModel, NativeShape
+from eventlm.kernels.cpu.native import PACKED_TYPES, Instruction, NativeModel, NativeShape, packed_bytes
 from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.program import WeightKey
 from eventlm.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
@@ -215,6 +215,34 @@ def test_numbers_are_rounded(builds: list[str]) -> None:
         decoder.load("embedding", 0, weight)
         found = held(decoder, 97)
         assert relative_error(found, weight.float()) < 0.95 * relative_error(plain, weight.float()), build
+
+
+def test_numbers_are_rounded_to_eight_bits(builds: list[str]) -> None:
+    """To the nearest of what the largest number of a group, and fp16, allow."""
+    weight = torch.randn(97, 1024, generator=torch.Generator().manual_seed(2)).bfloat16()
+    weight[3, :64] = 0
+    weight[4, 7], weight[5, 40] = torch.nan, torch.inf
+    scales = weight.float().view(97, 32, 32).abs().amax(dim=2, keepdim=True) / 127
+    for build in builds:
+        decoder = one_matrix(build, "Q8_0", 97, 1024, num_threads=2)
+        decoder.load("embedding", 0, weight)
+        found, wanted = held(decoder, 97).view(97, 32, 32), weight.float().view(97, 32, 32)
+        is_number = scales.isfinite().expand(97, 32, 32)
+        # Half a step, and what fp16 takes from 127 of them.
+        assert ((found - wanted).abs() <= 0.57 * scales)[is_number].all(), build
+        assert not found[~is_number].isfinite().any(), build
+        assert not found[3, :2].any(), build
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_bytes"),
+    [("Q4_1", 20 * 32), ("Q8_0", 34 * 32), ("Q2_K", 164 * 4), ("Q3_K", 146 * 4), ("Q4_K", 148 * 4), ("Q6_K", 210 * 4)],
+)
+def test_bytes_of_a_matrix(builds: list[str], kind: str, num_bytes: int) -> None:
+    """With scales and minima that are not packed as in the file, and whole panels."""
+    assert builds
+    assert packed_bytes(kind, 32, 1024) == 32 * num_bytes
+    assert packed_bytes(kind, 33, 1024) == 64 * num_bytes
 
 
 def test_groups_of_one_number_stay_that(builds: list[str]) -> None:
