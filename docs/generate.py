@@ -290,6 +290,23 @@ def _models(_: str) -> str:
     return "\n".join(rows)
 
 
+def _decoders(_: str) -> str:
+    """What transformers can make, and why some of it is refused, as `tests/models/decoders.py` has found it."""
+    found = msgspec.json.decode((PAGES / "decoders.json").read_bytes())
+    rows = [
+        f"With transformers {found['transformers']}:",
+        "",
+        "| `model_type` | architecture | torch | compiled | transformers |",
+        "|---|---|---|---|---|",
+    ]
+    for model_type, model in found["models"].items():
+        ours = ("yes" if not model[path] else "no" for path in ("torch", "compiled"))
+        theirs = model["transformers"].partition(": ")[0]
+        cells = (f"`{model_type}`", f"`{model['architecture']}`", *ours, _cell(theirs) if theirs else "yes")
+        rows.append(f"| {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
 def _gguf(_: str) -> str:
     """What of GGUF files can be run."""
     rows = {
@@ -312,6 +329,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "options": _options,
     "commands": _commands,
     "models": _models,
+    "decoders": _decoders,
     "gguf": _gguf,
     "exit_codes": _exit_codes,
 }

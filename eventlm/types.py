@@ -13,6 +13,9 @@ NANOSECONDS_PER_SECOND = 1_000_000_000
 #: Called now and then, on long work, with how much of it is done and how much there is: bytes of a file, or a count.
 OnProgress = Callable[[int, int], None]
 
+#: Who computes a model: eventlm's own forward passes, transformers, or transformers where eventlm does not know it.
+ModelImpl = Literal["auto", "eventlm", "transformers"]
+
 PluginKind = Literal["policy", "batcher", "router"]
 
 #: What a request wants: tokens, the log-probabilities of its prompt, or a pooled embedding.

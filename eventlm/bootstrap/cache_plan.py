@@ -18,9 +18,10 @@ from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
 from eventlm.models.checkpoint_weights import weight_bytes
-from eventlm.models.config import kv_bytes_per_token, read_model, resolve_dtype, resolve_kv_dtype, state_bytes
+from eventlm.models.config import DTYPE_BYTES, kv_bytes_per_token, resolve_dtype, resolve_kv_dtype, state_bytes
 from eventlm.models.program import WeightKey
-from eventlm.models.spec import ModelSpec
+from eventlm.models.served import read_served
+from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -90,7 +91,7 @@ def plan_states(
     warnings: list[str] = []
     num_slots = cache.state_slots or 2 * num_seqs
     if not cache.state_slots and folder is not None:
-        sizes = _sizes(config, read_model(folder), types or {})
+        sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
         num_slots = min(num_slots, _cache_bytes(config, sizes) // 2 // slot_bytes)
         # So that there are copies to start from.
         most_seqs = min(num_seqs, num_slots * 3 // 4)
@@ -128,7 +129,7 @@ def _slot_bytes(config: Config, folder: Path | None) -> int | None:
     """Bytes of a state slot, 0 of the fake model's; None without recurrent layers."""
     if folder is None:
         return 0 if config.model.fake.get("recurrent") else None
-    return state_bytes(read_model(folder)) or None
+    return state_bytes(read_served(folder, config.model.model_impl)) or None
 
 
 def plan_cache(
@@ -145,7 +146,7 @@ def plan_cache(
     warnings: list[str] = []
     num_blocks = config.cache.num_blocks or FAKE_NUM_BLOCKS
     if folder is not None:
-        decoder = read_model(folder)
+        decoder = read_served(folder, config.model.model_impl)
         longest = decoder.max_position_embeddings
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
@@ -171,11 +172,14 @@ def plan_cache(
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-def _sizes(config: Config, decoder: ModelSpec, types: Mapping[WeightKey, str]) -> _Sizes:
+def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str]) -> _Sizes:
     model, cache = config.model, config.cache
     dtype = resolve_dtype(decoder, model.dtype, model.quantization)
     block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))
-    weights = weight_bytes(decoder, dtype, model.quantization, types)
+    if isinstance(decoder, TransformersModel):
+        weights = decoder.num_weights * DTYPE_BYTES[dtype]
+    else:
+        weights = weight_bytes(decoder, dtype, model.quantization, types)
     return _Sizes(weights, block, _num_blocks_needed(config) * block, cache.state_slots * state_bytes(decoder))
 
 

@@ -18,10 +18,12 @@ from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worke
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.models.checkpoint_weights import find_weights
-from eventlm.models.config import check_quantization, check_runs_on_gpu, read_model, resolve_dtype
+from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
 from eventlm.models.matrix_types import matrix_types
 from eventlm.models.program import WeightKey
+from eventlm.models.served import read_served
+from eventlm.models.transformers_model import TransformersModel, check_files
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
@@ -31,7 +33,10 @@ from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: Options of what computes a model that has weights; the fake worker reads none of them.
-_OF_WEIGHTS = ("dtype", "quantization", "kv_memory", "kv_cache_dtype", "device", *OF_PROCESSORS, *OF_GPUS)
+_OF_WEIGHTS = ("dtype", "quantization", "model_impl", "kv_memory", "kv_cache_dtype", "device", *OF_PROCESSORS, *OF_GPUS)
+
+#: Of eventlm's own forward passes.
+_OF_OUR_FORWARD_PASSES = ("quantization",)
 
 
 class Composition(NamedTuple):
@@ -55,7 +60,7 @@ def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
     Raises UsageError, CheckpointError or PullError.
     """
     engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder)
-    text = load_text(engine.setup.model, tokenizer_folder)
+    text = load_text(engine.setup.model, config.model.model_impl, tokenizer_folder)
     return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.embedding_size, warnings)
 
 
@@ -75,10 +80,12 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
     forward, vocab_size = None, FakeTokenizer().vocab_size
     types: dict[WeightKey, str] = {}
     if source.folder is not None:
-        decoder = read_model(source.folder)
+        decoder = read_served(source.folder, config.model.model_impl)
         vocab_size = decoder.vocab_size
         if gpus:
             check_runs_on_gpu(decoder)
+        elif isinstance(decoder, TransformersModel):
+            _check_for_transformers(config)
         else:
             quantization = config.model.quantization
             forward = choose_forward(
@@ -90,9 +97,12 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
                 quantization=quantization,
             )
         # Wrong files are found here by their headers, in milliseconds, and not by a worker after seconds.
-        files = find_weights(source.folder, decoder)
-        if forward is not None and forward.build:
-            types = matrix_types(files, decoder, config.model.quantization)
+        if isinstance(decoder, TransformersModel):
+            check_files(source.folder)
+        else:
+            files = find_weights(source.folder, decoder)
+            if forward is not None and forward.build:
+                types = matrix_types(files, decoder, config.model.quantization)
     config, state_warnings = plan_states(config, source.folder, types)
     plan = plan_cache(config, source.folder, gpus, types)
     setup = make_setup(
@@ -146,6 +156,15 @@ def _check_fake(config: Config) -> None:
             raise UsageError(
                 f"{option.flag} is for a model with weights, but --model is {FAKE_MODEL!r}; leave it out, or give "
                 "another model"
+            )
+
+
+def _check_for_transformers(config: Config) -> None:
+    """Raise UsageError for what only eventlm's own forward passes do."""
+    for option in map(options().__getitem__, _OF_OUR_FORWARD_PASSES):
+        if getattr(getattr(config, option.section), option.name) != option.default:
+            raise UsageError(
+                f"{option.flag} is for models that eventlm computes, and transformers computes this one; leave it out"
             )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.models.config import read_model
+from eventlm.models.served import read_served
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation_config import load_generation_defaults
 from eventlm.text.tokenizer import CheckpointTokenizer, Tokenizer
+from eventlm.types import ModelImpl
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -24,12 +25,15 @@ class TextParts(NamedTuple):
     embedding_size: int
 
 
-def load_text(model: str, tokenizer_folder: str = "") -> TextParts:
-    """Of a checkpoint folder, with the tokenizer in another if given, or of the fake model. Raises CheckpointError."""
+def load_text(model: str, impl: ModelImpl, tokenizer_folder: str = "") -> TextParts:
+    """Of a checkpoint folder that `impl` computes, with the tokenizer in another if given, or of the fake model.
+
+    Raises CheckpointError.
+    """
     if model == FAKE_MODEL:
         fake = FakeTokenizer()
         assert fake.eos_token_id is not None
         return TextParts(fake, SamplingParams(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
     folder = Path(model)
     tokenizer = CheckpointTokenizer(Path(tokenizer_folder) if tokenizer_folder else folder)
-    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_model(folder).hidden_size)
+    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_served(folder, impl).hidden_size)

@@ -24,7 +24,7 @@ from eventlm.config.core import (
     StepsInFlight,
 )
 from eventlm.sampling_params import Pooling
-from eventlm.types import parts_per_million
+from eventlm.types import ModelImpl, parts_per_million
 
 #: A plug-in and its parameters: `{"type": "edf", "multiplier": 2}`, on the command line `edf:multiplier=2`.
 PluginSpec = dict[str, Any]
@@ -101,6 +101,11 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "with a scale and a minimum for 32 inputs, those of keys, values, embedding and output matrix to 8 bits, and "
         "activations to 8 bits with a scale for 128 inputs; everything else is bfloat16",
     ] = "none"
+    model_impl: Annotated[
+        ModelImpl,
+        "who computes the model: eventlm, or, on CPUs, transformers, several times slower; auto: transformers if "
+        "eventlm does not know the architecture",
+    ] = "auto"
     max_model_len: Annotated[Count, "longest context (prompt and output) in tokens; 0: the model's own"] = 0
     fake: Annotated[
         dict[str, Any],

@@ -189,6 +189,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             tokenizer=setup.tokenizer,
             dtype=config.model.dtype,
             quantization=config.model.quantization,
+            model_impl=config.model.model_impl,
             kv_cache_dtype=config.cache.kv_cache_dtype,
             block_size=core.block_size,
             num_blocks=core.num_blocks,

@@ -24,6 +24,7 @@ from eventlm.models.quantized.method import read_method
 from eventlm.models.safetensors_header import find_shards, read_header
 from eventlm.models.spec import KVShape, ModelSpec, why_not_plain
 from eventlm.models.tied_head import has_own_head
+from eventlm.models.transformers_model import ServedModel, TransformersModel
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 #: Dtype of what a quantized model does not quantize.
@@ -40,6 +41,10 @@ _QUOTED_CHARACTERS, _NUM_NEAREST = 80, 3
 _HEADER_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 _FINGERPRINT_SAMPLES = 16
 _FINGERPRINT_SAMPLE_BYTES = 4096
+
+
+class UnknownArchitectureError(CheckpointError):
+    """The architecture, or a field of it, is one that eventlm does not know. Transformers may."""
 
 
 class _RawFamily(Struct, frozen=True, kw_only=True):
@@ -59,7 +64,7 @@ def read_model(folder: str | Path) -> ModelSpec:
     path = folder / "config.json"
     model = model_of(read_json_object(path), path)
     if not model.dtype:
-        model = msgspec.structs.replace(model, dtype=_stored_dtype(folder))
+        model = msgspec.structs.replace(model, dtype=stored_dtype(folder))
     if model.tie_word_embeddings and has_own_head(folder, model.names):
         model = msgspec.structs.replace(model, tie_word_embeddings=False)
     return model
@@ -81,7 +86,7 @@ def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
     try:
         model = family.make(fields)
     except ConfigError as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise UnknownArchitectureError(f"{path}: {error}") from error
     names = model.names
     if outer is not None:
         names = msgspec.structs.replace(names, ignored=(*TOWER_NAMES, *names.ignored), aliases=DECODER_NAMES)
@@ -89,7 +94,7 @@ def model_of(values: dict[str, Any], path: Path) -> ModelSpec:
     return msgspec.structs.replace(model, architecture=architecture, names=names, dtype=dtype, quantized=quantized)
 
 
-def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
+def kv_bytes_per_token(config: ServedModel, kv_dtype: str) -> int:
     """Bytes that the keys and values of one token take in all layers. `kv_dtype`: see `resolve_kv_dtype`."""
     num_bytes = 0
     for shape in _kv_shapes(config):
@@ -99,12 +104,12 @@ def kv_bytes_per_token(config: ModelSpec, kv_dtype: str) -> int:
     return num_bytes
 
 
-def state_bytes(config: ModelSpec) -> int:
+def state_bytes(config: ServedModel) -> int:
     """Bytes that the states of one sequence take in all recurrent layers; 0: the model has none."""
-    return config.state_size * DTYPE_BYTES["float32"]
+    return config.state_size * DTYPE_BYTES["float32"] if isinstance(config, ModelSpec) else 0
 
 
-def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:
+def resolve_kv_dtype(config: ServedModel, dtype: str, requested: str) -> str:
     """The dtype to keep keys and values in: `requested`, or for `auto` `dtype`, what is computed in.
 
     Raises UsageError if the size of the model's heads does not allow it.
@@ -118,7 +123,7 @@ def resolve_kv_dtype(config: ModelSpec, dtype: str, requested: str) -> str:
     return dtype if requested == "auto" else requested
 
 
-def resolve_dtype(config: ModelSpec, requested: str, quantization: str = "none") -> str:
+def resolve_dtype(config: ServedModel, requested: str, quantization: str = "none") -> str:
     """The dtype to compute in: `requested`, or the checkpoint's own for `auto`.
 
     With a `quantization`: of what is not quantized. Raises UsageError if it cannot be combined with `requested`.
@@ -132,13 +137,16 @@ def resolve_dtype(config: ModelSpec, requested: str, quantization: str = "none")
     return name
 
 
-def check_runs_on_gpu(config: ModelSpec) -> None:
-    """Raise UsageError for a model that only processors can run."""
+def check_runs_on_gpu(config: ServedModel) -> ModelSpec:
+    """The model, if GPUs can run it. Raises UsageError for one that only processors can."""
+    if isinstance(config, TransformersModel):
+        raise UsageError(f"transformers computes this {config.architecture}, and on processors only; take --device cpu")
     if reason := why_not_plain(config):
         raise UsageError(
             f"on GPUs only models like Llama and Qwen3 can run, and this {config.architecture} has {reason}; take "
             "--device cpu"
         )
+    return config
 
 
 def check_quantization(dtype: str, quantization: str) -> None:
@@ -185,9 +193,9 @@ def weight_samples(path: Path, start: int, end: int) -> Iterator[bytes]:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
 
 
-def _kv_shapes(config: ModelSpec) -> list[KVShape]:
+def _kv_shapes(config: ServedModel) -> list[KVShape]:
     """Of the layers that store keys and values."""
-    return [layer.kv_shape for layer in config.layers if layer.kv_shape is not None]
+    return [shape for shape in config.kv_shapes if shape is not None]
 
 
 def _architecture(path: Path, values: dict[str, Any]) -> str:
@@ -200,7 +208,7 @@ def _architecture(path: Path, values: dict[str, Any]) -> str:
     near = _nearest(found or f"{model_type.replace('_', '')}ForCausalLM", known)
     if found:
         those = f"near it are {', '.join(near)}; docs/models.md" if near else "docs/models.md"
-        raise CheckpointError(
+        raise UnknownArchitectureError(
             f"{path}: architecture {found[:_QUOTED_CHARACTERS]!r} is not supported ({those} has all that are)"
         )
     example = near[0] if model_type and near else "LlamaForCausalLM"
@@ -239,7 +247,7 @@ def _decoder_of(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     return inner | outer
 
 
-def _stored_dtype(folder: Path) -> str:
+def stored_dtype(folder: Path) -> str:
     """The dtype of the first floating tensor, for a config.json that names none."""
     for path in find_shards(folder):
         for tensor in read_header(path).tensors.values():

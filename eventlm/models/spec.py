@@ -308,6 +308,16 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
         return len(self.layers)
 
     @property
+    def attentions(self) -> dict[int, AttentionSpec]:
+        """By the numbers of the layers that have one."""
+        return {number: layer.attention for number, layer in enumerate(self.layers) if layer.attention is not None}
+
+    @property
+    def kv_shapes(self) -> tuple[KVShape | None, ...]:
+        """Of the keys and values that each layer stores; None if it stores none."""
+        return tuple(layer.kv_shape for layer in self.layers)
+
+    @property
     def attention(self) -> AttentionSpec:
         """That of the first layer that has one."""
         return next(layer.attention for layer in self.layers if layer.attention is not None)
@@ -353,8 +363,7 @@ def _extras(model: ModelSpec) -> Iterator[str]:
         yield "a bias of the output matrix"
     if len(model.ropes) > 1:
         yield "rotary embeddings that differ by layer"
-    attentions = [layer.attention for layer in model.layers if layer.attention is not None]
-    if len({(attention.num_heads, attention.kv_shape) for attention in attentions}) > 1:
+    if len({(attention.num_heads, attention.kv_shape) for attention in model.attentions.values()}) > 1:
         yield "heads that differ by layer"
     for layer in model.layers:
         attention, feed_forward = layer.attention, layer.feed_forward

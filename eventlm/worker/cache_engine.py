@@ -15,7 +15,8 @@ from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
 from eventlm.kernels.kv_store import head_slots, kv_store
 from eventlm.kernels.paged_attention import AttentionGroup, AttentionRow, paged_attention, plan_attention
 from eventlm.models.config import kv_bytes_per_token
-from eventlm.models.spec import AttentionSpec, KVShape, ModelSpec
+from eventlm.models.spec import AttentionSpec, KVShape
+from eventlm.models.transformers_model import AttentionCall, ServedModel
 
 
 class CacheMemoryError(EventLMError):
@@ -38,7 +39,7 @@ class CacheEngine:
 
     def __init__(
         self,
-        config: ModelSpec,
+        config: ServedModel,
         *,
         block_size: int,
         num_blocks: int,
@@ -49,7 +50,7 @@ class CacheEngine:
         scale_bytes = SCALE_BYTES if kv_dtype in STORED_DTYPES else 0
         shapes = [
             None if kv is None else (2, num_blocks, kv.num_heads, block_size, kv.head_dim + scale_bytes)
-            for kv in (layer.kv_shape for layer in config.layers)
+            for kv in config.kv_shapes
         ]
         sizes = [0 if shape is None else math.prod(shape) for shape in shapes]
         try:
@@ -70,9 +71,7 @@ class CacheEngine:
         self.stored = [layer for layer in self.layers if layer is not None]
         self._dtype, self._block_size = dtype, block_size
         self._num_tokens = num_blocks * block_size
-        self._attentions = {
-            number: layer.attention for number, layer in enumerate(config.layers) if layer.attention is not None
-        }
+        self._attentions = config.attentions
 
     @property
     def token_bytes(self) -> int:
@@ -119,7 +118,7 @@ class StepAttention:
         self,
         layers: Mapping[int, Tensor],
         plans: Mapping[KVShape, _Plan],
-        attentions: Mapping[int, AttentionSpec],
+        attentions: Mapping[int, AttentionSpec | AttentionCall],
         sinks: Sequence[Tensor | None],
     ) -> None:
         self._layers = layers
@@ -128,17 +127,35 @@ class StepAttention:
         self._sinks = sinks
 
     def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        kv_cache, spec = self._layers[layer], self._attentions[layer]
-        plan = self._plans[spec.kv_shape]
+        spec = self._attentions[layer]
+        assert isinstance(spec, AttentionSpec)
+        return self.attend(
+            layer, q_THD, k_TKD, v_TKD, scale=spec.scale, soft_cap=spec.soft_cap, sinks_H=self._sinks[layer]
+        )
+
+    def attend(
+        self,
+        layer: int,
+        q_THD: Tensor,
+        k_TKD: Tensor,
+        v_TKD: Tensor,
+        *,
+        scale: float,
+        soft_cap: float,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
+        """The same where the layer is not described: scale, soft_cap and sinks as `paged_attention` takes them."""
+        kv_cache, attention = self._layers[layer], self._attentions[layer]
+        plan = self._plans[attention.kv_shape]
         kv_store(kv_cache, k_TKD, v_TKD, plan.slots)
         return paged_attention(
             q_THD,
             kv_cache,
             plan.groups,
-            scale=spec.scale,
-            window=spec.window,
-            soft_cap=spec.soft_cap,
-            sinks_H=self._sinks[layer],
+            scale=scale,
+            window=attention.window,
+            soft_cap=soft_cap,
+            sinks_H=sinks_H,
         )
 
 

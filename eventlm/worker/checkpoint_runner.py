@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from eventlm.events.decisions import Launched
-from eventlm.models.config import model_fingerprint, read_model
+from eventlm.models.config import model_fingerprint
+from eventlm.models.served import read_served
+from eventlm.models.transformers_model import TransformersModel
 from eventlm.types import WorkerEnd
 from eventlm.worker.grammar.compiler import GrammarCompiler
 from eventlm.worker.grammar.table import GrammarTable
@@ -33,7 +36,7 @@ class CheckpointRunner(ABC):
         self.report = report or StartReport()
         #: For the log.
         self.notes: list[str] = []
-        self.config = read_model(setup.model)
+        self.config = read_served(setup.model, setup.model_impl, _ask_transformers)
         vocab_size = self.config.vocab_size
         self.compiler = GrammarCompiler(lambda: checkpoint_vocabulary(setup.tokenizer or setup.model, vocab_size))
         self._grammars = GrammarTable(self.compiler, vocab_size, num_threads=max(torch.get_num_threads() // 2, 1))
@@ -65,3 +68,10 @@ class CheckpointRunner(ABC):
         if sequence.params.grammar:
             return self._grammars.end_of(sequence, token_id, next_id, position)
         return end_of(sequence.params, token_id, position)
+
+
+def _ask_transformers(folder: Path) -> TransformersModel:
+    # It takes seconds to load, and most models need none of it.
+    from eventlm.models.transformers_probe import probe_model
+
+    return probe_model(folder)

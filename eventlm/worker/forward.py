@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from eventlm.models.decoder import no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import rope_tables
 from eventlm.models.spec import ModelSpec
+from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
 from eventlm.worker.batch import build_batch
@@ -33,12 +34,11 @@ from eventlm.worker.state_cache import StateCache
 
 
 class Forward(OutputLayer, Protocol):
-    """A model with its KV cache and the states of its layers that have any."""
+    """A model with its KV cache, and the states of its layers that have any."""
 
     cache: CacheEngine
-    states: StateCache
     #: For the header of a trace.
-    host: dict[str, str]
+    host: dict[str, Any]
     #: How it draws tokens, if not in torch: from logits, and from what `run` gave.
     draw: Draw | None
     draw_next: DrawNext | None
@@ -54,7 +54,7 @@ class Forward(OutputLayer, Protocol):
         ...
 
 
-def make_cache(setup: WorkerSetup, config: ModelSpec) -> CacheEngine:
+def make_cache(setup: WorkerSetup, config: ServedModel) -> CacheEngine:
     """For the keys and values of either forward pass. Raises CacheMemoryError."""
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     return CacheEngine(
@@ -68,13 +68,19 @@ def make_cache(setup: WorkerSetup, config: ModelSpec) -> CacheEngine:
 
 
 def make_forward(
-    setup: WorkerSetup, config: ModelSpec, cache: CacheEngine, on_progress: OnProgress | None = None
+    setup: WorkerSetup, config: ServedModel, cache: CacheEngine, on_progress: OnProgress | None = None
 ) -> Forward:
-    """The one that `setup.cpu_kernels` names; `auto`: the fastest that can run this model on this machine.
+    """Transformers' if it computes the model, else the one that `setup.cpu_kernels` names.
 
-    `on_progress` gets the bytes of the weights. Raises CheckpointError, CacheMemoryError if the states of sequences do
-    not fit into memory, and UsageError if the one that it names cannot.
+    `auto`: the fastest that can run this model on this machine. `on_progress` gets the bytes of the weights. Raises
+    CheckpointError, CacheMemoryError if the states of sequences do not fit into memory, and UsageError if the one that
+    it names cannot.
     """
+    if isinstance(config, TransformersModel):
+        # It takes seconds to load, and most models need none of it.
+        from eventlm.worker.transformers_forward import TransformersForward
+
+        return TransformersForward(setup, config, cache, on_progress)
     states = StateCache(config, setup.state_slots)
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     build, reason = choose_forward(

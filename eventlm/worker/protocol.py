@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from eventlm.core.predictor import StepShape
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
-from eventlm.types import RequestKind, WorkerEnd
+from eventlm.types import ModelImpl, RequestKind, WorkerEnd
 
 #: `WorkerSetup.model` of a worker without one.
 FAKE_MODEL = "fake"
@@ -31,6 +31,11 @@ GPU_BACKEND_GROUP = "eventlm.attention_backends"
 def backend_name(build: str) -> str:
     """`attention_backend` of a worker's host with this build of `eventlm.kernels.cpu`."""
     return f"cpu_{build}"
+
+
+def transformers_backend(build: str) -> str:
+    """The same where transformers computes the model, with the products of this build; empty: with torch's."""
+    return f"transformers_{build or 'torch'}"
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
@@ -48,6 +53,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     tokenizer: str = ""
     dtype: str = "auto"
     quantization: str = "none"
+    #: As the option of that name.
+    model_impl: ModelImpl = "auto"
     kv_cache_dtype: str = "auto"
     block_size: int
     num_blocks: int

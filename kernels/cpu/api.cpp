@@ -4,6 +4,7 @@
 #include <new>
 
 #include "decoder.h"
+#include "products.h"
 
 #if defined(__AMX_BF16__)
 #include <sys/syscall.h>
@@ -11,6 +12,7 @@
 #endif
 
 using eventlm::Decoder;
+using eventlm::Products;
 
 #define EVENTLM_EXPORT __attribute__((visibility("default")))
 
@@ -36,6 +38,13 @@ std::vector<eventlm::Draw> draws_of(std::int32_t num_rows, const float* temperat
   std::vector<eventlm::Draw> draws;
   for (int row = 0; row < num_rows; row++) draws.emplace_back(temperatures[row], keys[row], positions[row]);
   return draws;
+}
+
+eventlm::Matrix matrix_at(char* memory, std::int64_t num_out, std::int64_t num_in) {
+  eventlm::Matrix matrix;
+  matrix.num_out = num_out, matrix.num_in = num_in;
+  matrix.set_memory(memory);
+  return matrix;
 }
 
 }  // namespace
@@ -154,4 +163,37 @@ EVENTLM_EXPORT std::int32_t eventlm_draw_next(Decoder* decoder, const float* hid
 }
 
 EVENTLM_EXPORT const std::int64_t* eventlm_times(const Decoder* decoder) { return decoder->times(); }
+
+// Returns null as eventlm_decoder does.
+EVENTLM_EXPORT Products* eventlm_products(std::int64_t most_inputs, std::int32_t num_threads) {
+  try {
+    return new Products(most_inputs, num_threads);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+EVENTLM_EXPORT void eventlm_free_products(Products* products) { delete products; }
+
+EVENTLM_EXPORT void eventlm_pin_products(Products* products, const std::int32_t* processors) {
+  products->pin(processors);
+}
+
+// Of memory for a packed matrix.
+EVENTLM_EXPORT std::int64_t eventlm_matrix_bytes(std::int64_t num_out, std::int64_t num_in) {
+  return matrix_at(nullptr, num_out, num_in).num_bytes();
+}
+
+// memory: zeros, from a cache line on.
+EVENTLM_EXPORT std::int32_t eventlm_pack(Products* products, char* memory, std::int64_t num_out, std::int64_t num_in,
+                                         const std::uint16_t* rows, std::int64_t first_row, std::int64_t num_rows) {
+  return run([&] { products->pack(matrix_at(memory, num_out, num_in), rows, first_row, num_rows); });
+}
+
+// bias: null, or as many as fill the last panel.
+EVENTLM_EXPORT std::int32_t eventlm_multiply(Products* products, char* memory, std::int64_t num_out,
+                                             std::int64_t num_in, const std::uint16_t* inputs, std::int32_t num_rows,
+                                             const float* bias, std::uint16_t* out) {
+  return run([&] { products->multiply(matrix_at(memory, num_out, num_in), inputs, num_rows, bias, out); });
+}
 }

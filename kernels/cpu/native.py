@@ -284,3 +284,18 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_draw_next.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
     functions.eventlm_times.restype = POINTER(c_int64)
     functions.eventlm_times.argtypes = (c_void_p,)
+    functions.eventlm_products.restype = c_void_p
+    functions.eventlm_products.argtypes = (c_int64, c_int32)
+    functions.eventlm_free_products.restype = None
+    functions.eventlm_free_products.argtypes = (c_void_p,)
+    functions.eventlm_pin_products.restype = None
+    functions.eventlm_pin_products.argtypes = (c_void_p, c_void_p)
+    functions.eventlm_matrix_bytes.restype = c_int64
+    functions.eventlm_matrix_bytes.argtypes = (c_int64, c_int64)
+    functions.eventlm_pack.restype = _raise_if_no_memory
+    functions.eventlm_pack.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64)
+    functions.eventlm_multiply.restype = _raise_if_no_memory
+    functions.eventlm_multiply.argtypes = (
+        *(c_void_p, c_void_p, c_int64, c_int64),
+        *(c_void_p, c_int32, c_void_p, c_void_p),
+    )

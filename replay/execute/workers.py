@@ -13,11 +13,12 @@ from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import Device, describe_host
 from eventlm.errors import CheckpointError, EventLMError, UsageError
 from eventlm.events import Header, Launched
-from eventlm.kernels.cpu.native import available_builds
+from eventlm.kernels.cpu.native import BUILDS, available_builds
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.replay.execute.executable import RecordedHost, computed
 from eventlm.system.system import real_system
+from eventlm.types import ModelImpl
 from eventlm.worker.protocol import (
     FAKE_MODEL,
     TORCH_BACKEND,
@@ -29,12 +30,13 @@ from eventlm.worker.protocol import (
     WorkerReady,
     WorkerSetup,
     backend_name,
+    transformers_backend,
 )
 
 #: Fields of the header's host on which tokens may depend.
 HOST_FIELDS = (
     *("python", "implementation", "platform", "cpu", "machine", "isa"),
-    *("device", "dtype", "quantization", "attention_backend", "kernel_library", "torch", "threads"),
+    *("device", "dtype", "quantization", "attention_backend", "kernel_library", "torch", "transformers", "threads"),
     *("gpu", "gpu_capability", "cuda", "triton"),
 )
 #: Parameters of the fake worker that only determine how long a step takes.
@@ -80,6 +82,7 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         tokenizer=recorded.host.tokenizer,
         dtype=recorded.host.dtype or recorded.model.dtype,
         quantization=recorded.model.quantization,
+        model_impl=_model_impl(recorded.host),
         kv_cache_dtype=recorded.cache.kv_cache_dtype,
         block_size=core.block_size,
         num_blocks=core.num_blocks,
@@ -107,9 +110,14 @@ def runs_on_gpu(header: Header) -> bool:
 def _cpu_kernels(host: RecordedHost) -> str:
     """The build that the run used, if this machine has it; else it is one of the host differences."""
     for build in available_builds():
-        if host.attention_backend == backend_name(build):
+        if host.attention_backend in (backend_name(build), transformers_backend(build)):
             return build
-    return TORCH if host.attention_backend == TORCH_BACKEND else AUTO
+    return TORCH if host.attention_backend in (TORCH_BACKEND, transformers_backend("")) else AUTO
+
+
+def _model_impl(host: RecordedHost) -> ModelImpl:
+    builds = ("", *BUILDS)
+    return "transformers" if host.attention_backend in map(transformers_backend, builds) else "eventlm"
 
 
 class WorkerProcesses:

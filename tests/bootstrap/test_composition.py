@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bootstrap import composition, device
+from eventlm.bootstrap import cache_plan, composition, device
 from eventlm.bootstrap.composition import compose, compose_engine
 from eventlm.config.load import load_config
 from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
+from eventlm.models.transformers_model import AttentionCall, TransformersModel
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
 from tests.checkpoints import edit_json, make_checkpoint
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
@@ -30,6 +31,7 @@ def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monk
     [
         ("dtype", "float32"),
         ("quantization", "int8"),
+        ("model_impl", "transformers"),
         ("kv_memory", "1GiB"),
         ("kv_cache_dtype", "int8"),
         ("threads", 1),
@@ -166,3 +168,30 @@ def test_threads_that_are_not_pinned(
     assert [warning.endswith(said) for warning in warnings] == [True] * bool(said)
     is_pinned = worker_setups(engine.setup)[0].processors == [0]
     assert is_pinned == (bool(wish["pin_threads"]) and options.get("replicas") is None)
+
+
+def test_what_transformers_computes_is_refused_where_only_eventlm_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path)
+    model = TransformersModel(
+        architecture="OtherForCausalLM",
+        vocab_size=384,
+        hidden_size=64,
+        max_position_embeddings=512,
+        dtype="float32",
+        num_weights=1 << 20,
+        body="model",
+        layers=(AttentionCall(num_kv_heads=2, key_size=24, value_size=16),) * 3,
+    )
+    for module in (composition, cache_plan):
+        monkeypatch.setattr(module, "read_served", lambda *_: model)
+    wish = {"model": str(folder), "num_blocks": 8}
+    engine, _ = compose_engine(load_config(None, wish, environment={}))
+    assert (engine.setup.core.num_blocks, engine.setup.vocab_size) == (8, 384)
+    with pytest.raises(UsageError, match=r"^--quantization is for models that eventlm computes"):
+        compose_engine(load_config(None, wish | {"quantization": "int8"}, environment={}))
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    with pytest.raises(UsageError, match=r"OtherForCausalLM, and on processors only; take --device cpu$"):
+        compose_engine(load_config(None, wish, environment={}))

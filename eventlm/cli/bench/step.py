@@ -153,7 +153,7 @@ async def _measured(
     check_cases(engine, cases, arguments.steps)
     host = engine.worker_host
     model = None
-    if "weight_bytes" in host:
+    if host.get("weight_bytes"):
         config = read_model(Path(engine.setup.model))
         model = ModelFigures(
             config=config,

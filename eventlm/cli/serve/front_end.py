@@ -135,7 +135,7 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
             real_system(),
             engine,
             setup.config,
-            load_text(setup.model),
+            load_text(setup.model, setup.config.model.model_impl),
             vocab_size=setup.vocab_size,
             engine_pid=os.getppid(),
             created=setup.created,

@@ -23,8 +23,9 @@ import eventlm
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
 from eventlm.models.cache_folder import cache_folder
-from eventlm.models.config import model_fingerprint, read_model, resolve_dtype
+from eventlm.models.config import model_fingerprint, resolve_dtype
 from eventlm.models.cpu_kernels import choose_build
+from eventlm.models.served import read_served
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.warm_up import Shape, fitting_shapes
 
@@ -49,7 +50,8 @@ class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     model: str
     dtype: str
     quantization: str
-    #: As in the option of this name.
+    #: As in the options of these names.
+    model_impl: str
     kv_cache_dtype: str
     #: `cpu`, or the GPU's name.
     device: str
@@ -131,8 +133,9 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
     """The cache file of a worker that runs a checkpoint. Raises CheckpointError."""
     key = CacheKey(
         model=model_fingerprint(worker.model),
-        dtype=resolve_dtype(read_model(worker.model), worker.dtype, worker.quantization),
+        dtype=resolve_dtype(read_served(worker.model, worker.model_impl), worker.dtype, worker.quantization),
         quantization=worker.quantization,
+        model_impl=worker.model_impl,
         kv_cache_dtype=worker.kv_cache_dtype,
         device=worker.gpu or worker.device,
         threads=worker.threads,

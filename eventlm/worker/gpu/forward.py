@@ -16,7 +16,7 @@ from eventlm.models.config import check_runs_on_gpu, resolve_dtype, resolve_kv_d
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
 from eventlm.models.loader import load_decoder, torch_dtype
-from eventlm.models.spec import ModelSpec
+from eventlm.models.transformers_model import ServedModel
 from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.gpu.attention import AttentionRows, Geometry
 from eventlm.worker.gpu.attention_backends import choose_backend
@@ -38,8 +38,8 @@ class GpuForward:
     `on_progress` gets the bytes of the weights. Call `resize_cache` before the first step.
     """
 
-    def __init__(self, setup: WorkerSetup, config: ModelSpec, device: torch.device, on_progress: OnProgress) -> None:
-        check_runs_on_gpu(config)
+    def __init__(self, setup: WorkerSetup, model: ServedModel, device: torch.device, on_progress: OnProgress) -> None:
+        config = check_runs_on_gpu(model)
         self._setup, self._device = setup, device
         dtype_name = resolve_dtype(config, setup.dtype, setup.quantization)
         dtype = torch_dtype(dtype_name)

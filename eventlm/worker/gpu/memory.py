@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from eventlm.models.config import kv_bytes_per_token
-from eventlm.models.spec import ModelSpec
+from eventlm.models.transformers_model import ServedModel
 from eventlm.types import ceil_div
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu.forward import GpuForward
@@ -30,7 +30,7 @@ _LEAST_GRAPH_BYTES = 2 << 20
 class UnsizedRunner(MeasuredRunner, Protocol):
     """A runner on a GPU that has its model and not yet its KV cache."""
 
-    config: ModelSpec
+    config: ServedModel
     device: torch.device
     forward: GpuForward
     notes: list[str]

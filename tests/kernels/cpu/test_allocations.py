@@ -49,12 +49,12 @@ void Team::run(const std::function<void()>& work) noexcept {
 
 constexpr int kTokens = 1040, kBlocks = kTokens / 16, kRows = 30;
 // 80 inputs are no whole blocks of 64.
-constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 2, .max_positions = kTokens,
+constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 4, .max_positions = kTokens,
                           .is_tied = 1, .is_layer_norm = 0, .eps = 1e-5f, .logits_multiplier = 0.5f,
                           .logits_soft_cap = 30};
 constexpr int kHeadDim = 32;
 
-// A plain layer, and one of other operations.
+// A plain layer, one of other operations, and two that keep a state.
 std::vector<Instruction> make_program() {
   std::vector<Instruction> program;
   auto add = [&](Kind kind, int layer, Weight weight = {}) -> Instruction& {
@@ -93,6 +93,13 @@ std::vector<Instruction> make_program() {
   experts.is_gated = 1, experts.activation = Activation::swiglu_oai;
   add(Kind::add_normed, 1, Weight::feed_forward_out_norm);
   add(Kind::add, 1);
+  Instruction& convolve = add(Kind::convolve, 2);
+  convolve.num_channels = 96, convolve.num_taps = 3;
+  add(Kind::multiply_add, 2, Weight::output);
+  Instruction& delta = add(Kind::delta, 3);
+  delta.num_channels = 128, delta.num_taps = 4, delta.state = 2 * 96;
+  delta.num_key_heads = 1, delta.num_value_heads = 2, delta.key_dim = 32, delta.value_dim = 32;
+  add(Kind::multiply_add, 3, Weight::output);
   return program;
 }
 
@@ -104,7 +111,7 @@ int count_inside(Inputs inputs, KVFormat format) {
   if (inputs == Inputs::packed) types.push_back({Weight::output, 0, -1, PackedType::q4_1});
   Decoder decoder(kShape, make_program(), tables, tables, inputs == Inputs::int8, types, 1);
   decoder.load_matrix(Weight::embedding, 0, -1, ones.data(), 0, kShape.vocab_size);
-  for (int layer = 0; layer < kShape.num_layers; layer++) {
+  for (int layer = 0; layer < 2; layer++) {
     const int num_neurons = layer == 0 ? 48 : 33;
     auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, layer, -1, ones.data(), 0, num_rows); };
     load(Weight::query, 64);
@@ -121,10 +128,14 @@ int count_inside(Inputs inputs, KVFormat format) {
   std::vector<std::int32_t> blocks;
   for (int block = 0; block < kBlocks; block++) blocks.push_back(block);
   std::vector<std::uint8_t> kv(2 * kTokens * KVCache::token_bytes(format, kHeadDim)), second = kv;
-  std::uint8_t* layers[] = {kv.data(), second.data()};
+  std::uint8_t* layers[] = {kv.data(), second.data(), nullptr, nullptr};
+  constexpr std::size_t kStateSize = 2 * 96 + 3 * 128 + 2 * 32 * 32;
+  std::vector<float> memory(3 * kStateSize);
+  const StateCopy copy{1, 2};
   std::vector<float> hidden(kTokens * kShape.hidden_size), logits(kRows * kShape.vocab_size);
   auto run = [&](int start, int count) {
-    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {layers, format, kBlocks, 16}, hidden.data());
+    const States states{memory.data(), kStateSize, {{1, start == 0 ? -1 : 0, 1, &copy}}};
+    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {layers, format, kBlocks, 16}, states, hidden.data());
   };
   run(0, kTokens - 1);
   run(kTokens - 1, 1);
@@ -151,7 +162,7 @@ int main() {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_work_asks_for_no_memory(tmp_path: Path) -> None:
     (tmp_path / "main.cpp").write_text(PROGRAM)
-    names = ("decoder", "experts", "lm_head", "packed", "packed_product", "weights")
+    names = ("decoder", "experts", "lm_head", "packed", "packed_product", "recurrent", "weights")
     sources = [tmp_path / "main.cpp", *(FOLDER / f"{name}.cpp" for name in names)]
     command = ["g++", "-std=c++20", "-O1", "-Wno-psabi", f"-I{FOLDER}", *sources, "-o", tmp_path / "program"]
     subprocess.run(command, check=True)

@@ -16,6 +16,10 @@ from eventlm.models.checkpoint_weights import find_weights, packed_types, weight
 from eventlm.models.config import read_model
 from eventlm.models.loader import load_decoder
 from eventlm.models.program import WeightKey
+from eventlm.models.quantized.matrices import QuantizedMatrix, QuantizedPart
+from eventlm.models.quantized.scheme import Scheme
+from eventlm.models.quantized.unpack import UnpackedMatrix
+from eventlm.models.safetensors_header import FileStamp
 from eventlm.models.weight_reader import read_pieces
 from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences, relative_error
 from tests.models.quantized.checkpoints import CASES, FIELDS, fp4_codes, fp8, write_gpt_oss, write_quantized
@@ -133,3 +137,21 @@ def test_the_formulas_are_those_of_transformers() -> None:
     blocks = torch.from_numpy(pairs).unflatten(-1, (-1, 16))
     found = convert_moe_packed_tensors(blocks, torch.from_numpy(powers))
     assert torch.equal(found.transpose(1, 2).float(), values)
+
+
+def test_a_float_that_is_no_number_spoils_its_block() -> None:
+    codes, scales = torch.ones(3, 256, dtype=torch.uint8), torch.full((1, 2), 0.5)
+    codes[0, 3], codes[1, 200] = 127, 255
+    data = {"weight": codes.flatten(), "weight_scale": scales.view(torch.uint8).flatten()}
+    stamp = FileStamp(0, 0, 0, 0)
+    parts = {
+        "weight": QuantizedPart(Path("x"), stamp, "", "F8_E4M3", (3, 256), 0, 768),
+        "weight_scale": QuantizedPart(Path("x"), stamp, "", "F32", (1, 2), 0, 8),
+    }
+    scheme = Scheme(layout="fp8", group=(128, 128), is_exact=True)
+    matrix = UnpackedMatrix(QuantizedMatrix({}, 3, 256, scheme, parts), data)
+    blocks = matrix.blocks("F8_128", slice(0, 3, 1)).view(3, 2, 132)
+    held = blocks[..., :4].contiguous().view(torch.float32)[..., 0]
+    assert held.isnan().tolist() == [[True, False], [False, True], [False, False]]
+    assert held[2].tolist() == [128, 128]
+    assert matrix.values(slice(0, 2, 1)).isnan().nonzero().tolist() == [[0, 3], [1, 200]]

@@ -18,7 +18,7 @@ from eventlm.replay.execute.executable import check_executable
 from eventlm.replay.execute.execution import execute
 from eventlm.replay.execute.report import render
 from eventlm.replay.verify.verifier import verify
-from eventlm.worker.protocol import TORCH_BACKEND, backend_name
+from eventlm.worker.protocol import TORCH_BACKEND, backend_name, transformers_backend
 from tests.checkpoints import make_checkpoint
 from tests.replay.traces import tampered
 
@@ -106,6 +106,19 @@ def test_all_kernels_and_caches_give_the_same_tokens_again(
     result = execute(run, model=str(checkpoint))
     assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
     assert result.num_tokens > 100
+
+
+def test_a_model_that_transformers_computes_gives_the_same_tokens_again(tmp_path: Path, checkpoint: Path) -> None:
+    options = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
+    options |= {"model_impl": "transformers"}
+    run = record(tmp_path, checkpoint, num_requests=5, max_tokens=40, predictor=[1000] * 5, **options)
+    assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
+    header = check_executable(run)
+    assert header.host["attention_backend"] == transformers_backend(choose_build("auto"))
+    result = execute(run, model=str(checkpoint))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 100
+    assert verify(run).exit_code == 0
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])

@@ -88,14 +88,18 @@ def test_workers_are_those_of_the_run(run: Path) -> None:
 def test_kernels_are_those_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what the option said: `auto` may be others here, and what is not here is told as a difference of the host."""
     monkeypatch.setattr(execution_workers, "available_builds", lambda: ["avx512", "avx2", "baseline"])
-    for backend, kernels in (
-        ("cpu_avx2", "avx2"),
-        ("cpu_baseline", "baseline"),
-        ("cpu_amx", "auto"),
-        ("torch_sdpa_gather", "torch"),
+    for backend, impl, kernels in (
+        ("cpu_avx2", "eventlm", "avx2"),
+        ("cpu_baseline", "eventlm", "baseline"),
+        ("cpu_amx", "eventlm", "auto"),
+        ("torch_sdpa_gather", "eventlm", "torch"),
+        ("transformers_avx2", "transformers", "avx2"),
+        ("transformers_amx", "transformers", "auto"),
+        ("transformers_torch", "transformers", "torch"),
     ):
         change_header(run, host={"attention_backend": backend})
-        assert worker_setup(check_executable(run), "folder").cpu_kernels == kernels
+        setup = worker_setup(check_executable(run), "folder")
+        assert (setup.model_impl, setup.cpu_kernels) == (impl, kernels)
 
 
 GPU_HOST = {"device": "cuda:0", "gpu": "NVIDIA H100", "attention_backend": "triton", "dtype": "bfloat16"}

@@ -1,0 +1,92 @@
+"""Models that transformers computes, over our cache: logits and tokens are transformers' own.
+
+Of every decoder that it makes: `tests/models/decoders.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eventlm.errors import CheckpointError
+from eventlm.kernels.cpu import native
+from eventlm.worker.protocol import transformers_backend
+from tests.checkpoints import make_checkpoint
+from tests.models.decoders import compare, write_checkpoint
+from tests.models.families.proof import VOCAB_SIZE, errors, serve
+from tests.worker.launches import launched, new_sequence, payload
+from tests.worker.reference import make_runner
+
+#: Latent attention behind experts, layers of two shapes with windows and sinks, learned positions, and one whose keys
+#: and values go through the cache twice in each layer.
+CASES = ("deepseek_v2", "mimo_v2_flash", "opt", "diffllama")
+
+
+@pytest.mark.parametrize("model_type", CASES)
+def test_it_computes_what_transformers_computes(
+    model_type: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = write_checkpoint(tmp_path, model_type)
+    schedule = compare(tmp_path, exact, monkeypatch, num_tokens=24)
+    host = schedule.runner.host_info()
+    assert host["attention_backend"] == transformers_backend("")
+    assert host["transformers"]
+
+
+@pytest.mark.skipif(not native.available_builds(), reason="no build of the forward pass is compiled")
+def test_rounding_with_compiled_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more of it than transformers' own, where query, key and value have biases; and the logits keep their cap."""
+    exact = write_checkpoint(tmp_path, "gemma2", attention_bias=True, final_logit_softcapping=3.0)
+    rounded = type(exact).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    rng = random.Random(3)
+    prompts = {(number, 0): [rng.randrange(3, VOCAB_SIZE) for _ in range(40)] for number in range(2)}
+    options: dict[str, Any] = {"dtype": "bfloat16", "block_size": 16, "model_impl": "transformers"}
+    schedule = serve(tmp_path, prompts, monkeypatch, 24, **options)
+    build = native.available_builds()[0]
+    assert schedule.runner.host_info()["attention_backend"] == transformers_backend(build)
+    error, rounded_error = errors(exact, rounded, prompts, schedule, is_median=False)
+    assert 0 < error <= 1.1 * rounded_error
+    assert float(torch.cat([torch.stack(logits) for logits in schedule.logits.values()]).abs().max()) <= 3.0
+
+
+def test_embeddings_and_logprobs_are_those_of_our_own_pass(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, dtype="float32")
+    outputs = []
+    for impl in ("eventlm", "transformers"):
+        runner = make_runner(folder, model_impl=impl)
+        scored = new_sequence(1, list(range(5, 14)), kind="score")
+        pooled = new_sequence(2, list(range(30, 37)), kind="pool")
+        chunks = [(1, 0, 0, 9, 0), (2, 0, 0, 7, 0)]
+        launch = launched(0, chunks=chunks, blocks=[(0, 0, [0, 1, 2]), (1, 0, [3, 4])])
+        outputs.append(runner.execute(launch, payload(scored, pooled)).extras)
+    ours, theirs = outputs
+    assert [each.row for each in ours] == [each.row for each in theirs] == [0, 1]
+    assert ours[0].prompt_logprobs is not None
+    assert theirs[0].prompt_logprobs is not None
+    assert theirs[0].prompt_logprobs.logprobs == pytest.approx(ours[0].prompt_logprobs.logprobs, abs=1e-4)
+    vectors = [torch.frombuffer(bytearray(each[1].embedding), dtype=torch.float32) for each in outputs]
+    assert torch.allclose(*vectors, atol=1e-4)
+
+
+def test_weights_that_are_not_the_model_s_are_told(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.1.mlp.down_proj.weight"
+    changes: list[tuple[torch.Tensor | None, str]] = [
+        (None, "is missing"),
+        (tensors[name][:, 1:].contiguous(), "cannot load it|another shape"),
+    ]
+    for changed, message in changes:
+        save_file({**tensors, name: changed} if changed is not None else _without(tensors, name), path)
+        with pytest.raises(CheckpointError, match=message):
+            make_runner(folder, model_impl="transformers")
+
+
+def _without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+    return {key: values for key, values in tensors.items() if key != name}
