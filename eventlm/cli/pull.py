@@ -26,8 +26,8 @@ examples:
   EVENTLM_HOME=/data eventlm pull    keep it elsewhere
   rm -r "$(eventlm pull)"            before a pull, if a file is damaged
   eventlm pull Qwen/Qwen3-0.6B       a repository of the hub, without its code
-  eventlm pull ORG/NAME:Q4_K_M       of a repository the GGUF file whose name has that quantization
-  eventlm pull smollm2:bf16          the default model in bfloat16, for programs that read no GGUF file"""
+  eventlm pull ORG/NAME:Q4_K_M       its GGUF file of that quantization
+  eventlm pull smollm2:bf16          the default model in bfloat16"""
     parser.add_argument(
         "name",
         nargs="?",

@@ -16,7 +16,7 @@ from eventlm.models.config import DTYPE_BYTES
 from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, expert_tensor, read_source
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.quantized.matrices import Parts, QuantizedMatrix, whole_names
-from eventlm.models.quantized.scheme import PARTS
+from eventlm.models.quantized_scheme import PARTS
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,

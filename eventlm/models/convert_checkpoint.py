@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from eventlm.models.checkpoint_weights import checkpoint_tensors, find_weights, model_weights
 from eventlm.models.config import read_model
 from eventlm.models.json_files import read_json_object
+from eventlm.models.program import WeightKey
 from eventlm.models.safetensors_header import SINGLE_FILE
 from eventlm.models.weight_reader import read_pieces
 
@@ -28,11 +29,12 @@ def convert(folder: Path, target: Path) -> None:
     """Fill `target`, which is empty. The model has no experts. Raises CheckpointError."""
     model = read_model(folder)
     shapes = model_weights(model)
-    tensors, weights = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    weights: dict[WeightKey, torch.Tensor] = {}
     for name, keys in checkpoint_tensors(model).items():
         nums_rows = [shapes[key][0] for key in keys]
         tensors[name] = torch.empty(sum(nums_rows), *shapes[keys[0]][1:], dtype=torch.bfloat16)
-        weights |= zip(keys, tensors[name].split(nums_rows), strict=True)
+        weights |= dict(zip(keys, tensors[name].split(nums_rows), strict=True))
     for key, first_row, values in read_pieces(find_weights(folder, model)):
         weights[key][first_row : first_row + len(values)] = values
     save_file(tensors, target / SINGLE_FILE, metadata={"format": "pt"})

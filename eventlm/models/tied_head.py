@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eventlm.errors import CheckpointError
-from eventlm.models.quantized.scheme import CODES
+from eventlm.models.quantized_scheme import CODES
 from eventlm.models.safetensors_header import (
     INDEX_FILE,
     SINGLE_FILE,

@@ -37,8 +37,8 @@ class AttentionCall(Struct, frozen=True, kw_only=True):
 class TransformersModel(Struct, frozen=True, kw_only=True, tag=True):
     """A decoder that transformers computes. layers: the calls of its attention, in the order of a forward pass.
 
-    `dtype` is the one that its weights are stored in, if config.json names it; `num_weights` counts elements, those of a tied output matrix twice,
-    `body` is the module whose hidden states the output matrix multiplies.
+    `dtype` is the one that its weights are stored in, if config.json names it; `num_weights` counts elements, those of
+    a tied output matrix twice, `body` is the module whose hidden states the output matrix multiplies.
     """
 
     architecture: str

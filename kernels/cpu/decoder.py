@@ -137,7 +137,7 @@ class CpuDecoder:
         """One of WEIGHTS, with `_bias` behind its name if it is a bias, as the checkpoint has it.
 
         A whole vector, or rows of a matrix [out, in] from `first_row`, a multiple of 32, on. Where the matrix is of
-        codes, of type Q4_1, the numbers are rounded to them.
+        codes, of type Q4_1 or Q8_0, the numbers are rounded to them.
         """
         number = WEIGHTS.index(name.removesuffix("_bias"))
         if name in EXACT_MATRICES:

@@ -114,7 +114,9 @@ void Decoder::route(Operation* operation, const Instruction& now, std::size_t co
   operation[1].share(
       count, kRowsPerPiece, [&](std::size_t token) { routing_.choose(now, token, correction); },
       [&] {
-        routing_.group(now, count, [&](int rows) { return units_of(layer.experts[0], rows).count(); });
+        routing_.group(now, count, [&](const ExpertRows& rows) {
+          return units_of(layer.experts[rows.expert], rows.count).count();
+        });
         lap(Part::router);
       });
 }

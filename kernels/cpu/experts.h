@@ -14,11 +14,7 @@
 namespace eventlm {
 
 // Rows of an expert begin at a multiple of it: those that a product takes together lie in one tile.
-#if defined(__AMX_BF16__)
 constexpr int kSlotMultiple = kTileRows;
-#else
-constexpr int kSlotMultiple = kPackedRowsAtOnce;
-#endif
 
 // An expert that has tokens. Its rows are the slots from `first` on, its first product is the unit `first_unit`.
 struct ExpertRows {
@@ -52,7 +48,7 @@ class Routing {
   float* products(std::size_t token) { return &products_[token * kPartsOfToken * stride_]; }
   // Chooses by them. correction: null if there is none.
   void choose(const Instruction& route, std::size_t token, const float* correction);
-  // Gives each expert its slots, after all have chosen. units(count): of a product of so many rows; rows() has as many
+  // Gives each expert its slots, after all have chosen. units(rows): of a product of these; rows() has as many
   // as there are products by then.
   template <class UnitsOf>
   void group(const Instruction& route, std::size_t num_tokens, UnitsOf&& units);
@@ -64,7 +60,7 @@ class Routing {
   float share(std::size_t slot) const { return slot_shares_[slot]; }
   // In the order of their experts.
   const std::vector<ExpertRows>& rows() const { return rows_; }
-  std::size_t num_units() const { return num_units_.load(std::memory_order_relaxed); }
+  std::size_t num_units() const { return num_units_.load(std::memory_order_acquire); }
   // Those that a unit is of.
   const ExpertRows& rows_of_unit(std::size_t unit) const {
     return *--std::upper_bound(rows_.begin(), rows_.end(), unit,
@@ -101,9 +97,9 @@ void Routing::group(const Instruction& route, std::size_t num_tokens, UnitsOf&& 
   std::size_t unit = 0;
   for (ExpertRows& rows : rows_) {
     rows.first_unit = unit;
-    unit += units(rows.count);
+    unit += units(rows);
   }
-  num_units_.store(unit, std::memory_order_relaxed);
+  num_units_.store(unit, std::memory_order_release);
   // What was an expert's count is its next slot.
   for (std::size_t pair = 0; pair < num_pairs; pair++) {
     const int at = counts_[experts_[pair]]++;

@@ -25,10 +25,12 @@ void Products::multiply(const Matrix& matrix, const bf16* inputs, int num_rows, 
   auto take_row = [&](std::size_t row) {
     const bf16* from = inputs + row * num_in;
     for (std::size_t i = 0; i < whole; i += kLanes) rows_.put(row, i, load_bf16(from + i));
-    if (whole == num_in) return;
-    bf16 last[kLanes] = {};
-    std::copy_n(from + whole, num_in - whole, last);
-    rows_.put(row, whole, load_bf16(last));
+    // Zeros fill the last inputs that lie together, where a wider matrix may have left something.
+    for (std::size_t i = whole; i < round_up(num_in, kTileInputs); i += kLanes) {
+      bf16 last[kLanes] = {};
+      if (i < num_in) std::copy_n(from + i, num_in - i, last);
+      rows_.put(row, i, load_bf16(last));
+    }
   };
   auto put = [=](int row, std::size_t panel, f32x16 left, f32x16 right) {
     const std::size_t first = panel * kPanel, count = std::min<std::size_t>(kPanel, num_out - first);

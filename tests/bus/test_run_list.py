@@ -105,7 +105,7 @@ def test_only_a_little_of_a_long_run_is_read(tmp_path: Path, monkeypatch: pytest
 
 
 def test_segments_count_as_one_run_and_full_reads_them_all(tmp_path: Path) -> None:
-    record(tmp_path, 5, large=False)
+    record(tmp_path, 5)
     run = tmp_path / "seed-5"
     [quick], [full] = list_runs(tmp_path), list_runs(tmp_path, full=True)
     known = info(run)

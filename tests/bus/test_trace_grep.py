@@ -21,7 +21,7 @@ Event = dict[str, Any]
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One in segments, and one in a single file."""
     folder = tmp_path_factory.mktemp("runs")
-    record(folder, request.param, large=False)
+    record(folder, request.param)
     return folder / f"seed-{request.param}"
 
 

@@ -170,7 +170,7 @@ def test_what_is_no_checkpoint(error_of: ErrorOf, tmp_path: Path) -> None:
         (["--predictor", "1,2"], "--predictor: a predictor has 5 non-negative integer coefficients"),
         (["--num-blocks", "4", "--max-model-len", "100"], "a context of 100 tokens needs 8 of 16 tokens, there are 4"),
         (["--cpu-kernels", "sse"], "--cpu-kernels 'sse': must be one of auto, amx, avx512, avx2, baseline, torch"),
-        (["--quantization", "int4"], "--quantization 'int4': must be one of none, int8"),
+        (["--quantization", "int3"], "--quantization 'int3': must be one of none, int8, int4"),
         (["--record-keep", "100MiB"], "--record-keep 100MiB is less than --record-segment 256MiB"),
         (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
     ],

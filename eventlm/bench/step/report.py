@@ -17,6 +17,7 @@ from eventlm.table import table
 _FORWARD = {
     "qkv_proj": ("qkv_proj",),
     "attention": ("attention",),
+    "recurrent": ("recurrent",),
     "o_proj": ("o_proj",),
     "gate_up_proj": ("gate_up_proj",),
     "down_proj": ("down_proj",),

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 from eventlm.errors import CheckpointError
 from eventlm.models.program import WeightKey
-from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS, Method, PartSpec, Scheme
+from eventlm.models.quantized_scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS, Method, PartSpec, Scheme
 from eventlm.models.safetensors_header import FileStamp, SafetensorsHeader
 
+#: With these, a tensor has the rows of its matrices in turns, head by head.
+_IN_TURNS = ("output_gate", "delta_gate", "delta_beta", "delta_decay")
 _OTHER_MODEL = "the two files are not of one model"
 
 
@@ -102,6 +104,11 @@ class Parts:
                     f"or to one that is there twice; {_OTHER_MODEL}"
                 )
             weights = {key: shapes[key] for key in missing.pop(role)}
+            if len(weights) > 1 and any(key.name in _IN_TURNS for key in weights):
+                raise CheckpointError(
+                    f"{some.path}: tensor {some.name} is quantized, and has the rows of {len(weights)} matrices in "
+                    "turns, which only tensors of floats may have; take the model in bfloat16"
+                )
             for matrix in _matrices(module, scheme, parts, weights, stacking if role == module else ""):
                 found.setdefault(matrix.codes.path, []).append(matrix)
         for matrices in found.values():

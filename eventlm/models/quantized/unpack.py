@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from eventlm.errors import CheckpointError
 from eventlm.models.quantized.matrices import QuantizedMatrix
-from eventlm.models.quantized.scheme import AWQ_ORDER
+from eventlm.models.quantized_scheme import AWQ_ORDER
 
 _DTYPES = {
     "BF16": torch.bfloat16,

@@ -118,4 +118,4 @@ def test_pull_prints_the_folder_alone(
 
 def test_an_unknown_model_cannot_be_pulled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "gpt5"]) == 2
-    assert "no model is known as 'gpt5' (known: smollm2, or" in capsys.readouterr().err
+    assert "no model is known as 'gpt5' (known: smollm2, smollm2:bf16, or" in capsys.readouterr().err

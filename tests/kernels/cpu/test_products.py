@@ -40,6 +40,17 @@ def test_a_row_does_not_depend_on_the_others(builds: list[str]) -> None:
         assert torch.equal(products.multiply(matrix, x), alone), build
 
 
+def test_a_row_does_not_depend_on_those_of_wider_matrices(builds: list[str]) -> None:
+    """Not even on numbers that are none, where it ends before a tile does."""
+    for build in builds:
+        products = Products(build, most_inputs=96, num_threads=1)
+        narrow, wide = products.pack(bfloat16(32, 80), None), products.pack(bfloat16(32, 96), None)
+        x = bfloat16(3, 80)
+        before = products.multiply(narrow, x)
+        products.multiply(wide, torch.full((3, 96), torch.nan, dtype=torch.bfloat16))
+        assert torch.equal(products.multiply(narrow, x), before), build
+
+
 def test_no_rows(builds: list[str]) -> None:
     products = Products(builds[0], most_inputs=32, num_threads=1)
     assert products.multiply(products.pack(bfloat16(8, 32), None), bfloat16(0, 32)).shape == (0, 8)

@@ -179,7 +179,7 @@ def serve(
     folder: Path, prompts: dict[Key, list[int]], monkeypatch: pytest.MonkeyPatch, num_tokens: int, **options: Any
 ) -> Schedule:
     """`num_tokens` and more of each prompt. They come whole and in chunks, while the first of them decode."""
-    has_states = read_model(folder).state_size > 0
+    has_states = options.get("model_impl") != "transformers" and read_model(folder).state_size > 0
     # Every other slot keeps a copy.
     options |= {"state_slots": 2 * len(prompts)} if has_states else {}
     schedule = Schedule(make_runner(folder, **{"max_model_len": 256} | options), monkeypatch)

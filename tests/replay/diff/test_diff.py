@@ -61,7 +61,7 @@ def test_a_run_equals_itself_in_another_encoding(name: str, tmp_path: Path) -> N
 
 def test_random_workloads_with_chaos_are_the_same_as_themselves(tmp_path: Path) -> None:
     for seed in (5, 17):
-        record_random(tmp_path, seed, large=False)
+        record_random(tmp_path, seed)
         found = compare(tmp_path / f"seed-{seed}", tmp_path / f"seed-{seed}")
         assert found.is_identical
         assert found.num_pairs > 0
@@ -120,7 +120,7 @@ def test_one_decision_that_was_changed_is_the_first_difference(
 
 
 def test_a_run_whose_first_segments_are_gone_is_the_same_as_itself(tmp_path: Path) -> None:
-    record_random(tmp_path, 5, large=False)
+    record_random(tmp_path, 5)
     run = tmp_path / "seed-5"
     whole = read_side(run)
     first, second, *_ = sorted(run.glob("trace-*.jsonl"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.models.quantized.scheme import Method, Rule, Scheme, not_converted
+from eventlm.models.quantized_scheme import Method, Rule, Scheme, not_converted
 
 SCHEME, OTHER = Scheme(layout="gptq", bits=4, group=(1, 128)), Scheme(layout="gptq", bits=8)
 
