@@ -48,7 +48,7 @@ def test_every_benchmark_starts() -> None:
 
 
 def test_the_worker_of_a_server_and_the_most_that_it_has_held() -> None:
-    """It is told from other processes by its command line, and what it gave back counts."""
+    """Its command line distinguishes it from other processes. Memory that it has freed counts too."""
     program = "import sys; held = bytearray(80_000_000); del held; print(flush=True); sys.stdin.read()"
     pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with (
