@@ -228,7 +228,7 @@ def _run(model: Any) -> tuple[str, Tensor, Tensor]:
     positions = torch.arange(_NUM_TOKENS, device="meta")[None]
     try:
         with torch.no_grad():
-            # Given a mask of ones, transformers does not look for several sequences in the row, which would need values.
+            # Given a mask of ones, transformers looks for no sequences in the row, which would need values.
             logits = model(
                 input_ids=ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False
             ).logits

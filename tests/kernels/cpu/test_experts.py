@@ -168,7 +168,7 @@ def test_codes(build: str) -> None:
 @pytest.mark.parametrize("kind", ["F8_128", "Q4_0"])
 def test_experts_of_a_layer_may_differ(kind: str, build: str) -> None:
     """The first is of 16 bits. With so many rows, its products are cut into other pieces than the others'."""
-    source, blocks = with_blocks(PACKED, {name: kind for name in ("gate", "up", "down")})
+    source, blocks = with_blocks(PACKED, dict.fromkeys(("gate", "up", "down"), kind))
     blocks = {key: values for key, values in blocks.items() if key.expert != 0}
     types = {(key.name, key.layer, key.expert): kind for key in blocks}
     _check_bits(build, PACKED.vocab_size, source, types=types, blocks=blocks)
