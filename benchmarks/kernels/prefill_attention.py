@@ -22,8 +22,8 @@ _REFERENCE_QUERIES = 256
 #: Configurations that are tried: BLOCK_M, BLOCK_N, warps, stages. Of four warps two programs fit beside each other, so
 #: that one's products fill the other's softmax.
 _CANDIDATES = [
-    *[(128, 64, 8, 5), (128, 128, 8, 5), (128, 128, 8, 3), (128, 64, 8, 3)],
-    *[(128, 32, 4, 3), (64, 64, 4, 5), (64, 128, 4, 5)],
+    *[(128, 64, 8, 5), (128, 128, 8, 5), (128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (128, 64, 8, 2)],
+    *[(128, 32, 4, 3), (128, 64, 4, 3), (64, 64, 4, 5), (64, 64, 4, 3), (64, 128, 4, 5), (64, 128, 4, 3)],
 ]
 
 

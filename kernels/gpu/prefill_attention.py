@@ -244,14 +244,21 @@ def _attend(
     offs_n, offs_w = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_W)
     for first in range(begin, end, BLOCK_N):
         tokens = first + offs_n
-        is_token = tokens < end
         places = tokens % BLOCK_SIZE
-        is_loaded = is_token[:, None] & (offs_w < WIDTH)
-        blocks = tl.load(table + tokens // BLOCK_SIZE, mask=is_token, other=0).to(tl.int64)
-        offsets = (blocks * stride_block + places * WIDTH)[:, None] + offs_w
-        # Not only are tokens past the end hidden: what lies there may be no number at all.
-        k = tl.load(keys + offsets, mask=is_loaded, other=0)
-        v = tl.load(values + offsets, mask=is_loaded, other=0)
+        is_token = tokens < end
+        if MASKED or BLOCK_W > WIDTH:
+            blocks = tl.load(table + tokens // BLOCK_SIZE, mask=is_token, other=0).to(tl.int64)
+            offsets = (blocks * stride_block + places * WIDTH)[:, None] + offs_w
+            # Not only are tokens past the end hidden: what lies there may be no number at all.
+            is_loaded = is_token[:, None] & (offs_w < WIDTH)
+            k = tl.load(keys + offsets, mask=is_loaded, other=0)
+            v = tl.load(values + offsets, mask=is_loaded, other=0)
+        else:
+            # All of the tile is there, and no load waits for a mask.
+            blocks = tl.load(table + tokens // BLOCK_SIZE).to(tl.int64)
+            offsets = (blocks * stride_block + places * WIDTH)[:, None] + offs_w
+            k = tl.load(keys + offsets)
+            v = tl.load(values + offsets)
         if FP8:
             scale_offsets = blocks * stride_block_scales + places
             k_scales = load_scales(key_scales + scale_offsets, is_token)
