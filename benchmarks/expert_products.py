@@ -22,11 +22,11 @@ from torch import Tensor
 from eventlm.kernels import host_memory
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, available_builds
-from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.experts import route
 from eventlm.models.rope import angles
 from eventlm.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from eventlm.models.weights.decoder_weights import model_weights
 from eventlm.system.processors import usable_cores
 from eventlm.table import table
 

@@ -55,7 +55,7 @@ from benchmarks.peer.setup import (
     set_up,
 )
 from eventlm.errors import PullError
-from eventlm.models.cache_folder import cache_folder
+from eventlm.models.fetch.cache_folder import cache_folder
 
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64

@@ -35,7 +35,7 @@ from eventlm.config.options import options as known_options
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.models.config import read_model
-from eventlm.models.default import CONVERTED, DEFAULT_MODEL
+from eventlm.models.fetch.default_model import CONVERTED, DEFAULT_MODEL
 from eventlm.models.gguf.source import read_source
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores

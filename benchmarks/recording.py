@@ -27,7 +27,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import Request
 from eventlm.engine.setup import make_setup
 from eventlm.events import Event
-from eventlm.models.pull import pull
+from eventlm.models.fetch.pull import pull
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system

@@ -39,7 +39,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import Request
 from eventlm.engine.setup import make_setup
 from eventlm.models.config import read_model
-from eventlm.models.pull import pull
+from eventlm.models.fetch.pull import pull
 from eventlm.replay.execute.execution import ExecuteResult, execute
 from eventlm.replay.execute.report import render
 from eventlm.replay.execute.workers import WorkerProcesses

@@ -25,8 +25,8 @@ from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state import Plugins
-from eventlm.core.validate import validate
+from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.validate import validate
 from eventlm.events import Arrived, Decision, Header, Launched, Snapshot, StepCompleted, WorkerUp
 from eventlm.events.codec import encode_body
 from eventlm.policies.fcfs import Fcfs

@@ -12,7 +12,7 @@ from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.core.core import Core
 from eventlm.core.plugin import Policy
 from eventlm.core.predictor import Predictor
-from eventlm.core.state import Plugins
+from eventlm.core.state.core_state import Plugins
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import TraceVersionError, UsageError
 from eventlm.events import Header, PluginRecord

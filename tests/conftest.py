@@ -19,7 +19,7 @@ if ctypes.util.find_library("cuda") is None:
 # thread, and wait for it where the machine is busy.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from eventlm.models.cache_folder import cache_folder
+from eventlm.models.fetch.cache_folder import cache_folder
 
 # The same examples on every machine, however slow: a test that fails is one that the change has broken.
 # --hypothesis-seed draws others.

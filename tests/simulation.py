@@ -14,7 +14,7 @@ from msgspec import structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Recorder
-from eventlm.core.validate import validate, validate_liveness
+from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.live_requests import LiveRequests

@@ -16,8 +16,7 @@ from eventlm.bench.step.floor import ModelFigures, floor_ns, num_matrix_weights,
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Arrived, Launched, StepCompleted
-from eventlm.models.config import DTYPE_BYTES
-from eventlm.models.spec import ModelSpec
+from eventlm.models.spec import DTYPE_BYTES, ModelSpec
 
 NS = 1e-9
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu_harness.engines import NUM_PROMPT_TOKENS, Run, Workload, generate, start
 from benchmarks.gpu_harness.row import Context, Part, Parts, Row, check
 from eventlm.bus.trace_info import info
-from eventlm.models.pull import cached
+from eventlm.models.fetch.pull import cached
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint
 
 Dtype = Literal["float32", "bfloat16"]

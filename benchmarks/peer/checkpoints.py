@@ -44,7 +44,7 @@ CONVERT_SECONDS = 1800.0
 
 def checkpoint(name: ModelName, peers: Peers) -> Path:
     """The folder of a checkpoint in Hugging Face's form. It is made, or fetched, where it is not there yet."""
-    from eventlm.models.pull import pull
+    from eventlm.models.fetch.pull import pull
 
     default = pull("smollm2:bf16")
     if name == "smollm2":
@@ -86,7 +86,7 @@ def gguf_model(name: ModelName, precision: Precision, source: Path, peers: Peers
     partial = file.with_suffix(".partial")
     file.parent.mkdir(parents=True, exist_ok=True)
     if (name, kind) == ("smollm2", "q4_1"):
-        from eventlm.models.pull import pull
+        from eventlm.models.fetch.pull import pull
 
         (published,) = pull("smollm2").glob("*.gguf")
         return published

@@ -17,9 +17,9 @@ from msgspec import Struct
 from eventlm.bench.draws import random_stream
 from eventlm.bootstrap.model_source import find_tokenizer_folder
 from eventlm.errors import UsageError
-from eventlm.models.default import KNOWN_MODELS
-from eventlm.models.hub import is_repo_id
-from eventlm.models.pull import cached
+from eventlm.models.fetch.default_model import KNOWN_MODELS
+from eventlm.models.fetch.hub import is_repo_id
+from eventlm.models.fetch.pull import cached
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import CheckpointTokenizer, Tokenizer
 from eventlm.worker.protocol import FAKE_MODEL

@@ -17,11 +17,12 @@ from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
-from eventlm.models.checkpoint_weights import weight_bytes
-from eventlm.models.config import DTYPE_BYTES, kv_bytes_per_token, resolve_dtype, resolve_kv_dtype, state_bytes
+from eventlm.models.config import kv_bytes_per_token, resolve_dtype, resolve_kv_dtype, state_bytes
 from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
+from eventlm.models.spec import DTYPE_BYTES
 from eventlm.models.transformers_model import ServedModel, TransformersModel
+from eventlm.models.weights.weight_bytes import weight_bytes
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
 

@@ -17,13 +17,13 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worker_setups
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
-from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
-from eventlm.models.matrix_types import matrix_types
 from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
 from eventlm.models.transformers_model import TransformersModel, check_files
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.matrix_types import matrix_types
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from eventlm.config import ModelConfig
 from eventlm.config.options import nearest
 from eventlm.errors import CheckpointError, PullError, UsageError
-from eventlm.models.cache_folder import cache_folder
-from eventlm.models.default import KNOWN_MODELS
-from eventlm.models.hub import is_repo_id, pull_repo
-from eventlm.models.pull import cached, pull
+from eventlm.models.fetch.cache_folder import cache_folder
+from eventlm.models.fetch.default_model import KNOWN_MODELS
+from eventlm.models.fetch.hub import is_repo_id, pull_repo
+from eventlm.models.fetch.pull import cached, pull
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: End of the name of a GGUF file, and what it begins with.
@@ -100,7 +100,7 @@ def _check_folder(folder: Path, given: str) -> None:
 
 def _folder_of_gguf(file: Path) -> Path:
     # It loads numpy, which only such files cost.
-    from eventlm.models.gguf_folder import gguf_folder
+    from eventlm.models.fetch.gguf_folder import gguf_folder
 
     return gguf_folder(file)
 

@@ -10,7 +10,7 @@ from eventlm.errors import UsageError
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
-    from eventlm.models.default import DEFAULT_MODEL, KNOWN_MODELS
+    from eventlm.models.fetch.default_model import DEFAULT_MODEL, KNOWN_MODELS
 
     parser.description = (
         "Fetch a model once into the cache and print the folder of its checkpoint, or its GGUF file if that was\n"
@@ -44,8 +44,8 @@ examples:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the folder on stdout."""
-    from eventlm.models.hub import is_repo_id, pull_repo
-    from eventlm.models.pull import pull
+    from eventlm.models.fetch.hub import is_repo_id, pull_repo
+    from eventlm.models.fetch.pull import pull
 
     if is_repo_id(arguments.name):
         print(pull_repo(arguments.name, arguments.revision))

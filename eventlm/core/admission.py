@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from eventlm.core.block_pool import Node
-from eventlm.core.replica import Replica
-from eventlm.core.sequence import Sequence
-from eventlm.core.state import CoreState
-from eventlm.core.waiting_queue import Candidate
+from eventlm.core.state.block_pool import Node
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence
+from eventlm.core.state.waiting_queue import Candidate
 
 
 class Fit(NamedTuple):

@@ -10,10 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 from eventlm.config import CoreConfig
-from eventlm.core import replicaset, scheduler, sequence_manager, snapshot
+from eventlm.core import replicaset, scheduler, sequence_manager
 from eventlm.core.predictor import Predictor
-from eventlm.core.sequence import IllegalTransitionError
-from eventlm.core.state import CoreState, Plugins
+from eventlm.core.state import snapshot
+from eventlm.core.state.core_state import CoreState, Plugins
+from eventlm.core.state.sequence import IllegalTransitionError
 from eventlm.core.step_completion import complete_step
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from eventlm.core.plugin import ReplicaView, RequestView, SequenceView, StepLoad
-from eventlm.core.state import CoreState
+from eventlm.core.state.core_state import CoreState
 from eventlm.events import PluginFailed
 
 #: Generation of keys that no policy made: they compare with none of any policy.

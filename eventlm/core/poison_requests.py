@@ -20,9 +20,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eventlm.core.admission import measure
-from eventlm.core.replica import Replica, StepInFlight
-from eventlm.core.sequence import Sequence
-from eventlm.core.state import CoreState, LossCounts, Suspect
+from eventlm.core.state.core_state import CoreState, LossCounts, Suspect
+from eventlm.core.state.replica import Replica, StepInFlight
+from eventlm.core.state.sequence import Sequence
 
 #: How unlikely losses by chance must be.
 ODDS = 100_000

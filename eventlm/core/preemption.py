@@ -7,11 +7,11 @@ preemption for memory frees at least the one block that the growing decode needs
 from __future__ import annotations
 
 from eventlm.core.admission import Fit, admit, measure
-from eventlm.core.replica import Replica
-from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue
-from eventlm.core.state import CoreState
-from eventlm.core.waiting_queue import Candidate
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence, State
+from eventlm.core.state.waiting_queue import Candidate
 from eventlm.events import Preempted
 from eventlm.events.decisions import PreemptReason
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from eventlm.core.plugin_calls import ask_policy
 from eventlm.core.poison_requests import accuse
 from eventlm.core.preemption import preempt
-from eventlm.core.replica import Replica
-from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import enqueue, finish
-from eventlm.core.state import CoreState, replica_of
+from eventlm.core.state.core_state import CoreState, replica_of
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence, State
 from eventlm.errors import InvariantError
 from eventlm.events import CacheFlushed, Desynced, PolicySwapped, WorkerLost, WorkerUp
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from eventlm.core.plugin import ReplicaView, RequestView
 from eventlm.core.plugin_calls import ask_router
-from eventlm.core.replica import Replica
-from eventlm.core.sequence import Sequence
 from eventlm.core.sequence_manager import enqueue
-from eventlm.core.state import CoreState
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence
 from eventlm.events import Routed
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from msgspec import UNSET
 
 from eventlm.config import CoreConfig
-from eventlm.core.replica import Replica
-from eventlm.core.sequence import Sequence
-from eventlm.core.state_pool import StatePool
-from eventlm.core.step_plan import StepPlan
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence
+from eventlm.core.state.state_pool import StatePool
+from eventlm.core.state.step_plan import StepPlan
 
 
 def whole_blocks(sequence: Sequence, num_tokens: int, max_tokens: int, block_size: int) -> int:

@@ -16,13 +16,13 @@ from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
 from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
 from eventlm.core.preemption import evict_for, make_room
-from eventlm.core.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.routing import route_new
 from eventlm.core.row_states import keep_chunk_states, keep_decode_states, whole_blocks
-from eventlm.core.sequence import Sequence, State, Urgency
-from eventlm.core.state import CoreState
-from eventlm.core.step_plan import StepPlan
-from eventlm.core.waiting_queue import Candidate
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
+from eventlm.core.state.sequence import Sequence, State, Urgency
+from eventlm.core.state.step_plan import StepPlan
+from eventlm.core.state.waiting_queue import Candidate
 from eventlm.events import Launched, Preempted
 from eventlm.types import ceil_div
 

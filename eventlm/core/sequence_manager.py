@@ -5,11 +5,11 @@ Functions take the state and change it; each stands for what one kind of fact me
 
 from __future__ import annotations
 
-from eventlm.core.digest import combine
 from eventlm.core.plugin import SequenceView
 from eventlm.core.plugin_calls import ask_policy
-from eventlm.core.sequence import AdmittedRequest, Sequence, State
-from eventlm.core.state import CoreState
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.digest import combine
+from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
 from eventlm.errors import InvariantError
 from eventlm.events import (
     Admitted,

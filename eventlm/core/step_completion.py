@@ -7,10 +7,10 @@ from operator import le
 from typing import NamedTuple
 
 from eventlm.core.poison_requests import note_step
-from eventlm.core.replica import Replica, StepInFlight
-from eventlm.core.sequence import Sequence, State
 from eventlm.core.sequence_manager import end, enqueue
-from eventlm.core.state import CoreState, replica_of
+from eventlm.core.state.core_state import CoreState, replica_of
+from eventlm.core.state.replica import Replica, StepInFlight
+from eventlm.core.state.sequence import Sequence, State
 from eventlm.errors import InvariantError
 from eventlm.events import Emitted, StepCompleted
 from eventlm.types import FinishReason, WorkerEnd

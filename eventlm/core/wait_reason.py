@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from eventlm.core.sequence import Sequence, State, Urgency
-from eventlm.core.state import CoreState
-from eventlm.core.step_plan import StepPlan, WaitCause, WaitReason
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence, State, Urgency
+from eventlm.core.state.step_plan import StepPlan, WaitCause, WaitReason
 
 _NEARNESS = {cause: rank for rank, cause in enumerate(get_args(WaitCause))}
 

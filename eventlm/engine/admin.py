@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Union
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.config.options import did_you_mean
-from eventlm.core.replica import Replica
-from eventlm.core.state import CoreState
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import Replica
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.request import BY_OPERATOR, UnknownReplyError
 from eventlm.engine.request_registry import Reply, RequestRegistry

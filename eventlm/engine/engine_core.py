@@ -14,7 +14,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
-from eventlm.core.validate import validate, validate_liveness
+from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds

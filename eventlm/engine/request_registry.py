@@ -21,8 +21,8 @@ from msgspec import Struct, structs
 
 from eventlm.config import ServerConfig
 from eventlm.config.structs import memory_bytes
-from eventlm.core.sequence import State
-from eventlm.core.state import CoreState
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import State
 from eventlm.engine.request import (
     FinishedOutput,
     OnOutput,

@@ -75,7 +75,7 @@ class Checkpoint(Marker, frozen=True, kw_only=True, tag="checkpoint"):
 
 
 class Snapshot(Marker, frozen=True, kw_only=True, tag="snapshot"):
-    """The core's whole state after the event before this one (see `eventlm.core.snapshot`).
+    """The core's whole state after the event before this one (see `eventlm.core.state.snapshot`).
 
     It follows the header of every segment of a run but the first, so that the segment verifies alone.
     """

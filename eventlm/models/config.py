@@ -16,17 +16,16 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import CheckpointError, UsageError
+from eventlm.models.checkpoint.json_files import convert_object, read_json_object
+from eventlm.models.checkpoint.safetensors_header import find_shards, read_header
 from eventlm.models.families import DECODER_NAMES, FAMILIES, MULTIMODAL, TOWER_NAMES, Multimodal
 from eventlm.models.families.fields import ConfigError
 from eventlm.models.gguf.source import read_source
-from eventlm.models.json_files import convert_object, read_json_object
 from eventlm.models.quantized.method import read_method
-from eventlm.models.safetensors_header import find_shards, read_header
-from eventlm.models.spec import KVShape, ModelSpec, why_not_plain
-from eventlm.models.tied_head import has_own_head
+from eventlm.models.spec import DTYPE_BYTES, KVShape, ModelSpec, why_not_plain
 from eventlm.models.transformers_model import ServedModel, TransformersModel
+from eventlm.models.weights.tied_head import has_own_head
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 #: Dtype of what a quantized model does not quantize.
 QUANTIZED_DTYPE = "bfloat16"
 #: Dtypes of keys and values with one byte an element, and a float32 scale for each token and head.

@@ -20,7 +20,6 @@ from torch.nn.functional import embedding, linear, silu
 from eventlm.kernels.int8_linear import BLOCK, dequantize_rows, int8_linear
 from eventlm.kernels.pointwise import activate, activate_gated, cap_softly, layer_norm, rms_norm, rotary_embedding
 from eventlm.kernels.sequence_states import NO_STATES, StepStates
-from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.experts import Chosen, route
 from eventlm.models.program import (
     FLOAT32_WEIGHTS,
@@ -46,6 +45,7 @@ from eventlm.models.program import (
 from eventlm.models.recurrent import DeltaWeights, convolve_gated, decays_of, gated_delta
 from eventlm.models.rope import RopeTable, Rotation
 from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.decoder_weights import model_weights
 
 #: Called with the name of each operation at its end.
 Lap = Callable[[str], None]

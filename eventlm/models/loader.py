@@ -15,15 +15,16 @@ import torch
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.decoder import CpuDecoder
 from eventlm.kernels.int8_linear import quantize_rows
-from eventlm.models.checkpoint_weights import WeightFile, find_weights
 from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
-from eventlm.models.matrix_types import matrix_types
 from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
 from eventlm.models.spec import ModelSpec
-from eventlm.models.weight_reader import check_quantized, read_pieces
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.matrix_types import matrix_types
+from eventlm.models.weights.stored_weights import WeightFile
+from eventlm.models.weights.weight_reader import check_quantized, read_pieces
 from eventlm.types import OnProgress
 
 

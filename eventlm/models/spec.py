@@ -11,7 +11,10 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from eventlm.models.quantized_scheme import Method
+from eventlm.models.quantized.scheme import Method
+
+#: Bytes of an element in each dtype that a decoder computes in.
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
 #: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent, `relu2` the square of ReLU. `swiglu_oai` is that of

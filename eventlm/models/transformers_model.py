@@ -12,9 +12,9 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import CheckpointError
-from eventlm.models.child_process import last_line, run_child
-from eventlm.models.safetensors_header import find_shards, read_header
+from eventlm.models.checkpoint.safetensors_header import find_shards, read_header
 from eventlm.models.spec import KVShape, ModelSpec
+from eventlm.system.child_process import last_line, run_child
 
 
 class AttentionCall(Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ import transformers
 from torch import Tensor
 
 from eventlm.errors import CheckpointError
-from eventlm.models.json_files import read_json_object
+from eventlm.models.checkpoint.json_files import read_json_object
 from eventlm.models.transformers_model import AttentionCall, Refusal, TransformersModel
 
 #: By this name the attention and the masks are known to transformers.

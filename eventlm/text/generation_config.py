@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from eventlm.models.json_files import convert_object, read_json_object
+from eventlm.models.checkpoint.json_files import convert_object, read_json_object
 from eventlm.sampling_params import MinP, RepetitionPenalty, SamplingParams, Temperature, TopP
 from eventlm.text.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from eventlm.errors import CheckpointError
-from eventlm.models.json_files import read_json_object
-from eventlm.models.tokenizer_files import read_tokenizer
+from eventlm.models.checkpoint.json_files import read_json_object
+from eventlm.models.checkpoint.tokenizer_files import read_tokenizer
 from eventlm.text.chat_template import ChatTemplate
 
 

@@ -65,7 +65,7 @@ class PackedType(NamedTuple):
 
 
 #: The types of codes that matrices may be of, by the names that ggml gives them: packed.h's PackedType. Those after
-#: MXFP4 are of other files, see `eventlm/models/quantized/unpack.py`.
+#: MXFP4 are of other files, see `eventlm/models/weights/unpack.py`.
 PACKED_TYPES = {
     "Q4_0": PackedType(2, 32, 18),
     "Q4_1": PackedType(3, 32, 20),

@@ -15,8 +15,8 @@ from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.bus.run_folder import TRACE_NAME, closed_segments
 from eventlm.bus.segment_reader import SegmentReader
 from eventlm.core.plugin import SequenceView
-from eventlm.core.sequence import Sequence, State, Urgency
-from eventlm.core.state import CoreState
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import (
     Admitted,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from eventlm.core.step_plan import WaitCause
+from eventlm.core.state.step_plan import WaitCause
 from eventlm.types import RequestKind, SequenceId
 
 #: The phase of a sequence that an interval belongs to.

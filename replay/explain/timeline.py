@@ -11,9 +11,9 @@ from collections import deque
 from typing import NamedTuple
 
 from eventlm.core.scheduler import waiting_head
-from eventlm.core.sequence import Sequence, State, Urgency
-from eventlm.core.state import CoreState
-from eventlm.core.step_plan import StepPlan, WaitReason
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence, State, Urgency
+from eventlm.core.state.step_plan import StepPlan, WaitReason
 from eventlm.core.wait_reason import find_wait_reason, urgency_now
 from eventlm.events import Finished, Launched, Preempted, StepCompleted
 from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare

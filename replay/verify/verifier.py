@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
-from eventlm.core.validate import validate, validate_liveness
+from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.errors import InvariantError, LivenessError, TraceCorruptError
 from eventlm.events import Checkpoint, Decision, Event, Fact, Gap, Header, Marker, Snapshot
 from eventlm.events.codec import DECISION_TAGS, encode_body

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from eventlm.config.plugin_spec import format_plugin_spec
-from eventlm.core.snapshot import StateSnapshot
+from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.events import Fact, Header, PolicySwapped
 from eventlm.formatting import counted
 from eventlm.types import NANOSECONDS_PER_SECOND

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct, field
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.core.snapshot import StateSnapshot
+from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
 from eventlm.events import (
     Admitted,

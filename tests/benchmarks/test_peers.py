@@ -184,7 +184,7 @@ def test_servers_are_asked_only_for_what_they_have() -> None:
 
 def test_the_default_models_file_is_the_published_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model.gguf").touch()
-    monkeypatch.setattr("eventlm.models.pull.pull", lambda name: tmp_path)
+    monkeypatch.setattr("eventlm.models.fetch.pull.pull", lambda name: tmp_path)
     assert checkpoints.gguf_model("smollm2", "q4_1", tmp_path, locate(tmp_path)) == tmp_path / "model.gguf"
 
 
@@ -229,7 +229,7 @@ def test_progress_is_none_of_the_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tokenizer(tmp_path / "default")
-    monkeypatch.setattr("eventlm.models.pull.cached", lambda _: tmp_path / "default")
+    monkeypatch.setattr("eventlm.models.fetch.pull.cached", lambda _: tmp_path / "default")
     monkeypatch.setattr(checkpoints, "save_random_qwen", lambda _: None)
     folder = checkpoints.checkpoint("qwen3-0.6b", locate(tmp_path))
     assert (folder / "tokenizer.json").is_file()

@@ -12,9 +12,9 @@ from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.sequence import Sequence
-from eventlm.core.state import Plugins
-from eventlm.core.validate import validate, validate_liveness
+from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.sequence import Sequence
+from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.events import (
     Arrived,
     Decision,

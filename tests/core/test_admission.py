@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.core.block_pool import Node
 from eventlm.core.plugin import Policy
+from eventlm.core.state.block_pool import Node
 from eventlm.policies.edf import Edf
 from eventlm.policies.fcfs import Fcfs
 from eventlm.policies.lrs import Lrs

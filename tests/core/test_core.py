@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.core.sequence import State
+from eventlm.core.state.sequence import State
 from eventlm.errors import InvariantError
 from eventlm.events import (
     Admitted,

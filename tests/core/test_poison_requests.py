@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from eventlm.core.state import LossCounts, Suspect
+from eventlm.core.state.core_state import LossCounts, Suspect
 from eventlm.events import Launched, WorkerLost, WorkerUp
 from eventlm.types import SequenceId
 from tests.core.rig import Rig, arrival, rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.core.sequence import State
+from eventlm.core.state.sequence import State
 from eventlm.errors import InvariantError
 from eventlm.events import (
     Desynced,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventlm.core.routing import view_of
-from eventlm.core.sequence import State
+from eventlm.core.state.sequence import State
 from eventlm.events import (
     Launched,
     WorkerUp,

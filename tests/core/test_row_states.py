@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventlm.core.row_states import whole_blocks
-from eventlm.core.sequence import Sequence
+from eventlm.core.state.sequence import Sequence
 from eventlm.events import CacheFlushed, Finished, Launched
 from tests.core.rig import Rig
 

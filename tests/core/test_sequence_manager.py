@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.core.sequence import State
+from eventlm.core.state.sequence import State
 from eventlm.errors import InvariantError
 from eventlm.events import (
     Admitted,

@@ -10,8 +10,8 @@ import pytest
 from eventlm.core.plugin import Batcher, Policy, SequenceView, StepLoad
 from eventlm.core.predictor import Predictor
 from eventlm.core.scheduler import waiting_head
-from eventlm.core.snapshot import take
-from eventlm.core.step_plan import WaitReason
+from eventlm.core.state.snapshot import take
+from eventlm.core.state.step_plan import WaitReason
 from eventlm.core.wait_reason import find_wait_reason, urgency_now
 from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
 from eventlm.policies.edf import Edf

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from eventlm.core.validate import validate, validate_liveness
+from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import (
     LOGITS_NOT_FINITE,

@@ -20,7 +20,7 @@ from eventlm.bus.run_folder import closed_segments
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.core.core import Core
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
-from eventlm.core.replica import Replica
+from eventlm.core.state.replica import Replica
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import QueueFullError
 from eventlm.engine.setup import make_setup

@@ -23,9 +23,9 @@ import torch
 
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu.native import unsupported
+from eventlm.models.checkpoint.json_files import read_json_object
 from eventlm.models.config import model_of
 from eventlm.models.cpu_kernels import native_model
-from eventlm.models.json_files import read_json_object
 from eventlm.models.transformers_probe import probe_model
 from tests.models.families.proof import LENGTHS, VOCAB_SIZE, serve
 from tests.worker.reference import Key, Schedule

@@ -12,7 +12,6 @@ from torch import Tensor
 from transformers.activations import ACT2FN
 
 from eventlm.kernels.int8_linear import quantize_rows
-from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.decoder import Decoder, Lap, no_lap
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.rope import rope_tables
@@ -25,6 +24,7 @@ from eventlm.models.spec import (
     NormSpec,
     RopeSpec,
 )
+from eventlm.models.weights.decoder_weights import model_weights
 from tests.kernels.cpu.decoders import relative_error
 
 NUM_TOKENS = 21

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.errors import CheckpointError
-from eventlm.models.gguf_folder import gguf_folder
+from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.served import read_served
 from eventlm.models.spec import ModelSpec
 from eventlm.models.transformers_model import AttentionCall, TransformersModel

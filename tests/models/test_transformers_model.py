@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.errors import CheckpointError
-from eventlm.models.safetensors_header import find_shards
+from eventlm.models.checkpoint.safetensors_header import find_shards
 from eventlm.models.transformers_model import check_files, read_in_child
 from eventlm.models.transformers_probe import probe_model
 from tests.checkpoints import edit_json, make_checkpoint

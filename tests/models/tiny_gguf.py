@@ -11,7 +11,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, TokenType
 from tokenizers import pre_tokenizers
 
-from eventlm.models.default import Artifact
+from eventlm.models.fetch.default_model import Artifact
 
 NUM_LAYERS, HIDDEN, INTERMEDIATE, NUM_HEADS, NUM_KV_HEADS = 2, 64, 128, 4, 2
 HEAD_DIM = HIDDEN // NUM_HEADS

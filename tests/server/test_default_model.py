@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from eventlm.models.default import DEFAULT_MODEL
-from eventlm.models.pull import cached
+from eventlm.models.fetch.default_model import DEFAULT_MODEL
+from eventlm.models.fetch.pull import cached
 from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.serving import Server, serve
 

@@ -17,8 +17,8 @@ import openai
 import pytest
 
 from eventlm.events import Arrived, Preempted
-from eventlm.models.default import CONVERTED, DEFAULT_MODEL
-from eventlm.models.pull import cached
+from eventlm.models.fetch.default_model import CONVERTED, DEFAULT_MODEL
+from eventlm.models.fetch.pull import cached
 from tests.checkpoints import make_checkpoint
 from tests.processes import PATIENCE_SECONDS
 from tests.serving import Server, serve

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
-from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.decoder_weights import model_weights
 
 #: How many products of int8 an instruction does in the time of one of bfloat16, with vectors (VNNI) as with tiles
 #: (AMX). Not measured: torch's own int8 products fall further behind what the processor can do than its float ones.

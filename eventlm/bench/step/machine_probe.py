@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import EventLMError
-from eventlm.models.child_process import last_line
+from eventlm.system.child_process import last_line
 
 #: Larger than any processor's cache: 256 MiB in float32.
 _SIDE = 8192

@@ -22,9 +22,9 @@ from msgspec import Struct
 import eventlm
 from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
-from eventlm.models.cache_folder import cache_folder
 from eventlm.models.config import model_fingerprint, resolve_dtype
 from eventlm.models.cpu_kernels import choose_build
+from eventlm.models.fetch.cache_folder import cache_folder
 from eventlm.models.served import read_served
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.warm_up import Shape, fitting_shapes

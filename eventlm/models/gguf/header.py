@@ -21,8 +21,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from msgspec import Struct
 
 from eventlm.errors import CheckpointError
+from eventlm.models.checkpoint.safetensors_header import FileStamp, not_downloaded
 from eventlm.models.gguf.source import GgufTensor
-from eventlm.models.safetensors_header import FileStamp, not_downloaded
 
 MAGIC = b"GGUF"
 #: Types of tensors that can be run.

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import CheckpointError
+from eventlm.models.checkpoint.safetensors_header import FileStamp
 from eventlm.models.program import WeightKey
-from eventlm.models.safetensors_header import FileStamp
 
 SOURCE_FILE = "gguf.json"
 _SUFFIXES = (".weight", ".bias")

@@ -1,1 +1,1 @@
-"""Checkpoints whose matrices are quantized: how config.json describes them, how they lie in files, what they hold."""
+"""What config.json says of quantized matrices, by the libraries that wrote the checkpoints."""

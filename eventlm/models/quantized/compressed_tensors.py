@@ -10,8 +10,8 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from eventlm.errors import CheckpointError
-from eventlm.models.json_files import convert_object
-from eventlm.models.quantized_scheme import Method, Rule, Scheme
+from eventlm.models.checkpoint.json_files import convert_object
+from eventlm.models.quantized.scheme import Method, Rule, Scheme
 
 _EXPRESSION = "re:"
 #: The class of all modules with a matrix but embeddings.

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from eventlm.models.json_files import convert_object
-from eventlm.models.quantized_scheme import Method, Scheme, not_converted
+from eventlm.models.checkpoint.json_files import convert_object
+from eventlm.models.quantized.scheme import Method, Scheme, not_converted
 
 _Side = Annotated[int, Meta(ge=1, le=1 << 20)]
 

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct, structs
 
 from eventlm.errors import CheckpointError
-from eventlm.models.json_files import convert_object
-from eventlm.models.quantized_scheme import Method, Rule, Scheme, not_converted
+from eventlm.models.checkpoint.json_files import convert_object
+from eventlm.models.quantized.scheme import Method, Rule, Scheme, not_converted
 
 #: -1: all inputs.
 GroupSize = Annotated[int, Meta(ge=-1, le=1 << 20)]

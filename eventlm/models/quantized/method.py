@@ -11,7 +11,7 @@ from eventlm.errors import CheckpointError
 from eventlm.models.quantized.compressed_tensors import compressed_tensors
 from eventlm.models.quantized.floats import fbgemm_fp8, fp8, mxfp4
 from eventlm.models.quantized.integers import awq, gptq
-from eventlm.models.quantized_scheme import Method
+from eventlm.models.quantized.scheme import Method
 
 #: By `quant_method`.
 METHODS: dict[str, Callable[[dict[str, Any], Path, str], Method]] = {

@@ -19,7 +19,7 @@ FAKE_SPECIAL_TOKENS = ("<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>")
 
 def checkpoint_vocabulary(folder: str, vocab_size: int) -> LLTokenizer:
     """That of the tokenizer in `folder`, of a model that has `vocab_size` ids: those without a token match nothing."""
-    from eventlm.models.tokenizer_files import read_tokenizer
+    from eventlm.models.checkpoint.tokenizer_files import read_tokenizer
 
     files = read_tokenizer(Path(folder))
     tokens = files.token_bytes()[:vocab_size]

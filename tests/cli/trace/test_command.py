@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.cli.main import main
 from eventlm.events import PluginRecord
-from eventlm.models import pull as pull_module
+from eventlm.models.fetch import pull as pull_module
 from tests.bus.traces import events, header, lines
 
 NUM_EVENTS = 40

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
-from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.config import read_model
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
@@ -23,6 +22,7 @@ from eventlm.models.loader import load_cpu_decoder, load_decoder
 from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles, rope_tables
 from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.decoder_weights import model_weights
 
 MAX_POSITIONS = 4096
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, Instruction, NativeModel, NativeShape, packed_bytes
-from eventlm.models.checkpoint_weights import model_weights
 from eventlm.models.program import WeightKey
 from eventlm.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from eventlm.models.weights.decoder_weights import model_weights
 from tests.kernels.cpu.decoders import (
     CompiledDecoder,
     Piece,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from eventlm.models.checkpoint_weights import find_weights
 from eventlm.models.config import read_model
+from eventlm.models.weights.find_weights import find_weights
 from tests.models.families.proof import SMALL, make_checkpoint, prove
 
 KINDS = ["linear_attention", "full_attention", "linear_attention"]

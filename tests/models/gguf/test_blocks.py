@@ -11,15 +11,16 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 from torch import Tensor
 
-from eventlm.models import weight_reader
-from eventlm.models.checkpoint_weights import StoredWeight, WeightFile, find_weights
 from eventlm.models.config import read_model
+from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.gguf.blocks import unpack
 from eventlm.models.gguf.header import TENSOR_TYPES, read_header
-from eventlm.models.gguf_folder import gguf_folder
 from eventlm.models.loader import load_decoder
 from eventlm.models.program import WeightKey
-from eventlm.models.weight_reader import read_pieces
+from eventlm.models.weights import weight_reader
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.stored_weights import StoredWeight, WeightFile
+from eventlm.models.weights.weight_reader import read_pieces
 from tests.models.families.proof import SMALL, make_checkpoint
 from tests.models.gguf.files import finish, to_gguf
 

@@ -13,9 +13,9 @@ from gguf import GGUFWriter
 
 from eventlm.errors import CheckpointError
 from eventlm.models.config import model_of, read_model
+from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.gguf.config_json import ARCHITECTURES, config_json
 from eventlm.models.gguf.header import read_parts
-from eventlm.models.gguf_folder import gguf_folder
 from eventlm.models.loader import load_decoder
 from tests.models.families.proof import SMALL, make_checkpoint
 from tests.models.gguf.files import add_keys, finish, to_gguf

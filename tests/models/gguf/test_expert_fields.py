@@ -15,13 +15,16 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.native import available_builds, packed_bytes
-from eventlm.models.checkpoint_weights import find_weights, model_weights, packed_types, weight_bytes
 from eventlm.models.config import model_of, read_model
+from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.gguf.config_json import config_json
 from eventlm.models.gguf.header import read_parts
-from eventlm.models.gguf_folder import gguf_folder
 from eventlm.models.loader import load_decoder
 from eventlm.models.program import WeightKey
+from eventlm.models.weights.decoder_weights import model_weights
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.matrix_types import packed_types
+from eventlm.models.weights.weight_bytes import weight_bytes
 from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences
 from tests.kernels.cpu.test_experts import median_error
 from tests.models.families.proof import SMALL, make_checkpoint

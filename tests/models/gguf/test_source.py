@@ -38,7 +38,7 @@ def test_tensors_have_the_names_of_llama_cpp() -> None:
 
 def test_nothing_else_costs_what_gguf_files_cost() -> None:
     program = (
-        "import sys, eventlm.models.checkpoint_weights, eventlm.bootstrap.model_source; print('gguf' in sys.modules)"
+        "import sys, eventlm.models.weights.find_weights, eventlm.bootstrap.model_source; print('gguf' in sys.modules)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"

@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.errors import CheckpointError
 from eventlm.models.quantized.compressed_tensors import compressed_tensors
-from eventlm.models.quantized_scheme import Scheme
+from eventlm.models.quantized.scheme import Scheme
 from tests.models.quantized.checkpoints import MIXED, compressed
 
 PATH = Path("/x/config.json")

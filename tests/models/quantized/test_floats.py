@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.errors import CheckpointError
 from eventlm.models.quantized.floats import fbgemm_fp8, fp8, mxfp4
-from eventlm.models.quantized_scheme import Scheme
+from eventlm.models.quantized.scheme import Scheme
 
 PATH = Path("/x/config.json")
 

@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.errors import CheckpointError
 from eventlm.models.quantized.integers import awq, gptq
-from eventlm.models.quantized_scheme import Scheme
+from eventlm.models.quantized.scheme import Scheme
 
 PATH = Path("/x/config.json")
 FIELDS: dict[str, Any] = {"bits": 4, "group_size": 128}

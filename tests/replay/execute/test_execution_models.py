@@ -12,7 +12,7 @@ import pytest
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.native import available_builds, library_hash
 from eventlm.models.cpu_kernels import choose_build
-from eventlm.models.pull import cached
+from eventlm.models.fetch.pull import cached
 from eventlm.offline import LLM, SamplingParams
 from eventlm.replay.execute.executable import check_executable
 from eventlm.replay.execute.execution import execute

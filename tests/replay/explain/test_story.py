@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from eventlm.core.step_plan import WaitCause
+from eventlm.core.state.step_plan import WaitCause
 from eventlm.replay.explain.result import Doing, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.replay.explain.story import (
     CAUSES,

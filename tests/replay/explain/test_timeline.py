@@ -19,9 +19,9 @@ from msgspec import UNSET, structs
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.core.core import Core
-from eventlm.core.sequence import Sequence
-from eventlm.core.state import CoreState
-from eventlm.core.step_plan import StepPlan, WaitCause, WaitReason
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence
+from eventlm.core.state.step_plan import StepPlan, WaitCause, WaitReason
 from eventlm.core.wait_reason import find_wait_reason
 from eventlm.events import Arrived, Decision, Fact, Launched, Preempted, Routed
 from eventlm.policies.fixed import Fixed

@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.core import scheduler
-from eventlm.core.block_pool import BlockPool
+from eventlm.core.state.block_pool import BlockPool
 from eventlm.errors import TornTraceError
 from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.verify.verifier import verify

@@ -1,0 +1,252 @@
+"""Blocks of one replica: reference counts, the free list and the radix tree of content that can be hit.
+
+A block is free (in no table, holds nothing), held (in `references` tables), or idle: in no table, but in the tree and
+still to be hit. Idle blocks are taken back least recently used first. Block integers stand for chained hashes, so
+a name stands for its whole path from the root and one dictionary holds the tree; each node knows its parent's name.
+
+Why a leaf is always taken before its parent: a sequence holds a path of the tree from the root (it inserts and hits
+only at the end of what it holds there), so a parent is held as long as its child is, and a release goes from the
+deepest block up. Hence the order in which blocks fall idle is both least recently used and leaf first. "Used" is by
+position in the log: blocks fall idle while an event is applied, in the order of events.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from bisect import bisect_left
+from collections import OrderedDict
+
+from msgspec import Struct
+
+from eventlm.core.state.digest import MASK, to_hex
+from eventlm.core.state.state_pool import StatePool
+
+#: Parent of a first block.
+ROOT = 0
+#: A block of the tree, and its parent's name. A plain tuple, because one is made for every block that is filled.
+Node = tuple[int, int]
+_HELD, _ALLOCATED, _RELEASED, _INSERTED, _FLUSHED = range(5)
+_MAX_CHANGES = 4096
+
+
+class PoolSnapshot(Struct, frozen=True, kw_only=True):
+    """A pool without its references, which follow from the tables that hold its blocks."""
+
+    free: list[int]
+    #: Idle blocks, least recently used first.
+    idle: list[int]
+    tree: dict[int, Node]
+    digest: str
+
+
+class BlockPool:
+    """Block numbers 0 to num_blocks - 1 of one KV group. states: where copies of states hang on the tree's blocks."""
+
+    def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
+        self.num_blocks = num_blocks
+        self._states = states
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, as a worker does that starts anew."""
+        self.references = [0] * self.num_blocks
+        self._free = list(range(self.num_blocks - 1, -1, -1))
+        self.tree: dict[int, Node] = {}
+        #: Name of a block in the tree; 0 where it is not.
+        self._name = [0] * self.num_blocks
+        #: Idle blocks, least recently used first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._digest = 0
+        #: What the digest lacks.
+        self._changes: list[int] = []
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation can get: free and idle ones."""
+        return len(self._free) + len(self._idle)
+
+    def follow(self, names: list[int], max_blocks: int, path: list[Node]) -> None:
+        """Make `path` the longest path in the tree that spells the first of `names`, at most `max_blocks` long.
+
+        path: empty, or the result of an earlier call with the same names and no larger `max_blocks`. Only what has
+        changed since is visited: a node is one object as long as it is in the tree, and so are the nodes above it, so
+        a path is whole if its last node is.
+        """
+        tree = self.tree
+        while path and tree.get(names[len(path) - 1]) is not path[-1]:
+            path.pop()
+        index = len(path)
+        parent = names[index - 1] if index else ROOT
+        while index < max_blocks:
+            node = tree.get(names[index])
+            # A name may come back under another parent, whose own name the engine's bounded table had lost.
+            if node is None or node[1] != parent:
+                return
+            path.append(node)
+            parent = names[index]
+            index += 1
+
+    @property
+    def num_idle(self) -> int:
+        """Blocks that can be hit and that no sequence holds."""
+        return len(self._idle)
+
+    def num_idle_on(self, path: list[Node]) -> int:
+        """How many blocks of a path from the root are idle, so that holding them leaves fewer for allocations.
+
+        They are its last ones, because a parent is held as long as its child is.
+        """
+        references = self.references
+        return len(path) - bisect_left(path, True, key=lambda node: references[node[0]] == 0)
+
+    def hold(self, blocks: list[int]) -> None:
+        """One more table holds each of `blocks`, which are in the tree."""
+        references = self.references
+        for block in blocks:
+            if references[block] == 0:
+                del self._idle[block]
+            references[block] += 1
+        self._note(_HELD, blocks)
+
+    def allocate(self, num_blocks: int) -> list[int]:
+        """Blocks with one reference each. The caller has checked `num_available`.
+
+        Free blocks go first; then cached blocks that no sequence holds are evicted, least recently used first.
+        """
+        references, free, idle = self.references, self._free, self._idle
+        blocks = free[: -num_blocks - 1 : -1]
+        del free[len(free) - len(blocks) :]
+        while len(blocks) < num_blocks:
+            block, _ = idle.popitem(last=False)
+            self._uproot(block)
+            blocks.append(block)
+        for block in blocks:
+            references[block] = 1
+        self._note(_ALLOCATED, blocks)
+        return blocks
+
+    def release(self, blocks: list[int]) -> None:
+        """One table less holds each of `blocks`, in this order."""
+        references, names = self.references, self._name
+        for block in blocks:
+            references[block] -= 1
+            if references[block] == 0:
+                if names[block]:
+                    self._idle[block] = None
+                else:
+                    self._free.append(block)
+        self._note(_RELEASED, blocks)
+
+    def release_all(self, table: list[int]) -> None:
+        """Release a whole table, deepest block first."""
+        self.release(table[::-1])
+
+    def flush(self) -> int:
+        """Take every idle block out of the tree; returns how many. Held ones keep their whole path."""
+        idle = list(self._idle)
+        for block in idle:
+            self._uproot(block)
+        self._idle.clear()
+        # In the reverse order, so that the least recently used is the first to be allocated again.
+        self._free += reversed(idle)
+        self._note(_FLUSHED, idle)
+        return len(idle)
+
+    def _uproot(self, block: int) -> None:
+        """Take a block out of the tree, and the copy that hangs on it."""
+        name = self._name[block]
+        del self.tree[name]
+        self._name[block] = 0
+        if self._states is not None:
+            self._states.drop(name)
+
+    def insert(self, names: list[int], parent: int, blocks: list[int]) -> int:
+        """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that
+        the tree has already. Returns how many.
+        """
+        tree, name_of = self.tree, self._name
+        num_blocks = 0
+        for name, block in zip(names, blocks, strict=True):
+            if name in tree:
+                break
+            tree[name] = (block, parent)
+            name_of[block] = parent = name
+            num_blocks += 1
+        self._note(_INSERTED, names[:num_blocks])
+        return num_blocks
+
+    def _note(self, kind: int, changed: list[int]) -> None:
+        changes = self._changes
+        changes += (kind, len(changed))
+        changes += changed
+        if len(changes) > _MAX_CHANGES:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Add the changes to the digest: a checksum of all there were, so that it does not matter when this is done.
+        It stands for the order of the free and idle blocks too, which follow from the changes.
+        """
+        layout = f"<{len(self._changes)}Q"
+        try:
+            data = struct.pack(layout, *self._changes)
+        except struct.error:
+            # A trace that was made by hand may name its blocks by any integers.
+            data = struct.pack(layout, *(change & MASK for change in self._changes))
+        self._digest = zlib.crc32(data, self._digest)
+        self._changes.clear()
+
+    @property
+    def digest(self) -> int:
+        """32 bits that stand for the pool's history since its reset."""
+        self._fold()
+        return self._digest
+
+    def snapshot(self) -> PoolSnapshot:
+        """The pool as it is now; it shares the tree, so it is to be encoded before the pool changes."""
+        return PoolSnapshot(free=self._free, idle=list(self._idle), tree=self.tree, digest=to_hex(self.digest))
+
+    def restore(self, taken: PoolSnapshot, tables: list[list[int]]) -> None:
+        """Become the pool that the snapshot was taken of, given all tables that hold blocks of it.
+
+        Raises IndexError for a block that the pool does not have.
+        """
+        self.reset()
+        self._free, self.tree = taken.free, taken.tree
+        self._idle = OrderedDict.fromkeys(taken.idle)
+        for name, node in taken.tree.items():
+            self._name[node[0]] = name
+        for table in tables:
+            for block in table:
+                self.references[block] += 1
+        self._digest = int(taken.digest, 16)
+
+    def problems(self, tables: list[list[int]]) -> list[str]:
+        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is."""
+        references, names, tree = self.references, self._name, self.tree
+        counts = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                counts[block] += 1
+        found = []
+        if counts != references:
+            wrong = [block for block in range(self.num_blocks) if counts[block] != references[block]]
+            found.append(f"references of blocks {wrong[:8]} differ from the tables'")
+        idle: list[int] = []
+        free: list[int] = []
+        for block, name in enumerate(names):
+            if not counts[block]:
+                (idle if name else free).append(block)
+        if sorted(self._idle) != idle or sorted(self._free) != free:
+            found.append("free or idle blocks are not those without a reference")
+        for name, (block, parent) in tree.items():
+            if names[block] != name:
+                found.append(f"block {block} is not the one that the tree names {name}")
+            if parent == ROOT:
+                continue
+            above = tree.get(parent)
+            if above is None:
+                found.append(f"block {block} ({name}) has lost its parent {parent}")
+            elif references[above[0]] < references[block]:
+                found.append(f"block {block} is held more often than its parent {above[0]}")
+        return found

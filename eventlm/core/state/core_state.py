@@ -1,0 +1,230 @@
+"""The state of an engine, and the one way in which decisions come into being."""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import Any, NamedTuple, TypeVar
+
+from msgspec import UNSET, Struct
+
+from eventlm.config import CoreConfig
+from eventlm.core.plugin import Batcher, Policy, Router
+from eventlm.core.predictor import Predictor
+from eventlm.core.state.digest import combine, to_hex, weight
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
+from eventlm.core.state.state_pool import StatePool
+from eventlm.core.state.step_plan import StepPlan
+from eventlm.core.state.waiting_queue import WaitingQueue
+from eventlm.errors import InvariantError
+from eventlm.events import Arrived, Decision
+from eventlm.types import SequenceId
+
+D = TypeVar("D", bound=Decision)
+
+
+class Plugins(Struct, frozen=True, kw_only=True):
+    """What was installed at start. `policies` by the name that a `policy` fact uses; `policy` is the first in force."""
+
+    policies: dict[str, Policy]
+    policy: str
+    batcher: Batcher
+    router: Router
+
+
+class Suspect(NamedTuple):
+    """What is held against a sequence: workers lost in a row while they computed its tokens from `start` to before
+    `end`, and how many of them in a step of its own. Both are weighted (see `eventlm.core.poison_requests`).
+    """
+
+    losses: int
+    losses_alone: int
+    start: int
+    end: int
+
+
+class LossCounts(Struct):
+    """How often steps have completed and workers been lost, lately; and losses since the last completed step."""
+
+    num_steps: int = 0
+    num_losses: int = 0
+    in_a_row: int = 0
+
+
+class CoreState:
+    """Everything that decides what happens next. Only the functions of this package change it."""
+
+    def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor) -> None:
+        self.config = config
+        self.plugins = plugins
+        self.policy_name = plugins.policy
+        self.policy = plugins.policies[plugins.policy]
+        #: Counts policy swaps: keys of one policy mean nothing to another.
+        self.policy_generation = 0
+        #: Keys of the present round, or under a static policy those that a swap asked for, of partial prefills.
+        self.partial_keys: dict[SequenceId, int] = {}
+        #: Generation of the keys of the present round, and the policy's margin in this plan.
+        self.round_generation = 0
+        self.margin: int | None = None
+        self.predictor = predictor
+        #: Position of the next event, its time, and the event that is being applied.
+        self.next_seq = 0
+        self.now_ns = 0
+        self.cause = 0
+        self.decisions: list[Decision] = []
+        #: Of the latest drain, by replica: its latest plan. Nothing is decided by them.
+        self.plans: dict[int, StepPlan] = {}
+        self.paused = False
+        #: Facts of one drain share a time; only its last is marked.
+        self.drain_open = False
+        self.requests: dict[int, AdmittedRequest] = {}
+        #: Members of a group that is not complete yet.
+        self.group: list[Arrived] = []
+        reads_prefixes = plugins.router.reads_prefixes
+        self.replicas = [
+            Replica(i, config.num_blocks, states=_state_pool(config), reads_prefixes=reads_prefixes)
+            for i in range(config.num_replicas)
+        ]
+        #: Sequences that any replica may take, and those that have not been offered to the router.
+        self.shared_queue = WaitingQueue()
+        self.queues = [self.shared_queue, *(replica.queue for replica in self.replicas)]
+        self.unrouted: dict[SequenceId, Sequence] = {}
+        self.num_routed = 0
+        #: Live sequences that may have killed their workers, in the order in which they were first suspected.
+        self.suspects: dict[SequenceId, Suspect] = {}
+        self.losses = LossCounts()
+        self.num_closing = 0
+        #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
+        self.num_waiting = 0
+        #: (due_ns, request), earliest first.
+        self.timers: list[tuple[int, int]] = []
+        self.timers_digest = 0
+        #: Timers whose request has ended.
+        self.num_dead_timers = 0
+        #: Hash over the seeds of all requests so far.
+        self.rng_digest = 0
+        #: Sequences whose share of the digest is to be computed again, and the sum of all shares.
+        self.touched: dict[SequenceId, Sequence] = {}
+        self.sequences_digest = 0
+
+    def decide(self, kind: type[D], /, *, because: int | None = None, **fields: Any) -> D:
+        """Stamp a decision. Its cause is the fact being applied, or `because`."""
+        cause = self.cause if because is None else because
+        return self.note(kind(s=self.next_seq, ts=self.now_ns, c=cause, **fields))
+
+    def note(self, decision: D) -> D:
+        """Take down a decision that is stamped. Only those of every step are stamped where they are made: a call by
+        `**fields` takes a tenth of the time of a step.
+        """
+        self.next_seq += 1
+        self.decisions.append(decision)
+        return decision
+
+    def touch(self, sequence: Sequence) -> None:
+        """Note that a sequence's share of the digest has changed."""
+        self.touched[sequence.id] = sequence
+
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence has ended: it has no share in the digest any more."""
+        self.sequences_digest -= sequence.contribution
+        sequence.contribution = 0
+        self.touched.pop(sequence.id, None)
+
+    def add_timer(self, due_ns: int, request: int) -> None:
+        """Put a timer on the heap."""
+        heappush(self.timers, (due_ns, request))
+        self.timers_digest += timer_share(due_ns, request)
+
+    def pop_timers(self, due_ns: int) -> list[int]:
+        """Take all timers up to `due_ns` off the heap; those of their requests that live, in order of time."""
+        requests = []
+        while self.timers and self.timers[0][0] <= due_ns:
+            due, request = heappop(self.timers)
+            self.timers_digest -= timer_share(due, request)
+            if request in self.requests:
+                self.requests[request].has_timer = False
+                requests.append(request)
+            else:
+                self.num_dead_timers -= 1
+        return requests
+
+    def bury_timer(self) -> None:
+        """A request has ended before its timer. Once most timers are dead they are cleared away."""
+        self.num_dead_timers += 1
+        if self.num_dead_timers * 2 > len(self.timers) + 64:
+            self.timers = [timer for timer in self.timers if timer[1] in self.requests]
+            heapify(self.timers)
+            self.timers_digest = sum(timer_share(*timer) for timer in self.timers)
+            self.num_dead_timers = 0
+
+    def queue_of(self, sequence: Sequence) -> WaitingQueue:
+        """The queue that a waiting sequence belongs in."""
+        return self.shared_queue if sequence.home < 0 else self.replicas[sequence.home].queue
+
+    def add_up_sequences(self) -> None:
+        """Bring their digest up to date. Costs what has changed since the last call, plus the residents."""
+        for replica in self.replicas:
+            for sequence in replica.running:
+                self.touch(sequence)
+        for sequence in self.touched.values():
+            share = sequence_share(sequence)
+            self.sequences_digest += share - sequence.contribution
+            sequence.contribution = share
+        self.touched.clear()
+
+    def digests(self) -> dict[str, str]:
+        """16 hex digits for each component. Costs what `add_up_sequences` does."""
+        self.add_up_sequences()
+        unrouted = [(request, index) for request, index in self.unrouted]
+        suspects = [(*identity, *suspect) for identity, suspect in self.suspects.items()]
+        queues = [to_hex(queue.digest) for queue in self.queues]
+        states = [to_hex(replica.states.digest) for replica in self.replicas if replica.states is not None]
+        policy = [self.policy_name, self.policy_generation, *self.predictor.coefficients(), self.paused]
+        return {
+            "queue": to_hex(combine([*queues, unrouted, suspects, self.num_waiting, self.num_routed])),
+            "sequences": to_hex(self.sequences_digest),
+            "replicas": to_hex(combine([*(replica.summary() for replica in self.replicas), repr(self.losses)])),
+            "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
+            # Traces of other models have no such digest.
+            **({"states": to_hex(combine(states))} if states else {}),
+            "timers": to_hex(self.timers_digest),
+            "policy": to_hex(combine(policy)),
+            "rng": to_hex(self.rng_digest),
+        }
+
+
+def _state_pool(config: CoreConfig) -> StatePool | None:
+    slots = config.state_slots
+    return None if slots is UNSET else StatePool(slots, config.max_num_seqs)
+
+
+def replica_of(state: CoreState, index: int) -> Replica:
+    """The replica that a fact names. Raises InvariantError if there is none."""
+    if not 0 <= index < len(state.replicas):
+        raise InvariantError(f"there is no replica {index}, only {len(state.replicas)}")
+    return state.replicas[index]
+
+
+def timer_share(due_ns: int, request: int) -> int:
+    """A timer's share of the digest."""
+    return weight(weight(due_ns) + request)
+
+
+def sequence_share(sequence: Sequence) -> int:
+    """A sequence's share of the digest, computed from its present state; 0 once it has ended."""
+    s = sequence
+    if s.state is State.FINISHED:
+        return 0
+    if s.state is State.CLOSING:
+        # Rows still in flight for it change nothing any more.
+        return combine((s.request, s.index, s.state.value, s.num_tokens, s.closing_reason))
+    flight = (s.in_flight, s.sampling_in_flight, s.pending_tokens, s.residency, s.evictions, s.skips, s.generation)
+    blocks = (
+        len(s.block_table),
+        s.num_tree_blocks,
+        s.shipped_blocks,
+        len(s.block_names),
+        s.block_names[-1] if s.block_names else 0,
+    )
+    lengths = (s.num_tokens, s.prefill_tokens, s.launched_tokens, s.cached_tokens)
+    return combine((s.request, s.index, s.state.value, s.replica, s.home, *lengths, *flight, *blocks, *s.urgency))

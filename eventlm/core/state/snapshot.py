@@ -1,0 +1,323 @@
+"""The whole state of a core as JSON, and back: what a later segment of a trace starts from.
+
+Taken between drains only. It holds what decides and cannot be computed from the rest; sums, counts, lines and running
+lists follow from it, so a snapshot cannot contradict itself there. It holds nothing that is not in the facts.
+
+Of a sequence that has ended nothing is kept but its name: rows of it that are still in flight change nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from eventlm.config import CoreConfig
+from eventlm.core.plugin import SequenceView
+from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
+from eventlm.core.state.block_pool import PoolSnapshot
+from eventlm.core.state.core_state import CoreState, LossCounts, Plugins, Suspect, timer_share
+from eventlm.core.state.digest import to_hex
+from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
+from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
+from eventlm.core.state.state_pool import StatesSnapshot
+from eventlm.errors import InvariantError, UsageError
+from eventlm.events import Arrived
+from eventlm.scheduling_params import SchedulingParams
+from eventlm.types import FinishReason, SequenceId
+
+
+class SequenceRow(NamedTuple):
+    """A sequence that has not ended. The fields up to `block_table` are attributes of `Sequence` by the same names,
+    those from `view_prompt_tokens` on attributes of its view. `key_in_line` is the key of its urgency,
+    `generated_names` are its block names after those of its arrival.
+    """
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
+    state: State
+    num_tokens: int
+    prefill_tokens: int
+    launched_tokens: int
+    pending_tokens: int
+    in_flight: int
+    sampling_in_flight: int
+    num_tree_blocks: int
+    shipped_blocks: int
+    residency: int
+    replica: int
+    home: int
+    generation: int
+    key: int
+    key_generation: int
+    evictions: int
+    skips: int
+    cached_tokens: int
+    closing_reason: FinishReason | None
+    block_table: list[int]
+    view_prompt_tokens: int
+    view_prefill_ns: int
+    view_remaining_ns: int
+    view_done_tokens: int
+    view_cached_tokens: int
+    view_output_tokens: int
+    key_in_line: int
+    generated_names: list[int]
+
+
+_NUM_OWN, _NUM_READ = SequenceRow._fields.index("view_prompt_tokens"), SequenceRow._fields.index("key_in_line")
+_OWN_FIELDS = SequenceRow._fields[:_NUM_OWN]
+_VIEW_FIELDS = tuple(name.removeprefix("view_") for name in SequenceRow._fields[_NUM_OWN:_NUM_READ])
+_read = attrgetter(*_OWN_FIELDS, *(f"view.{name}" for name in _VIEW_FIELDS))
+
+
+class RequestSnapshot(Struct, frozen=True, array_like=True):
+    """A live request and those of its sequences that have not ended."""
+
+    arrival: Arrived
+    sequences: list[SequenceRow]
+
+
+class StepSnapshot(Struct, frozen=True, array_like=True):
+    """A step in flight. Rows are named by (request, index); chunks go on as `ChunkRow` does."""
+
+    step: int
+    launch_seq: int
+    decodes: list[tuple[int, int]]
+    chunks: list[tuple[int, int, int, int, bool]]
+    most: list[int]
+    predicted_ns: int
+
+
+class ReplicaSnapshot(Struct, frozen=True, kw_only=True):
+    """A replica without its residents, which follow from the sequences' states."""
+
+    up: bool
+    epoch: int
+    next_step: int
+    steps: list[StepSnapshot]
+    forget: list[tuple[int, int]]
+    pool: PoolSnapshot
+    states: StatesSnapshot | UnsetType = UNSET
+
+
+class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The state between two drains. `timers` is the heap as it is, with the timers of requests that have ended."""
+
+    next_seq: int
+    now_ns: int
+    paused: bool
+    policy: str
+    policy_generation: int
+    round_generation: int
+    partial_keys: list[tuple[int, int, int]]
+    predictor: list[int]
+    num_routed: int
+    rng_digest: str
+    timers: list[tuple[int, int]]
+    unrouted: list[tuple[int, int]]
+    suspects: list[tuple[int, int, int, int, int, int]]
+    losses: LossCounts
+    requests: list[RequestSnapshot]
+    replicas: list[ReplicaSnapshot]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(StateSnapshot)
+
+
+def take(state: CoreState) -> bytes:
+    """The state as one JSON object. Equal states give equal bytes. Raises InvariantError inside a drain."""
+    if state.drain_open or state.group:
+        raise InvariantError(f"a snapshot was asked for inside the drain of event {state.next_seq - 1}")
+    return _encoder.encode(
+        StateSnapshot(
+            next_seq=state.next_seq,
+            now_ns=state.now_ns,
+            paused=state.paused,
+            policy=state.policy_name,
+            policy_generation=state.policy_generation,
+            round_generation=state.round_generation,
+            partial_keys=_partial_keys(state),
+            predictor=state.predictor.coefficients(),
+            num_routed=state.num_routed,
+            rng_digest=to_hex(state.rng_digest),
+            timers=state.timers,
+            unrouted=list(state.unrouted),
+            suspects=[(*name, *suspect) for name, suspect in state.suspects.items()],
+            losses=state.losses,
+            requests=[
+                RequestSnapshot(request.arrival, [_row(s) for s in request.sequences if s.state is not State.FINISHED])
+                for request in state.requests.values()
+            ],
+            replicas=[_take_replica(replica) for replica in state.replicas],
+        )
+    )
+
+
+def _partial_keys(state: CoreState) -> list[tuple[int, int, int]]:
+    """Under a policy that is not static they are read anew in each round."""
+    if not state.policy.static:
+        return []
+    return [(*name, key) for name, key in sorted(state.partial_keys.items()) if name.request in state.requests]
+
+
+def _row(sequence: Sequence) -> Any:
+    """A SequenceRow as a bare tuple: this runs once for each live sequence while the engine waits."""
+    num_given = len(sequence.arrival.blocks)
+    names = sequence.block_names
+    return (*_read(sequence), sequence.urgency[1], names[num_given:] if len(names) > num_given else [])
+
+
+def _take_replica(replica: Replica) -> ReplicaSnapshot:
+    return ReplicaSnapshot(
+        up=replica.up,
+        epoch=replica.epoch,
+        next_step=replica.next_step,
+        steps=[
+            StepSnapshot(
+                step.step,
+                step.launch_seq,
+                [sequence.id for sequence in step.decodes],
+                [(*row.sequence.id, *row[1:]) for row in step.chunks],
+                step.most,
+                step.predicted_ns,
+            )
+            for step in replica.in_flight
+        ],
+        forget=list(replica.forget),
+        pool=replica.pool.snapshot(),
+        states=UNSET if replica.states is None else replica.states.snapshot(),
+    )
+
+
+def restore(config: CoreConfig, plugins: Plugins, snapshot: bytes) -> CoreState:
+    """The state that a snapshot was taken of.
+
+    Raises InvariantError if it is none, or one of a core with another configuration or other plug-ins.
+    """
+    try:
+        return _restore(config, plugins, _decoder.decode(snapshot))
+    except (msgspec.DecodeError, LookupError, ValueError, UsageError) as error:
+        raise InvariantError(f"the snapshot cannot be restored: {type(error).__name__}: {error}") from error
+
+
+def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot) -> CoreState:
+    if len(taken.replicas) != config.num_replicas or len(taken.predictor) != NUM_COEFFICIENTS:
+        raise ValueError(f"it has {len(taken.replicas)} replicas and {len(taken.predictor)} coefficients")
+    state = CoreState(config, plugins, Predictor.from_coefficients(taken.predictor))
+    state.next_seq, state.now_ns, state.paused = taken.next_seq, taken.now_ns, taken.paused
+    state.policy_name, state.policy = taken.policy, plugins.policies[taken.policy]
+    state.policy_generation, state.round_generation = taken.policy_generation, taken.round_generation
+    state.partial_keys = {SequenceId(request, index): key for request, index, key in taken.partial_keys}
+    state.num_routed = taken.num_routed
+    state.rng_digest = int(taken.rng_digest, 16)
+    for request in taken.requests:
+        state.requests[request.arrival.s] = _restore_request(request)
+    live = {s.id: s for request in state.requests.values() for s in request.sequences if s.state is not State.FINISHED}
+    state.touched = dict(live)
+    _restore_timers(state, taken.timers)
+    for name in taken.unrouted:
+        state.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
+    state.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
+    state.losses = taken.losses
+    for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
+        _restore_replica(replica, replica_taken, live, config.block_size)
+    _restore_lines(state, live.values())
+    return state
+
+
+def _restore_request(taken: RequestSnapshot) -> AdmittedRequest:
+    arrival = taken.arrival
+    sequences = [_ended(arrival, index) for index in range(arrival.n)]
+    for row in taken.sequences:
+        sequences[row.index] = _restore_sequence(arrival, row)
+    request = AdmittedRequest(arrival, sequences)
+    request.num_unfinished = len(taken.sequences)
+    return request
+
+
+def _restore_sequence(arrival: Arrived, row: SequenceRow) -> Sequence:
+    sequence = Sequence(arrival, row.index, _view(arrival, row.index))
+    for name, value in zip(_OWN_FIELDS, row, strict=False):
+        setattr(sequence, name, value)
+    for name, value in zip(_VIEW_FIELDS, row[_NUM_OWN:], strict=False):
+        setattr(sequence.view, name, value)
+    sequence.urgency = (arrival.scheduling.priority, row.key_in_line, arrival.s, row.index)
+    sequence.block_names += row.generated_names
+    return sequence
+
+
+def _view(arrival: Arrived, index: int) -> SequenceView:
+    return SequenceView.of(arrival, index, prefill_ns=0)
+
+
+def _ended(arrival: Arrived, index: int) -> Sequence:
+    sequence = Sequence(arrival, index, _view(arrival, index))
+    sequence.state = State.FINISHED
+    return sequence
+
+
+def _restore_timers(state: CoreState, timers: list[tuple[int, int]]) -> None:
+    state.timers = timers
+    state.timers_digest = sum(timer_share(*timer) for timer in timers)
+    for _, request in timers:
+        if request in state.requests:
+            state.requests[request].has_timer = True
+        else:
+            state.num_dead_timers += 1
+
+
+def _restore_replica(
+    replica: Replica, taken: ReplicaSnapshot, live: dict[SequenceId, Sequence], block_size: int
+) -> None:
+    if any(len(step.most) != len(step.decodes) + len(step.chunks) for step in taken.steps):
+        raise ValueError(f"a step of replica {replica.index} has other rows than it was launched for")
+    residents = [s for s in live.values() if s.resident and s.replica == replica.index]
+    replica.running = sorted(residents, key=attrgetter("urgency"))
+    for sequence in residents:
+        sequence.note_room(block_size)
+    replica.up, replica.epoch, replica.next_step = taken.up, taken.epoch, taken.next_step
+    replica.num_partial = sum(s.state is State.PREFILL for s in residents)
+    replica.admitted_tokens = sum(s.prefill_tokens for s in residents)
+    replica.forget = [SequenceId(*name) for name in taken.forget]
+    replica.pool.restore(taken.pool, [s.block_table for s in residents])
+    if replica.states is not None:
+        if taken.states is UNSET:
+            raise ValueError(f"replica {replica.index} has no state slots")
+        replica.states.restore(taken.states)
+    ended: dict[SequenceId, Sequence] = {}
+
+    def find(request: int, index: int) -> Sequence:
+        name = SequenceId(request, index)
+        if name not in live and name not in ended:
+            ended[name] = _ended(
+                Arrived(s=request, prompt_tokens=1, max_tokens=1, scheduling=SchedulingParams(model="")), index
+            )
+        return live.get(name) or ended[name]
+
+    replica.in_flight = deque(
+        StepInFlight(
+            step.step,
+            step.launch_seq,
+            [find(*name) for name in step.decodes],
+            [ChunkRow(find(request, index), start, end, final) for request, index, start, end, final in step.chunks],
+            step.most,
+            step.predicted_ns,
+        )
+        for step in taken.steps
+    )
+
+
+def _restore_lines(state: CoreState, live: Iterable[Sequence]) -> None:
+    """Who waits with nothing in flight, and not for a router, is in line: by the key of a static policy. Others read
+    their keys before they look at a queue.
+    """
+    for s in live:
+        state.num_closing += s.state is State.CLOSING
+        state.num_waiting += s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)
+        if s.state is State.WAITING and not s.in_flight and s.id not in state.unrouted:
+            state.queue_of(s).add(s, s.key if state.policy.static else s.urgency[1])

@@ -1,0 +1,77 @@
+"""The step that the scheduler forms for a replica, row by row, and why it leaves other sequences out."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+from eventlm.core.plugin import StepLoad
+from eventlm.core.state.replica import ChunkRow
+from eventlm.core.state.sequence import Sequence
+from eventlm.types import SequenceId
+
+#: From the one nearest to running to the one farthest from it, as far as several replicas could take the sequence.
+WaitCause = Literal[
+    "steps_in_flight",  # no step has been planned since it could run: the pipeline is full, or has one that takes long
+    "batcher",  # the batcher gave its prefill no chunk
+    "token_budget",  # the step was full with more urgent rows
+    "head_of_line",  # a more urgent one does not fit and may not be passed over
+    "trial",  # a suspect is tried alone (see `eventlm.core.poison_requests`)
+    "blocks",  # the pool has too few for it
+    "sequence_limit",  # max_num_seqs sequences are resident
+    "worker",  # no worker is up
+    "paused",
+    "draining",  # preempted, and rows of it are still in flight
+    "grammar",  # its matcher is not built
+    "text_end",  # the edge has yet to look at its text
+]
+
+
+class WaitReason(NamedTuple):
+    """Why a sequence is in no step. `replica` is the one that could take it first, -1 where none could.
+
+    num_lacking: blocks that it lacks. other: the more urgent one that does not fit, or the suspect that is tried.
+    """
+
+    cause: WaitCause
+    replica: int = -1
+    num_lacking: int = 0
+    other: SequenceId | None = None
+
+
+class StepPlan:
+    """The rows of a step in the shape of its launch event, and the reasons of those that got none.
+
+    step: its number once it is launched; -1 if there was nothing to run. left_out: sequences that were looked at.
+    rest: why the line was not followed to its end, None if it was.
+    """
+
+    def __init__(self, replica: int, now_ns: int, budget_tokens: int) -> None:
+        self.replica = replica
+        self.step = -1
+        self.load = StepLoad(now_ns=now_ns, budget_tokens=budget_tokens)
+        self.decoding: list[Sequence] = []
+        self.decodes: list[tuple[int, int, int, int]] = []
+        self.chunk_rows: list[ChunkRow] = []
+        self.chunks: list[tuple[int, int, int, int, int]] = []
+        self.most: list[int] = []
+        self.blocks: list[tuple[int, int, list[int]]] = []
+        self.states: list[tuple[int, int, int, list[tuple[int, int]]]] = []
+        self.left_out: dict[SequenceId, WaitReason] = {}
+        self.rest: WaitReason | None = None
+
+    def leave_out(
+        self, sequence: Sequence, cause: WaitCause, *, num_lacking: int = 0, other: SequenceId | None = None
+    ) -> None:
+        """Note why a sequence gets no row."""
+        self.left_out[sequence.id] = WaitReason(cause, self.replica, num_lacking, other)
+
+    def stop(self, cause: WaitCause, other: Sequence | None = None) -> None:
+        """Note why no further sequence is looked at."""
+        self.rest = WaitReason(cause, self.replica, other=None if other is None else other.id)
+
+    def wait_reason(self, sequence: Sequence) -> WaitReason | None:
+        """Why a sequence that could have run has no row; None if it was not there to be looked at."""
+        if self.rest is not None and self.rest.cause == "trial":
+            return self.rest
+        # All residents are looked at.
+        return self.left_out.get(sequence.id, self.rest if sequence.ticket else None)

@@ -1,0 +1,137 @@
+"""The invariants of the core, checked whole. After every event in tests, sampled in production."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from eventlm.core.state.core_state import CoreState, sequence_share
+from eventlm.core.state.digest import MASK
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence, State
+from eventlm.core.state.waiting_queue import WaitingQueue
+from eventlm.errors import InvariantError, LivenessError
+from eventlm.types import ceil_div
+
+
+def validate(state: CoreState) -> None:
+    """Raises InvariantError with all that is wrong with the state; it costs a pass over everything."""
+    sequences = [s for request in state.requests.values() for s in request.sequences]
+    found: list[str] = []
+    for replica in state.replicas:
+        found += _replica_problems(state, replica)
+    found += _place_problems(state, sequences)
+    state.add_up_sequences()
+    total = sum(sequence_share(sequence) for sequence in sequences)
+    if (total & MASK) != (state.sequences_digest & MASK):
+        found.append("the incremental digest of the sequences differs from the full one")
+    if found:
+        raise InvariantError(f"after event {state.next_seq - 1}: " + "; ".join(found))
+
+
+def validate_liveness(state: CoreState) -> None:
+    """Raises LivenessError if a sequence waits and nothing is under way. For the state after a marked fact.
+
+    What can be under way: a step, a worker's start, a front end's `text_end`, a grammar; or the engine is paused.
+    """
+    if state.paused or any(replica.in_flight for replica in state.replicas):
+        return
+    if not any(replica.up for replica in state.replicas):
+        return
+    for request in state.requests.values():
+        for sequence in request.sequences:
+            if sequence.state in (State.WAITING, State.PREFILL, State.DECODE):
+                raise LivenessError(f"after event {state.next_seq - 1}: nothing is in flight, but {sequence} waits")
+
+
+def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
+    where = f"replica {replica.index}: "
+    found = [where + problem for problem in replica.pool.problems([s.block_table for s in replica.running])]
+    if replica.states is not None:
+        residents = [s.id for s in replica.running]
+        found += [where + problem for problem in replica.states.problems(residents, replica.pool.tree)]
+    if [s.urgency for s in replica.running] != sorted(s.urgency for s in replica.running):
+        found.append(where + "the residents are out of order")
+    if replica.num_partial != sum(s.state is State.PREFILL for s in replica.running):
+        found.append(where + "the count of partial prefills is wrong")
+    if replica.admitted_tokens != sum(s.prefill_tokens for s in replica.running):
+        found.append(where + "the count of admitted tokens is wrong")
+    if len(replica.running) > state.config.max_num_seqs:
+        found.append(where + f"{len(replica.running)} residents, more than max_num_seqs")
+    if len(replica.in_flight) > state.config.max_steps_in_flight:
+        found.append(where + f"{len(replica.in_flight)} steps in flight, more than allowed")
+    for step in list(replica.in_flight)[:-1]:
+        if step.is_long(state.config):
+            found.append(where + f"a step is planned after step {step.step}, which takes {step.predicted_ns} ns")
+    if not replica.up and (replica.running or replica.in_flight or len(replica.queue)):
+        found.append(where + "its worker is lost, but it still has sequences")
+    for sequence in replica.running:
+        found += [f"{where}{sequence} {problem}" for problem in _resident_problems(state, replica, sequence)]
+    return found
+
+
+def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -> list[str]:
+    block_size = state.config.block_size
+    found = []
+    if not sequence.resident or sequence.replica != replica.index:
+        found.append("is not resident here")
+    if len(sequence.block_table) > ceil_div(sequence.max_total_tokens, block_size):
+        found.append("has more blocks than its limit can fill")
+    if len(sequence.block_table) < ceil_div(sequence.prefill_tokens, block_size):
+        found.append("has fewer blocks than its prefill needs")
+    if sequence.num_tokens + sequence.pending_tokens > sequence.max_total_tokens:
+        found.append("may grow beyond its limit")
+    if sequence.room_tokens != min(len(sequence.block_table) * block_size + 1, sequence.max_total_tokens):
+        found.append("counts its room wrongly")
+    if sequence.sampling_in_flight > max(state.config.max_decodes_in_flight_per_seq, 1):
+        found.append("has more sampling rows in flight than allowed")
+    if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):
+        found.append("is in the wrong state for its prefill")
+    for index, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
+        node = replica.pool.tree.get(sequence.block_names[index])
+        if node is None or node[0] != block:
+            found.append(f"holds block {block} at index {index}, which the tree has not")
+            break
+    return found
+
+
+def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
+    """Every sequence is in exactly one place."""
+    found = []
+    queues: list[WaitingQueue] = [state.shared_queue, *(replica.queue for replica in state.replicas)]
+    indices: dict[tuple[int, int], int] = {}
+    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), state.unrouted.values()]:
+        for sequence in members:
+            indices[sequence.id] = indices.get(sequence.id, 0) + 1
+    for sequence in sequences:
+        ended = sequence.ended
+        unplaced = (
+            ended
+            or sequence.state is State.WAITING_FOR_GRAMMAR
+            or (sequence.state is State.WAITING and sequence.in_flight > 0)
+        )
+        if indices.pop(sequence.id, 0) != (0 if unplaced else 1):
+            found.append(f"{sequence} is in the wrong number of places")
+        if ended and sequence.block_table:
+            found.append(f"{sequence} has ended, but holds blocks")
+        if (sequence.ticket != 0) and sequence.state is not State.WAITING:
+            found.append(f"{sequence} is in line, but does not wait")
+    if not state.suspects.keys() <= {sequence.id for sequence in sequences if not sequence.ended}:
+        found.append("a sequence that does not live is suspected")
+    if indices:
+        found.append(f"unknown sequences {sorted(indices)[:4]} are in a queue or run")
+    num_closing = sum(s.state is State.CLOSING for s in sequences)
+    if num_closing != state.num_closing:
+        found.append(f"{num_closing} sequences close, {state.num_closing} are counted")
+    num_waiting = sum(s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR) for s in sequences)
+    if num_waiting != state.num_waiting:
+        found.append(f"{num_waiting} sequences wait, {state.num_waiting} are counted")
+    for queue in queues:
+        if queue.num_tokens != sum(s.num_tokens for s in queue.members):
+            found.append("a queue counts its tokens wrongly")
+    if state.plugins.router.reads_prefixes:
+        found += [
+            f"the queue of replica {replica.index} counts its blocks wrongly"
+            for replica in state.replicas
+            if replica.queue.names != Counter(name for s in replica.queue.members for name in s.block_names)
+        ]
+    return found

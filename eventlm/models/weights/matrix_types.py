@@ -1,0 +1,59 @@
+"""Which matrices the compiled decoder multiplies by as codes, and the types of the codes. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
+from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
+from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.decoder_weights import model_weights
+from eventlm.models.weights.stored_weights import WeightFile
+
+#: Inputs of a group of the codes that numbers are rounded to.
+GROUP = 32
+#: Those of 4 bits, and of 8 for what is sensitive: a vocabulary, and keys and values, which all later tokens see. The
+#: latter are few, and were seen to cost as much as all other matrices together if they had 4 bits.
+_IN_4_BITS, _IN_8_BITS = "Q4_1", "Q8_0"
+_SENSITIVE = ("embedding", "lm_head", "key", "value")
+
+
+def matrix_types(files: Iterable[WeightFile], model: ModelSpec, quantization: str) -> dict[WeightKey, str]:
+    """The matrices that are codes, and their types, of `PACKED_TYPES`. Others are bfloat16 or, if that was asked, int8.
+
+    Without a quantization, what files have as codes stays as it is. With int4, all is rounded whose inputs are whole
+    groups, also what files have as codes.
+    """
+    if quantization == "none":
+        return packed_types(files)
+    if quantization != "int4":
+        return {}
+    return {
+        key: _IN_8_BITS if key.name in _SENSITIVE else _IN_4_BITS
+        for key, shape in model_weights(model).items()
+        if len(shape) == 2 and shape[1] % GROUP == 0 and key.name not in FLOAT32_WEIGHTS
+    }
+
+
+def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
+    """The matrices that the compiled decoder multiplies by as codes, and their types, one of `PACKED_TYPES`."""
+    types: dict[WeightKey, str] = {}
+    for file in files:
+        for weight in file.weights:
+            is_codes = len(weight.shape) == 2 and weight.num_bytes and not weight.interleaved
+            is_kept = is_codes and weight.dtype in PACKED_TYPES and weight.key.name not in FLOAT32_WEIGHTS
+            types[weight.key] = weight.dtype if is_kept else ""
+        for matrix in file.quantized:
+            types |= dict.fromkeys(matrix.weights, matrix.scheme.packed_type(matrix.num_in))
+    # Those of one product stay codes only together. A layer without gates has `up` alone.
+    return {
+        key: kind
+        for key, kind in types.items()
+        if kind
+        and key.name not in FLOAT32_WEIGHTS
+        and all(types.get(key._replace(name=name)) != "" for name in _multiplied_with(key.name))
+    }
+
+
+def _multiplied_with(name: str) -> tuple[str, ...]:
+    return next((names for names in MULTIPLIED_TOGETHER if name in names), ())

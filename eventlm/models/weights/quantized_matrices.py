@@ -1,0 +1,195 @@
+"""The quantized matrices of a checkpoint, found and checked by the files' headers. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.errors import CheckpointError
+from eventlm.models.checkpoint.safetensors_header import FileStamp, SafetensorsHeader
+from eventlm.models.program import WeightKey
+from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS, Method, PartSpec, Scheme
+
+#: With these, a tensor has the rows of its matrices in turns, head by head.
+_IN_TURNS = ("output_gate", "delta_gate", "delta_beta", "delta_decay")
+_OTHER_MODEL = "the two files are not of one model"
+
+
+class QuantizedPart(NamedTuple):
+    """A tensor, or the part of it that belongs to an expert, and where its data lies in which file."""
+
+    path: Path
+    stamp: FileStamp
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+
+class QuantizedMatrix(NamedTuple):
+    """A matrix [out, in], which may consist of several weights.
+
+    weights: the outputs that are each one's. parts: by their names in `Scheme.parts`, perhaps without those that are
+    optional.
+    """
+
+    weights: dict[WeightKey, slice]
+    num_out: int
+    num_in: int
+    scheme: Scheme
+    parts: dict[str, QuantizedPart]
+
+    @property
+    def codes(self) -> QuantizedPart:
+        """The largest part."""
+        return max(self.parts.values(), key=lambda part: part.num_bytes)
+
+
+class Parts:
+    """The parts of quantized matrices among the tensors of a checkpoint, collected file by file.
+
+    Modules are named as in `checkpoint_tensors`.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self._method = method
+        self._found: dict[tuple[str, Scheme], dict[str, QuantizedPart]] = {}
+        #: Of each module, and the names of its parts.
+        self._schemes: dict[str, tuple[Scheme | None, Container[str]]] = {}
+
+    def take(self, path: Path, header: SafetensorsHeader, name: str, role: str) -> bool:
+        """Whether a tensor is a part, or belongs to one and is not needed.
+
+        role: its name as `checkpoint_tensors` has it. Raises CheckpointError if it is there twice.
+        """
+        module, part = _split(role)
+        if part in LEFT_OUT:
+            return True
+        if part not in PARTS:
+            return False
+        if module not in self._schemes:
+            scheme = self._method.scheme_of((_split(name)[0], module))
+            self._schemes[module] = scheme, scheme.parts(1, 1).keys() if scheme else ()
+        scheme, wanted = self._schemes[module]
+        if scheme is None or part not in wanted:
+            return False
+        info = header.tensors[name]
+        start, end = info.data_offsets
+        parts = self._found.setdefault((module, scheme), {})
+        if part in parts:
+            raise CheckpointError(f"{path}: tensor {name} is in two files")
+        parts[part] = QuantizedPart(
+            path, header.stamp, name, info.dtype, info.shape, header.data_start + start, end - start
+        )
+        return True
+
+    def matrices(
+        self, missing: dict[str, list[WeightKey]], shapes: Mapping[WeightKey, tuple[int, ...]], stacking: str
+    ) -> dict[Path, list[QuantizedMatrix]]:
+        """All matrices by the file of their largest part, in the order of its data. They are no longer `missing`.
+
+        stacking: see `TensorNames`. Raises CheckpointError if one is not the model's, or lacks a part, or has one of
+        another shape or dtype.
+        """
+        found: dict[Path, list[QuantizedMatrix]] = {}
+        for (module, scheme), parts in self._found.items():
+            some = next(iter(parts.values()))
+            role = next((role for role in (f"{module}.weight", module) if role in missing), "")
+            if not role:
+                raise CheckpointError(
+                    f"{some.path}: tensor {some.name} belongs to no matrix of the model that config.json describes, "
+                    f"or to one that is there twice; {_OTHER_MODEL}"
+                )
+            weights = {key: shapes[key] for key in missing.pop(role)}
+            if len(weights) > 1 and any(key.name in _IN_TURNS for key in weights):
+                raise CheckpointError(
+                    f"{some.path}: tensor {some.name} is quantized, and has the rows of {len(weights)} matrices in "
+                    "turns, which only tensors of floats may have; take the model in bfloat16"
+                )
+            for matrix in _matrices(module, scheme, parts, weights, stacking if role == module else ""):
+                found.setdefault(matrix.codes.path, []).append(matrix)
+        for matrices in found.values():
+            matrices.sort(key=lambda matrix: matrix.codes.offset)
+        return found
+
+
+def whole_names(role: str) -> tuple[str, str]:
+    """The names that a tensor has that this one may be a part of: of a module, or of the experts of a layer."""
+    module, _ = _split(role)
+    return f"{module}.weight", module
+
+
+def _split(name: str) -> tuple[str, str]:
+    """A module, and the name of a part."""
+    module, _, part = name.rpartition(".")
+    # Of experts in one tensor the parts are no tensors of a module's.
+    for end in ("_blocks", "_scales"):
+        if part.endswith(end):
+            return f"{module}.{part.removesuffix(end)}", "weight_packed" if end == "_blocks" else "weight_scale"
+    return module, ALIASES.get(part, part)
+
+
+def _matrices(
+    module: str,
+    scheme: Scheme,
+    parts: dict[str, QuantizedPart],
+    shapes: dict[WeightKey, tuple[int, ...]],
+    stacking: str,
+) -> Iterator[QuantizedMatrix]:
+    """stacking: of the experts of a layer, if they are in one tensor. Even `columns` are rows when they are packed."""
+    experts = dict.fromkeys(key.expert for key in shapes)
+    num_in = next(iter(shapes.values()))[1]
+    num_out = sum(shape[0] for shape in shapes.values()) // len(experts)
+    some = next(iter(parts.values()))
+    multiple = {"fp4": scheme.group[1], "awq": 2}.get(scheme.layout, 1)
+    if num_in % multiple or (scheme.layout == "awq" and num_out % len(AWQ_ORDER)):
+        raise CheckpointError(
+            f"{some.path}: tensor {some.name} is of {num_out} outputs and {num_in} inputs, which this format cannot "
+            f"hold; {_OTHER_MODEL}"
+        )
+    for part, spec in scheme.parts(num_out, num_in).items():
+        if part in parts:
+            shape = spec.shapes[0]
+            if stacking:
+                # Codes of 32 inputs are a row of bytes of their own.
+                end = (shape[1] // 16, 16) if part == "weight_packed" else shape[1:]
+                spec = spec._replace(shapes=((len(experts), shape[0], *end),))
+            _check(parts[part], spec, scheme)
+        elif not spec.is_optional:
+            raise CheckpointError(f"{some.path}: {part} of {module} is missing; download the model again")
+    for number, expert in enumerate(experts):
+        own = {part: _of_expert(found, number) if stacking else found for part, found in parts.items()}
+        keys = [key for key in shapes if key.expert == expert]
+        ends = list(accumulate(shapes[key][0] for key in keys))
+        if stacking == "columns":
+            rows = [slice(turn, num_out, len(keys)) for turn in range(len(keys))]
+        else:
+            rows = [slice(end - shapes[key][0], end, 1) for key, end in zip(keys, ends, strict=True)]
+        yield QuantizedMatrix(dict(zip(keys, rows, strict=True)), num_out, num_in, scheme, own)
+
+
+def _of_expert(part: QuantizedPart, number: int) -> QuantizedPart:
+    num_bytes = part.num_bytes // part.shape[0]
+    return part._replace(shape=part.shape[1:], offset=part.offset + number * num_bytes, num_bytes=num_bytes)
+
+
+def _check(part: QuantizedPart, spec: PartSpec, scheme: Scheme) -> None:
+    """Raise CheckpointError for a part of another dtype or shape."""
+    if part.dtype not in spec.dtypes:
+        raise CheckpointError(
+            f"{part.path}: tensor {part.name} has dtype {part.dtype}, in this format it is {' or '.join(spec.dtypes)}; "
+            "download the model again"
+        )
+    if part.shape not in spec.shapes:
+        raise CheckpointError(
+            f"{part.path}: tensor {part.name} has shape {list(part.shape)}, by config.json it is "
+            f"{list(spec.shapes[0])} (scales are of {_described(scheme)}); {_OTHER_MODEL}"
+        )
+
+
+def _described(scheme: Scheme) -> str:
+    outputs, inputs = (str(size) if size else "all" for size in scheme.group)
+    return f"{outputs} {'output' if outputs == '1' else 'outputs'} and {inputs} inputs"

@@ -1,0 +1,189 @@
+"""The weights of a decoder in safetensors files, found and checked by the headers. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.errors import CheckpointError
+from eventlm.models.checkpoint.safetensors_header import (
+    INDEX_FILE,
+    SINGLE_FILE,
+    SafetensorsHeader,
+    TensorInfo,
+    find_shards,
+    read_header,
+    read_index,
+    tensors_by_offset,
+)
+from eventlm.models.program import WeightKey
+from eventlm.models.quantized.scheme import PARTS
+from eventlm.models.spec import DeltaSpec, ModelSpec, TensorNames
+from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
+from eventlm.models.weights.quantized_matrices import Parts, whole_names
+from eventlm.models.weights.stored_weights import STORED_DTYPES, StoredWeight, WeightFile
+from eventlm.models.weights.tensor_names import checkpoint_tensors, tensor_name
+
+#: End of the names of buffers in old checkpoints. They are not weights.
+_OLD_BUFFER = "rotary_emb.inv_freq"
+_UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
+#: Ends of the names of tensors that only quantized checkpoints have.
+_QUANTIZED_PARTS = (
+    *(part for part in PARTS if part not in ("weight", "bias")),
+    *("weight_scale_inv", "input_scale", "blocks", "absmax", "quant_map", "SCB", "quant_state.bitsandbytes__nf4"),
+    "biases",
+)
+
+
+class _Found(NamedTuple):
+    """A tensor of a file, and its name by `checkpoint_tensors`."""
+
+    name: str
+    role: str
+    info: TensorInfo
+
+
+def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
+    """The safetensors files of a folder with the decoder's weights. Raises CheckpointError like `find_weights`."""
+    headers = {path: read_header(path) for path in find_shards(folder)}
+    found = {path: _tensors_of(header, model) for path, header in headers.items()}
+    names = _names_in(found.values(), model)
+    shapes, known = model_weights(model), checkpoint_tensors(model, names)
+    missing = dict(known)
+    embedding, head = (tensor_name(key, model, names) for key in (EMBEDDING, HEAD))
+    has_embedding = any(tensor.role == embedding for tensors in found.values() for tensor in tensors)
+    is_head_taken = not (model.tie_word_embeddings and has_embedding)
+    parts = Parts(model.quantized) if model.quantized else None
+    files = []
+    for path, tensors in found.items():
+        weights: list[StoredWeight] = []
+        for tensor in tensors:
+            role = tensor.role
+            if role == head and not is_head_taken:
+                continue
+            if role == head and model.tie_word_embeddings:
+                role = embedding
+            is_plain = role in known and tensor.info.dtype in STORED_DTYPES
+            if parts and not is_plain and parts.take(path, headers[path], tensor.name, role):
+                continue
+            if role not in missing:
+                raise CheckpointError(f"{path}: tensor {tensor.name} {_why_unknown(role, known, model)}")
+            its_shapes = {key: shapes[key] for key in missing.pop(role)}
+            weights += _rows(path, tensor, its_shapes, headers[path].data_start, model, names.stacking)
+        files.append(WeightFile(path, headers[path].stamp, weights))
+    if parts:
+        matrices = parts.matrices(missing, shapes, names.stacking)
+        files = [file._replace(quantized=matrices.get(file.path, ())) for file in files]
+    if missing:
+        name = next(iter(missing))
+        more = f" ({len(missing)} are)" if len(missing) > 1 else ""
+        raise CheckpointError(f"{_where(folder, name)}: tensor {name} is missing{more}; download the model again")
+    return files
+
+
+def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:
+    """The names by which the fewest tensors are missing."""
+    roles = {tensor.role for tensors in found for tensor in tensors}
+    if model.quantized:
+        roles |= {whole for role in roles for whole in whole_names(role)}
+    return min(
+        (model.names, *model.other_names), key=lambda names: len(checkpoint_tensors(model, names).keys() - roles)
+    )
+
+
+def _tensors_of(header: SafetensorsHeader, model: ModelSpec) -> list[_Found]:
+    """The file's tensors that belong to the decoder, in the order of their data."""
+    tensors = []
+    for name, info in tensors_by_offset(header):
+        if name.endswith(_OLD_BUFFER) or name.startswith(model.names.ignored):
+            continue
+        tensors.append(_Found(name, model.names.without_alias(name), info))
+    return tensors
+
+
+def _rows(
+    path: Path,
+    tensor: _Found,
+    shapes: dict[WeightKey, tuple[int, ...]],
+    data_start: int,
+    model: ModelSpec,
+    stacking: str,
+) -> Iterator[StoredWeight]:
+    """The weights that a tensor consists of. Raises CheckpointError if it is not of the shape that they make."""
+    name, _, info = tensor
+    if info.dtype not in STORED_DTYPES:
+        raise CheckpointError(f"{path}: tensor {name} has dtype {info.dtype}{_why_not(info)}")
+    num_rows = sum(shape[0] for shape in shapes.values())
+    keys, num_experts = list(shapes), len({key.expert for key in shapes})
+    expected = [num_rows, *shapes[keys[0]][1:]]
+    is_stacked = bool(stacking) and keys[0].expert >= 0
+    if is_stacked:
+        one = [num_rows // num_experts, *expected[1:]]
+        expected = [num_experts, *(one if stacking == "rows" else reversed(one))]
+    # The correction of ERNIE is a matrix of one row, a convolution has a channel in between.
+    also = [1, *expected] if len(expected) == 1 else [expected[0], 1, *expected[1:]]
+    may_differ = keys[0].name in ("correction", "taps")
+    if list(info.shape) != expected and not (may_differ and list(info.shape) == also):
+        raise CheckpointError(
+            f"{path}: tensor {name} has shape {list(info.shape)}, by config.json it is {expected}; "
+            "the two files are not of one model"
+        )
+    start, end = info.data_offsets
+    offset = data_start + start
+    if is_stacked and stacking == "columns":
+        num_turns = len(keys) // num_experts
+        for first in range(0, len(keys), num_turns):
+            interleaved = tuple(keys[first : first + num_turns])
+            yield StoredWeight(interleaved[0], name, info.dtype, tuple(expected[1:]), offset, interleaved=interleaved)
+            offset += (end - start) // num_experts
+        return
+    for key, first_row, count in _pieces_of(shapes, model):
+        shape = (count, *shapes[key][1:])
+        yield StoredWeight(key, name, info.dtype, shape, offset, first_row=first_row)
+        offset += (end - start) // num_rows * count
+
+
+def _pieces_of(shapes: dict[WeightKey, tuple[int, ...]], model: ModelSpec) -> Iterator[tuple[WeightKey, int, int]]:
+    """The rows of a tensor in their order: of which weight they are, from which of its rows on, and how many."""
+    by_name = {key.name: key for key in shapes}
+    layer = model.layers[next(iter(shapes)).layer]
+    attention, delta = layer.attention, layer.recurrent
+    num_heads, turns = 1, [(key, 0, shape[0]) for key, shape in shapes.items()]
+    if attention is not None and "output_gate" in by_name:
+        # Each head's query, then its gate.
+        num_heads = attention.num_heads
+        turns = [(key, 0, attention.head_dim) for key in shapes]
+    elif isinstance(delta, DeltaSpec) and by_name.keys() & {"delta_gate", "delta_beta"} and len(shapes) > 1:
+        # Each key head's rows of each weight. Of `mixed` they are its query, its key, and its values.
+        num_heads, size, values = delta.num_key_heads, delta.key_dim, delta.values_size // delta.num_key_heads
+        turns = [(key, 0, shape[0] // num_heads) for key, shape in shapes.items()]
+        if "mixed" in by_name:
+            mixed, keys = by_name["mixed"], delta.keys_size
+            turns[:1] = [(mixed, 0, size), (mixed, keys, size), (mixed, 2 * keys, values)]
+    for head in range(num_heads):
+        for key, first, count in turns:
+            yield key, first + head * count, count
+
+
+def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:
+    if name in known:
+        return "is in two files"
+    if name.endswith(_QUANTIZED_PARTS):
+        has_none = f"({model.quantized.name}) its module has none" if model.quantized else "no weights are quantized"
+        return f"belongs to quantized weights, and by config.json {has_none}; {_UNQUANTIZED}"
+    return f"is not one of {model.architecture} as config.json describes it; the two files are not of one model"
+
+
+def _why_not(info: TensorInfo) -> str:
+    supported = f" (supported: {', '.join(STORED_DTYPES)})"
+    if info.dtype.startswith(("F8", "F4", "F6", "I8", "U8", "I4", "U4")):
+        return f", as quantized weights have{supported}; {_UNQUANTIZED}"
+    return f", which weights never have{supported}; download the model again"
+
+
+def _where(folder: Path, name: str) -> Path:
+    """The file that should hold a tensor that is missing."""
+    if (folder / SINGLE_FILE).exists():
+        return folder / SINGLE_FILE
+    return folder / read_index(folder / INDEX_FILE).get(name, INDEX_FILE)
