@@ -22,7 +22,7 @@ from eventlm.models.families import DECODER_NAMES, FAMILIES, MULTIMODAL, TOWER_N
 from eventlm.models.families.fields import ConfigError
 from eventlm.models.gguf.source import read_source
 from eventlm.models.quantized.method import read_method
-from eventlm.models.spec import DTYPE_BYTES, KVShape, ModelSpec, why_not_plain
+from eventlm.models.spec import DTYPE_BYTES, KVShape, ModelSpec, why_not_on_gpus
 from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.models.weights.tied_head import has_own_head
 
@@ -140,11 +140,8 @@ def check_runs_on_gpu(config: ServedModel) -> ModelSpec:
     """The model, if GPUs can run it. Raises UsageError for one that only processors can."""
     if isinstance(config, TransformersModel):
         raise UsageError(f"transformers computes this {config.architecture}, and on processors only; take --device cpu")
-    if reason := why_not_plain(config):
-        raise UsageError(
-            f"on GPUs only models like Llama and Qwen3 can run, and this {config.architecture} has {reason}; take "
-            "--device cpu"
-        )
+    if reason := why_not_on_gpus(config):
+        raise UsageError(f"GPUs cannot run this {config.architecture}: it has {reason}; take --device cpu")
     return config
 
 

@@ -56,8 +56,8 @@ _FUSED_IN = {
     **dict.fromkeys(("mixed", "delta_gate"), "mixed"),
     **dict.fromkeys(("gate", "up"), "gate_up"),
 }
-#: The operation that multiplies by a matrix.
-_LAPS = {
+#: The operation that multiplies by a matrix, by its name.
+LAPS = {
     "qkv": "qkv_proj",
     "mixed": "qkv_proj",
     "output": "o_proj",
@@ -115,6 +115,11 @@ class Decoder:
         return self.weights[_HEAD] is self.weights[_EMBEDDING]
 
     @property
+    def embedding(self) -> Tensor:
+        """The embedding of each token, [V, hidden_size]."""
+        return self.weights[_EMBEDDING]
+
+    @property
     def sinks(self) -> list[Tensor | None]:
         """The sinks of each layer's heads, [H]."""
         return [self.weights.get(WeightKey("sinks", layer, "weight")) for layer in range(self.model.num_layers)]
@@ -143,8 +148,8 @@ class Decoder:
         """Bytes of the matrices by the operation that multiplies by them, over all layers; of all experts together."""
         found: Counter[str] = Counter()
         for key, weight in self.weights.items():
-            if key.kind == "weight" and key.name in _LAPS:
-                found["experts" if key.expert >= 0 else _LAPS[key.name]] += weight.nbytes
+            if key.kind == "weight" and key.name in LAPS:
+                found["experts" if key.expert >= 0 else LAPS[key.name]] += weight.nbytes
         return dict(found)
 
     def forward(
@@ -175,7 +180,7 @@ class Decoder:
                 case Take():
                     rows["normed"] = rows["residual"]
                 case Heads():
-                    qkv = self._multiply("qkv", operation.layer, rows["normed"])
+                    qkv = self.multiply("qkv", operation.layer, rows["normed"])
                     lap("qkv_proj")
                     rotation = None if operation.rope < 0 else rotations[operation.rope]
                     queries, keys, values, gates = self._heads(operation, qkv, rotation, positions_T)
@@ -187,14 +192,14 @@ class Decoder:
                     rows["attended"] = attended.flatten(-2)
                     lap("attention")
                 case Convolve():
-                    mixed = self._multiply("mixed", operation.layer, rows["normed"])
+                    mixed = self.multiply("mixed", operation.layer, rows["normed"])
                     lap("qkv_proj")
-                    taps, bias = self._vector("taps", operation.layer), self._bias("taps", operation.layer)
+                    taps, bias = self._vector("taps", operation.layer), self.bias("taps", operation.layer)
                     convolved = convolve_gated(operation.convolution, mixed, taps, bias, states, operation.state)
                     rows["attended"] = convolved.to(mixed.dtype)
                     lap("recurrent")
                 case Delta():
-                    mixed = self._multiply("mixed", operation.layer, rows["normed"])
+                    mixed = self.multiply("mixed", operation.layer, rows["normed"])
                     lap("qkv_proj")
                     rows["attended"] = self._delta(operation, mixed, rows["normed"], states)
                     lap("recurrent")
@@ -202,27 +207,27 @@ class Decoder:
                     rows["inner"] = self._activate(operation, rows["normed"])
                     lap("gate_up_proj")
                 case Multiply():
-                    rows["update"] = self._multiply(operation.matrix, operation.layer, rows[operation.source])
-                    lap(_LAPS[operation.matrix])
+                    rows["update"] = self.multiply(operation.matrix, operation.layer, rows[operation.source])
+                    lap(LAPS[operation.matrix])
                 case MultiplyAdd():
-                    update = self._multiply(operation.matrix, operation.layer, rows[operation.source])
+                    update = self.multiply(operation.matrix, operation.layer, rows[operation.source])
                     rows["residual"] = rows["residual"] + _scaled(update, operation.multiplier)
-                    lap(_LAPS[operation.matrix])
+                    lap(LAPS[operation.matrix])
                 case AddNormed():
                     update = self._norm(operation.weight, operation.layer, rows["update"])
                     rows["residual"] = rows["residual"] + _scaled(update, operation.multiplier)
                     lap("norm")
                 case Route():
-                    products = self._multiply("router", operation.layer, rows["normed"].float())
+                    products = self.multiply("router", operation.layer, rows["normed"].float())
                     correction = self.weights.get(WeightKey("correction", operation.layer, "weight"))
                     chosen = route(operation.experts, products, correction)
                     lap("router")
                 case ScaleInner():
-                    products = self._multiply("shared_scale", operation.layer, rows["normed"].float())
+                    products = self.multiply("shared_scale", operation.layer, rows["normed"].float())
                     rows["inner"] = rows["inner"] * products.sigmoid().to(rows["inner"].dtype)
                     lap("gate_up_proj")
                 case Experts():
-                    update = self._pass_experts(operation, rows["normed"], chosen)
+                    update = self.pass_experts(operation, rows["normed"], chosen)
                     rows["update"] = update if operation.experts.shared is None else rows["update"] + update
                     lap("experts")
                 case Add():
@@ -236,7 +241,7 @@ class Decoder:
 
     def logits(self, x: Tensor) -> Tensor:
         """Logits [S, V] of the residual stream of S tokens."""
-        logits = _scaled(self._multiply("lm_head", 0, self.norm(x)), self.model.logits_multiplier)
+        logits = _scaled(self.multiply("lm_head", 0, self.norm(x)), self.model.logits_multiplier)
         return cap_softly(logits, self.model.logits_soft_cap) if self.model.logits_soft_cap else logits
 
     def _embed(self, token_ids_T: Tensor, multiplier: float) -> Tensor:
@@ -246,7 +251,7 @@ class Decoder:
         else:
             x = dequantize_rows(weight[token_ids_T], scales[token_ids_T], self.model.hidden_size).to(self._dtype)
         # The multiplier is rounded to the dtype, as transformers rounds it.
-        return x if multiplier == 1.0 else x * torch.tensor(multiplier, dtype=x.dtype, device=x.device)
+        return x if multiplier == 1.0 else x * torch.tensor(multiplier, dtype=x.dtype).item()
 
     def _heads(
         self, operation: Heads, qkv: Tensor, rotation: Rotation | None, positions_T: Tensor
@@ -275,9 +280,9 @@ class Decoder:
     def _delta(self, operation: Delta, mixed: Tensor, normed: Tensor, states: StepStates) -> Tensor:
         spec, layer = operation.delta, operation.layer
         inputs, gates = mixed.split((spec.num_channels, spec.values_size), dim=-1)
-        betas_TH = self._multiply("delta_beta", layer, normed.float()).sigmoid()
+        betas_TH = self.multiply("delta_beta", layer, normed.float()).sigmoid()
         rate, bias = self._vector("decay_rate", layer), self._vector("decay_shift", layer)
-        decays_TH = decays_of(self._multiply("delta_decay", layer, normed.float()), rate, bias)
+        decays_TH = decays_of(self.multiply("delta_decay", layer, normed.float()), rate, bias)
         weights = DeltaWeights(self._vector("delta_scale", layer), decays_TH, betas_TH)
         taps = self._vector("taps", layer)
         out = gated_delta(spec, inputs, taps, weights, states, operation.state, self.model.norm.eps)
@@ -287,30 +292,31 @@ class Decoder:
         return self.weights[WeightKey(name, layer, "weight")]
 
     def _activate(self, operation: Activate, x: Tensor, expert: int = -1) -> Tensor:
-        product = self._multiply(operation.matrix, operation.layer, x, expert)
+        product = self.multiply(operation.matrix, operation.layer, x, expert)
         function = activate_gated if operation.matrix == "gate_up" else activate
         return function(product, operation.activation)
 
-    def _pass_experts(self, operation: Experts, x: Tensor, chosen: Chosen) -> Tensor:
+    def pass_experts(self, operation: Experts, x: Tensor, chosen: Chosen) -> Tensor:
         """What the experts of each token give, [T, hidden_size]."""
         spec = operation.experts
         first = activation_of(spec.expert, operation.layer)
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert, tokens, shares in chosen.groups(spec.num_experts):
-            given = self._multiply("down", operation.layer, self._activate(first, x[tokens], expert), expert)
+            given = self.multiply("down", operation.layer, self._activate(first, x[tokens], expert), expert)
             out.index_add_(0, tokens, given * shares[:, None])
         return out.to(x.dtype)
 
-    def _multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
+    def multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
+        """A matrix and its bias, if it has one, on x: [T, out] of [T, in]."""
         key = WeightKey(name, layer, "weight", expert)
-        weight, scales, bias = self.weights[key], self.scales.get(key), self._bias(name, layer, expert)
+        weight, scales, bias = self.weights[key], self.scales.get(key), self.bias(name, layer, expert)
         return linear(x, weight, bias) if scales is None else int8_linear(x, weight, scales, bias)
 
     def _norm(self, name: str, layer: int, x: Tensor) -> Tensor:
         spec, weight, bias = (
             self.model.norm,
             self.weights.get(WeightKey(name, layer, "weight")),
-            self._bias(name, layer),
+            self.bias(name, layer),
         )
         dtype = x.dtype
         if spec.offset and weight is not None:
@@ -319,7 +325,8 @@ class Decoder:
         out = rms_norm(x, weight, spec.eps) if spec.kind == "rms" else layer_norm(x, weight, bias, spec.eps)
         return out.to(dtype)
 
-    def _bias(self, name: str, layer: int, expert: int = -1) -> Tensor | None:
+    def bias(self, name: str, layer: int, expert: int = -1) -> Tensor | None:
+        """Of a product or a norm; None if it has none."""
         return self.weights.get(WeightKey(name, layer, "bias", expert))
 
 

@@ -13,16 +13,16 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from eventlm.kernels.gpu.embed_tokens import embed_tokens
 from eventlm.kernels.gpu.gates import silu_mul
-from eventlm.kernels.gpu.matmul import matmul
+from eventlm.kernels.gpu.packed_matrix import PackedMatrix
 from eventlm.kernels.gpu.qkv_store import qkv_store
 from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from eventlm.kernels.pointwise import activate_gated
 from eventlm.kernels.pointwise import rms_norm as torch_rms_norm
-from eventlm.models.decoder import Decoder, Lap, no_lap
+from eventlm.models.decoder import Lap, no_lap
+from eventlm.models.gpu_weights import GpuWeights, multiply
 from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
 
@@ -49,29 +49,30 @@ class LayerCache(Protocol):
 
 #: As `layer_tail`.
 CompiledTail = Callable[["TailWeights", Tensor, Tensor, float], tuple[Tensor, Tensor]]
-#: The attention of a layer's queries [T, H, D], the step's keys and values being in the cache; returns [T, H, D].
-Attend = Callable[[int, Tensor], Tensor]
+#: The attention of a layer's queries [T, H, D], with the scores of its sinks [H] if it has any, the step's keys and
+#: values being in the cache; returns [T, H, D].
+Attend = Callable[[int, Tensor, Tensor | None], Tensor]
 
 
 class GpuDecoder:
-    """Runs the weights of a `Decoder` on a device, of models like Llama and Qwen3 (see `spec.why_not_plain`).
+    """Runs models like Llama and Qwen3 (see `spec.why_not_plain`) on a device.
 
-    `is_invariant`: see `--batch-invariant`. `is_compiled`: torch compiles what follows a layer's attention, in place of
-    hand-written kernels.
+    `is_compiled`: torch compiles what follows a layer's attention, in place of hand-written kernels.
     """
 
-    def __init__(self, decoder: Decoder, *, max_positions: int, is_invariant: bool, is_compiled: bool = False) -> None:
+    def __init__(self, decoder: GpuWeights, *, max_positions: int, is_compiled: bool = False) -> None:
         model, weights = decoder.model, decoder.weights
         self._decoder = decoder
         self._eps = model.norm.eps
         self._num_heads, self._head_dim = model.num_heads, model.head_dim
-        self._multiply = matmul if is_invariant else linear
-        self._embedding, self._lm_head, self._first_norm, self._last_norm = (
-            weights[WeightKey(name, 0, "weight")] for name in ("embedding", "lm_head", "attention_norm", "final_norm")
+        self._multiply = decoder.product
+        self._embedding, self._lm_head = decoder.embedding, decoder.matrix("lm_head", 0)
+        self._first_norm, self._last_norm = (
+            weights[WeightKey(name, 0, "weight")] for name in ("attention_norm", "final_norm")
         )
 
-        def both(name: str, layer: int) -> tuple[Tensor, Tensor | None]:
-            return weights[WeightKey(name, layer, "weight")], weights.get(WeightKey(name, layer, "bias"))
+        def both(name: str, layer: int) -> tuple[Tensor | PackedMatrix, Tensor | None]:
+            return decoder.matrix(name, layer), decoder.bias(name, layer)
 
         self._layers = []
         for layer in range(model.num_layers):
@@ -137,7 +138,7 @@ class GpuDecoder:
         )
         lap("rotary")
         q_THD = qkv[:, : self._num_heads * self._head_dim].unflatten(1, (self._num_heads, self._head_dim))
-        out = attend(number, q_THD).flatten(1)
+        out = attend(number, q_THD, None).flatten(1)
         lap("attention")
         return out
 
@@ -174,7 +175,7 @@ class GpuDecoder:
 class AttentionWeights(NamedTuple):
     """Weights of the part of a layer before its attention."""
 
-    qkv_proj: Tensor
+    qkv_proj: Tensor | PackedMatrix
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -183,20 +184,20 @@ class AttentionWeights(NamedTuple):
 class TailWeights(NamedTuple):
     """Weights of the part of a layer after its attention; only tensors, so that all layers compile to one function."""
 
-    o_proj: Tensor
+    o_proj: Tensor | PackedMatrix
     o_bias: Tensor | None
     norm: Tensor
-    gate_up_proj: Tensor
+    gate_up_proj: Tensor | PackedMatrix
     gate_up_bias: Tensor | None
-    down_proj: Tensor
+    down_proj: Tensor | PackedMatrix
     down_bias: Tensor | None
     next_norm: Tensor | None
 
 
 def layer_tail(weights: TailWeights, out: Tensor, residual: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """What follows a layer's attention, in torch's operations: the next layer's normed input, the residual stream."""
-    residual = residual + linear(out, weights.o_proj, weights.o_bias)
+    residual = residual + multiply(out, weights.o_proj, weights.o_bias)
     x = torch_rms_norm(residual, weights.norm, eps)
-    inner = activate_gated(linear(x, weights.gate_up_proj, weights.gate_up_bias), "silu")
-    residual = residual + linear(inner, weights.down_proj, weights.down_bias)
+    inner = activate_gated(multiply(x, weights.gate_up_proj, weights.gate_up_bias), "silu")
+    residual = residual + multiply(inner, weights.down_proj, weights.down_bias)
     return (residual if weights.next_norm is None else torch_rms_norm(residual, weights.next_norm, eps)), residual

@@ -6,8 +6,9 @@ its place in a fused or packed matrix and converted to the decoder's dtype. So t
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -20,7 +21,6 @@ from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
 from eventlm.models.program import WeightKey
 from eventlm.models.rope import angles
-from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import matrix_types
 from eventlm.models.weights.stored_weights import WeightFile
@@ -38,7 +38,6 @@ def load_decoder(
     *,
     dtype: str = "auto",
     quantization: str = "none",
-    device: str = "cpu",
     on_progress: OnProgress | None = None,
 ) -> Decoder:
     """The decoder of the checkpoint in `folder`, ready to run. `on_progress` gets the bytes that were read.
@@ -50,7 +49,8 @@ def load_decoder(
     model = read_model(folder)
     files = find_weights(folder, model)
     check_quantized(files)
-    decoder = _empty_decoder(model, torch_dtype(resolve_dtype(model, dtype, quantization)), device)
+    with default_dtype(torch_dtype(resolve_dtype(model, dtype, quantization))):
+        decoder = Decoder(model)
     if quantization == "int8":
         decoder.to_int8()
     for key, first_row, values in read_pieces(files, on_progress):
@@ -120,11 +120,12 @@ def _say_what_is_unpacked(files: Sequence[WeightFile], types: Container[WeightKe
         )
 
 
-def _empty_decoder(model: ModelSpec, dtype: torch.dtype, device: str) -> Decoder:
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New tensors of floats are of this dtype."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        with torch.device(device):
-            return Decoder(model)
+        yield
     finally:
         torch.set_default_dtype(before)

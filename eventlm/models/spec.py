@@ -352,9 +352,18 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
         return sum(layer.recurrent.state_size for layer in self.layers if layer.recurrent is not None)
 
 
+def why_not_on_gpus(model: ModelSpec) -> str:
+    """What a model has that no forward pass on GPUs computes; empty if nothing."""
+    if len(model.attentions) < model.num_layers:
+        return "layers with a state in place of attention"
+    if len({(attention.num_heads, attention.kv_shape) for attention in model.attentions.values()}) > 1:
+        return "heads that differ by layer"
+    return ""
+
+
 def why_not_plain(model: ModelSpec) -> str:
-    """What a model has that Llama and Qwen3 do not have; empty if nothing. The GPU's forward pass runs plain ones."""
-    return next(_extras(model), "")
+    """What a model has that Llama and Qwen3 do not have; empty if nothing. GPUs have a faster way for plain ones."""
+    return why_not_on_gpus(model) or next(_extras(model), "")
 
 
 def _extras(model: ModelSpec) -> Iterator[str]:
@@ -366,13 +375,9 @@ def _extras(model: ModelSpec) -> Iterator[str]:
         yield "a bias of the output matrix"
     if len(model.ropes) > 1:
         yield "rotary embeddings that differ by layer"
-    if len({(attention.num_heads, attention.kv_shape) for attention in model.attentions.values()}) > 1:
-        yield "heads that differ by layer"
     for layer in model.layers:
         attention, feed_forward = layer.attention, layer.feed_forward
-        if attention is None:
-            yield "layers with a state in place of attention"
-            continue
+        assert attention is not None
         if isinstance(feed_forward, ExpertsSpec):
             yield "a mixture of experts"
         elif feed_forward.activation != "silu" or not feed_forward.is_gated:

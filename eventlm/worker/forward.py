@@ -189,7 +189,6 @@ class TorchForward:
             setup.model,
             dtype=setup.dtype,
             quantization=setup.quantization,
-            device=self._device.type,
             on_progress=on_progress,
         )
         self.weight_bytes = self._decoder.weight_bytes()

@@ -21,6 +21,7 @@ from torch import Tensor
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.merge_attention import merge_attention
+from eventlm.kernels.gpu.soft_cap import capped_softly, soft_cap_factor
 from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 MAX_SPLITS = 64
@@ -82,6 +83,9 @@ def decode_attention(
     num_splits: int,
     parts: SplitParts | None,
     out_RHD: Tensor,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
     config: Mapping[str, int] | None = None,
 ) -> None:
     """softmax(q k^T * scale) v of each row's token over its context, into `out_RHD`.
@@ -92,7 +96,9 @@ def decode_attention(
     [num_slots, max_blocks]. slots_R: int32, the row's in block_tables. lengths_R: int32, tokens of context, the row's
     own included; 0 for rows of padding, which become zeros. order_R: int32, all rows as
     programs take them: with the longest first none runs on alone in the end; no result depends on it. parts: of a
-    `SplitScratch`, for num_splits > 1. config: in place of the stored one.
+    `SplitScratch`, for num_splits > 1. window: how many tokens a query sees, itself among them; 0: all. soft_cap:
+    scores become soft_cap * tanh(score / soft_cap); 0: they stay. sinks_H: any floating type, scores that take part in
+    the softmax and have no value. config: in place of the stored one.
     """
     num_rows, num_heads, head_dim = q_RHD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
@@ -116,6 +122,7 @@ def decode_attention(
         out_RHD,
         partial,
         lse,
+        sinks_H,
         scale,
         *q_RHD.stride()[:2],
         *kv_cache.stride()[:2],
@@ -128,6 +135,8 @@ def decode_attention(
         WIDTH=width,
         BLOCK_SIZE=block_size,
         NUM_SPLITS=num_splits,
+        WINDOW=window,
+        SOFT_CAP=soft_cap,
         FP8=kv_scales is not None,
         BLOCK_G=max(16, next_power_of_2(group)),
         BLOCK_W=next_power_of_2(width),
@@ -149,6 +158,7 @@ def _decode_attention(
     out_ptr,
     partial_ptr,
     lse_ptr,
+    sinks_ptr,
     scale,
     stride_q_row,
     stride_q_head,
@@ -166,6 +176,8 @@ def _decode_attention(
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     FP8: tl.constexpr,
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -186,8 +198,11 @@ def _decode_attention(
     is_head = offs_g < GROUP
     is_out = is_head[:, None] & (offs_d < HEAD_DIM)
     length = tl.load(lengths_ptr + row)
-    split_length = tl.cdiv(tl.cdiv(length, NUM_SPLITS), BLOCK_N) * BLOCK_N
-    start = split * split_length
+    # What is split is what the query sees, in whole tiles.
+    first_seen = tl.maximum(length - WINDOW, 0) if WINDOW else 0
+    first_tile = first_seen // BLOCK_N * BLOCK_N
+    split_length = tl.cdiv(tl.cdiv(length - first_tile, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    start = first_tile + split * split_length
     end = tl.minimum(start + split_length, length)
     if NUM_SPLITS == 1:
         out_ptrs = out_ptr + row * stride_out_row + heads[:, None] * stride_out_head + offs_d
@@ -214,6 +229,8 @@ def _decode_attention(
         factor *= largest * E4M3_UNIT
     elif UPCAST:
         q = q.to(tl.float32)
+    if SOFT_CAP:
+        factor *= soft_cap_factor(SOFT_CAP)
 
     keys = cache_ptr + kv_head * BLOCK_SIZE * WIDTH
     values = keys + stride_values.to(tl.int64)
@@ -222,11 +239,18 @@ def _decode_attention(
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
     highest = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
+    if sinks_ptr is not None:
+        # One split counts them.
+        sinks = tl.load(sinks_ptr + heads, mask=is_head, other=0.0).to(tl.float32) * 1.4426950408889634
+        highest = tl.where(split == 0, sinks, highest)
+        total = tl.where(split == 0, 1.0, total)
     acc = tl.zeros([BLOCK_G, BLOCK_W], tl.float32)
     acc_odd = tl.zeros([BLOCK_G, BLOCK_W], tl.float32)
     for first in range(start, end, BLOCK_N):
         tokens = first + offs_n
         is_token = tokens < end
+        if WINDOW:
+            is_token &= tokens >= first_seen
         blocks = tl.load(table + tokens // BLOCK_SIZE, mask=is_token, other=0).to(tl.int64)
         places = tokens % BLOCK_SIZE
         offsets = (blocks * stride_block + places * WIDTH)[:, None] + offs_w
@@ -244,7 +268,10 @@ def _decode_attention(
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
             scores = tl.dot(q, k.T, input_precision="ieee")
-        scores = tl.where(is_token, scores * factor[:, None], float("-inf"))
+        scores *= factor[:, None]
+        if SOFT_CAP:
+            scores = capped_softly(scores, SOFT_CAP)
+        scores = tl.where(is_token, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))
         decay = tl.exp2(highest - new_highest)
         weights = tl.exp2(scores - new_highest[:, None])

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.e4m3 import E4M3_UNIT, load_scales, unpack_e4m3
 from eventlm.kernels.gpu.interpreter import UPCAST
+from eventlm.kernels.gpu.soft_cap import capped_softly, soft_cap_factor
 from eventlm.kernels.gpu.tuned import next_power_of_2, tuned
 
 
@@ -60,6 +61,9 @@ def prefill_attention(
     *,
     scale: float,
     out_THD: Tensor,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
     config: Mapping[str, int] | None = None,
 ) -> None:
     """softmax(q k^T * scale) v of each token over those up to itself, into `out_THD`.
@@ -67,7 +71,8 @@ def prefill_attention(
     q_THD, out_THD: of the model's dtype, any strides but the last's; tokens of no row stay as they are in out.
     kv_cache, kv_scales, block_tables, slots_R: as `decode_attention` takes; the step's own keys and values are there
     already. starts_R: int32, tokens before the row's first query. query_starts_R: int32 [R + 1], where in T each row's
-    queries begin, and their end. tiles_N2: int32, of `make_tiles`. scale: above 0. config: in place of the stored one.
+    queries begin, and their end. tiles_N2: int32, of `make_tiles`. scale: above 0. window, soft_cap, sinks_H: as
+    `decode_attention` takes. config: in place of the stored one.
     """
     _, num_heads, head_dim = q_THD.shape
     _, _, num_kv_heads, block_size, _ = kv_cache.shape
@@ -85,6 +90,7 @@ def prefill_attention(
         query_starts_R,
         tiles_N2,
         out_THD,
+        sinks_H,
         scale,
         *q_THD.stride()[:2],
         *kv_cache.stride()[:2],
@@ -94,6 +100,8 @@ def prefill_attention(
         GROUP=num_heads // num_kv_heads,
         WIDTH=width,
         BLOCK_SIZE=block_size,
+        WINDOW=window,
+        SOFT_CAP=soft_cap,
         FP8=kv_scales is not None,
         BLOCK_W=next_power_of_2(width),
         **config,
@@ -115,6 +123,7 @@ def _prefill_attention(
     query_starts_ptr,
     tiles_ptr,
     out_ptr,
+    sinks_ptr,
     scale,
     stride_q_token,
     stride_q_head,
@@ -128,6 +137,8 @@ def _prefill_attention(
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     FP8: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -162,20 +173,30 @@ def _prefill_attention(
         if UPCAST:
             q = q.to(tl.float32)
         q_odd = q
+    # What a score is multiplied by before its cap.
+    inner_factor = factor
+    if SOFT_CAP:
+        inner_factor = factor * soft_cap_factor(SOFT_CAP)
+        factor = tl.full([BLOCK_M], 1.0, tl.float32)
 
     keys = cache_ptr + kv_head * BLOCK_SIZE * WIDTH
     values = keys + stride_values.to(tl.int64)
     key_scales = scales_ptr + kv_head * BLOCK_SIZE
     value_scales = key_scales + stride_value_scales
     table = tables_ptr + tl.load(slots_ptr + row).to(tl.int64) * stride_table
-    highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    # Of a window's first tiles a query may see nothing, and the difference of infinities would be no number.
+    highest = tl.full([BLOCK_M], -1e30 if WINDOW else float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:
+        highest = tl.load(sinks_ptr + heads).to(tl.float32) * 1.4426950408889634 / factor
+        total += 1.0
     acc = tl.zeros([BLOCK_M, BLOCK_W], tl.float32)
     acc_odd = tl.zeros([BLOCK_M, BLOCK_W], tl.float32)
     positions = start + queries
     end = start + last_query
     # Up to the position of the first query all queries see all keys.
     all_seen = (start + first_query + 1) // BLOCK_N * BLOCK_N
+    first_key = tl.maximum(start + first_query + 1 - WINDOW, 0) // BLOCK_N * BLOCK_N if WINDOW else 0
     for masked in tl.static_range(2):
         acc, acc_odd, highest, total = _attend(
             acc,
@@ -184,6 +205,7 @@ def _prefill_attention(
             total,
             q,
             q_odd,
+            inner_factor,
             factor,
             keys,
             values,
@@ -193,11 +215,13 @@ def _prefill_attention(
             stride_block,
             stride_block_scales,
             positions,
-            all_seen if masked else 0,
+            all_seen if masked else first_key,
             end if masked else all_seen,
             MASKED=masked,
             WIDTH=WIDTH,
             BLOCK_SIZE=BLOCK_SIZE,
+            WINDOW=WINDOW,
+            SOFT_CAP=SOFT_CAP,
             FP8=FP8,
             BLOCK_W=BLOCK_W,
             BLOCK_N=BLOCK_N,
@@ -218,6 +242,7 @@ def _attend(
     total,
     q,
     q_odd,
+    inner_factor,
     factor,
     keys,
     values,
@@ -232,14 +257,16 @@ def _attend(
     MASKED: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr,
     FP8: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     """Keys from `begin` to `end`; MASKED: not all queries see all of them.
 
-    `highest` is of the scores before `factor`. With a mask or without, the same is computed with what is seen, to the
-    last bit: hence the multiplication and addition in one.
+    `highest` is of the scores before `factor`, and after their cap. With a mask or without, the same is computed with
+    what is seen, to the last bit: hence the multiplication and addition in one.
     """
     offs_n, offs_w = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_W)
     for first in range(begin, end, BLOCK_N):
@@ -269,6 +296,10 @@ def _attend(
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
             scores = tl.dot(q, k.T, input_precision="ieee")
+        if SOFT_CAP:
+            scores = capped_softly(scores * inner_factor[:, None], SOFT_CAP)
+        if WINDOW:
+            scores = tl.where(tokens > positions[:, None] - WINDOW, scores, float("-inf"))
         if MASKED:
             scores = tl.where(tokens <= positions[:, None], scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))

@@ -5,12 +5,13 @@ Shapes: T tokens of the step, R rows, H query heads, K key-value heads, D head_d
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from eventlm.models.spec import AttentionSpec
 from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.sequence_table import Row
 
@@ -36,10 +37,11 @@ class AttentionRows(NamedTuple):
 
 
 class Geometry(NamedTuple):
-    """What a backend is made for. max_rows: most sequences of a step; max_context: no sequence gets longer.
-    is_invariant: see `--batch-invariant`.
+    """What a backend is made for. attentions: by layer, all with these numbers of heads. max_rows: most sequences of a
+    step; max_context: no sequence gets longer. is_invariant: see `--batch-invariant`.
     """
 
+    attentions: Mapping[int, AttentionSpec]
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -73,6 +75,9 @@ class AttentionBackend(Protocol):
         """A step begins: what is the same for all layers is made here."""
         ...
 
-    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
-        """The attention of each query over its sequence, [T, H, D], of the step that has begun."""
+    def attend(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None) -> Tensor:
+        """The attention of each query over its sequence, [T, H, D], of the step that has begun.
+
+        sinks_H: scores that take part in the softmax and have no value, of layers that have them.
+        """
         ...

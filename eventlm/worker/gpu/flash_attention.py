@@ -31,6 +31,8 @@ class FlashAttention:
             return f"it wants {wanted}, not {geometry.block_size} (--block-size)"
         if geometry.kv_dtype not in ("bfloat16", "float16") or geometry.dtype == torch.float32:
             return f"it computes in bfloat16 and float16 only, and keys and values are {geometry.kv_dtype}"
+        if any(each.window or each.soft_cap or each.has_sinks for each in geometry.attentions.values()):
+            return "it is not asked for windows, soft caps or sinks"
         if importlib.util.find_spec("flash_attn") is None:
             return "the package flash-attn is not installed"
         return ""
@@ -39,7 +41,7 @@ class FlashAttention:
         from flash_attn import flash_attn_varlen_func, flash_attn_with_kvcache
 
         self._with_kvcache, self._varlen = flash_attn_with_kvcache, flash_attn_varlen_func
-        self._scale = geometry.head_dim**-0.5
+        self._attentions = geometry.attentions
 
     def begin(self, cache: GpuCache, step: AttentionRows) -> None:
         """Gather the block tables of the rows."""
@@ -52,9 +54,9 @@ class FlashAttention:
             self._max_queries = max(row.num_tokens for row in prompts)
             self._max_keys = max(row.start + row.num_tokens for row in prompts)
 
-    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None) -> Tensor:
         """Decodes, then prompts."""
-        step, num_decodes = self._step, self._step.num_decodes
+        step, num_decodes, scale = self._step, self._step.num_decodes, self._attentions[layer].scale
         keys, values = self._cache.layer(layer)[0].transpose(2, 3)
         parts = []
         if num_decodes:
@@ -65,7 +67,7 @@ class FlashAttention:
                     values,
                     cache_seqlens=step.lengths_R[:num_decodes],
                     block_table=self._tables_RB[:num_decodes],
-                    softmax_scale=self._scale,
+                    softmax_scale=scale,
                     causal=True,
                 )[:, 0]
             )
@@ -79,7 +81,7 @@ class FlashAttention:
                     cu_seqlens_k=self._key_starts,
                     max_seqlen_q=self._max_queries,
                     max_seqlen_k=self._max_keys,
-                    softmax_scale=self._scale,
+                    softmax_scale=scale,
                     causal=True,
                     block_table=self._tables_RB[num_decodes:],
                 )

@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from eventlm.errors import UsageError
 from eventlm.kernels.gpu.block_tables import cache_slots, write_blocks
 from eventlm.models.config import check_runs_on_gpu, resolve_dtype, resolve_kv_dtype
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
-from eventlm.models.loader import load_decoder, torch_dtype
+from eventlm.models.gpu_program import GpuProgram
+from eventlm.models.gpu_weights import load_gpu_weights
+from eventlm.models.loader import torch_dtype
+from eventlm.models.spec import why_not_plain
 from eventlm.models.transformers_model import ServedModel
 from eventlm.types import OnProgress, ceil_div
 from eventlm.worker.gpu.attention import AttentionRows, Geometry
@@ -45,7 +49,9 @@ class GpuForward:
         dtype = torch_dtype(dtype_name)
         self.kv_dtype = resolve_kv_dtype(config, dtype_name, setup.kv_cache_dtype)
         self.vocab_size = config.vocab_size
+        is_plain = not why_not_plain(config)
         geometry = Geometry(
+            attentions=config.attentions,
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -60,12 +66,19 @@ class GpuForward:
         choice = choose_backend(setup.attention_backend, geometry)
         self.host = {"attention_backend": choice.name, "attention_backend_reason": choice.reason}
         self._attention = choice.backend(geometry)
-        decoder = load_decoder(setup.model, dtype=setup.dtype, device=str(device), on_progress=on_progress)
-        self._decoder = GpuDecoder(
-            decoder,
-            max_positions=setup.max_model_len,
+        weights = load_gpu_weights(
+            setup.model,
+            dtype=setup.dtype,
+            device=device,
             is_invariant=setup.batch_invariant,
-            is_compiled=setup.torch_compile,
+            on_progress=on_progress,
+        )
+        if setup.torch_compile and (weights.is_packed or not is_plain):
+            raise UsageError("--torch-compile is for unquantized models like Llama and Qwen3; leave it out")
+        self._decoder: GpuDecoder | GpuProgram = (
+            GpuDecoder(weights, max_positions=setup.max_model_len, is_compiled=setup.torch_compile)
+            if is_plain
+            else GpuProgram(weights, max_positions=setup.max_model_len)
         )
         self.weight_bytes = self._decoder.weight_bytes()
         self.num_slots = _SLOTS_PER_SEQUENCE * setup.max_num_seqs

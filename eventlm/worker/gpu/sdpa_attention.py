@@ -29,7 +29,8 @@ class SdpaAttention:
         return ""
 
     def __init__(self, geometry: Geometry) -> None:
-        self._scale = geometry.head_dim**-0.5
+        self._attentions = geometry.attentions
+        self._windows = {attention.window for attention in geometry.attentions.values()}
         self._dtype = geometry.dtype
         self._block_size = geometry.block_size
 
@@ -41,9 +42,18 @@ class SdpaAttention:
             AttentionRow(row.start, row.num_tokens, np.array(row.sequence.block_table, dtype=np.int32))
             for row in step.rows
         ]
-        self._groups = plan_attention(rows, cache.kv[0], self._dtype)
+        self._groups = plan_attention(rows, cache.kv[0], self._dtype, self._windows)
 
-    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None) -> Tensor:
         """All rows."""
-        out_THD: Tensor = paged_attention(q_THD.contiguous(), self._cache.kv[layer], self._groups, scale=self._scale)
+        spec = self._attentions[layer]
+        out_THD: Tensor = paged_attention(
+            q_THD.contiguous(),
+            self._cache.kv[layer],
+            self._groups,
+            scale=spec.scale,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks_H=sinks_H,
+        )
         return out_THD

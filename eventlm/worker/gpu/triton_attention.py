@@ -26,7 +26,6 @@ class TritonAttention:
         return ""
 
     def __init__(self, geometry: Geometry) -> None:
-        self._scale = geometry.head_dim**-0.5
         self._geometry = geometry
         is_gpu = geometry.device.type == "cuda"
         self._num_processors = torch.cuda.get_device_properties(geometry.device).multi_processor_count if is_gpu else 4
@@ -65,17 +64,17 @@ class TritonAttention:
             tiles_N2=tiles_N2,
         )
 
-    def attend(self, layer: int, q_THD: Tensor) -> Tensor:
+    def attend(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None) -> Tensor:
         """Decodes, then prompts."""
         out_THD = torch.empty(q_THD.shape, dtype=q_THD.dtype, device=q_THD.device)
         if self._step.num_decodes and not self.tiles_decodes:
-            self._attend_decodes(layer, q_THD, out_THD)
+            self._attend_decodes(layer, q_THD, sinks_H, out_THD)
         if self._step.tiles_N2 is not None:
-            self._attend_prompts(layer, q_THD, out_THD)
+            self._attend_prompts(layer, q_THD, sinks_H, out_THD)
         return out_THD
 
-    def _attend_decodes(self, layer: int, q_THD: Tensor, out_THD: Tensor) -> None:
-        step, num_rows = self._step, self._step.num_decodes
+    def _attend_decodes(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None, out_THD: Tensor) -> None:
+        step, num_rows, spec = self._step, self._step.num_decodes, self._geometry.attentions[layer]
         kv, scales = self._cache.layer(layer)
         decode_attention(
             q_THD[:num_rows],
@@ -85,14 +84,17 @@ class TritonAttention:
             step.slots_R[:num_rows],
             step.lengths_R[:num_rows],
             step.order_D,
-            scale=self._scale,
+            scale=spec.scale,
             num_splits=self._num_splits,
             parts=self._parts,
             out_RHD=out_THD[:num_rows],
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks_H=sinks_H,
         )
 
-    def _attend_prompts(self, layer: int, q_THD: Tensor, out_THD: Tensor) -> None:
-        step = self._step
+    def _attend_prompts(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None, out_THD: Tensor) -> None:
+        step, spec = self._step, self._geometry.attentions[layer]
         assert step.starts_R is not None
         assert step.query_starts_R1 is not None
         assert step.tiles_N2 is not None
@@ -106,6 +108,9 @@ class TritonAttention:
             step.starts_R,
             step.query_starts_R1,
             step.tiles_N2,
-            scale=self._scale,
+            scale=spec.scale,
             out_THD=out_THD,
+            window=spec.window,
+            soft_cap=spec.soft_cap,
+            sinks_H=sinks_H,
         )

@@ -1,0 +1,205 @@
+"""The weights of a decoder on a GPU, and its products there. Codes of 4 and 8 bits stay what they are in its memory.
+
+Shapes: T tokens, E experts, A of them for each token, N outputs of a product.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Container, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from eventlm.kernels.gpu.grouped_gemm import grouped_gemm
+from eventlm.kernels.gpu.matmul import matmul
+from eventlm.kernels.gpu.packed_matmul import packed_matmul
+from eventlm.kernels.gpu.packed_matrix import KINDS, PackedMatrix, empty_packed
+from eventlm.kernels.gpu.tuned import tuned
+from eventlm.kernels.pointwise import activate, activate_gated
+from eventlm.models.config import read_model, resolve_dtype
+from eventlm.models.decoder import LAPS, Decoder
+from eventlm.models.experts import Chosen
+from eventlm.models.loader import default_dtype, torch_dtype
+from eventlm.models.program import Experts, WeightKey
+from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.decoder_weights import model_weights
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.matrix_types import packed_types
+from eventlm.models.weights.stored_weights import WeightFile
+from eventlm.models.weights.weight_reader import check_quantized, read_pieces
+from eventlm.types import OnProgress
+
+#: x [T, in], matrix, bias [N] or None: [T, N].
+Product = Callable[[Tensor, Tensor | PackedMatrix, Tensor | None], Tensor]
+
+
+class GpuWeights(Decoder):
+    """A decoder on `device`, weights uninitialized, in the default dtype.
+
+    types: of the matrices that are codes in the files. Those of a product stay codes if all have the same type, and the
+    GPU's product takes it. An embedding does not, nor do experts. is_invariant: see `--batch-invariant`.
+    """
+
+    def __init__(
+        self, model: ModelSpec, types: Mapping[WeightKey, str], device: torch.device, *, is_invariant: bool
+    ) -> None:
+        with torch.device("meta"):
+            super().__init__(model)
+        self._is_invariant = is_invariant
+        self.product: Product = multiply_invariantly if is_invariant else multiply
+        self._kinds = _kinds({key: fused for key, (fused, _) in self._places.items()}, types)
+        self._packed = {key: empty_packed(kind, *self.weights[key].shape, device) for key, kind in self._kinds.items()}
+        is_tied, shapes = self.is_tied, self.weights
+        #: The matrices, or biases, of a layer's experts, [E, N, in] or [E, N].
+        self._stacks: dict[WeightKey, Tensor] = {}
+        self.weights = {}
+        for key, empty in shapes.items():
+            if key in self._packed:
+                continue
+            if key.expert < 0:
+                self.weights[key] = torch.empty_like(empty, device=device)
+                continue
+            stack = key._replace(expert=-1)
+            if stack not in self._stacks:
+                experts = model.layers[key.layer].experts
+                assert experts is not None
+                self._stacks[stack] = empty.new_empty(experts.num_experts, *empty.shape, device=device)
+            self.weights[key] = self._stacks[stack][key.expert]
+        if is_tied:
+            self.weights[WeightKey("lm_head", 0, "weight")] = self.weights[WeightKey("embedding", 0, "weight")]
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether any matrix is codes."""
+        return bool(self._packed)
+
+    def kind(self, key: WeightKey) -> str:
+        """The type that a matrix of `model_weights` is kept in as codes; empty if it is not."""
+        return self._kinds.get(self._places[key][0], "")
+
+    def load_packed(self, key: WeightKey, first_row: int, blocks: Tensor) -> None:
+        """Take in rows of a matrix that has a `kind`, from `first_row` on: uint8 [rows, bytes]."""
+        fused, rows = self._places[key]
+        self._packed[fused].load(self._kinds[fused], rows.start + first_row, blocks)
+
+    def matrix(self, name: str, layer: int) -> Tensor | PackedMatrix:
+        """What `product` multiplies by."""
+        key = WeightKey(name, layer, "weight")
+        return self._packed[key] if key in self._packed else self.weights[key]
+
+    def multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
+        return self.product(x, self.matrix(name, layer), self.bias(name, layer, expert))
+
+    def pass_experts(self, operation: Experts, x: Tensor, chosen: Chosen) -> Tensor:
+        """As `Decoder.pass_experts`, without the host's knowing which experts have which tokens."""
+        spec, layer = operation.experts, operation.layer
+        num_tokens, num_active = chosen.experts_TA.shape
+        experts, order = chosen.experts_TA.flatten().sort(stable=True)
+        firsts = torch.arange(spec.num_experts + 1, device=x.device)
+        offsets = torch.searchsorted(experts, firsts, out_int32=True)
+        config = tuned("grouped_gemm", dtype=str(x.dtype).removeprefix("torch.")) if self._is_invariant else None
+
+        def multiply(name: str, rows: Tensor) -> Tensor:
+            stack, bias = (self._stacks.get(WeightKey(name, layer, kind)) for kind in ("weight", "bias"))
+            assert stack is not None
+            out = grouped_gemm(rows, stack, offsets, max_rows=num_tokens, config=config)
+            return out if bias is None else out + bias[experts]
+
+        first, function = ("gate_up", activate_gated) if spec.expert.is_gated else ("up", activate)
+        inner = function(multiply(first, x[order // num_active]), spec.expert.activation)
+        given = multiply("down", inner)
+        products_TAN = torch.empty_like(given, dtype=torch.float32)
+        products_TAN[order] = given.float()
+        products_TAN = products_TAN.unflatten(0, (num_tokens, num_active)) * chosen.shares_TA[..., None]
+        out: Tensor = products_TAN[:, 0]
+        for number in range(1, num_active):
+            out = out + products_TAN[:, number]
+        return out.to(x.dtype)
+
+    def weight_bytes(self) -> dict[str, int]:
+        found = super().weight_bytes()
+        for key, matrix in self._packed.items():
+            found[LAPS[key.name]] = found.get(LAPS[key.name], 0) + matrix.nbytes
+        return found
+
+
+def multiply_invariantly(x: Tensor, matrix: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
+    """A `Product` that gives a row the same bits in any batch."""
+    if isinstance(matrix, PackedMatrix):
+        return packed_matmul(x, matrix, bias, is_invariant=True)
+    return matmul(x, matrix, bias)
+
+
+def multiply(x: Tensor, matrix: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
+    """A `Product`, by the vendor's library if the matrix is not packed."""
+    return packed_matmul(x, matrix, bias) if isinstance(matrix, PackedMatrix) else linear(x, matrix, bias)
+
+
+def _kinds(fused: Mapping[WeightKey, WeightKey], types: Mapping[WeightKey, str]) -> dict[WeightKey, str]:
+    """By the matrices of products, the type of codes that all their parts have, if there is such a type for a GPU."""
+    found: dict[WeightKey, set[str]] = {}
+    for key, matrix in fused.items():
+        found.setdefault(matrix, set()).add(types.get(key, ""))
+    return {
+        key: kind
+        for key, kinds in found.items()
+        if len(kinds) == 1 and (kind := next(iter(kinds))) in KINDS and key.expert < 0 and key.name != "embedding"
+    }
+
+
+def load_gpu_weights(
+    folder: str | Path,
+    *,
+    dtype: str = "auto",
+    device: torch.device,
+    is_invariant: bool,
+    on_progress: OnProgress | None = None,
+) -> GpuWeights:
+    """The weights of the checkpoint in `folder` on a GPU.
+
+    Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
+    """
+    folder = Path(folder)
+    model = read_model(folder)
+    files = find_weights(folder, model)
+    check_quantized(files)
+    with default_dtype(torch_dtype(resolve_dtype(model, dtype))):
+        decoder = GpuWeights(model, packed_types(files), device, is_invariant=is_invariant)
+        kinds = {key: kind for key in model_weights(model) if (kind := decoder.kind(key))}
+        _say_what_is_widened(files, kinds)
+    for key, first_row, values in read_pieces(files, on_progress, in_blocks=kinds):
+        if key in kinds:
+            decoder.load_packed(key, first_row, values)
+        else:
+            target, _ = decoder.target(key)
+            target[first_row : first_row + len(values)].copy_(values)
+    return decoder
+
+
+def _say_what_is_widened(files: Sequence[WeightFile], packed: Container[WeightKey]) -> None:
+    """What a GPU has no product for: how many matrices, their types, and the bytes that they take widened."""
+    widened: Counter[str] = Counter()
+    num_bytes = 0
+    for file in files:
+        found = [(weight.dtype, weight.shape, [weight.key]) for weight in file.weights if weight.num_bytes]
+        found += [
+            (f"{matrix.scheme.layout} of {matrix.scheme.bits} bits", (matrix.num_out, matrix.num_in), [*matrix.weights])
+            for matrix in file.quantized
+        ]
+        for kind, shape, keys in found:
+            if any(key not in packed for key in keys):
+                widened[kind] += 1
+                num_bytes += math.prod(shape) * torch.get_default_dtype().itemsize
+    if widened:
+        types = ", ".join(f"{count:,} of type {kind}" for kind, count in sorted(widened.items()))
+        # The engine logs what a worker prints.
+        print(
+            f"quantized matrices that GPUs have no product for are widened as they are read: {types}; they take "
+            f"{num_bytes >> 20:,} MiB",
+            file=sys.stderr,
+        )
