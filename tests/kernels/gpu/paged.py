@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -69,11 +69,41 @@ def paged_sequences(
     )
 
 
-def attention(q: Tensor, keys: Tensor, values: Tensor, start: int, scale: float) -> Tensor:
+def attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    start: int,
+    scale: float,
+    *,
+    window: int = 0,
+    soft_cap: float = 0.0,
+    sinks_H: Tensor | None = None,
+) -> Tensor:
     """Causal attention of q [N, H, D] at `start` and on; keys, values: [L, K, D]. In float64."""
     group = q.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
     scores = torch.einsum("nhd,lhd->hnl", q.double(), keys) * scale
+    if soft_cap:
+        scores = soft_cap * (scores / soft_cap).tanh()
     indices = torch.arange(len(keys), device=q.device)
-    visible = indices <= start + indices[: len(q), None]
-    return torch.einsum("hnl,lhd->nhd", scores.masked_fill(~visible, -torch.inf).softmax(dim=-1), values)
+    places = start + indices[: len(q), None]
+    visible = indices <= places
+    if window:
+        visible &= indices > places - window
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks_H is not None:
+        scores = torch.cat((scores, sinks_H.double()[:, None, None].expand(-1, len(q), 1)), dim=-1)
+    return torch.einsum("hnl,lhd->nhd", scores.softmax(dim=-1)[..., : len(keys)], values)
+
+
+def extras(num_heads: int, device: torch.device) -> list[dict[str, Any]]:
+    """What models may have of attention besides: windows of less than a tile and of more, caps, sinks, and all."""
+    sinks = torch.linspace(-1.0, 4.0, num_heads, device=device)
+    return [
+        {"window": 9},
+        {"window": 150},
+        {"soft_cap": 2.0},
+        {"sinks_H": sinks},
+        {"window": 40, "soft_cap": 3.0, "sinks_H": sinks.bfloat16()},
+    ]

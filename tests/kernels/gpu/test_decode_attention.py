@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.decode_attention import SplitScratch, decode_attention, num_splits
-from tests.kernels.gpu.paged import FP8, PagedSequences, attention, paged_sequences
+from tests.kernels.gpu.paged import FP8, PagedSequences, attention, extras, paged_sequences
 
 SCALE = 0.2
 #: Of |output - reference| / |reference| over a row's heads. Weights are rounded to the cache's type before they
@@ -19,7 +20,12 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 6e-3}
 
 
 def decode(
-    q: Tensor, paged: PagedSequences, lengths: Sequence[int], splits: int, order: Sequence[int] | None = None
+    q: Tensor,
+    paged: PagedSequences,
+    lengths: Sequence[int],
+    splits: int,
+    order: Sequence[int] | None = None,
+    **options: Any,
 ) -> Tensor:
     """With output and scratch poisoned before; without `order` the last row first."""
     out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
@@ -39,6 +45,7 @@ def decode(
         num_splits=splits,
         parts=parts,
         out_RHD=out,
+        **options,
     )
     return out
 
@@ -51,12 +58,12 @@ def queries(num_rows: int, num_heads: int, head_dim: int, dtype: torch.dtype, de
     return wide[:, head_dim:-head_dim].view(num_rows, num_heads, head_dim)
 
 
-def assert_close(out: Tensor, q: Tensor, paged: PagedSequences, lengths: Sequence[int]) -> None:
+def assert_close(out: Tensor, q: Tensor, paged: PagedSequences, lengths: Sequence[int], **options: Any) -> None:
     for row, length in enumerate(lengths):
         if not length:
             assert not out[row].any()
             continue
-        expected = attention(q[row : row + 1], paged.keys[row], paged.values[row], length - 1, SCALE)[0]
+        expected = attention(q[row : row + 1], paged.keys[row], paged.values[row], length - 1, SCALE, **options)[0]
         error = (out[row].double() - expected).norm() / expected.norm()
         assert error < TOLERANCES[out.dtype], (row, length, error)
 
@@ -84,6 +91,15 @@ def test_against_reference(
     )
     q = queries(len(lengths), num_kv_heads * group, head_dim, torch.bfloat16 if dtype == FP8 else dtype, device)
     assert_close(decode(q, paged, lengths, splits), q, paged, lengths)
+
+
+@pytest.mark.parametrize(("dtype", "splits"), [(torch.float32, 1), (torch.float32, 4), (FP8, 2)])
+def test_windows_soft_caps_and_sinks(dtype: torch.dtype, splits: int, device: torch.device) -> None:
+    lengths = [1, 0, 17, 300]
+    paged = paged_sequences(lengths, num_kv_heads=1, head_dim=32, block_size=16, dtype=dtype, device=device)
+    q = queries(len(lengths), 3, 32, torch.bfloat16 if dtype == FP8 else dtype, device)
+    for options in extras(3, device):
+        assert_close(decode(q, paged, lengths, splits, **options), q, paged, lengths, **options)
 
 
 def test_fp8_of_any_size(device: torch.device) -> None:

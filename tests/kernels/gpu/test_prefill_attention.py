@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.prefill_attention import make_tiles, prefill_attention, tile_queries
-from tests.kernels.gpu.paged import FP8, PagedSequences, attention, paged_sequences
+from tests.kernels.gpu.paged import FP8, PagedSequences, attention, extras, paged_sequences
 
 SCALE = 0.2
 #: Of |output - reference| / |reference| over a row. Weights are rounded to the cache's type before they multiply
@@ -20,7 +21,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 6e-3}
 ROWS = [(0, 1), (0, 15), (16, 1), (0, 17), (299, 1), (90, 45), (127, 3), (0, 0)]
 
 
-def prefill(q: Tensor, paged: PagedSequences, rows: Sequence[tuple[int, int]]) -> Tensor:
+def prefill(q: Tensor, paged: PagedSequences, rows: Sequence[tuple[int, int]], **options: Any) -> Tensor:
     """Output is poisoned before, and q may have more tokens than the rows."""
     out = torch.full_like(q, torch.nan, memory_format=torch.contiguous_format)
     starts, counts = zip(*rows, strict=True)
@@ -36,6 +37,7 @@ def prefill(q: Tensor, paged: PagedSequences, rows: Sequence[tuple[int, int]]) -
         torch.from_numpy(make_tiles(starts, counts, block_m)).to(q.device),
         scale=SCALE,
         out_THD=out,
+        **options,
     )
     return out
 
@@ -47,11 +49,13 @@ def queries(num_tokens: int, num_heads: int, head_dim: int, dtype: torch.dtype, 
     return wide[:, head_dim:-head_dim].view(num_tokens, num_heads, head_dim)
 
 
-def assert_close(out: Tensor, q: Tensor, paged: PagedSequences, rows: Sequence[tuple[int, int]]) -> None:
+def assert_close(
+    out: Tensor, q: Tensor, paged: PagedSequences, rows: Sequence[tuple[int, int]], **options: Any
+) -> None:
     first = 0
     for row, (start, count) in enumerate(rows):
         span = slice(first, first + count)
-        expected = attention(q[span], paged.keys[row], paged.values[row], start, SCALE)
+        expected = attention(q[span], paged.keys[row], paged.values[row], start, SCALE, **options)
         if count:
             error = (out[span].double() - expected).norm() / expected.norm()
             assert error < TOLERANCES[out.dtype], (row, start, count, error)
@@ -82,6 +86,27 @@ def test_against_reference(
     num_tokens = sum(count for _, count in ROWS) + 2
     q = queries(num_tokens, num_kv_heads * group, head_dim, torch.bfloat16 if dtype == FP8 else dtype, device)
     assert_close(prefill(q, paged, ROWS), q, paged, ROWS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FP8])
+def test_windows_soft_caps_and_sinks(dtype: torch.dtype, device: torch.device) -> None:
+    rows = [(0, 1), (299, 1), (90, 45), (0, 0)]
+    lengths = [start + count for start, count in rows]
+    paged = paged_sequences(lengths, num_kv_heads=1, head_dim=32, block_size=16, dtype=dtype, device=device)
+    q = queries(47, 3, 32, torch.bfloat16 if dtype == FP8 else dtype, device)
+    for options in extras(3, device):
+        assert_close(prefill(q, paged, rows, **options), q, paged, rows, **options)
+
+
+def test_same_bits_with_a_window_in_chunks(device: torch.device) -> None:
+    """A tile may begin before what the last of its queries sees."""
+    paged = paged_sequences([190], num_kv_heads=1, head_dim=32, block_size=16, dtype=torch.bfloat16, device=device)
+    q = queries(190, 2, 32, torch.bfloat16, device)
+    options = {"window": 30, "sinks_H": torch.tensor([0.5, -0.5], device=device)}
+    together = prefill(q, paged, [(0, 190)], **options)
+    for start, count in ((0, 77), (77, 77), (154, 36), (189, 1), (40, 1)):
+        part = slice(start, start + count)
+        assert torch.equal(prefill(q[part], paged, [(start, count)], **options), together[part]), (start, count)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, FP8])

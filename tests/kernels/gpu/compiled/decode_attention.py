@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -24,9 +25,13 @@ def launches() -> Iterator[tuple[str, Callable[[], object]]]:
         ):
             name = f"head {head_dim} group {group} splits {splits} {dtype}"
             yield name, functools.partial(_decode, dtype, head_dim, group, splits)
+        # As gpt-oss and Gemma 2 have it.
+        sinks = torch.zeros(16, dtype=torch.bfloat16)
+        yield f"sinks {dtype}", functools.partial(_decode, dtype, 64, 8, 4, window=128, sinks_H=sinks)
+        yield f"soft cap {dtype}", functools.partial(_decode, dtype, 256, 2, 4, window=4096, soft_cap=50.0)
 
 
-def _decode(dtype: torch.dtype, head_dim: int, group: int, splits: int) -> None:
+def _decode(dtype: torch.dtype, head_dim: int, group: int, splits: int, **options: Any) -> None:
     num_rows, num_kv_heads, block_size = 2, 2, 16
     q = torch.zeros(num_rows, num_kv_heads * group, head_dim, dtype=torch.bfloat16)
     cache = torch.zeros(2, 4, num_kv_heads, block_size, head_dim, dtype=dtype)
@@ -42,4 +47,5 @@ def _decode(dtype: torch.dtype, head_dim: int, group: int, splits: int) -> None:
         num_splits=splits,
         parts=SplitScratch(num_rows * splits, q.shape[1], head_dim, q.device).of_step(num_rows, splits),
         out_RHD=torch.empty_like(q),
+        **options,
     )
