@@ -53,7 +53,10 @@ class GpuWeights(Decoder):
         self._is_invariant = is_invariant
         self.product: Product = multiply_invariantly if is_invariant else multiply
         self._kinds = _kinds({key: fused for key, (fused, _) in self._places.items()}, types)
-        self._packed = {key: empty_packed(kind, *self.weights[key].shape, device) for key, kind in self._kinds.items()}
+        self._packed: dict[WeightKey, PackedMatrix] = {}
+        for key, kind in self._kinds.items():
+            num_out, num_in = self.weights[key].shape
+            self._packed[key] = empty_packed(kind, num_out, num_in, device)
         is_tied, shapes = self.is_tied, self.weights
         #: The matrices, or biases, of a layer's experts, [E, N, in] or [E, N].
         self._stacks: dict[WeightKey, Tensor] = {}

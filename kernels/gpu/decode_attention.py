@@ -229,7 +229,7 @@ def _decode_attention(
         factor *= largest * E4M3_UNIT
     elif UPCAST:
         q = q.to(tl.float32)
-    if SOFT_CAP:
+    if SOFT_CAP != 0.0:
         factor *= soft_cap_factor(SOFT_CAP)
 
     keys = cache_ptr + kv_head * BLOCK_SIZE * WIDTH
@@ -269,7 +269,7 @@ def _decode_attention(
                 k, v = k.to(tl.float32), v.to(tl.float32)
             scores = tl.dot(q, k.T, input_precision="ieee")
         scores *= factor[:, None]
-        if SOFT_CAP:
+        if SOFT_CAP != 0.0:
             scores = capped_softly(scores, SOFT_CAP)
         scores = tl.where(is_token, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1))

@@ -175,7 +175,7 @@ def _prefill_attention(
         q_odd = q
     # What a score is multiplied by before its cap.
     inner_factor = factor
-    if SOFT_CAP:
+    if SOFT_CAP != 0.0:
         inner_factor = factor * soft_cap_factor(SOFT_CAP)
         factor = tl.full([BLOCK_M], 1.0, tl.float32)
 
@@ -296,7 +296,7 @@ def _attend(
             if UPCAST:
                 k, v = k.to(tl.float32), v.to(tl.float32)
             scores = tl.dot(q, k.T, input_precision="ieee")
-        if SOFT_CAP:
+        if SOFT_CAP != 0.0:
             scores = capped_softly(scores * inner_factor[:, None], SOFT_CAP)
         if WINDOW:
             scores = tl.where(tokens > positions[:, None] - WINDOW, scores, float("-inf"))
