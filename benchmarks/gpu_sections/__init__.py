@@ -12,6 +12,7 @@ SECTIONS = (
     Section("ceilings", 15, needs_ceilings=False),
     Section("kernels", 110, part_seconds=90),
     Section("correct", 45, part_seconds=90, needs_ceilings=False),
+    Section("models", 35, part_seconds=60, needs_ceilings=False),
     Section("nano", 50),
     Section("nano8b", 60),
     Section("gaps", 30, needs_ceilings=False),

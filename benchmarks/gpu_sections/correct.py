@@ -101,17 +101,17 @@ def _compare(context: Context, variant: Variant) -> Iterator[Row]:
             tied=variant.family == "qwen3",
             max_position_embeddings=sizes.max_model_len,
         )
-    workload = _workload(sizes, VOCAB_SIZE)
+    workload = workload_of(sizes, VOCAB_SIZE)
     options = {"max_model_len": sizes.max_model_len} | variant.options
     if variant.has_few_blocks:
         options["num_blocks"] = sizes.num_blocks
     with start(context, folder, record=Path(context.folder) / "runs", **options) as llm:
-        first = _greedily(llm, workload)
-        again = _greedily(llm, workload)
+        first = greedily(llm, workload)
+        again = greedily(llm, workload)
         run_folder = llm.run_folder
     assert run_folder is not None
     for name, run in (("", first), (", prefix hits", again)):
-        yield from _rows(f"{variant.name}{name}", run, folder, variant.dtype, context.device, BOUNDS[variant.bounds])
+        yield from compared(f"{variant.name}{name}", run, folder, variant.dtype, context.device, BOUNDS[variant.bounds])
     hits = sum(output.num_cached_tokens for output in again.outputs)
     yield check(f"{variant.name}: prompt tokens from the prefix cache", hits, "", at_least=1)
     if variant.has_few_blocks:
@@ -120,11 +120,11 @@ def _compare(context: Context, variant: Variant) -> Iterator[Row]:
 
 def _compare_default(context: Context, folder: Path) -> Iterator[Row]:
     with start(context, folder, max_model_len=SIZES.max_model_len) as llm:
-        run = _greedily(llm, _workload(SIZES, NUM_PROMPT_TOKENS))
-    yield from _rows("the default model, bfloat16", run, folder, "bfloat16", context.device, BOUNDS["bfloat16"])
+        run = greedily(llm, workload_of(SIZES, NUM_PROMPT_TOKENS))
+    yield from compared("the default model, bfloat16", run, folder, "bfloat16", context.device, BOUNDS["bfloat16"])
 
 
-def _workload(sizes: Sizes, vocab_size: int) -> Workload:
+def workload_of(sizes: Sizes, vocab_size: int) -> Workload:
     """Prompts of all lengths, of which some begin alike."""
     draw = random.Random(1)
     shared = [draw.randrange(5, vocab_size) for _ in range(sizes.shared)]
@@ -133,11 +133,13 @@ def _workload(sizes: Sizes, vocab_size: int) -> Workload:
     return Workload(prompts, [sizes.output] * sizes.num_seqs)
 
 
-def _greedily(llm: Any, workload: Workload) -> Run:
+def greedily(llm: Any, workload: Workload) -> Run:
+    """Of each the most likely tokens, with their log-probabilities."""
     return generate(llm, workload, temperature=0.0, logprobs=0)
 
 
-def _rows(name: str, run: Run, folder: Path, dtype: Dtype, device: str, bounds: Bounds) -> Iterator[Row]:
+def compared(name: str, run: Run, folder: Path, dtype: Dtype, device: str, bounds: Bounds) -> Iterator[Row]:
+    """Greedy outputs beside transformers' forward pass of the folder's model."""
     agreement, difference = teacher_forced(run, folder, dtype, device)
     yield check(f"{name}: tokens as transformers has them", agreement, "", at_least=bounds.agreement)
     yield check(f"{name}: difference of log-probabilities", difference, "", at_most=bounds.logprob)
