@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eventlm.kernels.gpu.embed_tokens import embed_tokens
 from eventlm.kernels.gpu.gates import silu_mul
-from eventlm.kernels.gpu.packed_matrix import PackedMatrix
+from eventlm.kernels.gpu.packed_weight import PackedWeight
 from eventlm.kernels.gpu.qkv_store import qkv_store
 from eventlm.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from eventlm.kernels.pointwise import activate_gated
@@ -71,7 +71,7 @@ class GpuDecoder:
             weights[WeightKey(name, 0, "weight")] for name in ("attention_norm", "final_norm")
         )
 
-        def both(name: str, layer: int) -> tuple[Tensor | PackedMatrix, Tensor | None]:
+        def both(name: str, layer: int) -> tuple[Tensor | PackedWeight, Tensor | None]:
             return decoder.matrix(name, layer), decoder.bias(name, layer)
 
         self._layers = []
@@ -175,7 +175,7 @@ class GpuDecoder:
 class AttentionWeights(NamedTuple):
     """Weights of the part of a layer before its attention."""
 
-    qkv_proj: Tensor | PackedMatrix
+    qkv_proj: Tensor | PackedWeight
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
@@ -184,12 +184,12 @@ class AttentionWeights(NamedTuple):
 class TailWeights(NamedTuple):
     """Weights of the part of a layer after its attention; only tensors, so that all layers compile to one function."""
 
-    o_proj: Tensor | PackedMatrix
+    o_proj: Tensor | PackedWeight
     o_bias: Tensor | None
     norm: Tensor
-    gate_up_proj: Tensor | PackedMatrix
+    gate_up_proj: Tensor | PackedWeight
     gate_up_bias: Tensor | None
-    down_proj: Tensor | PackedMatrix
+    down_proj: Tensor | PackedWeight
     down_bias: Tensor | None
     next_norm: Tensor | None
 

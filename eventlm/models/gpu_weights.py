@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from eventlm.kernels.gpu.grouped_gemm import grouped_gemm
 from eventlm.kernels.gpu.matmul import matmul
 from eventlm.kernels.gpu.packed_matmul import packed_matmul
-from eventlm.kernels.gpu.packed_matrix import KINDS, PackedMatrix, empty_packed
+from eventlm.kernels.gpu.packed_weight import KINDS, PackedWeight, empty_packed
 from eventlm.kernels.gpu.tuned import tuned
 from eventlm.kernels.pointwise import activate, activate_gated
 from eventlm.models.config import read_model, resolve_dtype
@@ -35,7 +35,7 @@ from eventlm.models.weights.weight_reader import check_quantized, read_pieces
 from eventlm.types import OnProgress
 
 #: x [T, in], matrix, bias [N] or None: [T, N].
-Product = Callable[[Tensor, Tensor | PackedMatrix, Tensor | None], Tensor]
+Product = Callable[[Tensor, Tensor | PackedWeight, Tensor | None], Tensor]
 
 
 class GpuWeights(Decoder):
@@ -53,7 +53,7 @@ class GpuWeights(Decoder):
         self._is_invariant = is_invariant
         self.product: Product = multiply_invariantly if is_invariant else multiply
         self._kinds = _kinds({key: fused for key, (fused, _) in self._places.items()}, types)
-        self._packed: dict[WeightKey, PackedMatrix] = {}
+        self._packed: dict[WeightKey, PackedWeight] = {}
         for key, kind in self._kinds.items():
             num_out, num_in = self.weights[key].shape
             self._packed[key] = empty_packed(kind, num_out, num_in, device)
@@ -90,7 +90,7 @@ class GpuWeights(Decoder):
         fused, rows = self._places[key]
         self._packed[fused].load(self._kinds[fused], rows.start + first_row, blocks)
 
-    def matrix(self, name: str, layer: int) -> Tensor | PackedMatrix:
+    def matrix(self, name: str, layer: int) -> Tensor | PackedWeight:
         """What `product` multiplies by."""
         key = WeightKey(name, layer, "weight")
         return self._packed[key] if key in self._packed else self.weights[key]
@@ -131,16 +131,16 @@ class GpuWeights(Decoder):
         return found
 
 
-def multiply_invariantly(x: Tensor, matrix: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
+def multiply_invariantly(x: Tensor, matrix: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
     """A `Product` that gives a row the same bits in any batch."""
-    if isinstance(matrix, PackedMatrix):
+    if isinstance(matrix, PackedWeight):
         return packed_matmul(x, matrix, bias, is_invariant=True)
     return matmul(x, matrix, bias)
 
 
-def multiply(x: Tensor, matrix: Tensor | PackedMatrix, bias: Tensor | None) -> Tensor:
+def multiply(x: Tensor, matrix: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
     """A `Product`, by the vendor's library if the matrix is not packed."""
-    return packed_matmul(x, matrix, bias) if isinstance(matrix, PackedMatrix) else linear(x, matrix, bias)
+    return packed_matmul(x, matrix, bias) if isinstance(matrix, PackedWeight) else linear(x, matrix, bias)
 
 
 def _kinds(fused: Mapping[WeightKey, WeightKey], types: Mapping[WeightKey, str]) -> dict[WeightKey, str]:

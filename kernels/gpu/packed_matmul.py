@@ -14,13 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from eventlm.kernels.gpu.interpreter import UPCAST
-from eventlm.kernels.gpu.packed_matrix import PackedMatrix
+from eventlm.kernels.gpu.packed_weight import PackedWeight
 from eventlm.kernels.gpu.tuned import ceil_div, tuned
 
 
 def packed_matmul(
     x_TK: Tensor,
-    matrix: PackedMatrix,
+    matrix: PackedWeight,
     bias_N: Tensor | None = None,
     *,
     is_invariant: bool = False,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.packed_matrix import PackedMatrix
+from eventlm.kernels.gpu.packed_weight import PackedWeight
 from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.gpu_weights import GpuWeights, load_gpu_weights
 from eventlm.models.program import WeightKey
@@ -42,7 +42,7 @@ def load(folder: Path, **options: Any) -> GpuWeights:
 
 
 def packed_of(weights: GpuWeights) -> set[str]:
-    return {name for name in PARTS if isinstance(weights.matrix(name, 1), PackedMatrix)}
+    return {name for name in PARTS if isinstance(weights.matrix(name, 1), PackedWeight)}
 
 
 def check_products(weights: GpuWeights, values: dict[str, Tensor], tolerance: float) -> None:

@@ -7,10 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.packed_matrix import PackedMatrix, empty_packed
+from eventlm.kernels.gpu.packed_weight import PackedWeight, empty_packed
 
 
-def packed_matrix(kind: str, num_out: int, num_in: int, device: torch.device) -> tuple[PackedMatrix, Tensor]:
+def packed_matrix(kind: str, num_out: int, num_in: int, device: torch.device) -> tuple[PackedWeight, Tensor]:
     """A matrix that was taken in in two pieces, and its values, float32 [N, K]."""
     blocks, values = random_blocks(kind, num_out, num_in)
     matrix = empty_packed(kind, num_out, num_in, device)

@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from eventlm.errors import UsageError
 from eventlm.kernels.paged_attention import AttentionRow, paged_attention, plan_attention
+from eventlm.models.spec import AttentionSpec, RopeSpec
 from eventlm.worker.gpu import attention_backends
 from eventlm.worker.gpu.attention import AttentionRows, Geometry
 from eventlm.worker.gpu.attention_backends import choose_backend
@@ -24,7 +26,9 @@ from eventlm.worker.protocol import GPU_BACKEND_GROUP
 from tests.worker.gpu.driven import Asked, Driven, gpu_runner, small_checkpoint
 from tests.worker.gpu.test_runner import GREEDY, greedy, prompt_of
 
+ATTENTION = AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=32, rope=RopeSpec(rotary_dim=32), scale=0.2)
 GEOMETRY = Geometry(
+    attentions={0: ATTENTION},
     num_heads=4,
     num_kv_heads=2,
     head_dim=32,
@@ -51,6 +55,7 @@ def test_the_fastest_is_taken_and_the_reason_is_logged() -> None:
         ("flash_attn", {"block_size": 16}, "multiple of 256 tokens, not 16"),
         ("flash_attn", {"kv_dtype": "fp8"}, "keys and values are fp8"),
         ("flash_attn", {"is_invariant": True}, "--batch-invariant"),
+        ("flash_attn", {"attentions": {0: ATTENTION, 1: structs.replace(ATTENTION, window=9)}}, "windows"),
         ("torch_sdpa", {"kv_dtype": "fp8"}, "fp8"),
         ("torch_sdpa", {"is_invariant": True}, "--batch-invariant"),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from transformers import Lfm2Config
 
 from eventlm.errors import UsageError
 from eventlm.events.codec import encode_body
@@ -53,10 +54,19 @@ def test_at_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch, part: str, 
 
 
 def test_a_model_that_only_processors_run(folder: Path) -> None:
-    edit_json(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=32)
-    message = "this MistralForCausalLM has sliding windows; take --device cpu"
+    layers = ["conv", "full_attention"]
+    Lfm2Config(architectures=["Lfm2ForCausalLM"], num_hidden_layers=2, layer_types=layers).save_pretrained(folder)
+    message = (
+        "GPUs cannot run this Lfm2ForCausalLM: it has layers with a state in place of attention; take --device cpu"
+    )
     with pytest.raises(UsageError, match=message):
         gpu_runner(folder)
+
+
+def test_what_torch_does_not_compile(folder: Path) -> None:
+    edit_json(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=32)
+    with pytest.raises(UsageError, match="--torch-compile is for unquantized models like Llama and Qwen3"):
+        gpu_runner(folder, torch_compile=True)
 
 
 class FailingEvent:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from eventlm.kernels.gpu.packed_matmul import packed_matmul
-from eventlm.kernels.gpu.packed_matrix import KINDS, empty_packed
+from eventlm.kernels.gpu.packed_weight import KINDS, empty_packed
 
 
 def launches() -> Iterator[tuple[str, Callable[[], object]]]:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from eventlm.kernels.gpu.packed_matrix import KINDS, PackedMatrix
+from eventlm.kernels.gpu.packed_weight import KINDS, PackedWeight
 from tests.kernels.gpu.packed import packed_matrix
 
 
-def values_of(matrix: PackedMatrix) -> Tensor:
+def values_of(matrix: PackedWeight) -> Tensor:
     """As the class says what they are."""
     codes = matrix.codes
     if matrix.bits == 4:

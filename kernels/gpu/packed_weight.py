@@ -45,7 +45,7 @@ _BLOCKS = {
 KINDS = frozenset(_BLOCKS)
 
 
-class PackedMatrix(NamedTuple):
+class PackedWeight(NamedTuple):
     """A matrix [N, K] of numbers `scale * (code - shift)`, or `scale * code + shift` if `is_added`.
 
     codes: uint8, [N, K] with 8 bits, else [N, K / 2] in whole units, see `UNIT`. scales, shifts: [N, G] of any floating
@@ -82,12 +82,12 @@ class PackedMatrix(NamedTuple):
             self.shifts[rows] = shifts
 
 
-def empty_packed(kind: str, num_out: int, num_in: int, device: torch.device | str) -> PackedMatrix:
+def empty_packed(kind: str, num_out: int, num_in: int, device: torch.device | str) -> PackedWeight:
     """Room for a matrix of one of `KINDS`, of a multiple of 32 inputs."""
     blocks = _BLOCKS[kind]
     num_groups = -(-num_in // blocks.group)
     code_bytes = num_in if blocks.bits == 8 else -(-num_in // UNIT) * UNIT // 2
-    return PackedMatrix(
+    return PackedWeight(
         torch.empty(num_out, code_bytes, dtype=torch.uint8, device=device),
         torch.empty(num_out, num_groups, dtype=blocks.scale, device=device),
         None if blocks.shift == "none" else torch.empty(num_out, num_groups, dtype=torch.float16, device=device),
