@@ -22,7 +22,7 @@ from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
 from eventlm.models.spec import DTYPE_BYTES
 from eventlm.models.transformers_model import ServedModel, TransformersModel
-from eventlm.models.weights.weight_bytes import weight_bytes
+from eventlm.models.weights.weight_bytes import gpu_weight_bytes, weight_bytes
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -137,7 +137,7 @@ def plan_cache(
     config: Config, folder: Path | None, gpus: Sequence[Gpu] = (), types: Mapping[WeightKey, str] | None = None
 ) -> CachePlan:
     """Size the KV cache for the checkpoint in `folder` (None: the fake model), which runs on `gpus` if there are any.
-    config: from `plan_states`. types: of matrices that are codes, see `matrix_types`.
+    config: from `plan_states`. types: of matrices that are codes, see `matrix_types` and `gpu_types`.
 
     Without `max_model_len` the context is the model's own, cut to what the cache holds (one block less than it has).
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
@@ -151,7 +151,7 @@ def plan_cache(
         longest = decoder.max_position_embeddings
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
-        sizes = _sizes(config, decoder, types or {})
+        sizes = _sizes(config, decoder, types or {}, is_on_gpu=bool(gpus))
         if gpus:
             num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus)
             if not num_blocks:
@@ -173,12 +173,14 @@ def plan_cache(
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str]) -> _Sizes:
+def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str], *, is_on_gpu: bool = False) -> _Sizes:
     model, cache = config.model, config.cache
     dtype = resolve_dtype(decoder, model.dtype, model.quantization)
     block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))
     if isinstance(decoder, TransformersModel):
         weights = decoder.num_weights * DTYPE_BYTES[dtype]
+    elif is_on_gpu:
+        weights = gpu_weight_bytes(decoder, dtype, types)
     else:
         weights = weight_bytes(decoder, dtype, model.quantization, types)
     return _Sizes(weights, block, _num_blocks_needed(config) * block, cache.state_slots * state_bytes(decoder))

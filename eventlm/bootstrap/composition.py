@@ -23,7 +23,7 @@ from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
 from eventlm.models.transformers_model import TransformersModel, check_files
 from eventlm.models.weights.find_weights import find_weights
-from eventlm.models.weights.matrix_types import matrix_types
+from eventlm.models.weights.matrix_types import gpu_types, matrix_types
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
@@ -101,7 +101,9 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
             check_files(source.folder)
         else:
             files = find_weights(source.folder, decoder)
-            if forward is not None and forward.build:
+            if gpus:
+                types = gpu_types(files, decoder)
+            elif forward is not None and forward.build:
                 types = matrix_types(files, decoder, config.model.quantization)
     config, state_warnings = plan_states(config, source.folder, types)
     plan = plan_cache(config, source.folder, gpus, types)

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from eventlm.kernels.gpu.grouped_gemm import grouped_gemm
 from eventlm.kernels.gpu.matmul import matmul
 from eventlm.kernels.gpu.packed_matmul import packed_matmul
-from eventlm.kernels.gpu.packed_weight import KINDS, PackedWeight, empty_packed
+from eventlm.kernels.gpu.packed_weight import PackedWeight, empty_packed
 from eventlm.kernels.gpu.tuned import tuned
 from eventlm.kernels.pointwise import activate, activate_gated
 from eventlm.models.config import read_model, resolve_dtype
@@ -27,9 +27,8 @@ from eventlm.models.experts import Chosen
 from eventlm.models.loader import default_dtype, torch_dtype
 from eventlm.models.program import Experts, WeightKey
 from eventlm.models.spec import ModelSpec
-from eventlm.models.weights.decoder_weights import model_weights
 from eventlm.models.weights.find_weights import find_weights
-from eventlm.models.weights.matrix_types import packed_types
+from eventlm.models.weights.matrix_types import gpu_types
 from eventlm.models.weights.stored_weights import WeightFile
 from eventlm.models.weights.weight_reader import check_quantized, read_pieces
 from eventlm.types import OnProgress
@@ -41,8 +40,7 @@ Product = Callable[[Tensor, Tensor | PackedWeight, Tensor | None], Tensor]
 class GpuWeights(Decoder):
     """A decoder on `device`, weights uninitialized, in the default dtype.
 
-    types: of the matrices that are codes in the files. Those of a product stay codes if all have the same type, and the
-    GPU's product takes it. An embedding does not, nor do experts. is_invariant: see `--batch-invariant`.
+    types: of the matrices that stay codes, see `gpu_types`. is_invariant: see `--batch-invariant`.
     """
 
     def __init__(
@@ -52,27 +50,23 @@ class GpuWeights(Decoder):
             super().__init__(model)
         self._is_invariant = is_invariant
         self.product: Product = multiply_invariantly if is_invariant else multiply
-        self._kinds = _kinds({key: fused for key, (fused, _) in self._places.items()}, types)
         self._packed: dict[WeightKey, PackedWeight] = {}
-        for key, kind in self._kinds.items():
-            num_out, num_in = self.weights[key].shape
-            self._packed[key] = empty_packed(kind, num_out, num_in, device)
-        is_tied, shapes = self.is_tied, self.weights
         #: The matrices, or biases, of a layer's experts, [E, N, in] or [E, N].
-        self._stacks: dict[WeightKey, Tensor] = {}
+        self._stacks: dict[WeightKey, Tensor | PackedWeight] = {}
+        kinds = {fused: types.get(key, "") for key, (fused, _) in self._places.items()}
+        is_tied, shapes = self.is_tied, self.weights
         self.weights = {}
         for key, empty in shapes.items():
-            if key in self._packed:
-                continue
-            if key.expert < 0:
-                self.weights[key] = torch.empty_like(empty, device=device)
+            experts = model.layers[key.layer].experts if key.expert >= 0 else None
+            if experts is None:
+                self._place(key, _allocated(empty, empty.shape, kinds.get(key, ""), device))
                 continue
             stack = key._replace(expert=-1)
             if stack not in self._stacks:
-                experts = model.layers[key.layer].experts
-                assert experts is not None
-                self._stacks[stack] = empty.new_empty(experts.num_experts, *empty.shape, device=device)
-            self.weights[key] = self._stacks[stack][key.expert]
+                shape = (experts.num_experts, *empty.shape)
+                self._stacks[stack] = _allocated(empty, shape, kinds.get(key, ""), device)
+            found = self._stacks[stack]
+            self._place(key, found[key.expert] if isinstance(found, Tensor) else found.of_expert(key.expert))
         if is_tied:
             self.weights[WeightKey("lm_head", 0, "weight")] = self.weights[WeightKey("embedding", 0, "weight")]
 
@@ -81,14 +75,16 @@ class GpuWeights(Decoder):
         """Whether any matrix is codes."""
         return bool(self._packed)
 
-    def kind(self, key: WeightKey) -> str:
-        """The type that a matrix of `model_weights` is kept in as codes; empty if it is not."""
-        return self._kinds.get(self._places[key][0], "")
+    def _place(self, key: WeightKey, weight: Tensor | PackedWeight) -> None:
+        if isinstance(weight, Tensor):
+            self.weights[key] = weight
+        else:
+            self._packed[key] = weight
 
     def load_packed(self, key: WeightKey, first_row: int, blocks: Tensor) -> None:
-        """Take in rows of a matrix that has a `kind`, from `first_row` on: uint8 [rows, bytes]."""
+        """Take in rows of a matrix that stays codes, from `first_row` on: uint8 [rows, bytes]."""
         fused, rows = self._places[key]
-        self._packed[fused].load(self._kinds[fused], rows.start + first_row, blocks)
+        self._packed[fused].load(rows.start + first_row, blocks)
 
     def matrix(self, name: str, layer: int) -> Tensor | PackedWeight:
         """What `product` multiplies by."""
@@ -109,8 +105,12 @@ class GpuWeights(Decoder):
 
         def multiply(name: str, rows: Tensor) -> Tensor:
             stack, bias = (self._stacks.get(WeightKey(name, layer, kind)) for kind in ("weight", "bias"))
-            assert stack is not None
-            out = grouped_gemm(rows, stack, offsets, max_rows=num_tokens, config=config)
+            if isinstance(stack, PackedWeight):
+                out = packed_matmul(rows, stack, offsets_E1=offsets, is_invariant=self._is_invariant)
+            else:
+                assert stack is not None
+                out = grouped_gemm(rows, stack, offsets, max_rows=num_tokens, config=config)
+            assert bias is None or isinstance(bias, Tensor)
             return out if bias is None else out + bias[experts]
 
         first, function = ("gate_up", activate_gated) if spec.expert.is_gated else ("up", activate)
@@ -127,7 +127,8 @@ class GpuWeights(Decoder):
     def weight_bytes(self) -> dict[str, int]:
         found = super().weight_bytes()
         for key, matrix in self._packed.items():
-            found[LAPS[key.name]] = found.get(LAPS[key.name], 0) + matrix.nbytes
+            name = "experts" if key.expert >= 0 else LAPS[key.name]
+            found[name] = found.get(name, 0) + matrix.nbytes
         return found
 
 
@@ -143,16 +144,11 @@ def multiply(x: Tensor, matrix: Tensor | PackedWeight, bias: Tensor | None) -> T
     return packed_matmul(x, matrix, bias) if isinstance(matrix, PackedWeight) else linear(x, matrix, bias)
 
 
-def _kinds(fused: Mapping[WeightKey, WeightKey], types: Mapping[WeightKey, str]) -> dict[WeightKey, str]:
-    """By the matrices of products, the type of codes that all their parts have, if there is such a type for a GPU."""
-    found: dict[WeightKey, set[str]] = {}
-    for key, matrix in fused.items():
-        found.setdefault(matrix, set()).add(types.get(key, ""))
-    return {
-        key: kind
-        for key, kinds in found.items()
-        if len(kinds) == 1 and (kind := next(iter(kinds))) in KINDS and key.expert < 0 and key.name != "embedding"
-    }
+def _allocated(empty: Tensor, shape: Sequence[int], kind: str, device: torch.device) -> Tensor | PackedWeight:
+    """Room on the device for what has the dtype of `empty`, or for codes of a type."""
+    if kind and empty.dim() == 2:
+        return empty_packed(kind, *shape, device=device)
+    return empty.new_empty(shape, device=device)
 
 
 def load_gpu_weights(
@@ -172,11 +168,11 @@ def load_gpu_weights(
     files = find_weights(folder, model)
     check_quantized(files)
     with default_dtype(torch_dtype(resolve_dtype(model, dtype))):
-        decoder = GpuWeights(model, packed_types(files), device, is_invariant=is_invariant)
-        kinds = {key: kind for key in model_weights(model) if (kind := decoder.kind(key))}
-        _say_what_is_widened(files, kinds)
-    for key, first_row, values in read_pieces(files, on_progress, in_blocks=kinds):
-        if key in kinds:
+        types = gpu_types(files, model)
+        decoder = GpuWeights(model, types, device, is_invariant=is_invariant)
+        _say_what_is_widened(files, types)
+    for key, first_row, values in read_pieces(files, on_progress, in_blocks=types):
+        if key in types:
             decoder.load_packed(key, first_row, values)
         else:
             target, _ = decoder.target(key)

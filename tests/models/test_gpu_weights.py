@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.packed_weight import PackedWeight
+from eventlm.models.config import read_model
 from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.gpu_weights import GpuWeights, load_gpu_weights
-from eventlm.models.program import WeightKey
-from tests.models.quantized.checkpoints import CASES, write_quantized
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.matrix_types import gpu_types
+from eventlm.models.weights.weight_bytes import gpu_weight_bytes
+from tests.models.quantized.checkpoints import CASES, write_gpt_oss, write_quantized
 from tests.models.tiny_gguf import TOKENS, write_gguf
 from tests.worker.gpu.driven import Asked, Driven, gpu_runner
 from tests.worker.gpu.test_runner import GREEDY
@@ -87,11 +90,30 @@ def test_a_gguf_file_is_run_as_it_is(tmp_path: Path) -> None:
     check_products(
         weights, {name.removesuffix(".weight"): torch.from_numpy(each) for name, each in values.items()}, 1e-5
     )
-    assert weights.kind(WeightKey("query", 0, "weight")) == "Q4_1"
     prompt = [token % len(TOKENS) for token in range(40, 49)]
     runner = gpu_runner(folder, max_num_seqs=1, graph_buckets=[1])
     driven = Driven(runner, [Asked(prompt, 3, GREEDY)])
     assert driven.outputs[0] == greedy(values, prompt, 3)
+
+
+def test_experts_stay_floats_of_4_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_gpt_oss(tmp_path)
+    spec = read_model(tmp_path)
+    types = gpu_types(find_weights(tmp_path, spec), spec)
+    weights = load(tmp_path)
+    assert "widened" not in capsys.readouterr().err
+    assert (len(types), set(types.values())) == (2 * 3 * 3, {"MXFP4"})
+    matrices = 2 * (2 * 96 + 64) * 3 // 2 * 64
+    assert gpu_weight_bytes(spec, "float32", {}) - gpu_weight_bytes(spec, "float32", types) > 3 * matrices
+    runner = gpu_runner(tmp_path, max_num_seqs=1, graph_buckets=[1])
+    prompt = list(range(20, 31))
+    (output,) = Driven(runner, [Asked(prompt, 2, GREEDY)]).samples.values()
+    with torch.inference_mode():
+        assert output == model(torch.tensor([prompt + output[:-1]])).logits[0, -2:].argmax(-1).tolist()
+    held = [weights.embedding.nbytes, *weights.weight_bytes().values()]
+    others = sum(tensor.nbytes for key, tensor in weights.weights.items() if tensor.dim() == 1 and key.expert < 0)
+    biases = sum(tensor.nbytes for key, tensor in weights.weights.items() if tensor.dim() == 1 and key.expert >= 0)
+    assert sum(held) + others + biases == gpu_weight_bytes(spec, "float32", types)
 
 
 @torch.inference_mode()

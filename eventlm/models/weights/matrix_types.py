@@ -1,13 +1,14 @@
-"""Which matrices the compiled decoder multiplies by as codes, and the types of the codes. Loads no torch."""
+"""Which matrices are multiplied by as codes, and the types of the codes. Loads no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
+from eventlm.kernels.gpu.code_types import CODE_TYPES
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.spec import ModelSpec
-from eventlm.models.weights.decoder_weights import model_weights
+from eventlm.models.weights.decoder_weights import EMBEDDING, model_weights
 from eventlm.models.weights.stored_weights import WeightFile
 
 #: Inputs of a group of the codes that numbers are rounded to.
@@ -53,6 +54,27 @@ def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
         and key.name not in FLOAT32_WEIGHTS
         and all(types.get(key._replace(name=name)) != "" for name in _multiplied_with(key.name))
     }
+
+
+def gpu_types(files: Iterable[WeightFile], model: ModelSpec) -> dict[WeightKey, str]:
+    """The matrices that GPUs multiply by as codes, and their types, of `CODE_TYPES`: those of a product, or of a
+    layer's experts, if all are of one type. An embedding is looked up there, and is no codes.
+    """
+    types = packed_types(files)
+    products: dict[tuple[str, int, bool], set[str]] = {}
+    for key in model_weights(model):
+        if key.kind == "weight":
+            products.setdefault(_product(key), set()).add(types.get(key, ""))
+    return {
+        key: kind
+        for key, kind in types.items()
+        if kind in CODE_TYPES and key != EMBEDDING and len(products[_product(key)]) == 1
+    }
+
+
+def _product(key: WeightKey) -> tuple[str, int, bool]:
+    """What the weights of a product have in common, and those of all experts of a layer."""
+    return next(iter(_multiplied_with(key.name)), key.name), key.layer, key.expert >= 0
 
 
 def _multiplied_with(name: str) -> tuple[str, ...]:

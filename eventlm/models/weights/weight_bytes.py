@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from eventlm.kernels.cpu.native import PANEL, packed_bytes
+from eventlm.kernels.gpu.code_types import code_bytes
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.spec import DTYPE_BYTES, ModelSpec
 from eventlm.models.weights.decoder_weights import EMBEDDING, model_weights
@@ -14,6 +15,13 @@ from eventlm.types import ceil_div
 #: Inputs of an int8 matrix are padded to a multiple of this; each of its outputs has a scale, a float32.
 INT8_BLOCK = 64
 INT8_SCALE_BYTES = 4
+
+
+def gpu_weight_bytes(model: ModelSpec, dtype_name: str, types: Mapping[WeightKey, str]) -> int:
+    """Bytes of the decoder's weights in a GPU's memory. types: of matrices that are codes, see `gpu_types`."""
+    shapes = model_weights(model)
+    num_bytes = sum(code_bytes(types[key], *shape) for key, shape in shapes.items() if key in types and len(shape) == 2)
+    return num_bytes + sum(_float_bytes(key, shape, dtype_name) for key, shape in shapes.items() if key not in types)
 
 
 def weight_bytes(
@@ -39,5 +47,9 @@ def weight_bytes(
             num_out, num_in = shape
             num_bytes += num_out * (ceil_div(num_in, INT8_BLOCK) * INT8_BLOCK + INT8_SCALE_BYTES)
         else:
-            num_bytes += math.prod(shape) * DTYPE_BYTES["float32" if key.name in FLOAT32_WEIGHTS else dtype_name]
+            num_bytes += _float_bytes(key, shape, dtype_name)
     return num_bytes
+
+
+def _float_bytes(key: WeightKey, shape: tuple[int, ...], dtype_name: str) -> int:
+    return math.prod(shape) * DTYPE_BYTES["float32" if key.name in FLOAT32_WEIGHTS else dtype_name]

@@ -13,15 +13,15 @@ from eventlm.kernels.gpu.packed_weight import PackedWeight, empty_packed
 def packed_matrix(kind: str, num_out: int, num_in: int, device: torch.device) -> tuple[PackedWeight, Tensor]:
     """A matrix that was taken in in two pieces, and its values, float32 [N, K]."""
     blocks, values = random_blocks(kind, num_out, num_in)
-    matrix = empty_packed(kind, num_out, num_in, device)
+    matrix = empty_packed(kind, num_out, num_in, device=device)
     for rows in (slice(num_out // 2), slice(num_out // 2, num_out)):
-        matrix.load(kind, rows.start or 0, blocks[rows])
+        matrix.load(rows.start or 0, blocks[rows])
     return matrix, values.to(device)
 
 
-def random_blocks(kind: str, num_out: int, num_in: int) -> tuple[Tensor, Tensor]:
+def random_blocks(kind: str, num_out: int, num_in: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Blocks, uint8 [N, bytes], and their values, float32 [N, K]."""
-    rng = np.random.default_rng(num_in)
+    rng = np.random.default_rng(seed)
     if not kind.startswith("I"):
         numbers = rng.normal(0.0, 0.1, (num_out, num_in)).astype(np.float32)
         type_of = gguf.GGMLQuantizationType[kind]

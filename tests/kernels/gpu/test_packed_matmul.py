@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from eventlm.kernels.gpu.packed_matmul import packed_matmul
-from tests.kernels.gpu.packed import packed_matrix
+from eventlm.kernels.gpu.packed_weight import empty_packed
+from tests.kernels.gpu.packed import packed_matrix, random_blocks
 
 #: Of |output - reference| / |reference|: numbers of the matrix are rounded to x's type, and so is the result.
 TOLERANCES = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 6e-3}
@@ -21,6 +22,7 @@ CONFIG = {"BLOCK_M": 16, "BLOCK_N": 32, "num_warps": 4, "num_stages": 2}
         ("I4_128", 2, 48, 160, torch.bfloat16),
         ("I8_32", 4, 31, 96, torch.float32),
         ("I8_128", 33, 24, 288, torch.float32),
+        ("MXFP4", 2, 40, 96, torch.float32),
     ],
 )
 def test_against_the_values(
@@ -48,3 +50,19 @@ def test_a_row_has_the_same_bits_in_any_batch(device: torch.device) -> None:
 def test_no_rows(device: torch.device) -> None:
     matrix, _ = packed_matrix("Q4_0", 40, 64, device)
     assert packed_matmul(torch.empty(0, 64, device=device), matrix).shape == (0, 40)
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "MXFP4", "I8_32"])
+def test_experts(kind: str, device: torch.device) -> None:
+    """Of which one has no rows; the last rows are no one's."""
+    pieces = [random_blocks(kind, 24, 96, seed=number) for number in range(3)]
+    weight = empty_packed(kind, 3, 24, 96, device=device)
+    for number, (blocks, _) in enumerate(pieces):
+        weight.of_expert(number).load(0, blocks)
+    x = torch.randn(25, 96, generator=torch.Generator().manual_seed(1)).to(device)
+    offsets = [0, 19, 19, 23]
+    on_device = torch.tensor(offsets, dtype=torch.int32, device=device)
+    for config in (None, CONFIG):
+        out = packed_matmul(x, weight, offsets_E1=on_device, config=config)
+        for (_, values), first, end in zip(pieces, offsets[:-1], offsets[1:], strict=True):
+            torch.testing.assert_close(out[first:end], x[first:end] @ values.to(device).t(), atol=1e-4, rtol=1e-4)

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named(
         tensors = load_file(path)
         edit(tensors)
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
-    monkeypatch.setattr(loader, "_empty_decoder", None)
+    monkeypatch.setattr(loader, "Decoder", None)
     with pytest.raises(CheckpointError) as caught:
         load_decoder(tmp_path, dtype="float32")
     assert str(caught.value).startswith(f"{tmp_path}/model-")

@@ -3,9 +3,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 from msgspec import structs
 
-from eventlm.models.loader import _empty_decoder, torch_dtype
+from eventlm.models.decoder import Decoder
+from eventlm.models.loader import default_dtype, torch_dtype
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.weight_bytes import weight_bytes
 from tests.models.weights.tensors import MODEL, SPARSE, tensors_of
@@ -22,7 +24,8 @@ def test_they_are_those_of_the_tensors() -> None:
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_weights_take_what_the_decoder_has_for_them(quantization: str, model: ModelSpec, *, tied: bool) -> None:
     model = structs.replace(model, tie_word_embeddings=tied, hidden_size=80)
-    decoder = _empty_decoder(model, torch_dtype("bfloat16"), "meta")
+    with default_dtype(torch_dtype("bfloat16")), torch.device("meta"):
+        decoder = Decoder(model)
     if quantization == "int8":
         decoder.to_int8()
     tensors = {id(each): each for each in (*decoder.weights.values(), *decoder.scales.values())}
