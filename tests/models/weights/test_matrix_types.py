@@ -12,7 +12,7 @@ from eventlm.models.config import read_model
 from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.program import WeightKey
 from eventlm.models.weights.find_weights import find_weights
-from eventlm.models.weights.matrix_types import matrix_types, packed_types
+from eventlm.models.weights.matrix_types import gpu_types, matrix_types, packed_types
 from eventlm.models.weights.weight_bytes import weight_bytes
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.forward import make_cache, make_forward
@@ -105,3 +105,21 @@ def test_what_files_have_as_codes_stays_so_if_nothing_else_was_asked(tmp_path: P
     files = find_weights(tmp_path, model)
     assert set(matrix_types(files, model, "none").values()) == {"I4_128", "I8_32"}
     assert matrix_types(files, model, "int8") == {}
+
+
+def test_gpus_take_products_of_one_type_and_no_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path / "home"))
+    make_checkpoint(tmp_path / "checkpoint", "LlamaForCausalLM", **SMALL)
+    to_gguf(tmp_path / "checkpoint", tmp_path / "model.gguf", "llama", "Q4_0")
+    folder = gguf_folder(tmp_path / "model.gguf")
+    model = read_model(folder)
+    files = find_weights(folder, model)
+    packed = packed_types(files)
+    assert WeightKey("embedding", 0, "weight") in packed
+    assert gpu_types(files, model) == {key: kind for key, kind in packed.items() if key.name != "embedding"}
+    other = [weight._replace(dtype="Q8_0") if weight.key.name == "value" else weight for weight in files[0].weights]
+    types = gpu_types([files[0]._replace(weights=other)], model)
+    assert {key.name for key in types} == {"output", "gate", "up", "down", "lm_head"}
+    other = [weight._replace(dtype="Q5_0") if weight.key.name == "down" else weight for weight in files[0].weights]
+    types = gpu_types([files[0]._replace(weights=other)], model)
+    assert {key.name for key in types} == {"query", "key", "value", "output", "gate", "up", "lm_head"}
