@@ -49,16 +49,16 @@ class Variant(NamedTuple):
     is_awq: bool = False
 
 
-#: Where a token is as near to one expert as to another, roundings choose.
-ROUTED = Bounds(0.9, 0.15)
+#: Of random weights, the most likely tokens are near to each other, as experts are.
+ROUNDED, ROUTED = Bounds(0.9, 0.05), Bounds(0.9, 0.15)
 GEMMA = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
 GPT_OSS = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 24}
 QWEN_MOE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128}
 CAPS = {"sliding_window": 24, "attn_logit_softcapping": 20.0, "final_logit_softcapping": 15.0}
 VARIANTS = (
     Variant("gpt-oss, float32", "GptOssForCausalLM", "float32", BOUNDS["float32"], GPT_OSS),
-    Variant("AWQ", "LlamaForCausalLM", "bfloat16", BOUNDS["bfloat16"], is_awq=True),
-    Variant("Gemma 3", "Gemma3ForCausalLM", "bfloat16", BOUNDS["bfloat16"], GEMMA),
+    Variant("AWQ", "LlamaForCausalLM", "bfloat16", ROUNDED, is_awq=True),
+    Variant("Gemma 3", "Gemma3ForCausalLM", "bfloat16", ROUNDED, GEMMA),
     Variant("Gemma 2, float32", "Gemma2ForCausalLM", "float32", BOUNDS["float32"], CAPS),
     Variant("Qwen3-MoE", "Qwen3MoeForCausalLM", "bfloat16", ROUTED, QWEN_MOE),
 )
