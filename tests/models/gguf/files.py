@@ -152,10 +152,11 @@ def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) 
         writer.add_sliding_window(config["sliding_window"])
         if get("layer_types") and architecture in ("exaone4", "olmo2"):
             writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if architecture in ("granite", "granitemoe"):
+        writer.add_attention_scale(config["attention_multiplier"])
     for field, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
-        ("attention_multiplier", writer.add_attention_scale),
         ("embedding_multiplier", writer.add_embedding_scale),
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
