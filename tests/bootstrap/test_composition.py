@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from transformers import Lfm2Config
 
 from eventlm.bootstrap import cache_plan, composition, device
 from eventlm.bootstrap.composition import compose, compose_engine
@@ -13,7 +14,7 @@ from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.models.transformers_model import AttentionCall, TransformersModel
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
-from tests.checkpoints import edit_json, make_checkpoint
+from tests.checkpoints import make_checkpoint
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
 
@@ -74,8 +75,9 @@ def test_a_model_that_gpus_cannot_run_is_found_before_a_worker_starts(
     install(monkeypatch, gpu())
     monkeypatch.setattr(device, "missing_software", lambda: "")
     folder = make_checkpoint(tmp_path)
-    edit_json(folder / "config.json", architectures=["HeliumForCausalLM"])
-    with pytest.raises(UsageError, match=r"this HeliumForCausalLM has .*; take --device cpu$"):
+    layers = ["conv", "full_attention"]
+    Lfm2Config(architectures=["Lfm2ForCausalLM"], num_hidden_layers=2, layer_types=layers).save_pretrained(folder)
+    with pytest.raises(UsageError, match=r"GPUs cannot run this Lfm2ForCausalLM: it has .*; take --device cpu$"):
         compose_engine(load_config(None, {"model": str(folder)}, environment={}))
 
 
