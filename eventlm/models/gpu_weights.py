@@ -103,7 +103,7 @@ class GpuWeights(Decoder):
         offsets = torch.searchsorted(experts, firsts, out_int32=True)
         config = tuned("grouped_gemm", dtype=str(x.dtype).removeprefix("torch.")) if self._is_invariant else None
 
-        def multiply(name: str, rows: Tensor) -> Tensor:
+        def product(name: str, rows: Tensor) -> Tensor:
             stack, bias = (self._stacks.get(WeightKey(name, layer, kind)) for kind in ("weight", "bias"))
             if isinstance(stack, PackedWeight):
                 out = packed_matmul(rows, stack, offsets_E1=offsets, is_invariant=self._is_invariant)
@@ -114,8 +114,8 @@ class GpuWeights(Decoder):
             return out if bias is None else out + bias[experts]
 
         first, function = ("gate_up", activate_gated) if spec.expert.is_gated else ("up", activate)
-        inner = function(multiply(first, x[order // num_active]), spec.expert.activation)
-        given = multiply("down", inner)
+        inner = function(product(first, x[order // num_active]), spec.expert.activation)
+        given = product("down", inner)
         products_TAN = torch.empty_like(given, dtype=torch.float32)
         products_TAN[order] = given.float()
         products_TAN = products_TAN.unflatten(0, (num_tokens, num_active)) * chosen.shares_TA[..., None]
@@ -146,7 +146,7 @@ def multiply(x: Tensor, matrix: Tensor | PackedWeight, bias: Tensor | None) -> T
 
 def _allocated(empty: Tensor, shape: Sequence[int], kind: str, device: torch.device) -> Tensor | PackedWeight:
     """Room on the device for what has the dtype of `empty`, or for codes of a type."""
-    if kind and empty.dim() == 2:
+    if kind:
         return empty_packed(kind, *shape, device=device)
     return empty.new_empty(shape, device=device)
 

@@ -5,7 +5,15 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.models.spec import ConvolutionSpec, ExpertsSpec, FeedForwardSpec, NormSpec, RopeSpec, why_not_plain
+from eventlm.models.spec import (
+    ConvolutionSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    NormSpec,
+    RopeSpec,
+    why_not_on_gpus,
+    why_not_plain,
+)
 from tests.models.test_decoder import ATTENTION, LAYER, MODEL, ROPE, with_layers
 
 
@@ -80,17 +88,19 @@ def test_experts_are_not_plain() -> None:
 def test_heads_that_differ_are_not_plain() -> None:
     for changes in ({"num_kv_heads": 4}, {"num_heads": 8}):
         other = structs.replace(LAYER, attention=structs.replace(ATTENTION, **changes))
-        assert why_not_plain(structs.replace(MODEL, layers=(LAYER, other))) == "heads that differ by layer"
+        model = structs.replace(MODEL, layers=(LAYER, other))
+        assert why_not_plain(model) == why_not_on_gpus(model) == "heads that differ by layer"
 
 
 def test_ropes_that_differ_are_not_plain() -> None:
     other = structs.replace(LAYER, attention=structs.replace(ATTENTION, rope=structs.replace(ROPE, theta=5.0)))
-    assert why_not_plain(structs.replace(MODEL, layers=(LAYER, other))) == "rotary embeddings that differ by layer"
+    model = structs.replace(MODEL, layers=(LAYER, other))
+    assert (why_not_plain(model), why_not_on_gpus(model)) == ("rotary embeddings that differ by layer", "")
 
 
 def test_states_are_not_plain() -> None:
     layer = structs.replace(LAYER, attention=None, recurrent=ConvolutionSpec(num_channels=64, num_taps=3))
     model = structs.replace(MODEL, layers=(layer, LAYER))
-    assert why_not_plain(model) == "layers with a state in place of attention"
+    assert why_not_plain(model) == why_not_on_gpus(model) == "layers with a state in place of attention"
     assert model.attention == ATTENTION
     assert (layer.kv_shape, model.state_size) == (None, 128)
