@@ -9,6 +9,10 @@ import pytest
 from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache
 from eventlm.bootstrap.gpus import INTERPRETER, Gpu
 from eventlm.errors import UsageError
+from eventlm.kernels.gpu.code_types import code_bytes
+from eventlm.models.config import read_model
+from eventlm.models.program import WeightKey
+from eventlm.models.weights.decoder_weights import model_weights
 from tests.bootstrap.test_cache_plan import BLOCK_BYTES, WEIGHT_BYTES, checkpoint, config_with
 
 __all__ = ["checkpoint"]
@@ -42,6 +46,16 @@ def test_what_is_asked_for_is_taken(checkpoint: Path) -> None:
     assert plan[:2] == (11, 160)
     assert "cut from 512 to 160 tokens" in plan.warnings[0]
     assert plan.warnings[0].endswith("raise --kv-memory for more")
+
+
+def test_codes_count_as_what_they_take_on_a_gpu(checkpoint: Path) -> None:
+    key = WeightKey("down", 0, "weight")
+    num_out, num_in = model_weights(read_model(checkpoint))[key]
+    saved = num_out * num_in * 4 - code_bytes("Q4_0", num_out, num_in)
+    fits = config_with(gpu_memory_utilization="1.0")
+    assert plan_cache(fits, checkpoint, [a_gpu(LEAST - saved)], {key: "Q4_0"}).num_blocks == 0
+    with pytest.raises(UsageError, match="take a smaller model"):
+        plan_cache(fits, checkpoint, [a_gpu(LEAST - saved - 1)], {key: "Q4_0"})
 
 
 def test_weights_and_one_sequence_must_fit_into_the_share(checkpoint: Path) -> None:
