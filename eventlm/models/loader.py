@@ -19,7 +19,7 @@ from eventlm.kernels.int8_linear import quantize_rows
 from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
-from eventlm.models.program import WeightKey
+from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.rope import angles
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import matrix_types
@@ -110,7 +110,8 @@ def load_cpu_decoder(
 
 
 def _say_what_is_unpacked(files: Sequence[WeightFile], types: Container[WeightKey]) -> None:
-    keys = [key for file in files for matrix in file.quantized for key in matrix.weights]
+    all_keys = (key for file in files for matrix in file.quantized for key in matrix.weights)
+    keys = [key for key in all_keys if key.name not in FLOAT32_WEIGHTS]
     if unpacked := [key for key in keys if key not in types]:
         # The engine logs what a worker prints.
         print(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,9 +10,9 @@ from eventlm.errors import CheckpointError
 from eventlm.models.checkpoint.safetensors_header import FileStamp, SafetensorsHeader
 from eventlm.models.program import WeightKey
 from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS, Method, PartSpec, Scheme
+from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.tensor_rows import rows_of
 
-#: With these, a tensor has the rows of its matrices in turns, head by head.
-_IN_TURNS = ("output_gate", "delta_gate", "delta_beta", "delta_decay")
 _OTHER_MODEL = "the two files are not of one model"
 
 
@@ -32,11 +31,11 @@ class QuantizedPart(NamedTuple):
 class QuantizedMatrix(NamedTuple):
     """A matrix [out, in], which may consist of several weights.
 
-    weights: the outputs that are each one's. parts: by their names in `Scheme.parts`, perhaps without those that are
-    optional.
+    weights: the outputs that are each one's, in its order. parts: by their names in `Scheme.parts`, perhaps without
+    those that are optional.
     """
 
-    weights: dict[WeightKey, slice]
+    weights: dict[WeightKey, tuple[range, ...]]
     num_out: int
     num_in: int
     scheme: Scheme
@@ -87,7 +86,11 @@ class Parts:
         return True
 
     def matrices(
-        self, missing: dict[str, list[WeightKey]], shapes: Mapping[WeightKey, tuple[int, ...]], stacking: str
+        self,
+        missing: dict[str, list[WeightKey]],
+        shapes: Mapping[WeightKey, tuple[int, ...]],
+        model: ModelSpec,
+        stacking: str,
     ) -> dict[Path, list[QuantizedMatrix]]:
         """All matrices by the file of their largest part, in the order of its data. They are no longer `missing`.
 
@@ -104,12 +107,7 @@ class Parts:
                     f"or to one that is there twice; {_OTHER_MODEL}"
                 )
             weights = {key: shapes[key] for key in missing.pop(role)}
-            if len(weights) > 1 and any(key.name in _IN_TURNS for key in weights):
-                raise CheckpointError(
-                    f"{some.path}: tensor {some.name} is quantized, and has the rows of {len(weights)} matrices in "
-                    "turns, which only tensors of floats may have; take the model in bfloat16"
-                )
-            for matrix in _matrices(module, scheme, parts, weights, stacking if role == module else ""):
+            for matrix in _matrices(module, scheme, parts, weights, model, stacking if role == module else ""):
                 found.setdefault(matrix.codes.path, []).append(matrix)
         for matrices in found.values():
             matrices.sort(key=lambda matrix: matrix.codes.offset)
@@ -137,6 +135,7 @@ def _matrices(
     scheme: Scheme,
     parts: dict[str, QuantizedPart],
     shapes: dict[WeightKey, tuple[int, ...]],
+    model: ModelSpec,
     stacking: str,
 ) -> Iterator[QuantizedMatrix]:
     """stacking: of the experts of a layer, if they are in one tensor. Even `columns` are rows when they are packed."""
@@ -162,13 +161,11 @@ def _matrices(
             raise CheckpointError(f"{some.path}: {part} of {module} is missing; download the model again")
     for number, expert in enumerate(experts):
         own = {part: _of_expert(found, number) if stacking else found for part, found in parts.items()}
-        keys = [key for key in shapes if key.expert == expert]
-        ends = list(accumulate(shapes[key][0] for key in keys))
+        shapes_of = {key: shape for key, shape in shapes.items() if key.expert == expert}
+        weights = rows_of(shapes_of, model)
         if stacking == "columns":
-            rows = [slice(turn, num_out, len(keys)) for turn in range(len(keys))]
-        else:
-            rows = [slice(end - shapes[key][0], end, 1) for key, end in zip(keys, ends, strict=True)]
-        yield QuantizedMatrix(dict(zip(keys, rows, strict=True)), num_out, num_in, scheme, own)
+            weights = {key: (range(turn, num_out, len(shapes_of)),) for turn, key in enumerate(shapes_of)}
+        yield QuantizedMatrix(weights, num_out, num_in, scheme, own)
 
 
 def _of_expert(part: QuantizedPart, number: int) -> QuantizedPart:

@@ -19,11 +19,12 @@ from eventlm.models.checkpoint.safetensors_header import (
 )
 from eventlm.models.program import WeightKey
 from eventlm.models.quantized.scheme import PARTS
-from eventlm.models.spec import DeltaSpec, ModelSpec, TensorNames
+from eventlm.models.spec import ModelSpec, TensorNames
 from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
 from eventlm.models.weights.quantized_matrices import Parts, whole_names
 from eventlm.models.weights.stored_weights import STORED_DTYPES, StoredWeight, WeightFile
 from eventlm.models.weights.tensor_names import checkpoint_tensors, tensor_name
+from eventlm.models.weights.tensor_rows import row_runs
 
 #: End of the names of buffers in old checkpoints. They are not weights.
 _OLD_BUFFER = "rotary_emb.inv_freq"
@@ -73,7 +74,7 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
             weights += _rows(path, tensor, its_shapes, headers[path].data_start, model, names.stacking)
         files.append(WeightFile(path, headers[path].stamp, weights))
     if parts:
-        matrices = parts.matrices(missing, shapes, names.stacking)
+        matrices = parts.matrices(missing, shapes, model, names.stacking)
         files = [file._replace(quantized=matrices.get(file.path, ())) for file in files]
     if missing:
         name = next(iter(missing))
@@ -138,32 +139,10 @@ def _rows(
             yield StoredWeight(interleaved[0], name, info.dtype, tuple(expected[1:]), offset, interleaved=interleaved)
             offset += (end - start) // num_experts
         return
-    for key, first_row, count in _pieces_of(shapes, model):
+    for key, first_row, count in row_runs(shapes, model):
         shape = (count, *shapes[key][1:])
         yield StoredWeight(key, name, info.dtype, shape, offset, first_row=first_row)
         offset += (end - start) // num_rows * count
-
-
-def _pieces_of(shapes: dict[WeightKey, tuple[int, ...]], model: ModelSpec) -> Iterator[tuple[WeightKey, int, int]]:
-    """The rows of a tensor in their order: of which weight they are, from which of its rows on, and how many."""
-    by_name = {key.name: key for key in shapes}
-    layer = model.layers[next(iter(shapes)).layer]
-    attention, delta = layer.attention, layer.recurrent
-    num_heads, turns = 1, [(key, 0, shape[0]) for key, shape in shapes.items()]
-    if attention is not None and "output_gate" in by_name:
-        # Each head's query, then its gate.
-        num_heads = attention.num_heads
-        turns = [(key, 0, attention.head_dim) for key in shapes]
-    elif isinstance(delta, DeltaSpec) and by_name.keys() & {"delta_gate", "delta_beta"} and len(shapes) > 1:
-        # Each key head's rows of each weight. Of `mixed` they are its query, its key, and its values.
-        num_heads, size, values = delta.num_key_heads, delta.key_dim, delta.values_size // delta.num_key_heads
-        turns = [(key, 0, shape[0] // num_heads) for key, shape in shapes.items()]
-        if "mixed" in by_name:
-            mixed, keys = by_name["mixed"], delta.keys_size
-            turns[:1] = [(mixed, 0, size), (mixed, keys, size), (mixed, 2 * keys, values)]
-    for head in range(num_heads):
-        for key, first, count in turns:
-            yield key, first + head * count, count
 
 
 def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:

@@ -5,7 +5,7 @@ Shapes: O outputs, I inputs, R rows of outputs, G groups of inputs, B blocks of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -49,37 +49,37 @@ class UnpackedMatrix:
         self._scales = self._find_scales()
         self._zeros_OG = self._find_zeros()
 
-    def values(self, rows: slice) -> Tensor:
+    def values(self, rows: Sequence[int]) -> Tensor:
         """Some outputs as numbers [R, I]: in the dtype of the scales, or float32."""
-        num_in = self._matrix.num_in
+        num_in, index = self._matrix.num_in, _index(rows)
         scales_RG = self._scales_of(rows)
         dtype = torch.float32 if self._is_exact else scales_RG.dtype
         match self._scheme.layout:
             case "fp8":
-                numbers_RI = self._codes[rows].to(dtype)
+                numbers_RI = self._codes[index].view(torch.float8_e4m3fn).to(dtype)
             case "fp4":
-                numbers_RI = _FP4[_apart(self._codes[rows])[:, :num_in].long()]
+                numbers_RI = _FP4[_apart(self._codes[index])[:, :num_in].long()]
             case _:
-                codes_RI = self._codes[rows]
+                codes_RI = self._codes[index]
                 if self._scheme.bits == 4:
                     codes_RI = _apart(codes_RI)
-                numbers_RI = (codes_RI[:, :num_in].short() - self._spread(self._zeros_OG[rows])).to(dtype)
+                numbers_RI = (codes_RI[:, :num_in].short() - self._spread(self._zeros_OG[index])).to(dtype)
         return numbers_RI * self._spread(scales_RG.to(dtype))
 
-    def blocks(self, kind: str, rows: slice) -> Tensor:
+    def blocks(self, kind: str, rows: Sequence[int]) -> Tensor:
         """Some outputs as the compiled decoder takes them, uint8 [R, bytes] of this type of `PACKED_TYPES`.
 
         A block is a scale, a zero and its codes, two of 4 bits in a byte, the even one low. Floats have no zero, and
         their scale is 256 times what it is; MXFP4 is as ggml has it.
         """
-        num_in = self._matrix.num_in
+        num_in, index = self._matrix.num_in, _index(rows)
         if kind == "MXFP4":
-            codes_RBI = _apart(self._codes[rows]).unflatten(1, (-1, 32))
+            codes_RBI = _apart(self._codes[index]).unflatten(1, (-1, 32))
             bytes_RBI = codes_RBI[..., :16] | codes_RBI[..., 16:] << 4
-            return torch.cat((self._scales[rows, :, None], bytes_RBI), dim=-1).flatten(1)
+            return torch.cat((self._scales[index][..., None], bytes_RBI), dim=-1).flatten(1)
         size = int(kind.partition("_")[2])
         num_blocks, code_bytes = -(-num_in // size), size * self._scheme.bits // 8
-        codes_RI = self._codes[rows][:, : num_in * self._scheme.bits // 8].view(torch.uint8)
+        codes_RI = self._codes[index][:, : num_in * self._scheme.bits // 8]
         codes_RBI = pad(codes_RI, (0, num_blocks * code_bytes - codes_RI.shape[1])).unflatten(1, (num_blocks, -1))
         scales_RB = self._of_blocks(self._scales_of(rows), size, num_blocks).float()
         if self._scheme.layout == "fp8":
@@ -87,7 +87,7 @@ class UnpackedMatrix:
             is_spoilt_RB = (codes_RBI & _NO_FLOAT).amax(-1) == _NO_FLOAT
             scales_RB = torch.where(is_spoilt_RB, torch.nan, scales_RB * _FLOAT_FACTOR)
             return torch.cat((scales_RB[..., None].view(torch.uint8), codes_RBI), dim=-1).flatten(1)
-        zeros_RB = self._of_blocks(self._zeros_OG[rows], size, num_blocks).half()
+        zeros_RB = self._of_blocks(self._zeros_OG[index], size, num_blocks).half()
         heads = scales_RB[..., None].view(torch.uint8), zeros_RB[..., None].view(torch.uint8)
         return torch.cat((*heads, codes_RBI), dim=-1).flatten(1)
 
@@ -106,7 +106,7 @@ class UnpackedMatrix:
             case "bytes":
                 return self._parts["weight"].view(torch.uint8) ^ 128
             case "fp8":
-                return self._parts["weight"]
+                return self._parts["weight"].view(torch.uint8)
         return self._parts["weight_packed"].flatten(1).view(torch.uint8)
 
     def _awq_codes(self) -> Tensor:
@@ -130,15 +130,14 @@ class UnpackedMatrix:
             scales = _POWERS[scales.long()]
         return scales if scales.dim() == 2 else scales.reshape(-1, 1)
 
-    def _scales_of(self, rows: slice) -> Tensor:
+    def _scales_of(self, rows: Sequence[int]) -> Tensor:
         """[R, G]."""
-        scales = _POWERS[self._scales[rows].long()] if self._scheme.layout == "fp4" else self._scales
         if self._scheme.layout == "fp4":
-            return scales
-        numbers_R = torch.arange(rows.start, rows.stop, rows.step)
-        if len(scales) != self._matrix.num_out:
+            return _POWERS[self._scales[_index(rows)].long()]
+        numbers_R = torch.tensor(rows)
+        if len(self._scales) != self._matrix.num_out:
             numbers_R = numbers_R // (self._scheme.group[0] or self._matrix.num_out)
-        return scales[numbers_R]
+        return self._scales[numbers_R]
 
     def _find_zeros(self) -> Tensor:
         """[O, G], or [O, 1] where it is the same for all of an output's groups."""
@@ -161,6 +160,11 @@ class UnpackedMatrix:
         if self._order_I is not None:
             return values_RG[:, self._order_I]
         return values_RG.repeat_interleave(self._scheme.group[1], dim=1)[:, : self._matrix.num_in]
+
+
+def _index(rows: Sequence[int]) -> slice | Tensor:
+    """What a tensor is indexed with for some of its rows, without a copy where they are evenly apart."""
+    return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else torch.tensor(rows)
 
 
 def check_values(matrix: QuantizedMatrix, data: Mapping[str, Tensor]) -> None:
@@ -202,7 +206,8 @@ def _problem(matrix: QuantizedMatrix, name: str, values: Tensor) -> str:
 
 def _of_words(words: Tensor, bits: int) -> Tensor:
     """The codes of words of 32 bits [..., W], uint8 [..., W, 32 / bits]."""
-    bytes_of = words.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
+    # Flat, for words that are a column are contiguous without lying one after the other by their strides.
+    bytes_of = words.flatten().view(torch.uint8).view(*words.shape, 4)
     return _apart(bytes_of) if bits == 4 else bytes_of
 
 

@@ -7,6 +7,7 @@ memory of the process. A piece is small enough to stay in a cache between the co
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -203,12 +204,12 @@ def _pieces(unit: _Part, values: Tensor) -> Iterator[Piece]:
 
 def _pieces_of_quantized(unit: _Whole, matrix: UnpackedMatrix) -> Iterator[Piece]:
     at_once = _rows_at_once(unit.matrix.num_in * torch.float32.itemsize)
-    for key, rows in unit.matrix.weights.items():
-        kind, numbers = unit.types.get(key), range(rows.start, rows.stop, rows.step)
+    for key, runs in unit.matrix.weights.items():
+        kind = unit.types.get(key)
+        numbers = runs[0] if len(runs) == 1 else [*itertools.chain(*runs)]
         for first in range(0, len(numbers), at_once):
-            some = numbers[first : first + at_once]
-            part = slice(some.start, some.stop, some.step)
-            yield Piece(key, first, matrix.blocks(kind, part) if kind else matrix.values(part))
+            rows = numbers[first : first + at_once]
+            yield Piece(key, first, matrix.blocks(kind, rows) if kind else matrix.values(rows))
 
 
 def _room(span: _Span) -> int:

@@ -315,19 +315,22 @@ CASES: dict[str, Case] = {
 }
 
 
-def write_quantized(folder: Path, case: Case) -> tuple[Any, dict[str, Tensor]]:
-    """A Llama in a case's format. Returns transformers' model of its numbers, in float32, and the numbers by module.
+def write_quantized(
+    folder: Path, case: Case, architecture: str = "LlamaForCausalLM", **fields: Any
+) -> tuple[Any, dict[str, Tensor]]:
+    """A checkpoint in a case's format. Returns transformers' model of its numbers, in float32, and the numbers by
+    module.
 
-    The parts of a matrix lie in two files.
+    The parts of a matrix lie in two files. fields: of the config, beside FIELDS.
     """
-    model = make_checkpoint(folder, "LlamaForCausalLM", **FIELDS)
+    model = make_checkpoint(folder, architecture, **FIELDS | fields)
     rng = np.random.default_rng(1)
     tensors: Tensors = {}
     values: dict[str, Tensor] = {}
     with torch.no_grad():
         for name, weight in model.named_parameters():
             module = name.removesuffix(".weight")
-            pack = case.pack_of(module) if "_proj" in name else None
+            pack = case.pack_of(module) if "_proj" in name and weight.dim() == 2 else None
             if pack is None:
                 tensors[name] = weight.bfloat16()
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from eventlm.models.weights.unpack import UnpackedMatrix
 from eventlm.models.weights.weight_bytes import weight_bytes
 from eventlm.models.weights.weight_reader import read_pieces
 from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences, relative_error
+from tests.models.families.proof import serve
+from tests.models.families.test_qwen_next import DELTA, EXPERTS
 from tests.models.quantized.checkpoints import CASES, FIELDS, fp4_codes, fp8, write_gpt_oss, write_quantized
 
 #: The codes that a case's matrices are for the compiled decoder. Others become bfloat16.
@@ -93,6 +96,50 @@ def test_models_compute_with_the_numbers_of_their_library(
             assert held <= planned < 1.1 * held
 
 
+#: Heads are shorter than blocks of 128 outputs.
+HYBRID: dict[str, Any] = (
+    DELTA | EXPERTS | {"linear_num_key_heads": 4, "linear_num_value_heads": 8, "shared_expert_intermediate_size": 96}
+)
+HYBRID_CASES = {
+    "fp8 by block": {"F8_128"},
+    "fp8 by channel": {"F8_128"},
+    "float8 by block": {"F8_128"},
+    "awq": {"I4_32"},
+    "gptq, zeros": {"I4_32"},
+    "gptq, groups in an order": set(),
+    "packed, zeros": {"I4_32"},
+    "mxfp4": {"MXFP4"},
+}
+
+
+@pytest.mark.parametrize("case", HYBRID_CASES)
+@pytest.mark.parametrize("architecture", ["Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"])
+def test_rows_in_turns_are_told_apart(
+    architecture: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of queries and gates of each head, and with Qwen3-Next those of each key head."""
+    model, _ = write_quantized(tmp_path / "quantized", CASES[case], architecture, **HYBRID)
+    model.save_pretrained(tmp_path / "floats")
+    found, wanted = (load_decoder(tmp_path / name, dtype="float32").weights for name in ("quantized", "floats"))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    types = packed_types(find_weights(tmp_path / "quantized", read_model(tmp_path / "quantized")))
+    assert set(types.values()) == HYBRID_CASES[case]
+    # This case of AWQ has values as floats, which queries are multiplied with together.
+    in_turns = {"mixed", "delta_gate"} | (set() if case == "awq" else {"query", "output_gate"})
+    assert not types or in_turns <= {key.name for key in types}
+    prompt = list(range(3, 43))
+    with torch.inference_mode():
+        expected = model(torch.tensor([prompt])).logits[0, -1]
+    for build in native.available_builds():
+        with monkeypatch.context() as patch:
+            schedule = serve(
+                tmp_path / "quantized", {(0, 0): prompt}, patch, 1, dtype="bfloat16", block_size=16, cpu_kernels=build
+            )
+        # With rows in another order it is 0.5 or more.
+        assert relative_error(schedule.logits[0, 0][0].float(), expected) < 0.25, build
+
+
 @torch.inference_mode()
 def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     model = write_gpt_oss(tmp_path)
@@ -154,8 +201,8 @@ def test_a_float_that_is_no_number_spoils_its_block() -> None:
     }
     scheme = Scheme(layout="fp8", group=(128, 128), is_exact=True)
     matrix = UnpackedMatrix(QuantizedMatrix({}, 3, 256, scheme, parts), data)
-    blocks = matrix.blocks("F8_128", slice(0, 3, 1)).view(3, 2, 132)
+    blocks = matrix.blocks("F8_128", range(3)).view(3, 2, 132)
     held = blocks[..., :4].contiguous().view(torch.float32)[..., 0]
     assert held.isnan().tolist() == [[True, False], [False, True], [False, False]]
     assert held[2].tolist() == [128, 128]
-    assert matrix.values(slice(0, 2, 1)).isnan().nonzero().tolist() == [[0, 3], [1, 200]]
+    assert matrix.values(range(2)).isnan().nonzero().tolist() == [[0, 3], [1, 200]]
