@@ -13,6 +13,13 @@ from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS,
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.tensor_rows import rows_of
 
+#: Ends of the names of parts that are no tensors of a module: of experts that are one tensor in a layer.
+_ENDS_OF_STACKS = {
+    "_blocks": "weight_packed",
+    "_scales": "weight_scale",
+    "_scale_inv": "weight_scale",
+    "_activation_scale": "activation_scale",
+}
 _OTHER_MODEL = "the two files are not of one model"
 
 
@@ -50,11 +57,12 @@ class QuantizedMatrix(NamedTuple):
 class Parts:
     """The parts of quantized matrices among the tensors of a checkpoint, collected file by file.
 
-    Modules are named as in `checkpoint_tensors`.
+    Modules are named as in `checkpoint_tensors`. stacks: the tensors, by these names, that the experts of a layer are
+    if they are in one.
     """
 
-    def __init__(self, method: Method) -> None:
-        self._method = method
+    def __init__(self, method: Method, stacks: Container[str]) -> None:
+        self._method, self._stacks = method, stacks
         self._found: dict[tuple[str, Scheme], dict[str, QuantizedPart]] = {}
         #: Of each module, and the names of its parts.
         self._schemes: dict[str, tuple[Scheme | None, Container[str]]] = {}
@@ -64,13 +72,15 @@ class Parts:
 
         role: its name as `checkpoint_tensors` has it. Raises CheckpointError if it is there twice.
         """
-        module, part = _split(role)
+        (own_module, _), (module, part) = _split(name), _split(role)
+        if role in self._stacks:
+            own_module, module, part = name, role, "weight"
         if part in LEFT_OUT:
             return True
         if part not in PARTS:
             return False
         if module not in self._schemes:
-            scheme = self._method.scheme_of((_split(name)[0], module))
+            scheme = self._method.scheme_of((own_module, module))
             self._schemes[module] = scheme, scheme.parts(1, 1).keys() if scheme else ()
         scheme, wanted = self._schemes[module]
         if scheme is None or part not in wanted:
@@ -123,11 +133,12 @@ def whole_names(role: str) -> tuple[str, str]:
 def _split(name: str) -> tuple[str, str]:
     """A module, and the name of a part."""
     module, _, part = name.rpartition(".")
-    # Of experts in one tensor the parts are no tensors of a module's.
-    for end in ("_blocks", "_scales"):
+    if part in PARTS or part in LEFT_OUT or part in ALIASES:
+        return module, ALIASES.get(part, part)
+    for end, of_module in _ENDS_OF_STACKS.items():
         if part.endswith(end):
-            return f"{module}.{part.removesuffix(end)}", "weight_packed" if end == "_blocks" else "weight_scale"
-    return module, ALIASES.get(part, part)
+            return f"{module}.{part.removesuffix(end)}", of_module
+    return module, part
 
 
 def _matrices(
@@ -151,11 +162,11 @@ def _matrices(
         )
     for part, spec in scheme.parts(num_out, num_in).items():
         if part in parts:
-            shape = spec.shapes[0]
             if stacking:
+                spec = spec._replace(shapes=tuple((len(experts), *shape) for shape in spec.shapes))
+            if stacking and part == "weight_packed":
                 # Codes of 32 inputs are a row of bytes of their own.
-                end = (shape[1] // 16, 16) if part == "weight_packed" else shape[1:]
-                spec = spec._replace(shapes=((len(experts), shape[0], *end),))
+                spec = spec._replace(shapes=((len(experts), num_out, num_in // 32, 16),))
             _check(parts[part], spec, scheme)
         elif not spec.is_optional:
             raise CheckpointError(f"{some.path}: {part} of {module} is missing; download the model again")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
     embedding, head = (tensor_name(key, model, names) for key in (EMBEDDING, HEAD))
     has_embedding = any(tensor.role == embedding for tensors in found.values() for tensor in tensors)
     is_head_taken = not (model.tie_word_embeddings and has_embedding)
-    parts = Parts(model.quantized) if model.quantized else None
+    parts = Parts(model.quantized, _stacks_of_rows(known, names)) if model.quantized else None
     files = []
     for path, tensors in found.items():
         weights: list[StoredWeight] = []
@@ -81,6 +81,13 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
         more = f" ({len(missing)} are)" if len(missing) > 1 else ""
         raise CheckpointError(f"{_where(folder, name)}: tensor {name} is missing{more}; download the model again")
     return files
+
+
+def _stacks_of_rows(known: Mapping[str, list[WeightKey]], names: TensorNames) -> set[str]:
+    """The tensors that are the matrices [out, in] of all experts of a layer."""
+    if names.stacking != "rows":
+        return set()
+    return {name for name, keys in known.items() if keys[0].expert >= 0 and keys[0].kind == "weight"}
 
 
 def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:

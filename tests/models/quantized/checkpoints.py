@@ -342,6 +342,36 @@ def write_quantized(
     return model, values
 
 
+def write_fp8_experts(folder: Path, *, is_stacked: bool) -> Any:
+    """A Qwen3-MoE in FP8 by blocks: each expert has its tensors, or all of a layer, as transformers 5 keeps them.
+
+    Returns transformers' model of its numbers, in float32.
+    """
+    fields = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
+    model = make_checkpoint(folder, "Qwen3MoeForCausalLM", **FIELDS | fields)
+    rng, pack = np.random.default_rng(1), fp8((128, 128), scale="weight_scale_inv")
+    tensors: Tensors = {}
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if ".experts." not in name:
+                tensors[name] = weight.bfloat16()
+                continue
+            quantized = [pack(matrix, rng) for matrix in weight.double().numpy()]
+            weight.copy_(torch.stack([one.values for one in quantized]))
+            if is_stacked:
+                parts = {part: torch.stack([one.parts[part] for one in quantized]) for part in quantized[0].parts}
+                tensors |= {name: parts["weight"], f"{name}_scale_inv": parts["weight_scale_inv"]}
+                continue
+            stem, _, last = name.rpartition(".")
+            for number, one in enumerate(quantized):
+                names = ["gate_proj", "up_proj"] if last == "gate_up_proj" else ["down_proj"]
+                for part, whole in one.parts.items():
+                    halves = zip(names, whole.chunk(len(names)), strict=True)
+                    tensors |= {f"{stem}.{number}.{own}.{part}": half for own, half in halves}
+    save(folder, tensors, FP8 | {"weight_block_size": [128, 128]})
+    return model
+
+
 def save(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     """Tensors in two files, and the config."""
     names = {name: f"model-{1 + ('scale' in name or 'zero' in name)}.safetensors" for name in tensors}

@@ -15,10 +15,11 @@ from eventlm.errors import CheckpointError
 from eventlm.models import loader
 from eventlm.models.loader import load_decoder
 from tests.checkpoints import edit_json
-from tests.models.quantized.checkpoints import CASES, Tensors, write_gpt_oss, write_quantized
+from tests.models.quantized.checkpoints import CASES, Tensors, write_fp8_experts, write_gpt_oss, write_quantized
 
 UP = "model.layers.1.mlp.up_proj"
 EXPERTS = "model.layers.1.mlp.experts.down_proj"
+SCALES = f"{EXPERTS}_scale_inv"
 Change = Callable[[Tensors], None]
 
 
@@ -164,6 +165,29 @@ def test_experts_in_one_tensor(edit: Change, message: str, tmp_path: Path) -> No
         if f"{EXPERTS}_blocks" in tensors or f"{EXPERTS}_scales" in tensors:
             edit(tensors)
         save_file(tensors, path)
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(tmp_path, dtype="float32")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda tensors: tensors.pop(SCALES), f"weight_scale of {EXPERTS} is missing; download the model again"),
+        (
+            lambda tensors: tensors.update({SCALES: tensors[SCALES][:, :, :0]}),
+            f"{SCALES} has shape [3, 1, 0], by config.json it is [3, 1, 1] (scales are of 128 outputs and 128 inputs)",
+        ),
+        (lambda tensors: tensors.update({SCALES: tensors[SCALES] / 0}), f"tensor {SCALES} has NaN or infinity"),
+    ],
+)
+def test_experts_in_one_tensor_of_fp8(edit: Change, message: str, tmp_path: Path) -> None:
+    write_fp8_experts(tmp_path, is_stacked=True)
+    for path in tmp_path.glob("*.safetensors"):
+        tensors = load_file(path)
+        if SCALES in tensors:
+            edit(tensors)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
     with pytest.raises(CheckpointError) as caught:
         load_decoder(tmp_path, dtype="float32")
     assert message in str(caught.value)

@@ -27,7 +27,15 @@ from eventlm.models.weights.weight_reader import read_pieces
 from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences, relative_error
 from tests.models.families.proof import serve
 from tests.models.families.test_qwen_next import DELTA, EXPERTS
-from tests.models.quantized.checkpoints import CASES, FIELDS, fp4_codes, fp8, write_gpt_oss, write_quantized
+from tests.models.quantized.checkpoints import (
+    CASES,
+    FIELDS,
+    fp4_codes,
+    fp8,
+    write_fp8_experts,
+    write_gpt_oss,
+    write_quantized,
+)
 
 #: The codes that a case's matrices are for the compiled decoder. Others become bfloat16.
 KINDS = {
@@ -159,6 +167,23 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
             fused = whole[key._replace(name="down" if key.name == "down" else "gate_up")]
             start = 96 if key.name == "up" else 0
             assert torch.equal(numbers, fused[start : start + len(numbers)]), key
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_experts_in_fp8(is_stacked: bool, tmp_path: Path) -> None:
+    model = write_fp8_experts(tmp_path, is_stacked=is_stacked)
+    [sequence] = random_sequences(FIELDS["vocab_size"], [40])
+    expected = model(torch.tensor([sequence])).logits[0]
+    found = TorchDecoder(tmp_path, "float32").run(sequence).logits_TV
+    assert float((found - expected).abs().max()) < 1e-5 * float(expected.abs().max())
+    types = packed_types(find_weights(tmp_path, read_model(tmp_path)))
+    assert len(types) == 2 * 3 * 3
+    assert set(types.values()) == {"F8_128"}
+    for build in native.available_builds():
+        decoder = CompiledDecoder(tmp_path, build)
+        logits = only(decoder.run([sequence], [[0, 1, 2]], [[Piece(0, 0, 33)], [Piece(0, 33, 40)]])).logits_TV
+        assert relative_error(logits, expected) < 0.1, build
 
 
 def test_quantized_matrices_are_rounded_anew_if_asked(tmp_path: Path) -> None:
