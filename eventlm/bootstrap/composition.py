@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache, plan_states
@@ -20,7 +21,9 @@ from eventlm.formatting import counted
 from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
 from eventlm.models.program import WeightKey
+from eventlm.models.quantized.scheme import CONFIG_FILE
 from eventlm.models.served import read_served
+from eventlm.models.spec import ModelSpec
 from eventlm.models.transformers_model import TransformersModel, check_files
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types, matrix_types
@@ -79,6 +82,7 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
     source = find_model(config.model)
     forward, vocab_size = None, FakeTokenizer().vocab_size
     types: dict[WeightKey, str] = {}
+    model_warnings: list[str] = []
     if source.folder is not None:
         decoder = read_served(source.folder, config.model.model_impl)
         vocab_size = decoder.vocab_size
@@ -100,6 +104,7 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
         if isinstance(decoder, TransformersModel):
             check_files(source.folder)
         else:
+            model_warnings = _model_warnings(source.folder, decoder)
             files = find_weights(source.folder, decoder)
             if gpus:
                 types = gpu_types(files, decoder)
@@ -118,10 +123,16 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
         devices=[gpu.device for gpu in gpus],
     )
     engine = InferenceEngine(setup, real_system())
-    warnings = (
-        device_warnings + state_warnings + plan.warnings + _thread_warnings(config) + _pin_warnings(setup, forward)
-    )
-    return engine, warnings
+    warnings = [*device_warnings, *model_warnings, *state_warnings, *plan.warnings]
+    return engine, [*warnings, *_thread_warnings(config), *_pin_warnings(setup, forward)]
+
+
+def _model_warnings(folder: Path, model: ModelSpec) -> list[str]:
+    """A warning if another file than config.json says how the weights are quantized."""
+    method = model.quantized
+    if method is None or method.source == CONFIG_FILE:
+        return []
+    return [f"{folder / method.source} says that the weights are quantized ({method.name}), and config.json does not"]
 
 
 def _thread_warnings(config: Config) -> list[str]:

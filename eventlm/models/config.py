@@ -21,7 +21,7 @@ from eventlm.models.checkpoint.safetensors_header import find_shards, read_heade
 from eventlm.models.families import DECODER_NAMES, FAMILIES, MULTIMODAL, TOWER_NAMES, Multimodal
 from eventlm.models.families.fields import ConfigError
 from eventlm.models.gguf.source import read_source
-from eventlm.models.quantized.method import read_method
+from eventlm.models.quantized.method import OLD_FILE, read_method, read_old_method
 from eventlm.models.spec import DTYPE_BYTES, KVShape, ModelSpec, why_not_on_gpus
 from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.models.weights.tied_head import has_own_head
@@ -62,6 +62,8 @@ def read_model(folder: str | Path) -> ModelSpec:
     folder = Path(folder)
     path = folder / "config.json"
     model = model_of(read_json_object(path), path)
+    if model.quantized is None and (method := read_old_method(folder)) is not None:
+        model = msgspec.structs.replace(model, quantized=method, dtype=QUANTIZED_DTYPE)
     if not model.dtype:
         model = msgspec.structs.replace(model, dtype=stored_dtype(folder))
     if model.tie_word_embeddings and has_own_head(folder, model.names):
@@ -157,18 +159,19 @@ def check_quantization(dtype: str, quantization: str) -> None:
 def model_fingerprint(folder: str | Path) -> str:
     """A hash that identifies the checkpoint in a trace, 32 hex digits.
 
-    Over config.json and, for each weight file, its name, size, header (names, shapes, dtypes, offsets) and a
-    few pages at even distances, so that a model and its fine-tune differ although no file is read entirely. Of a
-    GGUF file it is over its header, which has all of that, and pages.
+    Over config.json, what old checkpoints have beside it and, for each weight file, its name, size, header (names,
+    shapes, dtypes, offsets) and a few pages at even distances, so that a model and its fine-tune differ although no
+    file is read entirely. Of a GGUF file it is over its header, which has all of that, and pages.
     """
     folder = Path(folder)
     if (source := read_source(folder)) is not None:
         return source.fingerprint
     digest = hashlib.blake2b(digest_size=16)
-    try:
-        digest.update((folder / "config.json").read_bytes())
-    except OSError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error.strerror or error}") from error
+    for name in ("config.json", *([OLD_FILE] if (folder / OLD_FILE).is_file() else [])):
+        try:
+            digest.update((folder / name).read_bytes())
+        except OSError as error:
+            raise CheckpointError(f"{folder / name}: {error.strerror or error}") from error
     for path in find_shards(folder):
         header = read_header(path)
         digest.update(f"\0{path.name}\0{header.file_bytes}\0".encode())

@@ -16,6 +16,7 @@ from eventlm.models.transformers_model import AttentionCall, TransformersModel
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
 from tests.checkpoints import make_checkpoint
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
+from tests.models.quantized.checkpoints import CASES, write_quantized
 
 
 def test_kernels_that_are_not_here_are_found_before_the_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,3 +198,13 @@ def test_what_transformers_computes_is_refused_where_only_eventlm_can(
     monkeypatch.setattr(device, "missing_software", lambda: "")
     with pytest.raises(UsageError, match=r"OtherForCausalLM, and on processors only; take --device cpu$"):
         compose_engine(load_config(None, wish, environment={}))
+
+
+def test_that_an_old_file_says_what_is_quantized_is_reported(tmp_path: Path) -> None:
+    write_quantized(tmp_path, CASES["gptq"])
+    wish = {"model": str(tmp_path), "num_blocks": 100}
+    told = "quantize_config.json says that the weights are quantized (gptq), and config.json does not"
+    assert not any(told in warning for warning in compose_engine(load_config(None, wish, environment={}))[1])
+    (tmp_path / "quantize_config.json").write_text(json.dumps(CASES["gptq"].config))
+    edit_json(tmp_path / "config.json", quantization_config=None)
+    assert any(told in warning for warning in compose_engine(load_config(None, wish, environment={}))[1])

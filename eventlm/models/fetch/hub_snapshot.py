@@ -35,6 +35,7 @@ TOKENIZER_FILE = "tokenizer.json"
 #: All files of a repository that are read, except its weights. Code is never fetched or run.
 DESCRIPTION_FILES = (
     "config.json",
+    "quantize_config.json",
     "generation_config.json",
     TOKENIZER_FILE,
     "tokenizer_config.json",

@@ -43,11 +43,13 @@ def gptq(values: dict[str, Any], path: Path, key: str) -> Method:
     """
     fields = convert_object(values, _Gptq, path, inside=key)
     version = "marlin" if fields.is_marlin_format else fields.checkpoint_format or fields.format or _VERSIONS[0]
-    _check_format(path, f"{key}.checkpoint_format", version, _VERSIONS)
+    _check_format(path, _inside(key, "checkpoint_format"), version, _VERSIONS)
     rules = []
     for pattern, changes in (fields.dynamic or {}).items():
         name = pattern.removeprefix(_EXCEPT).removeprefix("+:")
-        changed = convert_object(structs.asdict(fields) | changes, _Gptq, path, inside=f"{key}.dynamic.{pattern}")
+        changed = convert_object(
+            structs.asdict(fields) | changes, _Gptq, path, inside=_inside(key, f"dynamic.{pattern}")
+        )
         rules.append(Rule(name, None if pattern.startswith(_EXCEPT) else _of_gptq(changed, version)))
     return Method(name="gptq", scheme=_of_gptq(fields, version), rules=tuple(rules))
 
@@ -55,7 +57,7 @@ def gptq(values: dict[str, Any], path: Path, key: str) -> Method:
 def awq(values: dict[str, Any], path: Path, key: str) -> Method:
     """AWQ (Lin et al., 2023) as AutoAWQ writes it for its `gemm` product."""
     fields = convert_object(values, _Awq, path, inside=key)
-    _check_format(path, f"{key}.version", (fields.version or fields.format or "gemm").lower(), ("gemm",))
+    _check_format(path, _inside(key, "version"), (fields.version or fields.format or "gemm").lower(), ("gemm",))
     scheme = Scheme(layout="awq", bits=4, group=_group(fields.group_size), has_zeros=True)
     return Method(name="awq", scheme=scheme, rules=not_converted(fields.modules_to_not_convert or ()))
 
@@ -74,6 +76,11 @@ def _of_gptq(fields: _Gptq, version: str) -> Scheme:
 
 def _group(size: int) -> tuple[int, int]:
     return 1, max(size, 0)
+
+
+def _inside(key: str, field: str) -> str:
+    """The name of a field of what lies under a key; with an empty one, of the whole file."""
+    return f"{key}.{field}" if key else field
 
 
 def _check_format(path: Path, key: str, found: str, supported: tuple[str, ...]) -> None:

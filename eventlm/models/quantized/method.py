@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from eventlm.errors import CheckpointError
+from eventlm.models.checkpoint.json_files import read_json_object
 from eventlm.models.quantized.compressed_tensors import compressed_tensors
 from eventlm.models.quantized.floats import fbgemm_fp8, fp8, mxfp4
 from eventlm.models.quantized.integers import awq, gptq
@@ -22,6 +25,8 @@ METHODS: dict[str, Callable[[dict[str, Any], Path, str], Method]] = {
     "fbgemm_fp8": fbgemm_fp8,
     "mxfp4": mxfp4,
 }
+#: What GPTQ's tools wrote before config.json had a key for it.
+OLD_FILE = "quantize_config.json"
 #: Transformers' key, its older one, and that of MLX.
 _KEYS = ("quantization_config", "compression_config", "quantization")
 
@@ -42,7 +47,24 @@ def read_method(values: dict[str, Any], path: Path) -> Method | None:
             f"of {', '.join(METHODS)} can be run; take one of these, or the model in bfloat16 or float16 "
             "(--quantization int8 quantizes it while it loads)"
         )
-    method = METHODS[name](found, path, key)
+    return _checked(METHODS[name](found, path, key), path, key)
+
+
+def read_old_method(folder: Path) -> Method | None:
+    """What the file says that old checkpoints of GPTQ have beside config.json; None if there is none.
+
+    Raises CheckpointError like `read_method`.
+    """
+    path = folder / OLD_FILE
+    found = read_json_object(path, required=False)
+    if not found:
+        return None
+    if (name := found.get("quant_method", "gptq")) != "gptq":
+        raise CheckpointError(f"{path}: quant_method: {name!r:.80} is not supported there (supported: gptq)")
+    return structs.replace(_checked(gptq(found, path, ""), path, "dynamic"), source=OLD_FILE)
+
+
+def _checked(method: Method, path: Path, key: str) -> Method:
     for rule in method.rules:
         try:
             re.compile(rule.pattern)

@@ -23,6 +23,7 @@ from eventlm.types import ceil_div
 #: Where the outputs of a word lie in it, the lowest bits first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _WORD_BITS = 32
+CONFIG_FILE = "config.json"
 _FLOATS = ("BF16", "F16", "F32")
 #: The parts of a quantized matrix, after the name of its module and a dot. Not all of them belong to one layout.
 PARTS = (
@@ -145,7 +146,7 @@ class Rule(Struct, frozen=True):
 
 
 class Method(Struct, frozen=True, kw_only=True):
-    """What config.json says of all modules: the first rule that matches counts, or else `scheme`.
+    """What a file, `source`, says of all modules: the first rule that matches counts, or else `scheme`.
 
     Modules with a matrix of floats are not quantized, whatever it says: many a method never touches routers or the
     output matrix, and does not say so.
@@ -154,6 +155,7 @@ class Method(Struct, frozen=True, kw_only=True):
     name: str
     scheme: Scheme | None
     rules: tuple[Rule, ...] = ()
+    source: str = CONFIG_FILE
 
     def scheme_of(self, names: Sequence[str]) -> Scheme | None:
         """The scheme of a module, by all names that it has; None if it is not quantized."""

@@ -156,8 +156,11 @@ def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:
     if name in known:
         return "is in two files"
     if name.endswith(_QUANTIZED_PARTS):
-        has_none = f"({model.quantized.name}) its module has none" if model.quantized else "no weights are quantized"
-        return f"belongs to quantized weights, and by config.json {has_none}; {_UNQUANTIZED}"
+        method = model.quantized
+        has_none = "config.json no weights are quantized"
+        if method is not None:
+            has_none = f"{method.source} ({method.name}) its module has none"
+        return f"belongs to quantized weights, and by {has_none}; {_UNQUANTIZED}"
     return f"is not one of {model.architecture} as config.json describes it; the two files are not of one model"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,15 @@ import torch
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.int8_linear import quantize_rows
+from eventlm.models.checkpoint.json_files import read_json_object
 from eventlm.models.checkpoint.safetensors_header import FileStamp
-from eventlm.models.config import read_model
+from eventlm.models.config import model_fingerprint, read_model
 from eventlm.models.loader import load_decoder
 from eventlm.models.program import WeightKey
+from eventlm.models.quantized.method import OLD_FILE
 from eventlm.models.quantized.scheme import Scheme
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import packed_types
@@ -24,6 +28,7 @@ from eventlm.models.weights.quantized_matrices import QuantizedMatrix, Quantized
 from eventlm.models.weights.unpack import UnpackedMatrix
 from eventlm.models.weights.weight_bytes import weight_bytes
 from eventlm.models.weights.weight_reader import read_pieces
+from tests.checkpoints import edit_json
 from tests.kernels.cpu.decoders import CompiledDecoder, Piece, TorchDecoder, only, random_sequences, relative_error
 from tests.models.families.proof import serve
 from tests.models.families.test_qwen_next import DELTA, EXPERTS
@@ -102,6 +107,24 @@ def test_models_compute_with_the_numbers_of_their_library(
             planned = weight_bytes(spec, "bfloat16", types=types) - 2 * 128 * 5 - embedding
             # Panels of heads and of the last outputs are filled up.
             assert held <= planned < 1.1 * held
+
+
+def test_an_old_checkpoint_is_the_same(tmp_path: Path) -> None:
+    """It has no `quantization_config`, but another file."""
+    for name in ("new", "old"):
+        write_quantized(tmp_path / name, CASES["gptq, groups in an order"])
+    fields = read_json_object(tmp_path / "old" / "config.json").pop("quantization_config")
+    edit_json(tmp_path / "old" / "config.json", quantization_config=None)
+    with pytest.raises(CheckpointError, match=r"belongs to quantized weights, and by config\.json no weights are"):
+        load_decoder(tmp_path / "old", dtype="float32")
+    without = model_fingerprint(tmp_path / "old")
+    del fields["quant_method"]
+    (tmp_path / "old" / OLD_FILE).write_text(json.dumps(fields))
+    assert model_fingerprint(tmp_path / "old") != without
+    old, new = (load_decoder(tmp_path / name, dtype="float32").weights for name in ("old", "new"))
+    assert old.keys() == new.keys()
+    assert all(torch.equal(old[key], new[key]) for key in new)
+    assert read_model(tmp_path / "old").dtype == "bfloat16"
 
 
 #: Heads are shorter than blocks of 128 outputs.
