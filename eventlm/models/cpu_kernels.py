@@ -153,6 +153,7 @@ def _instruction(operation: Operation, config: ModelSpec) -> Instruction:
             _put_recurrent(found, delta, operation.state)
             found.num_key_heads, found.num_value_heads = delta.num_key_heads, delta.num_value_heads
             found.key_dim, found.value_dim = delta.key_dim, delta.value_dim
+            found.is_interleaved = delta.is_interleaved
         case Route():
             _put_routing(found, operation.experts)
         case Experts():

@@ -62,8 +62,11 @@ def gated_delta(
             )
         )
         group = spec.num_value_heads // spec.num_key_heads
-        q_THK = (_of_length_1(q_TGK) * spec.key_dim**-0.5).repeat_interleave(group, dim=1)
-        k_THK = _of_length_1(k_TGK).repeat_interleave(group, dim=1)
+        # The key head of each value head.
+        numbers_H = torch.arange(spec.num_value_heads)
+        numbers_H = numbers_H % spec.num_key_heads if spec.is_interleaved else numbers_H // group
+        q_THK = (_of_length_1(q_TGK) * spec.key_dim**-0.5)[:, numbers_H]
+        k_THK = _of_length_1(k_TGK)[:, numbers_H]
         matrix_HKV = state[-spec.values_size * spec.key_dim :].view(spec.num_value_heads, spec.key_dim, spec.value_dim)
         decays_TH, betas_TH = weights.decays_TH[tokens], weights.betas_TH[tokens]
         out_THV = torch.empty_like(v_THV)

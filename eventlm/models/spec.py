@@ -117,7 +117,7 @@ class DeltaSpec(Struct, frozen=True, kw_only=True):
 
     A head keeps a matrix S [key_dim, value_dim]. For each token `S = decay * S`, then
     `S += beta * outer(key, value - key x S)`, and it gives `query x S`. Each query and key is of length 1, and serves
-    as many value heads as there are for each key head, neighbours.
+    as many value heads as there are for each key head: neighbours, or if `is_interleaved` in turns with the others'.
     """
 
     num_key_heads: int
@@ -125,6 +125,7 @@ class DeltaSpec(Struct, frozen=True, kw_only=True):
     key_dim: int
     value_dim: int
     num_taps: int
+    is_interleaved: bool = False
 
     @property
     def keys_size(self) -> int:

@@ -92,7 +92,8 @@ struct Instruction {
   std::int32_t num_groups, num_active_groups;
   std::int32_t is_normalized;
   std::int32_t has_output_gate;  // of `heads` and `attend`
-  // Of `convolve` and `delta`: where its part of a slot begins, in numbers; the rest of `delta`.
+  // Of `convolve` and `delta`: where its part of a slot begins, in numbers; the rest of `delta`, where `is_interleaved`
+  // means that value heads of different key heads are in turns.
   std::int32_t num_channels, num_taps, state;
   std::int32_t num_key_heads, num_value_heads, key_dim, value_dim;
   // Of `route` the multiplier of shares.

@@ -150,8 +150,8 @@ void Decoder::convolve_rows(Operation& operation, const Step& step, const Instru
   operation.share(num_channels / kChannels, 1, convolve_unit, [this] { lap(Part::recurrent); });
 }
 
-// A unit is a key head with its value heads. Of a state it has the last inputs of its channels, [num_taps - 1], and the
-// columns of each value head.
+// A unit is a key head with its value heads, neighbours or, interleaved, one from each row of as many as there are key
+// heads. Of a state it has the last inputs of its channels, [num_taps - 1], and the columns of each value head.
 void Decoder::run_delta(Operation& operation, const Step& step, const Instruction& now) {
   const std::size_t group = now.num_value_heads / now.num_key_heads;
   const std::size_t num_channels = 2 * now.key_dim + group * now.value_dim;
@@ -170,9 +170,12 @@ void Decoder::run_heads(const Instruction& now, std::size_t unit, std::size_t fi
   const std::size_t group = now.num_value_heads / now.num_key_heads, hidden = shape_.hidden_size;
   const std::size_t num_channels = 2 * key_dim + group * value_dim;
   float *queries = &mixed_[first * mixed_stride_ + unit * key_dim], *keys = queries + keys_size;
-  float* values = &mixed_[first * mixed_stride_ + 2 * keys_size + unit * group * value_dim];
+  auto head_of = [&](std::size_t in_group) {
+    return now.is_interleaved ? in_group * now.num_key_heads + unit : unit * group + in_group;
+  };
+  auto values_of = [&](std::size_t head) { return &mixed_[first * mixed_stride_ + 2 * keys_size + head * value_dim]; };
   float* last = state;
-  for (auto [inputs, num_inputs] : {std::pair{queries, key_dim}, {keys, key_dim}, {values, group * value_dim}}) {
+  auto convolve_inputs = [&](float* inputs, std::size_t num_inputs) {
     const float* taps = &layer.taps[inputs - &mixed_[first * mixed_stride_]];
     for (std::size_t lane = 0; lane < num_inputs; lane += kLanes, last += kLanes) {
       convolve(
@@ -180,7 +183,10 @@ void Decoder::run_heads(const Instruction& now, std::size_t unit, std::size_t fi
           [&](int token) { return load<f32x16>(inputs + token * mixed_stride_ + lane); },
           [&](int token, f32x16 sum) { store(inputs + token * mixed_stride_ + lane, silu(sum)); });
     }
-  }
+  };
+  convolve_inputs(queries, key_dim);
+  convolve_inputs(keys, key_dim);
+  for (std::size_t in_group = 0; in_group < group; in_group++) convolve_inputs(values_of(head_of(in_group)), value_dim);
   DeltaFactors factors[kTokensAtOnce];
   for (int token = 0; token < count; token++) {
     float *query = queries + token * mixed_stride_, *key = keys + token * mixed_stride_;
@@ -189,8 +195,9 @@ void Decoder::run_heads(const Instruction& now, std::size_t unit, std::size_t fi
     factors[token].query_key = product_of(query, key, key_dim);
   }
   float* columns = state + (now.num_taps - 1) * num_channels;
-  for (std::size_t in_group = 0; in_group < group; in_group++, values += value_dim) {
-    const std::size_t head = unit * group + in_group;
+  for (std::size_t in_group = 0; in_group < group; in_group++) {
+    const std::size_t head = head_of(in_group);
+    float* values = values_of(head);
     for (int token = 0; token < count; token++) {
       float products[2];
       multiply_exactly<2>(&exact_[(first + token) * hidden_stride_], &layer.delta_rows[2 * head * hidden], hidden,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from eventlm.kernels.sequence_states import StateRow, StepStates
@@ -63,16 +64,18 @@ def test_convolutions(cut: list[int]) -> None:
     assert torch.equal(state.view(3, 3), inputs[-3:])
 
 
+@pytest.mark.parametrize("is_interleaved", [False, True])
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_delta_rule(cut: list[int]) -> None:
-    channels, eps = DELTA.num_channels, 0.1
+def test_the_delta_rule(cut: list[int], is_interleaved: bool) -> None:
+    spec = structs.replace(DELTA, is_interleaved=is_interleaved)
+    channels, eps = spec.num_channels, 0.1
     mixed, taps_CN, scale_V = random(NUM_TOKENS, channels, seed=0), random(channels, 3, seed=1), random(2, seed=2)
     decays_TH, betas_TH = random(NUM_TOKENS, 4, seed=3).sigmoid(), random(NUM_TOKENS, 4, seed=4).sigmoid()
     found, state = in_pieces(
-        DELTA,
+        spec,
         cut,
         lambda tokens, states, first: gated_delta(
-            DELTA,
+            spec,
             mixed[tokens],
             taps_CN,
             DeltaWeights(scale_V, decays_TH[tokens], betas_TH[tokens]),
@@ -84,10 +87,11 @@ def test_the_delta_rule(cut: list[int]) -> None:
     assert torch.equal(state[: 2 * channels].view(2, channels), mixed[-2:])
     matrices = state[2 * channels :].view(4, 3, 2)
     for head in range(4):
+        key_head = head % 2 if is_interleaved else head // 2
         matrix = torch.zeros(3, 2, dtype=torch.float64)
         for token in range(NUM_TOKENS):
             vectors = []
-            for first, size in ((head // 2 * 3, 3), (6 + head // 2 * 3, 3), (12 + head * 2, 2)):
+            for first, size in ((key_head * 3, 3), (6 + key_head * 3, 3), (12 + head * 2, 2)):
                 sums = torch.stack([convolved(mixed, taps_CN, first + i, token) for i in range(size)])
                 vectors.append(sums * sums.sigmoid())
             query, key, value = vectors

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
+
+from msgspec import Meta, structs
 
 from eventlm.models.families.fields import (
     ConfigError,
@@ -44,7 +46,8 @@ _NEXT_NAMES = TensorNames(
 class Qwen35Fields(Fields, frozen=True, kw_only=True):
     """A quarter of each head is rotated unless config.json says otherwise.
 
-    A vision model's positions of three axes are one for text.
+    A vision model's positions of three axes are one for text. linear_value_heads_interleaved: of GGUF files, see
+    `DeltaSpec.is_interleaved`.
     """
 
     REFUSED: ClassVar[tuple[str, ...]] = (*Fields.REFUSED, "attention_bias")
@@ -56,6 +59,8 @@ class Qwen35Fields(Fields, frozen=True, kw_only=True):
     linear_value_head_dim: HeadSize = 128
     linear_num_key_heads: NumHeads = 16
     linear_num_value_heads: NumHeads = 32
+    linear_value_heads_interleaved: bool = False
+    mtp_num_hidden_layers: Annotated[int, Meta(ge=0, le=1024)] | None = None
 
 
 def qwen3_5(fields: Qwen35Fields) -> ModelSpec:
@@ -126,7 +131,11 @@ def _hybrid(
         key_dim=fields.linear_key_head_dim,
         value_dim=fields.linear_value_head_dim,
         num_taps=fields.linear_conv_kernel_dim,
+        is_interleaved=fields.linear_value_heads_interleaved,
     )
+    first = fields.num_hidden_layers
+    drafting = (f"model.layers.{first + number}." for number in range(fields.mtp_num_hidden_layers or 0))
+    names = structs.replace(names, ignored=(*names.ignored, *drafting))
     attended = attention(fields, rope=rope(fields, partial=0.25), qk_norm="head", has_output_gate=True)
     interval = fields.full_attention_interval
     return model(

@@ -19,6 +19,7 @@ from eventlm.errors import CheckpointError
 from eventlm.models.families.fields import FULL, SLIDING
 from eventlm.models.gguf.expert_fields import EXPERT_ARCHITECTURES, expert_fields
 from eventlm.models.gguf.header import GgufHeader, read_floats
+from eventlm.models.gguf.hybrid_fields import HYBRID_ARCHITECTURES, hybrid_fields
 from eventlm.models.gguf.source import GgufTensor
 
 #: What transformers calls each architecture of llama.cpp that can be run; `llama` with experts is Mixtral.
@@ -47,6 +48,7 @@ ARCHITECTURES = {
     "stablelm": "StableLmForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     **EXPERT_ARCHITECTURES,
+    **HYBRID_ARCHITECTURES,
 }
 EMBEDDING, HEAD = (f"{TENSOR_NAMES[tensor]}.weight" for tensor in (MODEL_TENSOR.TOKEN_EMBD, MODEL_TENSOR.OUTPUT))
 ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
@@ -56,11 +58,12 @@ ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS = (
 #: Tensors that become a part of the configuration and are no weights.
 SETTINGS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
 
-#: Keys whose value, if it is not this one, changes the computation in a way that nothing here computes.
-_REFUSED = {
-    Keys.Attention.CAUSAL: True,
-    Keys.Attention.MAX_ALIBI_BIAS: 0.0,
-    Keys.Rope.DIMENSION_SECTIONS: None,
+#: Keys whose value, if it is not this one, changes the computation in a way that nothing here computes, unless the
+#: architecture is one of these.
+_REFUSED: dict[str, tuple[Any, tuple[str, ...]]] = {
+    Keys.Attention.CAUSAL: (True, ()),
+    Keys.Attention.MAX_ALIBI_BIAS: (0.0, ()),
+    Keys.Rope.DIMENSION_SECTIONS: (None, ("qwen35", "qwen35moe")),
 }
 #: Keys, the fields of config.json that have their value, and the architectures that have the key.
 _NUMBERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -122,10 +125,17 @@ class _Reader:
             "dtype": self._dtype(),
             "vocab_size": vocab_size,
             "hidden_size": hidden_size,
-            "intermediate_size": self._size(Keys.LLM.FEED_FORWARD_LENGTH),
+            "intermediate_size": self._size(
+                Keys.LLM.FEED_FORWARD_LENGTH,
+                # Where all neurons are those of experts.
+                self._header.get(self._key(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH), int),
+            ),
             "num_hidden_layers": num_layers,
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self._size(Keys.Attention.HEAD_COUNT_KV, num_heads),
+            # Layers without attention have none.
+            "num_key_value_heads": self._size(
+                Keys.Attention.HEAD_COUNT_KV, num_heads, skips_zeros=self._architecture in ("lfm2", "lfm2moe")
+            ),
             "head_dim": head_dim,
             "max_position_embeddings": self._size(Keys.LLM.CONTEXT_LENGTH),
             "tie_word_embeddings": HEAD not in self._tensors,
@@ -145,7 +155,8 @@ class _Reader:
             elif number not in (None, 0.0, 1.0, values["rope_theta"]):
                 self._refuse(key, f"is {number}, and {self._architecture} models that have it are not supported")
         tensors = {name: tensor for name, (_, tensor) in self._tensors.items()}
-        return values | self._of_architecture(values) | expert_fields(self._header, tensors, values)
+        values |= self._of_architecture(values) | expert_fields(self._header, tensors, values)
+        return values | hybrid_fields(self._header, tensors, values)
 
     def _check_runnable(self) -> None:
         if self._architecture not in ARCHITECTURES:
@@ -153,9 +164,9 @@ class _Reader:
                 f"{self._header.path}: architecture {self._architecture:.80} is not supported "
                 f"(supported: {', '.join(ARCHITECTURES)})"
             )
-        for key, neutral in _REFUSED.items():
+        for key, (neutral, architectures) in _REFUSED.items():
             value = self._header.metadata.get(self._key(key))
-            if value is not None and value != neutral:
+            if value is not None and value != neutral and self._architecture not in architectures:
                 self._refuse(key, f"is {value!r:.80}, and such models are not supported")
 
     def _embedding(self) -> tuple[int, int]:
@@ -299,10 +310,12 @@ class _Reader:
                 return {"use_parallel_residual": self._header.get(key, bool, False)}
         return {}
 
-    def _size(self, key: str, default: int | None = None) -> Any:
-        """A number that must be positive; arrays of one for each layer must have the same in all."""
+    def _size(self, key: str, default: int | None = None, *, skips_zeros: bool = False) -> Any:
+        """A number that must be positive; arrays of one for each layer must have the same in all, or perhaps 0."""
         name = self._key(key)
         value = self._header.metadata.get(name)
+        if type(value) is list and skips_zeros:
+            value = [one for one in value if one != 0] or value
         if type(value) is list and value:
             if any(one != other for one, other in itertools.pairwise(value)):
                 self._refuse(key, "differs by layer, and such models are not supported")

@@ -17,15 +17,20 @@ EXPERT_ARCHITECTURES = {
     "glm4moe": "Glm4MoeForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
+    "lfm2moe": "Lfm2MoeForCausalLM",
     "olmoe": "OlmoeForCausalLM",
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
+    "qwen3next": "Qwen3NextForCausalLM",
+    "qwen35moe": "Qwen3_5MoeForCausalLM",
 }
+#: Those whose shares are sigmoids.
+_SIGMOID = ("glm4moe", "lfm2moe")
 #: Keys that must have this value, unless the architecture is one of these.
 _NEUTRAL: tuple[tuple[str, tuple[float, ...], tuple[str, ...]], ...] = (
-    (Keys.LLM.EXPERT_WEIGHTS_SCALE, (0.0, 1.0), ("glm4moe",)),
+    (Keys.LLM.EXPERT_WEIGHTS_SCALE, (0.0, 1.0), ("glm4moe", "lfm2moe")),
     (Keys.LLM.EXPERT_GROUP_COUNT, (0, 1), ("glm4moe",)),
-    (Keys.LLM.NEXTN_PREDICT_LAYERS, (0,), ("glm4moe",)),
+    (Keys.LLM.NEXTN_PREDICT_LAYERS, (0,), ("glm4moe", "qwen35moe")),
 )
 
 
@@ -79,6 +84,18 @@ class _Experts:
         shared = self._shape(MODEL_TENSOR.FFN_UP_SHEXP, 2)[0]
         return {"shared_expert_intermediate_size": shared, **self._sizes(), **self._normalized(default=False)}
 
+    def qwen3_next(self) -> dict[str, Any]:
+        return {**self.qwen2(), **self._normalized(default=True)}
+
+    def lfm2(self) -> dict[str, Any]:
+        return {
+            "num_dense_layers": self._get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
+            "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in self._tensors),
+            "routed_scaling_factor": self._get(Keys.LLM.EXPERT_WEIGHTS_SCALE, float, 0.0) or 1.0,
+            **self._sizes(),
+            **self._normalized(default=True),
+        }
+
     def qwen3(self) -> dict[str, Any]:
         return {**self._sizes(), **self._normalized(default=True)}
 
@@ -115,7 +132,7 @@ class _Experts:
     def _check_gating(self) -> None:
         key = Keys.LLM.EXPERT_GATING_FUNC
         value = self._get(key, int, 0)
-        is_sigmoid = self._architecture == "glm4moe"
+        is_sigmoid = self._architecture in _SIGMOID
         wanted = (ExpertGatingFuncType.SIGMOID,) if is_sigmoid else (ExpertGatingFuncType.SOFTMAX, 3)
         if value and value not in wanted:
             self._refuse(key, f"is {value}, and {self._architecture} models that have it are not supported")
@@ -163,6 +180,8 @@ _MAKERS: dict[str, Callable[[_Experts], dict[str, Any]]] = {
     "olmoe": _Experts.olmoe,
     "qwen2moe": _Experts.qwen2,
     "qwen3moe": _Experts.qwen3,
+    **dict.fromkeys(("qwen3next", "qwen35moe"), _Experts.qwen3_next),
+    "lfm2moe": _Experts.lfm2,
     "glm4moe": _Experts.glm4,
     "ernie4_5-moe": _Experts.ernie,
     "gpt-oss": _Experts.gpt_oss,

@@ -18,6 +18,8 @@ from eventlm.models.program import WeightKey
 
 SOURCE_FILE = "gguf.json"
 _SUFFIXES = (".weight", ".bias")
+#: Ends of the names of tensors that have no suffix.
+_WITHOUT_SUFFIX = ".ssm_a"
 #: In these the rows of a head of queries and keys are in another order: rows that are rotated together are neighbours.
 _INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "olmo", "smollm3")
 
@@ -83,10 +85,13 @@ class GgufSource(Struct, frozen=True):
 
         architectures = {name: architecture for architecture, name in MODEL_ARCH_NAMES.items()}
         known = get_tensor_name_map(architectures[self.architecture], num_layers)
-        found = {name: known.get_name(name, try_suffixes=_SUFFIXES) for name in names}
+        # gguf-py has the second name, which llama.cpp's converter makes of the first.
+        found = {
+            name: known.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=_SUFFIXES) for name in names
+        }
         # Of what has no such name in transformers, it is added.
         return {
-            name: name if one is None else one if one.endswith(_SUFFIXES) else f"{one}.weight"
+            name: name if one is None else one if one.endswith((*_SUFFIXES, _WITHOUT_SUFFIX)) else f"{one}.weight"
             for name, one in found.items()
         }
 

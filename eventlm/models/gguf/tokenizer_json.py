@@ -43,6 +43,12 @@ def _words(digits: str) -> str:
     return rf"{_CONTRACTIONS}|{_WORDS}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
+def _marked_words(digits: str) -> str:
+    """Marks belong to words."""
+    words = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
+    return rf"{_CONTRACTIONS}|{words}|{digits}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}"
+
+
 def _cased(suffix: str, digits: str) -> str:
     """Words begin at capital letters."""
     start = r"[^\r\n\p{L}\p{N}]?"
@@ -61,9 +67,10 @@ SPLITS = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b"), _DIGITS),
     "command-r": _DIGITS._replace(form="NFC"),
     "olmo": _GPT2._replace(form="NFC"),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0"), _LLAMA3),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "midm-2.0", "lfm2"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _DBRX),
     "qwen2": _QWEN2._replace(form="NFC"),
+    "qwen35": _Split((_marked_words(r"\p{N}"),), form="NFC"),
     **dict.fromkeys(("deepseek-r1-qwen", "kormo", "megrez", "stablelm2", "hunyuan"), _QWEN2),
     "tekken": _Split((_cased("", r"\p{N}"),), ignores_merges=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from msgspec import structs
+
 from eventlm.errors import CheckpointError
 from eventlm.models.gguf.source import GgufPart, GgufSource, GgufTensor, expert_tensor
 from eventlm.models.program import WeightKey
-from eventlm.models.spec import ModelSpec
+from eventlm.models.spec import ModelSpec, TensorNames
 from eventlm.models.weights.decoder_weights import model_weights
 from eventlm.models.weights.stored_weights import STORED_DTYPES, StoredWeight, WeightFile
 from eventlm.models.weights.tensor_names import checkpoint_tensors
+from eventlm.models.weights.tensor_rows import row_runs
+
+#: End of the name of a matrix of queries, keys, values and gates.
+_FUSED = ".ssm_in.weight"
 
 
 def find_in_gguf(source: GgufSource, model: ModelSpec) -> list[WeightFile]:
@@ -52,9 +58,15 @@ def _tensors(source: GgufSource, model: ModelSpec) -> dict[str, list[WeightKey]]
             tensors.setdefault(name, []).append(key)
         else:
             others.append(key)
-    roles = checkpoint_tensors(model, keys=others)
+    roles = checkpoint_tensors(model, _names_in(source, model), others)
     names = source.tensor_names(roles, model.num_layers)
     return tensors | {names[role]: keys for role, keys in roles.items()}
+
+
+def _names_in(source: GgufSource, model: ModelSpec) -> TensorNames:
+    """Those of transformers; the converter takes gates of layers with a state out of a matrix, and once did not."""
+    is_fused = any(tensor.name.endswith(_FUSED) for part in source.parts for tensor in part.tensors)
+    return model.names if is_fused else structs.replace(model.names, mixed_and_gate="")
 
 
 def _rows(
@@ -82,17 +94,19 @@ def _rows(
             "BF16; take another file of the model"
         )
     row_bytes, offset = tensor.num_bytes // num_rows, tensor.offset
-    for key, shape in shapes.items():
+    for key, first_row, num_own in row_runs(shapes, model):
         attention = model.layers[key.layer].attention if key.name in ("query", "key") else None
         is_norm = key.name.endswith("_norm") and key.kind == "weight"
         yield StoredWeight(
             key,
             tensor.name,
             tensor.type,
-            shape,
+            (num_own, *shapes[key][1:]),
             offset,
-            num_bytes=row_bytes * shape[0] if is_blocks else 0,
+            num_bytes=row_bytes * num_own if is_blocks else 0,
             head_rows=attention.head_dim if source.is_interleaved and attention is not None else 0,
             added=-model.norm.offset if is_norm else 0.0,
+            exponentials=key.name == "decay_rate",
+            first_row=first_row,
         )
-        offset += row_bytes * shape[0]
+        offset += row_bytes * num_own

@@ -21,7 +21,7 @@ class StoredWeight(NamedTuple):
     but before it, so that a weight may lie in several pieces. interleaved: the weights whose rows are in turns
     the columns of what lies there, or the elements of a vector; empty: it is `key` as it lies. The rest is of GGUF
     files: `num_bytes` of the data if it is blocks, `head_rows` of a head if those that are rotated together are
-    neighbours, what is `added` to values.
+    neighbours, what is `added` to values, and whether values are `exponentials`, -exp(x) in place of x.
     """
 
     key: WeightKey
@@ -32,6 +32,7 @@ class StoredWeight(NamedTuple):
     num_bytes: int = 0
     head_rows: int = 0
     added: float = 0.0
+    exponentials: bool = False
     interleaved: tuple[WeightKey, ...] = ()
     first_row: int = 0
 

@@ -18,7 +18,7 @@ class RowRun(NamedTuple):
 
 
 def row_runs(shapes: Mapping[WeightKey, tuple[int, ...]], model: ModelSpec) -> Iterator[RowRun]:
-    """All rows of the tensor that consists of weights of one layer, or one expert, with these shapes, in their order.
+    """All rows of the tensor that consists of weights of one layer with these shapes, in their order.
 
     The rows of each weight come in their own order, but in turns with the others' where the tensor has them by head.
     """

@@ -241,4 +241,9 @@ def _values(part: _Part, data: Tensor) -> Tensor:
     if weight.head_rows:
         pairs = values.view(-1, weight.head_rows // 2, 2, *values.shape[1:])
         values = pairs.transpose(1, 2).reshape(values.shape)
+    if weight.exponentials:
+        if not bool((values < 0).all()):
+            path = part.spans[0].path
+            raise CheckpointError(f"{path}: tensor {weight.name} has numbers that are not negative; download it again")
+        values = (-values.float()).log()
     return values.float() + weight.added if weight.added else values

@@ -17,7 +17,9 @@ from torch import Tensor
 
 #: Architectures in whose files the rows of queries and keys are in another order.
 INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "olmo", "smollm3")
-NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
+#: Those whose value heads are in another order: that of each key head's first, second, and so on.
+INTERLEAVED_VALUES = ("qwen35", "qwen35moe")
 #: SentencePiece's, of bytes alone.
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 
@@ -30,13 +32,16 @@ def to_gguf(
     *,
     num_parts: int = 1,
     tokenizer: dict[str, Any] | None = None,
+    is_fused: bool = False,
 ) -> None:
     """Write the checkpoint in `folder` as a GGUF file whose matrices have this type.
 
+    is_fused: the gates of layers with a state stay in a matrix with queries, keys and values, as they did at first.
     tokenizer: keys after `tokenizer.ggml`; by default those of SentencePiece with tokens for all bytes.
     """
     config = json.loads((folder / "config.json").read_text())
     tensors = with_split_experts(load_file(folder / "model.safetensors"), architecture)
+    tensors = of_hybrid(tensors, architecture, config, is_fused=is_fused)
     writer = GGUFWriter(
         file, architecture, split_max_tensors=-(-(len(tensors) + 1) // num_parts) if num_parts > 1 else 0
     )
@@ -49,12 +54,18 @@ def to_gguf(
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         values = stored.float().numpy()
-        if architecture in NORMS_PLUS_ONE and name.endswith("norm.weight"):
+        if architecture in NORMS_PLUS_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
             values = values + 1
         if architecture in INTERLEAVED and (".q_proj." in name or ".k_proj." in name):
             heads = config["num_attention_heads" if ".q_proj." in name else "num_key_value_heads"]
             values = values.reshape(heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        is_float32 = values.ndim == 1 or "ffn_gate_inp" in target or target.endswith(".bias")
+        is_float32 = (
+            values.ndim == 1
+            or "ffn_gate_inp" in target
+            or target.endswith(".bias")
+            or "conv1d" in name
+            or "conv.conv." in name
+        )
         if "shared_expert_gate" in name:
             values = values.squeeze()
         type_ = GGMLQuantizationType.F32 if is_float32 else GGMLQuantizationType[kind]
@@ -101,6 +112,52 @@ def with_split_experts(tensors: dict[str, Tensor], architecture: str) -> dict[st
     return found | stacked
 
 
+def of_hybrid(
+    tensors: dict[str, Tensor], architecture: str, config: dict[str, Any], *, is_fused: bool
+) -> dict[str, Tensor]:
+    """The same with what the converter does to layers that keep a state."""
+    found: dict[str, Tensor] = {}
+    for name, values in tensors.items():
+        if "linear_attn" in name and architecture in INTERLEAVED_VALUES:
+            values = with_interleaved_values(name, values, config)
+        if name.endswith("A_log"):
+            found[name] = -values.exp()
+        elif name.endswith("dt_bias"):
+            found[name.replace("dt_bias", "dt_proj.bias")] = values
+        elif "conv1d" in name or "conv.conv.weight" in name:
+            found[name] = values.squeeze(1)
+        elif name.endswith("in_proj_qkvz.weight") and not is_fused:
+            # The rows of each key head's query, key, values and gates.
+            heads, size = config["linear_num_key_heads"], config["linear_key_head_dim"]
+            of_values = config["linear_num_value_heads"] * config["linear_value_head_dim"] // heads
+            parts = values.unflatten(0, (heads, -1)).split([size, size, of_values, of_values], dim=1)
+            queries, keys, own, gates = (part.flatten(0, 1) for part in parts)
+            found[name.replace("qkvz", "qkv")] = torch.cat((queries, keys, own))
+            found[name.replace("qkvz", "z")] = gates
+        elif name.endswith(".expert_bias"):
+            found[f"{name}.bias"] = values
+        else:
+            found[name.replace("model.layers", "layers") if ".feed_forward.experts." in name else name] = values
+    return found
+
+
+def with_interleaved_values(name: str, values: Tensor, config: dict[str, Any]) -> Tensor:
+    keys, dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
+
+    def reordered(part: Tensor, axis: int, size: int) -> Tensor:
+        heads = part.unflatten(axis, (keys, -1, size))
+        return heads.transpose(axis, axis + 1).flatten(axis, axis + 2)
+
+    if "in_proj_qkv." in name or "conv1d" in name:
+        first = 2 * keys * config["linear_key_head_dim"]
+        return torch.cat((values[:first], reordered(values[first:], 0, dim)))
+    if "out_proj" in name:
+        return reordered(values, 1, dim)
+    if "linear_attn.norm" in name:
+        return values
+    return reordered(values, 0, dim if "in_proj_z" in name else 1)
+
+
 def finish(writer: GGUFWriter) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -114,19 +171,28 @@ def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) 
     head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = get("rope_parameters") or {}
     full = rope.get("full_attention", rope)
-    writer.add_block_count(config["num_hidden_layers"] + (get("num_nextn_predict_layers") or 0))
+    add_states(writer, architecture, config)
+    num_drafting = get("num_nextn_predict_layers") or get("mtp_num_hidden_layers") or 0
+    writer.add_block_count(config["num_hidden_layers"] + num_drafting)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    if get("intermediate_size") is not None:
+        writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
+    kv_heads = config["num_key_value_heads"]
+    is_lfm2 = architecture in ("lfm2", "lfm2moe")
+    writer.add_head_count_kv(
+        [0 if kind == "conv" else kv_heads for kind in config["layer_types"]] if is_lfm2 else kv_heads
+    )
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_rope_dimension_count(int(head_dim * (full.get("partial_rotary_factor") or 1)))
     writer.add_rope_freq_base(full.get("rope_theta", 10000.0))
     if "rope_theta" in rope.get("sliding_attention", {}) and architecture == "gemma3":
         writer.add_rope_freq_base_swa(rope["sliding_attention"]["rope_theta"])
-    if architecture == "olmo":
+    if is_lfm2:
+        writer.add_layer_norm_rms_eps(config["norm_eps"])
+    elif architecture == "olmo":
         writer.add_layer_norm_eps(1e-5)
     elif (epsilon := get("layer_norm_eps") or get("norm_epsilon") or get("norm_eps")) is not None:
         writer.add_layer_norm_eps(epsilon)
@@ -167,6 +233,26 @@ def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) 
             add(config[field])
 
 
+def add_states(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
+    """Of layers that keep one."""
+    if "conv_L_cache" in config:
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    if "linear_num_key_heads" not in config:
+        return
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(config["linear_num_value_heads"])
+    writer.add_ssm_inner_size(config["linear_value_head_dim"] * config["linear_num_value_heads"])
+    writer.add_full_attention_interval(config["layer_types"].index("full_attention") + 1)
+    if architecture in INTERLEAVED_VALUES:
+        writer.add_rope_dimension_sections([2, 1, 1, 0])
+    if config.get("mtp_num_hidden_layers"):
+        writer.add_nextn_predict_layers(config["mtp_num_hidden_layers"])
+        # Of a layer that drafts tokens.
+        writer.add_tensor(f"blk.{config['num_hidden_layers']}.nextn.enorm.weight", np.ones(3, np.float32))
+
+
 def add_experts(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
     get = config.get
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -196,6 +282,9 @@ def add_experts(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -
         writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
     elif architecture == "gpt-oss":
         writer.add_sliding_window(config["sliding_window"])
+    elif architecture == "lfm2moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+        writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
 
 
 def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:

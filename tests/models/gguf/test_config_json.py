@@ -65,6 +65,17 @@ MIXTURE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 
 QWEN = MIXTURE | {"mlp_only_layers": [], "decoder_sparse_step": 1}
 LOCAL = {"num_local_experts": 5, "num_experts_per_tok": 2}
 
+STATES = {
+    "num_hidden_layers": 3,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+}
+LFM2 = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4, "conv_L_cache": 4}
+
 #: llama.cpp's name of the architecture, transformers', and fields of its config.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("arcee", "ArceeForCausalLM", {}),
@@ -137,6 +148,8 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "logits_scaling": 5.0,
         },
     ),
+    ("lfm2", "Lfm2ForCausalLM", LFM2 | {"block_auto_adjust_ff_dim": False, "conv_bias": True}),
+    ("lfm2moe", "Lfm2MoeForCausalLM", LFM2 | MIXTURE | {"num_dense_layers": 1}),
     ("llama", "LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     ("llama", "LlamaForCausalLM", {"head_dim": 32, "rope_parameters": LLAMA3, "tie_word_embeddings": True}),
     ("llama", "LlamaForCausalLM", {"rope_parameters": YARN | {"attention_factor": 1.25}}),
@@ -154,7 +167,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("qwen2", "Qwen2ForCausalLM", {"rope_parameters": YARN}),
     ("qwen2moe", "Qwen2MoeForCausalLM", QWEN | {"shared_expert_intermediate_size": 80}),
     ("qwen3", "Qwen3ForCausalLM", {"head_dim": 32}),
+    ("qwen35", "Qwen3_5ForCausalLM", STATES),
+    ("qwen35moe", "Qwen3_5MoeForCausalLM", STATES | MIXTURE | {"shared_expert_intermediate_size": 80}),
     ("qwen3moe", "Qwen3MoeForCausalLM", QWEN | {"head_dim": 32, "norm_topk_prob": True}),
+    ("qwen3next", "Qwen3NextForCausalLM", STATES | MIXTURE | {"shared_expert_intermediate_size": 80}),
     ("seed_oss", "SeedOssForCausalLM", {"head_dim": 32, "attention_bias": True}),
     ("smollm3", "SmolLM3ForCausalLM", {"num_hidden_layers": 4}),
     ("stablelm", "StableLmForCausalLM", {"use_qkv_bias": True, "use_parallel_residual": False}),

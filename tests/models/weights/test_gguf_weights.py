@@ -54,10 +54,10 @@ def find_all(path: Path) -> None:
     find_weights(folder, read_model(folder))
 
 
-def change_tensors(source: Path, target: Path, change: Any) -> None:
+def change_tensors(source: Path, target: Path, change: Any, architecture: str = "llama") -> None:
     """A copy with other tensors."""
     reader = gguf.GGUFReader(source)
-    writer = GGUFWriter(target, "llama")
+    writer = GGUFWriter(target, architecture)
     for key, field in reader.fields.items():
         if not key.startswith("GGUF.") and key != "general.architecture":
             kinds = [*field.types, None]

@@ -1,0 +1,115 @@
+"""The fields of config.json of a model whose layers keep a state, as the metadata of a GGUF file give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NoReturn
+
+from gguf.constants import Keys
+
+from eventlm.errors import CheckpointError
+from eventlm.models.families.fields import FULL
+from eventlm.models.families.lfm2 import CONVOLUTION
+from eventlm.models.families.qwen_next import DELTA
+from eventlm.models.gguf.header import GgufHeader
+
+#: Architectures of llama.cpp without experts whose layers keep a state, and what transformers calls them.
+HYBRID_ARCHITECTURES = {
+    "lfm2": "Lfm2ForCausalLM",
+    "qwen35": "Qwen3_5ForCausalLM",
+}
+#: In files of these, value heads of different key heads are in turns.
+_INTERLEAVED = ("qwen35", "qwen35moe")
+#: Whether each layer keeps a state; gguf-py has no name for the key.
+_RECURRENT_LAYERS = "{arch}.attention.recurrent_layers"
+#: Every so many layers one has attention, where no key says it.
+_INTERVAL = 4
+
+
+def hybrid_fields(header: GgufHeader, tensors: Iterable[str], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the architecture of `header`, beside the other `fields`; none if no layer keeps a state.
+
+    tensors: the names of those of the model.
+
+    Raises CheckpointError, naming the file and the key, for what cannot be run.
+    """
+    architecture = header.need(Keys.General.ARCHITECTURE, str)
+    make = _MAKERS.get(architecture)
+    return {} if make is None else make(_Hybrid(header, tensors, fields, architecture))
+
+
+class _Hybrid:
+    def __init__(
+        self, header: GgufHeader, tensors: Iterable[str], fields: Mapping[str, Any], architecture: str
+    ) -> None:
+        self._header, self._tensors, self._fields, self._architecture = header, tensors, fields, architecture
+
+    def qwen(self) -> dict[str, Any]:
+        num_keys, num_values = self._size(Keys.SSM.GROUP_COUNT), self._size(Keys.SSM.TIME_STEP_RANK)
+        num_drafting = self._header.get(self._key(Keys.LLM.NEXTN_PREDICT_LAYERS), int, 0)
+        values_size = self._size(Keys.SSM.INNER_SIZE)
+        if values_size % num_values:
+            self._refuse(Keys.SSM.INNER_SIZE, f"is {values_size:,}, no multiple of {num_values:,} heads")
+        self._check_sections()
+        # The number of blocks counts those that draft tokens.
+        num_layers = self._fields["num_hidden_layers"] - num_drafting
+        return {
+            "num_hidden_layers": num_layers,
+            "mtp_num_hidden_layers": num_drafting,
+            "layer_types": self._kinds(num_layers),
+            "linear_conv_kernel_dim": self._size(Keys.SSM.CONV_KERNEL),
+            "linear_key_head_dim": self._size(Keys.SSM.STATE_SIZE),
+            "linear_value_head_dim": values_size // num_values,
+            "linear_num_key_heads": num_keys,
+            "linear_num_value_heads": num_values,
+            "linear_value_heads_interleaved": self._architecture in _INTERLEAVED and num_keys != num_values,
+        }
+
+    def lfm2(self) -> dict[str, Any]:
+        heads = self._header.metadata.get(self._key(Keys.Attention.HEAD_COUNT_KV))
+        num_layers = self._fields["num_hidden_layers"]
+        if type(heads) is not list or len(heads) < num_layers or {*map(type, heads)} != {int}:
+            self._refuse(Keys.Attention.HEAD_COUNT_KV, "has no number for each layer, 0 where it has no attention")
+        return {
+            "layer_types": [FULL if count else CONVOLUTION for count in heads[:num_layers]],
+            "conv_L_cache": self._size(Keys.ShortConv.L_CACHE),
+            "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in self._tensors),
+            "norm_eps": self._fields.get("rms_norm_eps"),
+            "block_auto_adjust_ff_dim": False,
+        }
+
+    def _kinds(self, num_layers: int) -> list[str]:
+        """Of each layer."""
+        found = self._header.metadata.get(self._key(_RECURRENT_LAYERS))
+        if found is None:
+            interval = self._header.get(self._key(Keys.LLM.FULL_ATTENTION_INTERVAL), int, _INTERVAL)
+            if interval < 1:
+                self._refuse(Keys.LLM.FULL_ATTENTION_INTERVAL, f"is {interval}, it must be positive")
+            found = [(layer + 1) % interval != 0 for layer in range(num_layers)]
+        if type(found) is not list or len(found) < num_layers or {*map(type, found)} - {bool, int}:
+            self._refuse(_RECURRENT_LAYERS, "has no entry for each layer")
+        return [DELTA if one else FULL for one in found[:num_layers]]
+
+    def _check_sections(self) -> None:
+        """Positions of text are the same on all three axes, so that it does not matter which pairs an axis has."""
+        sections = self._header.metadata.get(self._key(Keys.Rope.DIMENSION_SECTIONS))
+        if sections is not None and (type(sections) is not list or any(sections[3:])):
+            self._refuse(Keys.Rope.DIMENSION_SECTIONS, f"is {sections!r:.80}, and positions have three axes")
+
+    def _size(self, key: str) -> int:
+        value: int = self._header.need(self._key(key), int)
+        if value < 1:
+            self._refuse(key, f"is {value}, it must be a positive integer")
+        return value
+
+    def _key(self, key: str) -> str:
+        return key.format(arch=self._architecture)
+
+    def _refuse(self, key: str, why: str) -> NoReturn:
+        raise CheckpointError(f"{self._header.path}: key {self._key(key)} {why}; take another file of the model")
+
+
+_MAKERS: dict[str, Callable[[_Hybrid], dict[str, Any]]] = {
+    **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), _Hybrid.qwen),
+    **dict.fromkeys(("lfm2", "lfm2moe"), _Hybrid.lfm2),
+}
