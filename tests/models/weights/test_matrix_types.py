@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +21,21 @@ from eventlm.worker.forward import make_cache, make_forward
 from eventlm.worker.protocol import NewSequence, WorkerSetup
 from eventlm.worker.sequence_table import Row, WorkerSequence
 from tests.kernels.cpu.decoders import relative_error
-from tests.models.families.proof import SMALL, make_checkpoint
+from tests.models.families.proof import SMALL, make_checkpoint, serve
 from tests.models.gguf.files import to_gguf
+from tests.models.gguf.test_config_json import MIXTURE
+from tests.models.gguf.test_hybrid_fields import CASES as HYBRIDS
 from tests.models.quantized.checkpoints import CASES, write_quantized
 
 NUM_TOKENS = 40
+#: llama.cpp's name of architectures, transformers', and fields of their configs.
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2moe": (
+        "Qwen2MoeForCausalLM",
+        MIXTURE | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 96, "mlp_only_layers": []},
+    ),
+    **{architecture: HYBRIDS[architecture] for architecture in ("qwen35", "qwen3next", "lfm2", "lfm2moe")},
+}
 
 
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
@@ -81,6 +93,36 @@ def test_a_rounded_model_is_nearer_than_a_plainly_rounded_one(
     plain = logits_of(gguf_folder(tmp_path / "plain.gguf"))
     errors = [relative_error(each, wanted) for each in (in_int8, rounded, plain)]
     assert errors == sorted(errors)
+    assert errors[1] < 0.9 * errors[2]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("architecture", OTHERS)
+def test_experts_and_layers_with_a_state_are_rounded_alike(
+    architecture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the errors of all tokens the median counts: some pass other experts when numbers are rounded."""
+    if not available_builds():
+        pytest.skip("needs a compiler")
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path / "home"))
+    name, fields = OTHERS[architecture]
+    exact = make_checkpoint(tmp_path / "checkpoint", name, **SMALL | fields)
+    to_gguf(tmp_path / "checkpoint", tmp_path / "plain.gguf", architecture, "Q4_1")
+    prompt = list(range(3, 3 + NUM_TOKENS))
+    errors = []
+    for folder, quantization in (
+        *((tmp_path / "checkpoint", each) for each in ("int8", "int4")),
+        (gguf_folder(tmp_path / "plain.gguf"), "none"),
+    ):
+        with monkeypatch.context() as patch:
+            schedule = serve(
+                folder, {(0, 0): prompt}, patch, 24, dtype="bfloat16", block_size=16, quantization=quantization
+            )
+        ids = torch.tensor([prompt + schedule.outputs[0, 0][:-1]])
+        wanted, found = exact(ids).logits[0, NUM_TOKENS - 1 :], torch.stack(schedule.logits[0, 0])
+        errors.append(median(relative_error(*pair) for pair in zip(found.float(), wanted, strict=True)))
+    assert errors == sorted(errors)
+    assert errors[0] < 0.12
     assert errors[1] < 0.9 * errors[2]
 
 
