@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
 from benchmarks.random_qwen import save_random_qwen
-from eventlm.bench.step.floor import BatchShape, ModelFigures, floor_ns, step_work, total
+from eventlm.bench.step.floor import BatchShape, ModelFigures, floor_ns, integer_matrices, step_work, total
 from eventlm.bench.step.machine_probe import Machine, measure
 from eventlm.errors import EventLMError, UsageError
 from eventlm.kernels.cpu.decoder import DrawRows
@@ -115,7 +115,7 @@ class Bench:
             cpu_kernels=options.cpu_kernels,
         )
         self.forward: Forward = make_forward(setup, self.config, make_cache(setup, self.config))
-        self._is_int8 = options.quantization == "int8"
+        self._integers = integer_matrices(self.config, options.quantization, {})
         self.kv_token_bytes = kv_bytes_per_token(self.config, kv_dtype(self.config, options))
         # Memory that was never written costs nothing to read.
         for kv in self.forward.cache.stored:
@@ -141,7 +141,7 @@ class Bench:
             config=self.config,
             weight_bytes=self.forward.weight_bytes,
             kv_token_bytes=self.kv_token_bytes,
-            is_int8=self._is_int8,
+            integers=self._integers,
         )
         return floor_ns(total(step_work(model, shape).values()), machine)
 

@@ -63,7 +63,7 @@ def floor_seconds(config: ModelSpec, steps: Sequence[Step], machine: Machine, *,
     weights = num_matrix_weights(config)
     weight_bytes = {name: DTYPE_BYTES["bfloat16"] * number for name, number in weights.items()}
     kv_token_bytes = 2 * config.num_layers * config.num_kv_heads * config.head_dim * kv_element_bytes
-    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes, is_int8=False)
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes)
     return sum(NS * floor_ns(total(step_work(model, shape_of(step.launch)).values()), machine) for step in steps)
 
 

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
+from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.spec import ModelSpec
-from eventlm.models.weights.decoder_weights import model_weights
+from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
 
 #: How many products of int8 an instruction does in the time of one of bfloat16, with vectors (VNNI) as with tiles
 #: (AMX). Not measured: torch's own int8 products fall further behind what the processor can do than its float ones.
@@ -30,8 +31,9 @@ _PARTS = {
     "down": "down_proj",
     "router": "router",
 }
-#: The part of the experts, and the part that is not quantized.
-_EXPERTS, _ROUTER = "experts", "router"
+_EXPERTS = "experts"
+#: Codes that are widened to floats as they are multiplied.
+_CODES_OF_FLOATS = ("F8_128",)
 
 
 class StepWork(NamedTuple):
@@ -77,40 +79,51 @@ def shape_of(launch: Launched) -> BatchShape:
 
 class ModelFigures(Struct, frozen=True, kw_only=True):
     """What the floors follow from: the model's shape, and what the worker holds. weight_bytes: of each matrix, all
-    layers together. is_int8: what the matrices hold.
+    layers together. integers: see `integer_matrices`.
     """
 
     config: ModelSpec
     weight_bytes: Mapping[str, int]
     kv_token_bytes: int
-    is_int8: bool
+    integers: frozenset[WeightKey] = frozenset()
 
 
-def num_matrix_weights(model: ModelSpec, *, is_active: bool = False) -> dict[str, int]:
+def num_matrix_weights(
+    model: ModelSpec, *, is_active: bool = False, among: Container[WeightKey] | None = None
+) -> dict[str, int]:
     """Weights of the matrices by the part that multiplies by them, over all layers.
 
-    is_active: of the experts only as many as a token passes.
+    is_active: of the experts only as many as a token passes. among: only of these matrices.
     """
-    counts = Counter({"lm_head": model.vocab_size * model.hidden_size})
+    counts: Counter[str] = Counter()
+    output = EMBEDDING if model.tie_word_embeddings else HEAD
     for key, shape in model_weights(model).items():
-        if key.kind != "weight" or key.name not in _PARTS:
+        part = "lm_head" if key == output else _EXPERTS if key.expert >= 0 else _PARTS.get(key.name, "")
+        if key.kind != "weight" or not part or (among is not None and key not in among):
             continue
         experts = model.layers[key.layer].experts
         if is_active and experts is not None and key.expert >= experts.num_active:
             continue
-        counts[_EXPERTS if key.expert >= 0 else _PARTS[key.name]] += math.prod(shape)
+        counts[part] += math.prod(shape)
     return dict(counts)
+
+
+def integer_matrices(model: ModelSpec, quantization: str, types: Mapping[WeightKey, str]) -> frozenset[WeightKey]:
+    """The matrices whose products are of integers. types: of those that are codes, see `matrix_types`."""
+    if quantization == "int8":
+        return frozenset(key for key in model_weights(model) if key.name not in FLOAT32_WEIGHTS)
+    return frozenset(key for key, kind in types.items() if kind not in _CODES_OF_FLOATS)
 
 
 def step_work(model: ModelFigures, shape: BatchShape) -> dict[str, StepWork]:
     """The work of each part."""
     config = model.config
     work, stored = {}, num_matrix_weights(config)
+    integers = num_matrix_weights(config, is_active=True, among=model.integers)
     for part, number in num_matrix_weights(config, is_active=True).items():
-        num_ops = 2 * number * (shape.num_sampled if part == "lm_head" else shape.num_tokens)
-        num_bytes = model.weight_bytes[part] * number // stored[part]
-        is_int8 = model.is_int8 and part != _ROUTER
-        work[part] = StepWork(num_bytes, 0, num_ops) if is_int8 else StepWork(num_bytes, num_ops)
+        num_products = 2 * (shape.num_sampled if part == "lm_head" else shape.num_tokens)
+        num_bytes, num_integers = model.weight_bytes[part] * number // stored[part], integers.get(part, 0)
+        work[part] = StepWork(num_bytes, num_products * (number - num_integers), num_products * num_integers)
     num_stored = sum(math.prod(layer.kv_shape) for layer in config.layers if layer.kv_shape is not None)
     work["attention"] = total(
         StepWork(

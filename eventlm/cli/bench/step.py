@@ -32,10 +32,10 @@ process runs sequences of random tokens as a server does, recorder included, HTT
 
 floor ms is the longer of a part's bytes (weights, keys and values, as they are held) at the bandwidth of this machine
 and of its FLOPs at the peak of a product of matrices, both measured in the same run. For a whole step it is the longer
-of all its bytes and all its FLOPs. x floor is the time as a multiple of it. With --quantization int8 the products
-with weights count at twice the peak of floats, as processors do twice as many of them as of bfloat16. x floor may be
-below 1 if all weights of a part fit the processor's last-level cache, which is faster than its memory, or if other
-programs slowed the memory while it was measured.
+of all its bytes and all its FLOPs. x floor is the time as a multiple of it. Products of integers (--quantization, and
+files of codes other than FP8) count at twice the peak of floats, as processors do twice as many of them as of bfloat16.
+x floor may be below 1 if all weights of a part fit the processor's last-level cache, which is faster than its memory,
+or if other programs slowed the memory while it was measured.
 
   lm_head         the output matrix, and the draw of tokens whose logits
                   nothing else needs
@@ -139,12 +139,14 @@ async def _measured(
 ) -> tuple[Machine, list[CaseTimes]]:
     from tqdm import tqdm
 
-    from eventlm.bench.step.floor import ModelFigures, num_matrix_weights
+    from eventlm.bench.step.floor import ModelFigures, integer_matrices, num_matrix_weights
     from eventlm.bench.step.machine_probe import probe
     from eventlm.bench.step.measure import StepBench, check_cases
     from eventlm.bench.step.report import case_times
     from eventlm.engine.setup import worker_setups
     from eventlm.models.config import read_model
+    from eventlm.models.weights.find_weights import find_weights
+    from eventlm.models.weights.matrix_types import matrix_types
 
     # Before the worker starts its threads.
     machine = await probe(worker_setups(engine.setup)[0].threads)
@@ -155,12 +157,15 @@ async def _measured(
     model = None
     if host.get("weight_bytes"):
         config = read_model(Path(engine.setup.model))
+        quantization = engine.setup.config.model.quantization
+        # Elsewhere than in the compiled forward pass, codes are unpacked.
+        has_codes = sum(host["weight_bytes"].values()) < 2 * sum(num_matrix_weights(config).values())
+        types = matrix_types(find_weights(Path(engine.setup.model), config), config, quantization) if has_codes else {}
         model = ModelFigures(
             config=config,
             weight_bytes=host["weight_bytes"],
             kv_token_bytes=host["kv_token_bytes"],
-            # Matrices of 8 bits or fewer, of a GGUF file too, are multiplied by integers.
-            is_int8=sum(host["weight_bytes"].values()) < 2 * sum(num_matrix_weights(config).values()),
+            integers=integer_matrices(config, quantization, types),
         )
     bench = StepBench(engine, num_steps=arguments.steps, temperature=arguments.temperature)
     times = [

@@ -11,6 +11,7 @@ from eventlm.bench.step.floor import (
     ModelFigures,
     StepWork,
     floor_ns,
+    integer_matrices,
     num_matrix_weights,
     shape_of,
     step_work,
@@ -20,6 +21,7 @@ from eventlm.bench.step.machine_probe import Machine
 from eventlm.events import Launched
 from eventlm.models.config import kv_bytes_per_token, read_model
 from eventlm.models.spec import ExpertsSpec, FeedForwardSpec
+from eventlm.models.weights.decoder_weights import model_weights
 from tests.checkpoints import make_checkpoint
 
 
@@ -51,7 +53,7 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
     weight_bytes = {"qkv_proj": 11, "o_proj": 12, "gate_up_proj": 13, "down_proj": 14, "lm_head": 15}
     shape = BatchShape(num_sampled=2, rows=[(49, 1), (16, 4)])
     kv_token_bytes = kv_bytes_per_token(config, "float32")
-    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes, is_int8=False)
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=kv_token_bytes)
     work = step_work(model, shape)
     assert {part: work[part].num_bytes for part in weight_bytes} == weight_bytes
     heads = config.num_heads * config.head_dim
@@ -60,7 +62,7 @@ def test_the_work_of_a_step(tmp_path: Path) -> None:
     assert work["attention"].num_flops == 4 * (50 + 17 + 18 + 19 + 20) * 3 * heads
     assert work["attention"].num_bytes == 70 * 2 * 3 * config.num_kv_heads * config.head_dim * 4
     assert {each.num_int8_ops for each in work.values()} == {0}
-    in_int8 = step_work(structs.replace(model, is_int8=True), shape)
+    in_int8 = step_work(structs.replace(model, integers=integer_matrices(config, "int8", {})), shape)
     for part in weight_bytes:
         assert in_int8[part] == StepWork(work[part].num_bytes, 0, work[part].num_flops)
     assert in_int8["attention"] == work["attention"]
@@ -74,7 +76,7 @@ def test_the_work_of_layers_that_differ(tmp_path: Path) -> None:
     layers = (same.layers[0], structs.replace(same.layers[1], attention=windowed, feed_forward=part))
     config = structs.replace(same, layers=layers)
     weight_bytes = dict.fromkeys(("qkv_proj", "o_proj", "gate_up_proj", "down_proj", "lm_head"), 0)
-    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100, is_int8=False)
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100)
     work = step_work(model, BatchShape(num_sampled=1, rows=[(9, 1)]))
     assert work["gate_up_proj"].num_flops == 2 * config.hidden_size * (2 * 160 + 96)
     assert work["down_proj"].num_flops == 2 * config.hidden_size * (160 + 96)
@@ -97,14 +99,29 @@ def test_a_token_passes_some_of_the_experts(tmp_path: Path) -> None:
     assert active == all_weights | {"experts": 3 * 3 * 32 * hidden}
     assert all_weights["gate_up_proj"] == 2 * (160 + 96) * hidden
     weight_bytes = {part: 2 * number for part, number in all_weights.items()}
-    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100, is_int8=False)
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100)
     shape = BatchShape(num_sampled=1, rows=[(9, 1), (0, 4)])
     work = step_work(model, shape)
     assert work["experts"] == StepWork(2 * active["experts"], 2 * 5 * active["experts"])
     assert work["router"] == StepWork(2 * 8 * hidden, 2 * 5 * 8 * hidden)
-    in_int8 = step_work(structs.replace(model, is_int8=True), shape)
+    in_int8 = step_work(structs.replace(model, integers=integer_matrices(config, "int8", {})), shape)
     assert in_int8["experts"] == StepWork(2 * active["experts"], 0, 2 * 5 * active["experts"])
     assert in_int8["router"] == work["router"]
+
+
+def test_floats_of_8_bits_are_not_integers(tmp_path: Path) -> None:
+    config = read_model(make_checkpoint(tmp_path, num_layers=2))
+    types = {key: "F8_128" if key.layer else "I8_128" for key in model_weights(config) if key.name in ("up", "output")}
+    integers = integer_matrices(config, "none", types)
+    assert integers == {key for key in types if not key.layer}
+    weight_bytes = num_matrix_weights(config)
+    model = ModelFigures(config=config, weight_bytes=weight_bytes, kv_token_bytes=2 * 100, integers=integers)
+    work = step_work(model, BatchShape(num_sampled=1, rows=[(9, 1)]))
+    assert work["o_proj"].num_int8_ops == work["o_proj"].num_flops
+    assert work["gate_up_proj"].num_flops == 3 * work["gate_up_proj"].num_int8_ops
+    assert {part for part, each in work.items() if each.num_int8_ops} == {"o_proj", "gate_up_proj"}
+    # --quantization int4 rounds floats of 8 bits too.
+    assert integer_matrices(config, "int4", dict.fromkeys(types, "Q4_1")) == types.keys()
 
 
 def test_a_floor_is_the_longer_of_the_two() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.bench.step.floor import BatchShape, ModelFigures
+from eventlm.bench.step.floor import BatchShape, ModelFigures, integer_matrices
 from eventlm.bench.step.machine_probe import Machine
 from eventlm.bench.step.measure import CaseResult, MeasuredStep, StepCase
 from eventlm.bench.step.report import CaseTimes, case_times, middle_half, step_lines
@@ -37,7 +37,7 @@ def measured(factor: float) -> MeasuredStep:
 def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFigures:
     weights = {"qkv_proj": 2_000_000, "o_proj": 0, "gate_up_proj": 0, "down_proj": 0, "lm_head": 1_000_000}
     config = read_model(make_checkpoint(tmp_path_factory.mktemp("model")))
-    return ModelFigures(config=config, weight_bytes=weights, kv_token_bytes=1000, is_int8=False)
+    return ModelFigures(config=config, weight_bytes=weights, kv_token_bytes=1000)
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_int8_has_a_lower_floor(model: ModelFigures) -> None:
     result = CaseResult(StepCase(8, 100), [measured(1.0)], 0.0)
     floors = [
         {part.name: part.floor_ms for part in case_times(result, slow, each).parts if part.floor_ms}
-        for each in (model, structs.replace(model, is_int8=True))
+        for each in (model, structs.replace(model, integers=integer_matrices(model.config, "int8", {})))
     ]
     assert {name: floors[0][name] / floors[1][name] for name in ("qkv_proj", "lm_head", "attention")} == pytest.approx(
         {"qkv_proj": 2, "lm_head": 2, "attention": 1}
