@@ -17,7 +17,9 @@ from eventlm.kernels.cpu.native import (
 )
 from eventlm.models.program import (
     Activate,
+    ActivateInput,
     Add,
+    AddKept,
     AddNormed,
     Attend,
     Convolve,
@@ -25,11 +27,14 @@ from eventlm.models.program import (
     Embed,
     Experts,
     Heads,
+    Inputs,
+    Keep,
     Multiply,
     MultiplyAdd,
     Norm,
     Operation,
     Route,
+    Scale,
     ScaleInner,
     Take,
     program_of,
@@ -44,6 +49,7 @@ _NOT_COMPILED = "not compiled, or of another version; install eventlm again, whe
 _KINDS = (
     *(Embed, Norm, Take, Heads, Attend, Activate, MultiplyAdd, Multiply, AddNormed),
     *(Route, ScaleInner, Experts, Add, Convolve, Delta),
+    *(Inputs, ActivateInput, Scale, Keep, AddKept),
 )
 #: The only dtype that the compiled forward pass computes in.
 _DTYPE = "bfloat16"
@@ -111,6 +117,7 @@ def _choose(wanted: str, config: ModelSpec, *, model: str, dtype: str, block_siz
 
 def native_model(config: ModelSpec, max_positions: int) -> NativeModel:
     """The model as the compiled decoder takes it."""
+    inputs = config.layer_inputs
     shape = NativeShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -118,6 +125,8 @@ def native_model(config: ModelSpec, max_positions: int) -> NativeModel:
         max_positions=max_positions,
         is_tied=config.tie_word_embeddings,
         is_layer_norm=config.norm.kind == "layer",
+        inputs_size=inputs.size if inputs is not None else 0,
+        inputs_vocab_size=inputs.vocab_size if inputs is not None else 0,
         eps=config.norm.eps,
         logits_multiplier=config.logits_multiplier,
         logits_soft_cap=config.logits_soft_cap,
@@ -133,7 +142,7 @@ def _instruction(operation: Operation, config: ModelSpec) -> Instruction:
         multiplier=getattr(operation, "multiplier", 1.0),
     )
     match operation:
-        case Norm() | AddNormed():
+        case Norm() | AddNormed() | Keep() | AddKept():
             found.weight = WEIGHTS.index(operation.weight)
         case MultiplyAdd() | Multiply():
             found.weight = WEIGHTS.index(operation.matrix)
@@ -141,9 +150,13 @@ def _instruction(operation: Operation, config: ModelSpec) -> Instruction:
             part = config.layers[operation.layer].dense
             if part is not None:
                 _put_neurons(found, part)
+        case ActivateInput():
+            found.num_neurons, found.activation = operation.size, ACTIVATIONS.index(operation.activation)
         case Heads():
-            _put_attention(found, operation.attention)
-            found.rope = operation.rope
+            attention = operation.attention
+            _put_attention(found, attention)
+            found.rope, found.has_value_norm = operation.rope, attention.has_value_norm
+            found.num_kv_heads, found.num_value_heads = attention.num_key_products, attention.num_value_products
         case Attend():
             _put_attention(found, operation.attention)
         case Convolve():

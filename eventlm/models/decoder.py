@@ -9,6 +9,7 @@ Shapes: T tokens, S of them whose logits are wanted, H query heads, K key-value 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -23,8 +24,11 @@ from eventlm.kernels.sequence_states import NO_STATES, StepStates
 from eventlm.models.experts import Chosen, route
 from eventlm.models.program import (
     FLOAT32_WEIGHTS,
+    LOOKED_UP,
     Activate,
+    ActivateInput,
     Add,
+    AddKept,
     AddNormed,
     Attend,
     Convolve,
@@ -32,10 +36,13 @@ from eventlm.models.program import (
     Embed,
     Experts,
     Heads,
+    Inputs,
+    Keep,
     Multiply,
     MultiplyAdd,
     Norm,
     Route,
+    Scale,
     ScaleInner,
     Take,
     WeightKey,
@@ -66,6 +73,7 @@ LAPS = {
     "down": "down_proj",
     "lm_head": "lm_head",
     "router": "router",
+    **dict.fromkeys(("inputs_projection", "input_gate", "input_up"), "layer_inputs"),
 }
 _EMBEDDING, _HEAD = WeightKey("embedding", 0, "weight"), WeightKey("lm_head", 0, "weight")
 
@@ -73,8 +81,8 @@ _EMBEDDING, _HEAD = WeightKey("embedding", 0, "weight"), WeightKey("lm_head", 0,
 class Attention(Protocol):
     """Stores the step's keys and values of a layer, then attends as the layer's `AttentionSpec` says."""
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        """The attention of each query over its sequence, [T, H, D]."""
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor | None, v_TKD: Tensor | None) -> Tensor:
+        """The attention of each query over its sequence, [T, H, D]. Without keys and values, over another layer's."""
 
 
 def no_lap(name: str) -> None:
@@ -131,7 +139,7 @@ class Decoder:
         """
         is_tied = self.is_tied
         for key, matrix in self.weights.items():
-            if matrix.dim() == 2 and key != _EMBEDDING and key.name not in FLOAT32_WEIGHTS:
+            if matrix.dim() == 2 and key.name not in (*LOOKED_UP, *FLOAT32_WEIGHTS):
                 num_out, num_in = matrix.shape
                 self.weights[key] = matrix.new_empty(num_out, -(-num_in // BLOCK) * BLOCK, dtype=torch.int8)
                 self.scales[key] = matrix.new_empty(num_out, dtype=torch.float32)
@@ -174,8 +182,12 @@ class Decoder:
                 case Embed():
                     rows["residual"] = self._embed(token_ids_T, operation.multiplier)
                     lap("embed")
+                case Inputs():
+                    rows["inputs"] = self._layer_inputs(operation, token_ids_T, rows["normed"])
+                    lap("layer_inputs")
                 case Norm():
-                    rows["normed"] = self._norm(operation.weight, operation.layer, rows["residual"])
+                    normed = self._norm(operation.weight, operation.layer, rows["residual"])
+                    rows["normed"] = _scaled(normed, operation.multiplier)
                     lap("norm")
                 case Take():
                     rows["normed"] = rows["residual"]
@@ -206,6 +218,10 @@ class Decoder:
                 case Activate():
                     rows["inner"] = self._activate(operation, rows["normed"])
                     lap("gate_up_proj")
+                case ActivateInput():
+                    gate = self.multiply("input_gate", operation.layer, rows["normed"])
+                    rows["inner"] = activate(gate, operation.activation) * rows["inputs"][:, operation.layer]
+                    lap("layer_inputs")
                 case Multiply():
                     rows["update"] = self.multiply(operation.matrix, operation.layer, rows[operation.source])
                     lap(LAPS[operation.matrix])
@@ -220,7 +236,8 @@ class Decoder:
                 case Route():
                     products = self.multiply("router", operation.layer, rows["normed"].float())
                     correction = self.weights.get(WeightKey("correction", operation.layer, "weight"))
-                    chosen = route(operation.experts, products, correction)
+                    scale = self.weights.get(WeightKey("expert_scale", operation.layer, "weight"))
+                    chosen = route(operation.experts, products, correction, scale)
                     lap("router")
                 case ScaleInner():
                     products = self.multiply("shared_scale", operation.layer, rows["normed"].float())
@@ -228,11 +245,21 @@ class Decoder:
                     lap("gate_up_proj")
                 case Experts():
                     update = self.pass_experts(operation, rows["normed"], chosen)
-                    rows["update"] = update if operation.experts.shared is None else rows["update"] + update
+                    is_alone = operation.experts.shared is None or operation.experts.has_norms
+                    rows["update"] = update if is_alone else rows["update"] + update
                     lap("experts")
                 case Add():
                     rows["residual"] = rows["residual"] + _scaled(rows["update"], operation.multiplier)
                     lap("experts")
+                case Keep():
+                    rows["kept"] = self._norm(operation.weight, operation.layer, rows["update"])
+                    lap("norm")
+                case AddKept():
+                    rows["update"] = rows["kept"] + self._norm(operation.weight, operation.layer, rows["update"])
+                    lap("norm")
+                case Scale():
+                    rows["residual"] = rows["residual"] * self._vector("layer_scale", operation.layer)
+                    lap("norm")
         return rows["residual"]
 
     def norm(self, x: Tensor) -> Tensor:
@@ -253,28 +280,44 @@ class Decoder:
         # The multiplier is rounded to the dtype, as transformers rounds it.
         return x if multiplier == 1.0 else x * torch.tensor(multiplier, dtype=x.dtype).item()
 
+    def _layer_inputs(self, operation: Inputs, token_ids_T: Tensor, x: Tensor) -> Tensor:
+        """[T, layers, size]."""
+        size = operation.size
+        projected = _scaled(self.multiply("inputs_projection", 0, x), operation.multiplier).unflatten(-1, (-1, size))
+        looked_up: Tensor = self._vector("inputs_embedding", 0)[token_ids_T].unflatten(-1, (-1, size))
+        looked_up = looked_up * torch.tensor(size**0.5, dtype=x.dtype).item()
+        return (self._norm("inputs_norm", 0, projected) + looked_up) * math.sqrt(0.5)
+
     def _heads(
         self, operation: Heads, qkv: Tensor, rotation: Rotation | None, positions_T: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Queries [T, H, D], keys and values [T, K, D], normed and rotated, and gates [T, H or 0, D]."""
         spec, layer = operation.attention, operation.layer
         heads = qkv.unflatten(-1, (-1, spec.head_dim))
         num_gates = spec.num_heads if spec.has_output_gate else 0
-        sizes = spec.num_heads + spec.num_kv_heads, spec.num_kv_heads, num_gates
-        qk, values, gates = heads.split(sizes, dim=1)
+        num_qk = spec.num_heads, spec.num_key_products
+        qk, values, gates = heads.split((sum(num_qk), spec.num_value_products, num_gates), dim=1)
+        queries, keys = qk.split(num_qk, dim=1)
+        if spec.values_are_keys:
+            values = keys
+        if spec.has_value_norm:
+            values = rms_norm(values, None, self.model.norm.eps)
         if spec.qk_norm != "none":
-            queries, keys = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
             if spec.qk_norm == "whole":
                 queries, keys = queries.flatten(1), keys.flatten(1)
-            normed = self._norm("query_norm", layer, queries), self._norm("key_norm", layer, keys)
-            qk = torch.cat(normed, dim=1).view(qk.shape)
+            queries = self._norm("query_norm", layer, queries)
+            if spec.num_key_products:
+                keys = self._norm("key_norm", layer, keys)
+            qk = torch.cat((queries, keys), dim=1).view(qk.shape)
         if rotation is not None:
             qk = rotary_embedding(qk, *rotation)
-        queries, keys = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)
+        queries, keys = qk.split(num_qk, dim=1)
         if spec.query_scaling_beta and spec.rope is not None:
             num_stretches = positions_T // spec.rope.original_max_position_embeddings
             scaling = 1 + spec.query_scaling_beta * torch.log(1 + num_stretches.float())
             queries = queries * scaling.to(queries.dtype)[:, None, None]
+        if spec.keys_of >= 0:
+            return queries, None, None, gates
         return queries, keys, values, gates
 
     def _delta(self, operation: Delta, mixed: Tensor, normed: Tensor, states: StepStates) -> Tensor:

@@ -29,7 +29,9 @@ class Chosen(NamedTuple):
                 yield expert, places // self.experts_TA.shape[1], self.shares_TA.flatten()[places]
 
 
-def route(spec: ExpertsSpec, products_TE: Tensor, correction_E: Tensor | None) -> Chosen:
+def route(
+    spec: ExpertsSpec, products_TE: Tensor, correction_E: Tensor | None = None, scale_E: Tensor | None = None
+) -> Chosen:
     """The experts for the router's products, float32. Of experts with equal numbers the first are chosen."""
     all_TE = products_TE.softmax(-1) if spec.routing == "softmax" else products_TE.sigmoid()
     ranked_TE = all_TE if correction_E is None else all_TE + correction_E
@@ -40,7 +42,8 @@ def route(spec: ExpertsSpec, products_TE: Tensor, correction_E: Tensor | None) -
     shares_TA = all_TE.gather(-1, experts_TA)
     if spec.is_normalized:
         shares_TA = shares_TA / shares_TA.sum(-1, keepdim=True).clamp(min=spec.min_sum)
-    return Chosen(experts_TA, shares_TA * spec.scaling)
+    shares_TA = shares_TA * spec.scaling
+    return Chosen(experts_TA, shares_TA if scale_E is None else shares_TA * scale_E[experts_TA])
 
 
 def _of_best_groups(spec: ExpertsSpec, ranked_TE: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ An operation reads and writes sets of rows, a row for each token of the step:
     attended   what the heads of a layer give, or its convolution
     inner      what the neurons of a layer give
     update     what a part adds to the residual stream, before its own norm
+    kept       what the shared part of a layer with experts gives, after its norm
+    inputs     what each layer adds by the token's id
     chosen     the numbers of the experts of a layer that a token passes, ascending, and the share of each
 
 Weights have a name of `WEIGHTS`, the number of their layer, and perhaps that of an expert. Matrices of `MATRICES` are
@@ -31,29 +33,45 @@ from eventlm.models.spec import (
     DeltaSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LayerInputsSpec,
     LayerSpec,
     ModelSpec,
     RopeSpec,
 )
 
-Matrix = Literal["qkv", "mixed", "output", "gate_up", "up", "down"]
-NormWeight = Literal["attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm", "final_norm"]
+Matrix = Literal["qkv", "mixed", "output", "gate_up", "up", "down", "inputs_projection", "input_gate", "input_up"]
+NormWeight = Literal[
+    "attention_norm",
+    "attention_out_norm",
+    "feed_forward_norm",
+    "feed_forward_out_norm",
+    "input_out_norm",
+    "router_norm",
+    "experts_norm",
+    "shared_out_norm",
+    "experts_out_norm",
+    "final_norm",
+]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
 #: Of the whole model, then of a layer. Each but an embedding, a norm of queries and keys, sinks, correction,
-#: shared_scale and what only the delta rule has may have a bias.
+#: shared_scale, and what only layers with inputs and the delta rule have, may have a bias.
 WEIGHTS = (
     *("embedding", "lm_head", "final_norm"),
-    *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
+    *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm", "input_out_norm"),
+    *("router_norm", "experts_norm", "shared_out_norm", "experts_out_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
-    *("router", "correction", "shared_scale", "output_gate"),
+    *("inputs_embedding", "inputs_projection", "inputs_norm", "input_gate", "input_up", "layer_scale"),
+    *("router", "correction", "expert_scale", "shared_scale", "output_gate"),
     *("mixed", "taps", "delta_gate", "delta_beta", "delta_decay", "decay_rate", "decay_shift", "delta_scale"),
 )
 #: Are float32 whatever the dtype of the others, and so are their products: a rounding could choose another expert, or
 #: add up in a state.
 FLOAT32_WEIGHTS = (
-    *("router", "correction", "shared_scale"),
+    *("router", "correction", "expert_scale", "shared_scale"),
     *("taps", "delta_beta", "delta_decay", "decay_rate", "decay_shift", "delta_scale"),
 )
+#: Embeddings, of which rows are looked up by token ids. The first may be the output matrix as well.
+LOOKED_UP = ("embedding", "inputs_embedding")
 
 
 class WeightKey(NamedTuple):
@@ -74,11 +92,22 @@ class Embed(Struct, frozen=True, tag=True):
     multiplier: float
 
 
+class Inputs(Struct, frozen=True, tag=True):
+    """inputs = (norm(multiplier * inputs_projection x normed) + sqrt(size) * inputs_embedding) / sqrt(2).
+
+    Of each token `size` numbers for each layer, which have their norm apart. `inputs_embedding` is that of the token.
+    """
+
+    size: int
+    multiplier: float
+
+
 class Norm(Struct, frozen=True, tag=True):
-    """normed = norm(residual)."""
+    """normed = multiplier * norm(residual)."""
 
     weight: NormWeight
     layer: int
+    multiplier: float = 1.0
 
 
 class Take(Struct, frozen=True, tag=True):
@@ -88,7 +117,8 @@ class Take(Struct, frozen=True, tag=True):
 class Heads(Struct, frozen=True, tag=True):
     """Query, key and value of `normed`, each with its bias, then the norm and the rotation of queries and keys.
 
-    Keys and values go to the cache, queries wait for `Attend`. rope: number of the table in `ModelSpec.ropes`; -1:
+    Keys and values go to the cache, queries wait for `Attend`. In a layer that attends to the keys of another there are
+    only queries. rope: number of the table in `ModelSpec.ropes`; -1:
     none.
     """
 
@@ -132,6 +162,14 @@ class Activate(Struct, frozen=True, tag=True):
     activation: Activation
 
 
+class ActivateInput(Struct, frozen=True, tag=True):
+    """inner = activation(input_gate x normed) * the layer's part of `inputs`."""
+
+    layer: int
+    size: int
+    activation: Activation
+
+
 class MultiplyAdd(Struct, frozen=True, tag=True):
     """residual += multiplier * (matrix x source + bias)."""
 
@@ -144,7 +182,7 @@ class MultiplyAdd(Struct, frozen=True, tag=True):
 class Multiply(Struct, frozen=True, tag=True):
     """update = matrix x source + bias."""
 
-    matrix: Literal["output", "down"]
+    matrix: Literal["output", "down", "input_up"]
     layer: int
     source: Literal["attended", "inner"]
 
@@ -155,6 +193,26 @@ class AddNormed(Struct, frozen=True, tag=True):
     weight: NormWeight
     layer: int
     multiplier: float
+
+
+class Keep(Struct, frozen=True, tag=True):
+    """kept = norm(update)."""
+
+    weight: NormWeight
+    layer: int
+
+
+class AddKept(Struct, frozen=True, tag=True):
+    """update = kept + norm(update)."""
+
+    weight: NormWeight
+    layer: int
+
+
+class Scale(Struct, frozen=True, tag=True):
+    """residual *= layer_scale."""
+
+    layer: int
 
 
 class Route(Struct, frozen=True, tag=True):
@@ -174,7 +232,7 @@ class Experts(Struct, frozen=True, tag=True):
     """update = the sum of share * (down x activation(gate_up x normed)) over the chosen experts.
 
     It is taken in float32 in the order of their numbers, so that a token's does not depend on others of the step, and
-    added to the `update` that the shared part has left, if there is one.
+    added to the `update` that the shared part has left, if there is one that is not kept.
     """
 
     layer: int
@@ -188,8 +246,11 @@ class Add(Struct, frozen=True, tag=True):
 
 
 Mixing = Heads | Attend | Convolve | Delta
-ExpertOperation = Route | ScaleInner | Experts | Add
-Operation = Embed | Norm | Take | Mixing | Activate | MultiplyAdd | Multiply | AddNormed | ExpertOperation
+ExpertOperation = Route | ScaleInner | Experts | Add | Keep | AddKept
+InputOperation = Inputs | ActivateInput | Scale
+Operation = (
+    Embed | Norm | Take | Mixing | Activate | MultiplyAdd | Multiply | AddNormed | ExpertOperation | InputOperation
+)
 
 
 def program_of(model: ModelSpec) -> tuple[Operation, ...]:
@@ -198,10 +259,13 @@ def program_of(model: ModelSpec) -> tuple[Operation, ...]:
     The last norm, the output matrix, and what `ModelSpec` says of logits follow when logits are wanted.
     """
     operations: list[Operation] = [Embed(model.embedding_multiplier)]
+    if model.layer_inputs is not None:
+        operations += [Take(), Inputs(model.layer_inputs.size, model.hidden_size**-0.5)]
     ropes: dict[RopeSpec | None, int] = {None: -1} | {rope: number for number, rope in enumerate(model.ropes)}
     state = 0
     for number, layer in enumerate(model.layers):
         operations += _layer(layer, number, _mixer(layer, number, ropes, state))
+        operations += _end(layer, number, model.layer_inputs)
         state += layer.recurrent.state_size if layer.recurrent is not None else 0
     return tuple(operations)
 
@@ -223,10 +287,34 @@ def _layer(layer: LayerSpec, number: int, mixer: Sequence[Operation]) -> list[Op
     return [first, *mixer, *_add(layer, number, "output"), second, begin, *rest]
 
 
+def _end(layer: LayerSpec, number: int, inputs: LayerInputsSpec | None) -> list[Operation]:
+    operations: list[Operation] = []
+    if inputs is not None:
+        operations += [
+            Take(),
+            ActivateInput(number, inputs.size, inputs.activation),
+            Multiply("input_up", number, "inner"),
+            AddNormed("input_out_norm", number, 1.0),
+        ]
+    return [*operations, Scale(number)] if layer.has_scale else operations
+
+
 def _feed_forward(layer: LayerSpec, number: int) -> list[Operation]:
     part = layer.feed_forward
     if isinstance(part, FeedForwardSpec):
         return [activation_of(part, number), *_add(layer, number, "down")]
+    if part.has_norms and part.shared is not None:
+        return [
+            activation_of(part.shared, number),
+            Multiply("down", number, "inner"),
+            Keep("shared_out_norm", number),
+            Norm("router_norm", number, part.router_multiplier),
+            Route(number, part),
+            Norm("experts_norm", number),
+            Experts(number, part),
+            AddKept("experts_out_norm", number),
+            AddNormed("feed_forward_out_norm", number, layer.residual_multiplier),
+        ]
     operations: list[Operation] = [Route(number, part)]
     if part.shared is not None:
         scale = [ScaleInner(number)] if part.has_shared_gate else []

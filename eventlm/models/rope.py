@@ -67,13 +67,16 @@ def inverse_frequencies(rope: RopeSpec, max_positions: int) -> Tensor:
     blends in between (Llama 3.1), and so does `yarn` by the number of the pair (Peng et al., 2023). `longrope` divides
     each by a factor of its own (Ding et al., 2024): by the long one at all positions if `max_positions` are more than
     the model was first trained with, as vLLM does, where transformers decides that for each sequence by its length.
+    `proportional` divides all, and turns only the first pairs (Gemma 4).
     """
     powers = rope.theta ** (torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim)
     if rope.type == "longrope":
         is_long = max_positions > rope.original_max_position_embeddings
         return 1.0 / (torch.tensor(rope.long_factor if is_long else rope.short_factor) * powers)
     frequencies = 1.0 / powers
-    if rope.type == "linear":
+    if rope.type == "proportional":
+        frequencies[rope.num_pairs :] = 0
+    if rope.type in ("linear", "proportional"):
         return frequencies / rope.factor
     if rope.type == "llama3":
         rotations = rope.original_max_position_embeddings * frequencies / (2 * math.pi)

@@ -16,7 +16,7 @@ from eventlm.models.quantized.scheme import Method
 #: Bytes of an element in each dtype that a decoder computes in.
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+RopeType = Literal["default", "linear", "llama3", "yarn", "longrope", "proportional"]
 #: `gelu_tanh` is the approximation of GELU by a hyperbolic tangent, `relu2` the square of ReLU. `swiglu_oai` is that of
 #: gpt-oss: `(up + 1) * gate * sigmoid(1.702 * gate)`, `gate` at most 7 and `up` between -7 and 7.
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai"]
@@ -45,6 +45,8 @@ class RopeSpec(Struct, frozen=True, kw_only=True):
     #: Of longrope, one for each pair: for contexts of up to `original_max_position_embeddings`, and for longer ones.
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
+    #: Of proportional: how many pairs turn, the first ones.
+    num_pairs: int = 0
 
 
 class NormSpec(Struct, frozen=True, kw_only=True):
@@ -69,9 +71,11 @@ class AttentionSpec(Struct, frozen=True, kw_only=True):
 
     scale: what scores are multiplied by. window: how many tokens a query sees, itself among them; 0: all before it.
     soft_cap: scores become `soft_cap * tanh(score / soft_cap)`; 0: they stay as they are. qk_norm: a norm of queries
-    and of keys, over each head or over all heads together. has_sinks: a learned score of each head takes part in the
-    softmax and has no value (gpt-oss). has_output_gate: what a head gives is multiplied by the sigmoid of a product of
-    its own (Qwen3-Next). query_scaling_beta: queries are multiplied by
+    and of keys, over each head or over all heads together. has_value_norm: a norm without weights of each head's
+    values. values_are_keys: values are what the keys are before their norm and their rotation. keys_of: the earlier
+    layer whose keys and values it attends to, in place of its own; -1: none. has_sinks: a learned score of each head
+    takes part in the softmax and has no value (gpt-oss). has_output_gate: what a head gives is multiplied by the
+    sigmoid of a product of its own (Qwen3-Next). query_scaling_beta: queries are multiplied by
     `1 + beta * log(1 + position // rope.original_max_position_embeddings)` (Llama 4); 0: they are not.
     """
 
@@ -83,6 +87,9 @@ class AttentionSpec(Struct, frozen=True, kw_only=True):
     window: int = 0
     soft_cap: float = 0.0
     qk_norm: Literal["none", "head", "whole"] = "none"
+    has_value_norm: bool = False
+    values_are_keys: bool = False
+    keys_of: int = -1
     has_qkv_bias: bool = False
     has_output_bias: bool = False
     has_sinks: bool = False
@@ -93,6 +100,16 @@ class AttentionSpec(Struct, frozen=True, kw_only=True):
     def kv_shape(self) -> KVShape:
         """Of the keys that it attends to."""
         return KVShape(self.num_kv_heads, self.head_dim)
+
+    @property
+    def num_key_products(self) -> int:
+        """Heads that it multiplies keys of."""
+        return self.num_kv_heads if self.keys_of < 0 else 0
+
+    @property
+    def num_value_products(self) -> int:
+        """Heads that it multiplies values of."""
+        return 0 if self.values_are_keys else self.num_key_products
 
 
 class ConvolutionSpec(Struct, frozen=True, kw_only=True):
@@ -168,8 +185,10 @@ class ExpertsSpec(Struct, frozen=True, kw_only=True):
     which is not a part of the share (DeepSeek-V3). num_groups: of as many experts each, of which only those of
     `num_active_groups` take part in the choice, by the sum of their two largest. is_normalized: shares are divided by
     their sum, which counts as `min_sum` if it is less; so those of a softmax are the softmax of the chosen products
-    alone. scaling: of all shares. shared: a part that all tokens pass. has_shared_gate: what that gives is multiplied
-    by the sigmoid of a product of its own, and has no bias (Qwen 2).
+    alone. scaling: of all shares. has_scales: each share is then multiplied by a number of its expert. shared: a part
+    that all tokens pass. has_shared_gate: what that gives is multiplied by the sigmoid of a product of its own, and has
+    no bias (Qwen 2). has_norms: the router and the experts have a norm each of the residual stream, the router's times
+    `router_multiplier`, and what the shared part and the experts give is normed before it is added up (Gemma 4).
     """
 
     num_experts: int
@@ -183,8 +202,23 @@ class ExpertsSpec(Struct, frozen=True, kw_only=True):
     is_normalized: bool = True
     min_sum: float = 0.0
     scaling: float = 1.0
+    has_scales: bool = False
     shared: FeedForwardSpec | None = None
     has_shared_gate: bool = False
+    has_norms: bool = False
+    router_multiplier: float = 1.0
+
+
+class LayerInputsSpec(Struct, frozen=True, kw_only=True):
+    """What each layer adds to the residual stream of a token by its id and its embedding (Gemma 3n).
+
+    A token has `size` numbers for each layer, of an embedding of `vocab_size` rows and of a product of its residual
+    stream before the first layer. At its end a layer multiplies the activation of a product by them.
+    """
+
+    size: int
+    vocab_size: int
+    activation: Activation
 
 
 class LayerSpec(Struct, frozen=True, kw_only=True):
@@ -192,7 +226,8 @@ class LayerSpec(Struct, frozen=True, kw_only=True):
 
     It has either `attention`, or `recurrent`, which keeps a state of each sequence. norms: before each of its two
     parts, after them, or both; `parallel`: one norm before both parts, which then do not see each other.
-    residual_multiplier: of what each part adds to the stream.
+    residual_multiplier: of what each part adds to the stream. has_scale: the stream is multiplied by a number at the
+    layer's end.
     """
 
     attention: AttentionSpec | None = None
@@ -200,11 +235,12 @@ class LayerSpec(Struct, frozen=True, kw_only=True):
     feed_forward: FeedForwardSpec | ExpertsSpec
     norms: Literal["before", "after", "both", "parallel"] = "before"
     residual_multiplier: float = 1.0
+    has_scale: bool = False
 
     @property
     def kv_shape(self) -> KVShape | None:
         """Of the keys and values that it stores; None if it stores none."""
-        return None if self.attention is None else self.attention.kv_shape
+        return None if self.attention is None or self.attention.keys_of >= 0 else self.attention.kv_shape
 
     @property
     def experts(self) -> ExpertsSpec | None:
@@ -220,8 +256,8 @@ class LayerSpec(Struct, frozen=True, kw_only=True):
 class TensorNames(Struct, frozen=True, kw_only=True):
     """The names of a checkpoint's tensors, without `.weight` and `.bias`.
 
-    Those of a layer follow `{prefix}layers.{number}.`; `embedding` and `final_norm` follow `prefix`. Where `qkv` or a
-    `gate_up` is given, the checkpoint has one matrix in place of three or two.
+    Those of a layer follow `{prefix}layers.{number}.`; `embedding`, `final_norm` and those of the inputs of all layers
+    follow `prefix`. Where `qkv` or a `gate_up` is given, the checkpoint has one matrix in place of three or two.
     """
 
     prefix: str = "model."
@@ -243,6 +279,14 @@ class TensorNames(Struct, frozen=True, kw_only=True):
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     sinks: str = "self_attn.sinks"
+    #: Of what layers add by a token's id: the first three, of all layers, follow `prefix`.
+    inputs_embedding: str = "embed_tokens_per_layer"
+    inputs_projection: str = "per_layer_model_projection"
+    inputs_norm: str = "per_layer_projection_norm"
+    input_gate: str = "per_layer_input_gate"
+    input_up: str = "per_layer_projection"
+    input_out_norm: str = "post_per_layer_input_norm"
+    layer_scale: str = "layer_scalar"
     output: str = "self_attn.o_proj"
     #: Of layers with a state. `mixed` is what is convolved: queries, keys and values, or B, C and x.
     recurrent_output: str = "linear_attn.out_proj"
@@ -263,6 +307,11 @@ class TensorNames(Struct, frozen=True, kw_only=True):
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     correction: str = "mlp.gate.e_score_correction_bias"
+    expert_scale: str = "router.per_expert_scale"
+    router_norm: str = "router.scale"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    shared_out_norm: str = "post_feedforward_layernorm_1"
+    experts_out_norm: str = "post_feedforward_layernorm_2"
     #: `{}` is the number of the expert.
     expert_gate: str = "mlp.experts.{}.gate_proj"
     expert_up: str = "mlp.experts.{}.up_proj"
@@ -300,6 +349,7 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     #: Logits become `cap * tanh(logit / cap)`; 0: they stay as they are.
     logits_soft_cap: float = 0.0
     has_head_bias: bool = False
+    layer_inputs: LayerInputsSpec | None = None
     names: TensorNames = TensorNames()
     #: How a checkpoint may name its tensors as well: transformers 5 can save experts in one tensor.
     other_names: tuple[TensorNames, ...] = ()
@@ -372,6 +422,8 @@ def _extras(model: ModelSpec) -> Iterator[str]:
         yield "norms of another kind"
     if (model.embedding_multiplier, model.logits_multiplier, model.logits_soft_cap) != (1.0, 1.0, 0.0):
         yield "scaled or capped embeddings or logits"
+    if model.layer_inputs is not None or any(layer.has_scale for layer in model.layers):
+        yield "layers with inputs or scales of their own"
     if model.has_head_bias:
         yield "a bias of the output matrix"
     if len(model.ropes) > 1:
@@ -393,6 +445,8 @@ def _extras(model: ModelSpec) -> Iterator[str]:
             yield "gates behind attention"
         if attention.qk_norm == "whole":
             yield "a norm over all heads together"
+        if attention.has_value_norm or attention.values_are_keys or attention.keys_of >= 0:
+            yield "values or keys that are normed or shared"
         if attention.scale != attention.head_dim**-0.5 or attention.query_scaling_beta:
             yield "attention scores of a scale of their own"
         if attention.rope is None:

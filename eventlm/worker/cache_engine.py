@@ -69,6 +69,9 @@ class CacheEngine:
         ]
         #: Of those that store something.
         self.stored = [layer for layer in self.layers if layer is not None]
+        for number, attention in config.attentions.items():
+            if isinstance(attention, AttentionSpec) and attention.keys_of >= 0:
+                self.layers[number] = self.layers[attention.keys_of]
         self._dtype, self._block_size = dtype, block_size
         self._num_tokens = num_blocks * block_size
         self._attentions = config.attentions
@@ -112,7 +115,10 @@ class CacheEngine:
 
 
 class StepAttention:
-    """Called by each layer of the decoder: stores the step's keys and values, all rows', then attends."""
+    """Called by each layer of the decoder: stores the step's keys and values, all rows', then attends.
+
+    A layer without any attends to those of an earlier one.
+    """
 
     def __init__(
         self,
@@ -126,7 +132,7 @@ class StepAttention:
         self._attentions = attentions
         self._sinks = sinks
 
-    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor | None, v_TKD: Tensor | None) -> Tensor:
         spec = self._attentions[layer]
         assert isinstance(spec, AttentionSpec)
         return self.attend(
@@ -137,8 +143,8 @@ class StepAttention:
         self,
         layer: int,
         q_THD: Tensor,
-        k_TKD: Tensor,
-        v_TKD: Tensor,
+        k_TKD: Tensor | None,
+        v_TKD: Tensor | None,
         *,
         scale: float,
         soft_cap: float,
@@ -147,7 +153,8 @@ class StepAttention:
         """The same where the layer is not described: scale, soft_cap and sinks as `paged_attention` takes them."""
         kv_cache, attention = self._layers[layer], self._attentions[layer]
         plan = self._plans[attention.kv_shape]
-        kv_store(kv_cache, k_TKD, v_TKD, plan.slots)
+        if k_TKD is not None and v_TKD is not None:
+            kv_store(kv_cache, k_TKD, v_TKD, plan.slots)
         return paged_attention(
             q_THD,
             kv_cache,

@@ -86,8 +86,9 @@ EVENTLM_EXPORT std::int64_t eventlm_packed_bytes(eventlm::PackedType type, std::
 
 EVENTLM_EXPORT void eventlm_free(Decoder* decoder) { delete decoder; }
 
-EVENTLM_EXPORT void eventlm_set_embedding(Decoder* decoder, const std::uint16_t* embedding) {
-  decoder->set_embedding(embedding);
+// weight: embedding or inputs_embedding.
+EVENTLM_EXPORT void eventlm_set_embedding(Decoder* decoder, std::int32_t weight, const std::uint16_t* embedding) {
+  decoder->set_embedding(static_cast<eventlm::Weight>(weight), embedding);
 }
 
 // processors: as many as there are threads.

@@ -10,7 +10,8 @@ namespace {
 std::size_t num_operations(Kind kind) {
   if (kind == Kind::experts) return 4;
   if (kind == Kind::attend || kind == Kind::convolve || kind == Kind::delta) return 3;
-  return kind == Kind::heads || kind == Kind::activate || kind == Kind::route ? 2 : 1;
+  if (kind == Kind::activate || kind == Kind::activate_input || kind == Kind::inputs) return 2;
+  return kind == Kind::heads || kind == Kind::route ? 2 : 1;
 }
 
 template <class Value>
@@ -37,6 +38,7 @@ std::int32_t num_mixed(const Instruction& now) {
                                     : static_cast<std::int32_t>(round_up(now.num_channels, kPanel)) + num_given(now);
 }
 
+bool is_kept(const Instruction& now) { return now.kind == Kind::keep; }
 bool needs_exact(const Instruction& now) { return now.kind == Kind::route || now.kind == Kind::delta; }
 // Elements of all query heads: inputs of `output`; and of all keys.
 std::size_t query_size(const Instruction& now) { return static_cast<std::size_t>(now.num_heads) * now.head_dim; }
@@ -60,14 +62,17 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
       raw_stride_(most_of(program, [](const Instruction& now) { return query_size(now) + key_size(now); }) + kLanes),
       gate_stride_(most_of(program, gates_size)),
       mixed_stride_(round_up(most_of(program, num_mixed), kPanel) + kLanes),
+      inputs_stride_(shape.inputs_size * shape.num_layers + kLanes),
       has_updates_(
           most_of(program,
                   [](const Instruction& now) { return now.kind == Kind::multiply || now.kind == Kind::experts; }) > 0),
+      has_kept_(most_of(program, is_kept) > 0),
       has_raw_heads_(most_of(program, is_whole) > 0),
       has_exact_(most_of(program, needs_exact) > 0),
       normed_(shape.hidden_size, inputs_of(weights_, is_int8)),
       attended_(std::max(most_of(program, query_size), most_of(program, num_given)), inputs_of(weights_, is_int8)),
-      inner_(most_neurons(program, Kind::activate), inputs_of(weights_, is_int8)),
+      inner_(std::max(most_neurons(program, Kind::activate), most_neurons(program, Kind::activate_input)),
+             inputs_of(weights_, is_int8)),
       routing_(program),
       gathered_(routing_.is_used() ? shape.hidden_size : 0, inputs_of(weights_, is_int8)),
       passed_(most_neurons(program, Kind::experts), inputs_of(weights_, is_int8)) {
@@ -109,6 +114,8 @@ AttentionPlan& Decoder::plan_of(const Instruction& attend) {
 void Decoder::reserve(std::size_t num_tokens) {
   grow(residual_, num_tokens * hidden_stride_);
   if (has_updates_) grow(update_, num_tokens * hidden_stride_);
+  if (has_kept_) grow(kept_, num_tokens * hidden_stride_);
+  if (inputs_stride_ > kLanes) grow(inputs_, num_tokens * inputs_stride_);
   if (has_raw_heads_) grow(raw_heads_, num_tokens * raw_stride_);
   grow(queries_, num_tokens * query_stride_);
   grow(gates_, num_tokens * gate_stride_);
@@ -170,7 +177,7 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
     case Kind::embed:
       return embed(operation[0], step, now.multiplier);
     case Kind::norm:
-      return norm_rows(operation[0], layer.norm(now.weight), count);
+      return norm_rows(operation[0], layer.norm(now.weight), now.multiplier, count);
     case Kind::take:
       return take_rows(operation[0], count);
     case Kind::heads:
@@ -196,6 +203,16 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       return pass_experts(operation, now, count);
     case Kind::add:
       return add_update(operation[0], now.multiplier, count);
+    case Kind::inputs:
+      return make_inputs(operation, step, now.multiplier);
+    case Kind::activate_input:
+      multiply_input(operation[0], now, static_cast<int>(count));
+      return quantize_rows(operation[1], inner_, now.num_neurons, count, Part::layer_inputs);
+    case Kind::scale:
+      return scale_rows(operation[0], layer.scale, count);
+    case Kind::keep:
+    case Kind::add_kept:
+      return keep_normed(operation[0], layer.norm(now.weight), now.kind == Kind::add_kept, count);
     case Kind::convolve:
       multiply_mixed(operation[0], now, static_cast<int>(count));
       convolve_rows(operation[1], step, now);
@@ -229,10 +246,10 @@ EVENTLM_INLINE void Decoder::put_normed(std::size_t row, std::size_t input, f32x
 }
 
 // Returns with all rows of the residual stream normed, as inputs of a product.
-void Decoder::norm_rows(Operation& operation, const Norm& norm, std::size_t count) {
+void Decoder::norm_rows(Operation& operation, const Norm& norm, float multiplier, std::size_t count) {
   auto norm_row = [&](std::size_t row) {
     norm_of(&residual_[row * hidden_stride_], norm, shape_.hidden_size,
-            [&](std::size_t i, f32x16 values) { put_normed(row, i, values); });
+            [&](std::size_t i, f32x16 values) { put_normed(row, i, values * multiplier); });
     normed_.quantize(row, shape_.hidden_size);
   };
   operation.share(count, kRowsPerPiece, norm_row, [this] { lap(Part::norm); });
@@ -257,20 +274,40 @@ void Decoder::add_normed(Operation& operation, const Norm& norm, float multiplie
   operation.share(count, kRowsPerPiece, add_row, [this] { lap(Part::norm); });
 }
 
+// The norm of what a part gave: kept, or added to what was kept.
+void Decoder::keep_normed(Operation& operation, const Norm& norm, bool is_added, std::size_t count) {
+  auto keep_row = [&](std::size_t row) {
+    float *kept = &kept_[row * hidden_stride_], *update = &update_[row * hidden_stride_];
+    norm_of(update, norm, shape_.hidden_size, [&](std::size_t i, f32x16 values) {
+      is_added ? store(update + i, load<f32x16>(kept + i) + values) : store(kept + i, values);
+    });
+  };
+  operation.share(count, kRowsPerPiece, keep_row, [this] { lap(Part::norm); });
+}
+
+void Decoder::scale_rows(Operation& operation, float scale, std::size_t count) {
+  auto scale_row = [&](std::size_t row) {
+    float* x = &residual_[row * hidden_stride_];
+    for (int i = 0; i < shape_.hidden_size; i += kLanes) store(x + i, load<f32x16>(x + i) * scale);
+  };
+  operation.share(count, kRowsPerPiece, scale_row, [this] { lap(Part::norm); });
+}
+
 void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t num_inputs, std::size_t count,
                             Part part) {
   if (!rows.is_quantized()) return;
   operation.share(count, 1, [&](std::size_t row) { rows.quantize(row, num_inputs); }, [this, part] { lap(part); });
 }
 
-// A matrix times what the heads or the neurons gave, added to the residual stream or kept for a norm.
+// A matrix times what the heads, the neurons or the layer's inputs gave, added to the residual stream or kept for a norm.
 void Decoder::multiply_out(Operation& operation, const Instruction& now, int num_rows) {
   const Layer& layer = weights_.layers[now.layer];
   const bool is_output = now.weight == Weight::output, is_added = now.kind == Kind::multiply_add;
-  const Matrix& matrix = is_output ? layer.output : layer.dense.down;
+  const bool is_down = now.weight == Weight::down;
+  const Matrix& matrix = is_output ? layer.output : is_down ? layer.dense.down : layer.input_up;
   const Aligned<float>& bias = is_output ? layer.output_bias : layer.dense.down_bias;
-  const float* scales = is_output || layer.shared_scale.empty() ? nullptr : shared_scales_.data();
-  const float* add = bias.empty() ? nullptr : bias.data();
+  const float* scales = !is_down || layer.shared_scale.empty() ? nullptr : shared_scales_.data();
+  const float* add = bias.empty() || !(is_output || is_down) ? nullptr : bias.data();
   const float multiplier = now.multiplier;
   float* out = is_added ? residual_.data() : update_.data();
   auto put = [=, this](int row, std::size_t panel, f32x16 left, f32x16 right) {
@@ -285,7 +322,7 @@ void Decoder::multiply_out(Operation& operation, const Instruction& now, int num
   };
   const Rows rows = (is_output ? attended_ : inner_).rows(num_rows, matrix.num_in);
   multiply_shared(operation, team_.size(), matrix, rows, put,
-                  [this, is_output] { lap(is_output ? Part::o_proj : Part::down_proj); });
+                  [this, part = is_output ? Part::o_proj : is_down ? Part::down_proj : Part::layer_inputs] { lap(part); });
 }
 
 // Gate and up of all rows, or up alone, and the activation.
@@ -321,19 +358,33 @@ void Decoder::multiply_heads(Operation& operation, const Step& step, const Instr
 // have a norm of all heads together wait for it.
 void Decoder::put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                        float* sums) {
-  const int gate = head - heads.num_heads - 2 * heads.num_kv_heads;
+  const int key_head = head - heads.num_heads, value_head = key_head - heads.num_kv_heads;
+  const int gate = value_head - heads.num_value_heads;
   if (gate >= 0) {
     std::copy_n(sums, heads.head_dim, &gates_[token * gate_stride_ + gate * heads.head_dim]);
     return;
   }
-  const bool is_value = head >= heads.num_heads + heads.num_kv_heads;
-  if (is_whole(heads) && !is_value) {
+  if (value_head >= 0) return store_value(step, heads, cache, token, value_head, sums);
+  if (key_head >= 0 && heads.num_value_heads == 0) store_value(step, heads, cache, token, key_head, sums);
+  if (is_whole(heads)) {
     std::copy_n(sums, heads.head_dim, &raw_heads_[token * raw_stride_ + head * heads.head_dim]);
     return;
   }
   const Layer& layer = weights_.layers[heads.layer];
   const Norm& norm = head < heads.num_heads ? layer.query_norm : layer.key_norm;
   turn_and_store(step, heads, cache, token, head, sums, heads.qk_norm == QkNorm::head ? &norm : nullptr);
+}
+
+void Decoder::store_value(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token,
+                          int head, const float* sums) const {
+  const StepRow& row = step.rows[token_rows_[token]];
+  const int position = row.start + static_cast<int>(token) - step.first_token[token_rows_[token]];
+  const int block = row.blocks[position / cache.block_size], slot = position % cache.block_size;
+  if (!heads.has_value_norm) return cache.put_value(block, head, slot, sums);
+  alignas(64) float normed[kMaxHeadDim];
+  const float scale = inverse_rms(sums, heads.head_dim, shape_.eps);
+  for (int d = 0; d < heads.head_dim; d += kLanes) store(normed + d, load<f32x16>(sums + d) * scale);
+  cache.put_value(block, head, slot, normed);
 }
 
 void Decoder::norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads) {
@@ -358,9 +409,7 @@ void Decoder::turn_and_store(const Step& step, const Instruction& heads, const K
                              int head, float* sums, const Norm* norm) {
   const int dim = heads.head_dim, row = token_rows_[token];
   const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
-  const int key_head = head - heads.num_heads, value_head = key_head - heads.num_kv_heads;
-  const int block = step.rows[row].blocks[position / cache.block_size], slot = position % cache.block_size;
-  if (value_head >= 0) return cache.put_value(block, value_head, slot, sums);
+  const int key_head = head - heads.num_heads;
   Rotation rotation{nullptr, nullptr, 0, false};
   if (heads.rope >= 0) {
     const RopeTable& rope = ropes_[heads.rope];
@@ -372,7 +421,10 @@ void Decoder::turn_and_store(const Step& step, const Instruction& heads, const K
     norm = nullptr;
   }
   turn_head(sums, dim, norm, rotation);
-  if (key_head >= 0) return cache.put_key(block, key_head, slot, sums);
+  if (key_head >= 0) {
+    const int block = step.rows[row].blocks[position / cache.block_size];
+    return cache.put_key(block, key_head, position % cache.block_size, sums);
+  }
   float scale = kLog2E / heads.score_divisor;
   if (heads.query_scaling_beta != 0) {
     scale *= 1.0f + heads.query_scaling_beta * std::log1p(static_cast<float>(position / heads.positions_per_scale));

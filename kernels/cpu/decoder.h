@@ -27,6 +27,7 @@ enum class Part : std::int32_t {
   qkv_proj,
   attention,
   recurrent,
+  layer_inputs,
   o_proj,
   gate_up_proj,
   down_proj,
@@ -66,7 +67,9 @@ class Decoder {
 
   // See Weights.
   // As it lies in the checkpoint, and must lie as long as this lives; null if it is the output matrix, or of codes.
-  void set_embedding(const bf16* embedding) { weights_.embedding = embedding; }
+  void set_embedding(Weight weight, const bf16* embedding) {
+    (weight == Weight::embedding ? weights_.embedding : weights_.inputs_embedding) = embedding;
+  }
   void load_matrix(Weight weight, int layer, int expert, const bf16* rows, std::size_t first_row,
                    std::size_t num_rows) {
     weights_.load_matrix(team_, weight, layer, expert, rows, first_row, num_rows);
@@ -111,9 +114,13 @@ class Decoder {
   void run(const Step& step, const Instruction& now, Operation* operation);
   void embed(Operation& operation, const Step& step, float multiplier);
   void put_normed(std::size_t row, std::size_t input, f32x16 values);
-  void norm_rows(Operation& operation, const Norm& norm, std::size_t count);
+  void norm_rows(Operation& operation, const Norm& norm, float multiplier, std::size_t count);
   void take_rows(Operation& operation, std::size_t count);
   void add_normed(Operation& operation, const Norm& norm, float multiplier, std::size_t count);
+  void keep_normed(Operation& operation, const Norm& norm, bool is_added, std::size_t count);
+  void scale_rows(Operation& operation, float scale, std::size_t count);
+  void make_inputs(Operation* operation, const Step& step, float multiplier);
+  void multiply_input(Operation& operation, const Instruction& now, int num_rows);
   void quantize_rows(Operation& operation, RowBuffer& rows, std::size_t num_inputs, std::size_t count, Part part);
   void multiply_out(Operation& operation, const Instruction& now, int num_rows);
   void multiply_neurons(Operation& operation, const Instruction& now, int num_rows);
@@ -127,6 +134,8 @@ class Decoder {
   void norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads);
   void put_head(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                 float* sums);
+  void store_value(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
+                   const float* sums) const;
   void turn_and_store(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
                       float* sums, const Norm* norm);
   void multiply_mixed(Operation& operation, const Instruction& now, int num_rows);
@@ -152,11 +161,11 @@ class Decoder {
   Weights weights_;
 
   // Of one step. Rows of the residual stream, padded to whole panels, and of heads have a line more, so that they do
-  // not lie a power of two apart. Few programs have updates, queries and keys that wait for a norm, gates behind
-  // attention, or inputs of convolutions.
-  const std::size_t hidden_stride_, query_stride_, raw_stride_, gate_stride_, mixed_stride_;
-  const bool has_updates_, has_raw_heads_, has_exact_;
-  Aligned<float> residual_, update_, raw_heads_, gates_, mixed_, partials_;
+  // not lie a power of two apart. Few programs have updates, shared parts that are normed by themselves, queries and
+  // keys that wait for a norm, gates behind attention, inputs of convolutions or of layers.
+  const std::size_t hidden_stride_, query_stride_, raw_stride_, gate_stride_, mixed_stride_, inputs_stride_;
+  const bool has_updates_, has_kept_, has_raw_heads_, has_exact_;
+  Aligned<float> residual_, update_, kept_, raw_heads_, gates_, mixed_, inputs_, partials_;
   Aligned<std::uint32_t> queries_;
   RowBuffer normed_, attended_, inner_;
   Routing routing_;

@@ -20,7 +20,7 @@ from eventlm.kernels.sequence_states import NO_STATES, StateRow, StepStates
 
 #: In the order of decoder.h's Part.
 PARTS = (
-    *("embed", "norm", "qkv_proj", "attention", "recurrent"),
+    *("embed", "norm", "qkv_proj", "attention", "recurrent", "layer_inputs"),
     *("o_proj", "gate_up_proj", "down_proj", "router", "experts", "lm_head", "sample"),
 )
 #: The part that multiplies by a matrix.
@@ -31,6 +31,7 @@ _PART_OF = {
     **dict.fromkeys(("gate", "up"), "gate_up_proj"),
     "down": "down_proj",
     "router": "router",
+    **dict.fromkeys(("inputs_projection", "input_gate", "input_up"), "layer_inputs"),
 }
 #: In the order of kv_cache.h's KVFormat: how each is kept, fp8 as its bytes.
 _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
@@ -120,13 +121,17 @@ class CpuDecoder:
         if not self._handle:
             raise MemoryError
         weakref.finalize(self, self._functions.eventlm_free, self._handle)
-        #: Where an embedding that is not the output matrix as well is read from, as it is.
-        self._embedding: Tensor | None = None
+        #: Where embeddings that are only looked up are read from, as they are.
+        self._embeddings: dict[str, Tensor] = {}
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
-        if not shape.is_tied and ("embedding", 0, -1) not in self._types:
-            self._embedding = host_memory.empty((shape.vocab_size, shape.hidden_size), torch.bfloat16)
-            self._functions.eventlm_set_embedding(self._handle, self._embedding.data_ptr())
+        looked_up = {"inputs_embedding": (shape.inputs_vocab_size, shape.num_layers * shape.inputs_size)}
+        if not shape.is_tied:
+            looked_up["embedding"] = (shape.vocab_size, shape.hidden_size)
+        for name, size in looked_up.items():
+            if size[0] and (name, 0, -1) not in self._types:
+                memory = self._embeddings[name] = host_memory.empty(size, torch.bfloat16)
+                self._functions.eventlm_set_embedding(self._handle, WEIGHTS.index(name), memory.data_ptr())
 
     def pin(self, processors: Sequence[int]) -> None:
         """Keep each thread but the caller's on one of these processors, as many as there are threads."""
@@ -155,8 +160,8 @@ class CpuDecoder:
             is_bias = name.endswith("_bias")
             self._functions.eventlm_load_vector(self._handle, number, is_bias, layer, expert, vector.data_ptr())
             return
-        if self._embedding is not None and name == "embedding":
-            self._embedding[first_row : first_row + len(values)] = values
+        if name in self._embeddings:
+            self._embeddings[name][first_row : first_row + len(values)] = values
             return
         rows = values.to(torch.bfloat16).contiguous()
         kind = self._types.get((name, layer, expert))

@@ -71,7 +71,7 @@ void Routing::reserve(std::size_t num_tokens) {
   grow(slot_shares_, num_slots(num_tokens));
 }
 
-void Routing::choose(const Instruction& route, std::size_t token, const float* correction) {
+void Routing::choose(const Instruction& route, std::size_t token, const float* correction, const float* scale) {
   const std::size_t size = round_up(route.num_experts, kLanes);
   const int num_experts = route.num_experts, num_active = route.num_active;
   float *all = products(token), *ranked = all + stride_;
@@ -89,7 +89,10 @@ void Routing::choose(const Instruction& route, std::size_t token, const float* c
   std::sort(experts, experts + num_active);
   for (int i = 0; i < num_active; i++) sum += shares[i] = all[experts[i]];
   const float divisor = route.is_normalized ? std::max(sum, route.min_sum) : 1.0f;
-  for (int i = 0; i < num_active; i++) shares[i] = shares[i] / divisor * route.multiplier;
+  for (int i = 0; i < num_active; i++) {
+    shares[i] = shares[i] / divisor * route.multiplier;
+    if (scale != nullptr) shares[i] *= scale[experts[i]];
+  }
 }
 
 void Decoder::route(Operation* operation, const Instruction& now, std::size_t count) {
@@ -111,8 +114,9 @@ void Decoder::route(Operation* operation, const Instruction& now, std::size_t co
   operation[0].share(round_up(num_experts, kExpertsAtOnce) / kExpertsAtOnce, 1, multiply_some,
                      [this] { lap(Part::router); });
   const float* correction = layer.correction.empty() ? nullptr : layer.correction.data();
+  const float* scale = layer.expert_scale.empty() ? nullptr : layer.expert_scale.data();
   operation[1].share(
-      count, kRowsPerPiece, [&](std::size_t token) { routing_.choose(now, token, correction); },
+      count, kRowsPerPiece, [&](std::size_t token) { routing_.choose(now, token, correction, scale); },
       [&] {
         routing_.group(now, count, [&](const ExpertRows& rows) {
           return units_of(layer.experts[rows.expert], rows.count).count();

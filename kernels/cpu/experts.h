@@ -46,8 +46,8 @@ class Routing {
 
   // The router's products with a token.
   float* products(std::size_t token) { return &products_[token * kPartsOfToken * stride_]; }
-  // Chooses by them. correction: null if there is none.
-  void choose(const Instruction& route, std::size_t token, const float* correction);
+  // Chooses by them. correction, scale: null if there is none.
+  void choose(const Instruction& route, std::size_t token, const float* correction, const float* scale);
   // Gives each expert its slots, after all have chosen. units(rows): of a product of these; rows() has as many
   // as there are products by then.
   template <class UnitsOf>

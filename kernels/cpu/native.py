@@ -35,12 +35,14 @@ _MAX_GROUP = 32
 _MAX_TAPS, _CHANNELS = 8, 32
 
 #: In the order of program.h's Weight. All but an embedding, the norms of queries and keys, sinks, correction,
-#: shared_scale, output_gate and what only the delta rule has may have a bias.
+#: shared_scale, output_gate, and what only layers with inputs and the delta rule have, may have a bias.
 WEIGHTS = (
     *("embedding", "lm_head", "final_norm"),
-    *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm"),
+    *("attention_norm", "attention_out_norm", "feed_forward_norm", "feed_forward_out_norm", "input_out_norm"),
+    *("router_norm", "experts_norm", "shared_out_norm", "experts_out_norm"),
     *("query", "key", "value", "output", "gate", "up", "down", "query_norm", "key_norm", "sinks"),
-    *("router", "correction", "shared_scale", "output_gate"),
+    *("inputs_embedding", "inputs_projection", "inputs_norm", "input_gate", "input_up", "layer_scale"),
+    *("router", "correction", "expert_scale", "shared_scale", "output_gate"),
     *("mixed", "taps", "delta_gate", "delta_beta", "delta_decay", "decay_rate", "decay_shift", "delta_scale"),
 )
 #: Matrices that stay float32.
@@ -101,6 +103,8 @@ class NativeShape(ctypes.Structure):
                 "max_positions",
                 "is_tied",
                 "is_layer_norm",
+                "inputs_size",
+                "inputs_vocab_size",
             )
         ),
         *((name, c_float) for name in ("eps", "logits_multiplier", "logits_soft_cap")),
@@ -143,6 +147,7 @@ class Instruction(ctypes.Structure):
                 "num_value_heads",
                 "key_dim",
                 "value_dim",
+                "has_value_norm",
             )
         ),
         *((name, c_float) for name in ("multiplier", "score_divisor", "soft_cap", "query_scaling_beta", "min_sum")),
@@ -161,6 +166,9 @@ def unsupported(model: NativeModel, block_size: int) -> str:
     """Why the compiled decoder cannot run a model; empty if it can."""
     if model.shape.hidden_size % _LANES:
         return f"a hidden size of {model.shape.hidden_size} is not a multiple of {_LANES}"
+    inputs = model.shape.inputs_size
+    if inputs % PANEL or inputs > _MAX_HEAD_DIM:
+        return f"{inputs} inputs of a layer are not a multiple of {PANEL} up to {_MAX_HEAD_DIM}"
     for attention in (each for each in model.instructions if each.num_kv_heads):
         if attention.head_dim % _LANES or attention.head_dim > _MAX_HEAD_DIM:
             return f"heads of {attention.head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
@@ -170,14 +178,16 @@ def unsupported(model: NativeModel, block_size: int) -> str:
     if block_size % SUB_BLOCK:
         return f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
     has_states = any(each.num_taps for each in model.instructions)
-    return next((reason for each in model.instructions if has_states and (reason := _unsupported_state(each))), "")
+    sizes = {size for each in model.instructions if (size := each.num_heads * each.head_dim)}
+    for size in sorted(sizes):
+        if size % PANEL and (has_states or len(sizes) > 1):
+            # The last inputs that lie together would be those of a layer with more of them.
+            return f"{size} elements of all heads are not a multiple of {PANEL}"
+    return next((reason for each in model.instructions if (reason := _unsupported_state(each))), "")
 
 
 def _unsupported_state(instruction: Instruction) -> str:
-    """Why an instruction of a model whose layers keep states cannot be run."""
-    if (given := instruction.num_heads * instruction.head_dim) % _CHANNELS:
-        # The last inputs that lie together would be those of a layer with more of them.
-        return f"{given} elements of all heads are not a multiple of {_CHANNELS}"
+    """Why an instruction of a layer that keeps a state cannot be run."""
     if instruction.num_taps > _MAX_TAPS:
         return f"a convolution over {instruction.num_taps} tokens is longer than {_MAX_TAPS}"
     if instruction.num_channels % _CHANNELS:
@@ -257,7 +267,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_free.restype = None
     functions.eventlm_free.argtypes = (c_void_p,)
     functions.eventlm_set_embedding.restype = None
-    functions.eventlm_set_embedding.argtypes = (c_void_p, c_void_p)
+    functions.eventlm_set_embedding.argtypes = (c_void_p, c_int32, c_void_p)
     functions.eventlm_load_matrix.restype = _raise_if_no_memory
     functions.eventlm_load_matrix.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_load_packed.restype = _raise_if_no_memory

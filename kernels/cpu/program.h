@@ -10,6 +10,7 @@ struct Shape {
   std::int32_t vocab_size, hidden_size, num_layers, max_positions;
   std::int32_t is_tied;        // the embedding is the output matrix
   std::int32_t is_layer_norm;  // norms subtract the mean, else they are of root mean squares
+  std::int32_t inputs_size, inputs_vocab_size;  // of what each layer adds by a token's id; 0 if there is none
   float eps;
   float logits_multiplier, logits_soft_cap;
 };
@@ -23,6 +24,11 @@ enum class Weight : std::int32_t {
   attention_out_norm,
   feed_forward_norm,
   feed_forward_out_norm,
+  input_out_norm,
+  router_norm,
+  experts_norm,
+  shared_out_norm,
+  experts_out_norm,
   query,
   key,
   value,
@@ -33,8 +39,15 @@ enum class Weight : std::int32_t {
   query_norm,
   key_norm,
   sinks,
+  inputs_embedding,
+  inputs_projection,
+  inputs_norm,
+  input_gate,
+  input_up,
+  layer_scale,
   router,
   correction,
+  expert_scale,
   shared_scale,
   output_gate,
   mixed,
@@ -63,6 +76,11 @@ enum class Kind : std::int32_t {
   add,
   convolve,
   delta,
+  inputs,
+  activate_input,
+  scale,
+  keep,
+  add_kept,
 };
 
 // Of queries and keys: over each head, or over all heads together.
@@ -75,11 +93,11 @@ struct Instruction {
   Kind kind;
   std::int32_t layer;
   Weight weight;  // the norm or the matrix
-  // Of `activate` and `experts`.
+  // Of `activate`, `activate_input` and `experts`, of the second without a gate.
   std::int32_t num_neurons;
   Activation activation;
   std::int32_t is_gated;
-  // Of `heads` and `attend`.
+  // Of `heads` and `attend`. `heads` has no keys in a layer that attends to those of an earlier one.
   std::int32_t num_heads, num_kv_heads, head_dim;
   QkNorm qk_norm;
   std::int32_t rope;  // number of its tables; -1: none
@@ -96,6 +114,8 @@ struct Instruction {
   // means that value heads of different key heads are in turns.
   std::int32_t num_channels, num_taps, state;
   std::int32_t num_key_heads, num_value_heads, key_dim, value_dim;
+  // Of `heads`, whose num_value_heads are 0 where values are the keys before their norm.
+  std::int32_t has_value_norm;
   // Of `route` the multiplier of shares.
   float multiplier;
   float score_divisor, soft_cap, query_scaling_beta;

@@ -32,6 +32,7 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     matrix.num_in = num_in;
     matrix.is_int8 = is_int8;
     for (const auto& [weight, part_out] : weights) {
+      if (part_out == 0) continue;
       const auto found = type_of.find({weight, layer, expert});
       if (found == type_of.end()) break;
       matrix.parts[matrix.num_parts++] = {nullptr, part_out, num_in, found->second};
@@ -62,16 +63,20 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
   };
   for (const Instruction& now : program) {
     Layer& layer = layers[now.layer];
-    if (now.kind == Kind::norm || now.kind == Kind::add_normed) set(layer.norm(now.weight), hidden);
+    const bool is_norm = now.kind == Kind::norm || now.kind == Kind::add_normed;
+    if (is_norm || now.kind == Kind::keep || now.kind == Kind::add_kept) set(layer.norm(now.weight), hidden);
+    if (now.kind == Kind::keep) layer.keeps_shared = true;
     if (now.kind == Kind::heads) {
       layer.num_heads = now.num_heads, layer.num_kv_heads = now.num_kv_heads, layer.head_dim = now.head_dim;
+      layer.num_value_heads = now.num_value_heads;
       const std::size_t heads = layer.num_heads * layer.head_dim,
-                        kv_columns = layer.num_kv_heads * layer.head_columns(),
+                        key_columns = layer.first_value() - layer.first_key(),
+                        value_columns = layer.first_gate() - layer.first_value(),
                         gate_columns = now.has_output_gate ? layer.first_key() : 0;
       shaped(layer.qkv, layer.first_gate() + gate_columns, hidden, now.layer, -1,
              {{Weight::query, layer.first_key()},
-              {Weight::key, kv_columns},
-              {Weight::value, kv_columns},
+              {Weight::key, key_columns},
+              {Weight::value, value_columns},
               {Weight::output_gate, gate_columns}});
       shaped(layer.output, hidden, heads, now.layer, -1, {{Weight::output, hidden}});
       const bool is_whole = now.qk_norm == QkNorm::whole;
@@ -101,6 +106,20 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
       layer.delta_scale.assign(now.value_dim, 1.0f);
     }
     if (now.kind == Kind::activate) set_neurons(now, -1);
+    if (now.kind == Kind::inputs) {
+      const std::size_t size = shape.inputs_size * shape.num_layers;
+      shaped(inputs_projection, size, hidden, 0, -1, {{Weight::inputs_projection, size}});
+      set(inputs_norm, shape.inputs_size);
+      if (type_of.contains({Weight::inputs_embedding, 0, -1})) {
+        const std::size_t vocab_size = shape.inputs_vocab_size;
+        shaped(packed_inputs_embedding, vocab_size, size, 0, -1, {{Weight::inputs_embedding, vocab_size}});
+      }
+    }
+    if (now.kind == Kind::activate_input) {
+      const std::size_t size = now.num_neurons;
+      shaped(layer.input_gate, size, hidden, now.layer, -1, {{Weight::input_gate, size}});
+      shaped(layer.input_up, hidden, size, now.layer, -1, {{Weight::input_up, hidden}});
+    }
     if (now.kind == Kind::route) layer.router.assign(now.num_experts * hidden, 0.0f);
     if (now.kind == Kind::experts) {
       layer.experts.resize(now.num_experts);
@@ -148,7 +167,15 @@ Weights::Place Weights::place_of(Weight weight, int layer_number, int expert) {
     case Weight::value:
       return place(layer.qkv, 2, layer.first_value(), Columns::heads);
     case Weight::output_gate:
-      return place(layer.qkv, 3, layer.first_gate(), Columns::heads);
+      return place(layer.qkv, std::max(layer.qkv.num_parts, 1) - 1, layer.first_gate(), Columns::heads);
+    case Weight::inputs_embedding:
+      return place(packed_inputs_embedding);
+    case Weight::inputs_projection:
+      return place(inputs_projection);
+    case Weight::input_gate:
+      return place(layer.input_gate);
+    case Weight::input_up:
+      return place(layer.input_up);
     case Weight::mixed:
       return place(layer.mixed);
     case Weight::delta_gate:
@@ -233,17 +260,26 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int exp
     for (std::size_t i = 0; i < size; i++) to[first + Matrix::column(columns, i, layer.head_dim)] = source[i];
   };
   if (weight == Weight::final_norm) return norm(final_norm);
+  if (weight == Weight::inputs_norm) return norm(inputs_norm);
   if (weight == Weight::lm_head) return all(head_bias, shape_.vocab_size);
   switch (weight) {
     case Weight::attention_norm:
     case Weight::attention_out_norm:
     case Weight::feed_forward_norm:
     case Weight::feed_forward_out_norm:
+    case Weight::input_out_norm:
+    case Weight::router_norm:
+    case Weight::experts_norm:
+    case Weight::shared_out_norm:
+    case Weight::experts_out_norm:
       return norm(layer.norm(weight));
     case Weight::query_norm:
       return norm(layer.query_norm);
     case Weight::key_norm:
       return norm(layer.key_norm);
+    case Weight::layer_scale:
+      layer.scale = *source;
+      return;
     case Weight::sinks:
       return all(layer.sinks, layer.num_heads);
     case Weight::query:
@@ -275,6 +311,8 @@ void Weights::load_vector(Weight weight, bool is_bias, int layer_number, int exp
       return all(layer.router_bias, layer.router.size() / shape_.hidden_size);
     case Weight::correction:
       return all(layer.correction, layer.router.size() / shape_.hidden_size);
+    case Weight::expert_scale:
+      return all(layer.expert_scale, layer.router.size() / shape_.hidden_size);
     case Weight::shared_scale:
       return all(layer.shared_scale, shape_.hidden_size);
     default:

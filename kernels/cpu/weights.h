@@ -26,12 +26,18 @@ struct Neurons {
 struct Layer {
   // Each head of queries, then keys, then values, then gates begins a panel.
   Matrix qkv, output;
-  std::size_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  std::size_t num_heads = 0, num_kv_heads = 0, num_value_heads = 0, head_dim = 0;
   // What all tokens pass, which a layer with experts may not have, and what some do.
   Neurons dense;
   std::vector<Neurons> experts;
   // A row for each expert; what is added to the router's products; what experts are ranked by beside their shares.
   Aligned<float> router, router_bias, correction;
+  // What the shares of each expert are multiplied by; and whether what all tokens pass is normed by itself.
+  Aligned<float> expert_scale;
+  bool keeps_shared = false;
+  // Of what the layer adds by a token's id; and what it multiplies the residual stream by at its end.
+  Matrix input_gate, input_up;
+  float scale = 1.0f;
   // Of what is convolved, and from `gate_column` on of the gates of the delta rule.
   Matrix mixed;
   std::size_t num_channels = 0, gate_column = 0;
@@ -41,7 +47,7 @@ struct Layer {
   // What the sigmoid is taken of that multiplies the part that all tokens pass.
   Aligned<float> shared_scale;
   // From attention_norm on, as Weight has them.
-  Norm norms[4];
+  Norm norms[9];
   Norm query_norm, key_norm;
   Aligned<float> qkv_bias, output_bias, sinks;
 
@@ -49,11 +55,12 @@ struct Layer {
   std::size_t head_columns() const { return round_up(head_dim, kPanel); }
   std::size_t first_key() const { return num_heads * head_columns(); }
   std::size_t first_value() const { return first_key() + num_kv_heads * head_columns(); }
-  std::size_t first_gate() const { return first_value() + num_kv_heads * head_columns(); }
+  std::size_t first_gate() const { return first_value() + num_value_heads * head_columns(); }
 
   Norm& norm(Weight weight) { return norms[static_cast<int>(weight) - static_cast<int>(Weight::attention_norm)]; }
+  // Whether experts are added to what all tokens pass.
+  bool has_shared() const { return dense.down.num_out > 0 && !keeps_shared; }
   // Of an expert, or of what all tokens pass if it is -1.
-  bool has_shared() const { return dense.down.num_out > 0; }
   Neurons& neurons(int expert) { return expert < 0 ? dense : experts[expert]; }
 };
 
@@ -92,6 +99,10 @@ class Weights {
   // [vocab_size, hidden_size]; null if it is tied to lm_head, or packed.
   const bf16* embedding = nullptr;
   Matrix packed_embedding;
+  // The same of the inputs of layers, [inputs_vocab_size, num_layers * inputs_size], and what else they are made of.
+  const bf16* inputs_embedding = nullptr;
+  Matrix packed_inputs_embedding, inputs_projection;
+  Norm inputs_norm;
   bool has_codes = false;
 
  private:

@@ -30,6 +30,7 @@ _PARTS = {
     **dict.fromkeys(("gate", "up"), "gate_up_proj"),
     "down": "down_proj",
     "router": "router",
+    **dict.fromkeys(("inputs_projection", "input_gate", "input_up"), "layer_inputs"),
 }
 _EXPERTS = "experts"
 #: Codes that are widened to floats as they are multiplied.

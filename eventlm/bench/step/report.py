@@ -18,6 +18,7 @@ _FORWARD = {
     "qkv_proj": ("qkv_proj",),
     "attention": ("attention",),
     "recurrent": ("recurrent",),
+    "layer_inputs": ("layer_inputs",),
     "o_proj": ("o_proj",),
     "gate_up_proj": ("gate_up_proj",),
     "down_proj": ("down_proj",),

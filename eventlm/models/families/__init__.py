@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from eventlm.models.families import (
     cohere,
     gemma,
+    gemma4,
     glm,
     gpt_oss,
     layer_norm,
@@ -58,6 +59,10 @@ FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": Family(gemma.GemmaFields, gemma.gemma, "Gemma, CodeGemma"),
     "Gemma2ForCausalLM": Family(gemma.Gemma2Fields, gemma.gemma2, "Gemma 2"),
     "Gemma3ForCausalLM": Family(gemma.Gemma3Fields, gemma.gemma3, "Gemma 3 270M and 1B"),
+    "Gemma4ForCausalLM": Family(gemma4.Gemma4Fields, gemma4.gemma4, "Gemma 4, text only"),
+    "Gemma4UnifiedForCausalLM": Family(
+        gemma4.Gemma4UnifiedFields, gemma4.gemma4_unified, "Gemma 4, unified, text only"
+    ),
     "PhiForCausalLM": Family(phi.PhiFields, phi.phi, "Phi 1, 1.5 and 2"),
     "Phi3ForCausalLM": Family(phi.Phi3Fields, phi.phi3, "Phi 3, 3.5 and 4, dense"),
     "OlmoForCausalLM": Family(olmo.OlmoFields, olmo.olmo, "OLMo"),
@@ -92,6 +97,12 @@ MULTIMODAL: dict[str, Multimodal] = {
     "Gemma3ForConditionalGeneration": Multimodal(
         {"gemma3_text": "Gemma3ForCausalLM"}, "Gemma 3 from 4B on, without pictures"
     ),
+    "Gemma4ForConditionalGeneration": Multimodal(
+        {"gemma4_text": "Gemma4ForCausalLM"}, "Gemma 4 E2B, E4B, 26B-A4B and 31B, without pictures and sounds"
+    ),
+    "Gemma4UnifiedForConditionalGeneration": Multimodal(
+        {"gemma4_unified_text": "Gemma4UnifiedForCausalLM"}, "Gemma 4 12B, without pictures and sounds"
+    ),
     "Mistral3ForConditionalGeneration": Multimodal(
         {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
         "Mistral Small 3.1 and 3.2, Ministral 3, without pictures",
@@ -110,5 +121,10 @@ DECODER_NAMES = (
     ("language_model.lm_head.", "lm_head."),
 )
 TOWER_NAMES = tuple(
-    f"{start}{name}." for start in ("", "model.") for name in ("vision_tower", "multi_modal_projector", "visual")
+    f"{start}{name}."
+    for start in ("", "model.")
+    for name in (
+        *("vision_tower", "multi_modal_projector", "visual"),
+        *("audio_tower", "embed_vision", "embed_audio", "vision_embedder"),
+    )
 )

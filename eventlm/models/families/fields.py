@@ -58,6 +58,7 @@ _ROPE_FIELDS: dict[RopeType, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": (),
     "longrope": ("short_factor", "long_factor"),
+    "proportional": (),
 }
 
 
@@ -203,9 +204,10 @@ def rope(
         if value is None:
             raise ConfigError(f"rope type {kind} needs {name}")
     share = values.partial_rotary_factor or fields.partial_rotary_factor or partial or 1.0
-    if not 0 < share <= 1 or (partial is None and share != 1):
+    size, is_proportional = fields.size_of_heads, kind == "proportional"
+    if not 0 < share <= 1 or (partial is None and share != 1 and not is_proportional):
         raise ConfigError(f"partial_rotary_factor {share} is not supported")
-    rotary_dim = int(fields.size_of_heads * share)
+    rotary_dim = size if is_proportional else int(size * share)
     if rotary_dim % 2 or rotary_dim == 0:
         raise ConfigError(f"{rotary_dim} elements of a head are rotated; it must be an even number")
     original = (
@@ -219,7 +221,8 @@ def rope(
         rotary_dim=rotary_dim,
         is_interleaved=is_interleaved,
         original_max_position_embeddings=original,
-        **needed,
+        num_pairs=int(size * share // 2) if is_proportional else 0,
+        **({"factor": values.factor or 1.0} if is_proportional else needed),
     )
     if kind == "llama3" and spec.low_freq_factor >= spec.high_freq_factor:
         raise ConfigError(f"low_freq_factor {spec.low_freq_factor} is not below high_freq_factor")

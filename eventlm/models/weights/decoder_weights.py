@@ -32,8 +32,13 @@ def model_weights(model: ModelSpec) -> dict[WeightKey, tuple[int, ...]]:
 
 def _weights(model: ModelSpec) -> Iterator[tuple[WeightKey, tuple[int, ...], bool]]:
     """Each weight with its shape, and whether it has a bias."""
-    hidden, norm = model.hidden_size, model.norm
+    hidden, norm, inputs = model.hidden_size, model.norm, model.layer_inputs
     yield EMBEDDING, (model.vocab_size, hidden), False
+    if inputs is not None:
+        size = model.num_layers * inputs.size
+        yield WeightKey("inputs_embedding", 0, "weight"), (inputs.vocab_size, size), False
+        yield WeightKey("inputs_projection", 0, "weight"), (size, hidden), False
+        yield WeightKey("inputs_norm", 0, "weight"), (inputs.size,), False
     for number in range(model.num_layers):
         for name, shape, has_bias in _weights_of_layer(model, number):
             yield WeightKey(name, number, "weight"), shape, has_bias
@@ -60,25 +65,42 @@ def _weights_of_layer(model: ModelSpec, number: int) -> Iterator[tuple[str, tupl
         yield from _weights_of_attention(layer.attention, hidden)
     if layer.recurrent is not None:
         yield from _weights_of_recurrent(layer.recurrent, hidden)
+    if model.layer_inputs is not None:
+        yield "input_gate", (model.layer_inputs.size, hidden), False
+        yield "input_up", (hidden, model.layer_inputs.size), False
+        yield "input_out_norm", (hidden,), False
+    if layer.has_scale:
+        yield "layer_scale", (1,), False
     if experts is not None:
         yield "router", (experts.num_experts, hidden), experts.has_router_bias
         if experts.has_correction:
             yield "correction", (experts.num_experts,), False
+        if experts.has_scales:
+            yield "expert_scale", (experts.num_experts,), False
+        if experts.has_norms:
+            for name in ("router_norm", "experts_norm", "shared_out_norm", "experts_out_norm"):
+                yield name, (hidden,), False
         if experts.has_shared_gate:
             yield "shared_scale", (1, hidden), False
 
 
 def _weights_of_attention(attention: AttentionSpec, hidden: int) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    query, key, value = (
+        count * attention.head_dim
+        for count in (attention.num_heads, attention.num_key_products, attention.num_value_products)
+    )
     if attention.qk_norm != "none":
         is_whole = attention.qk_norm == "whole"
         yield "query_norm", (query if is_whole else attention.head_dim,), False
-        yield "key_norm", (key if is_whole else attention.head_dim,), False
+        if key:
+            yield "key_norm", (key if is_whole else attention.head_dim,), False
     if attention.has_sinks:
         yield "sinks", (attention.num_heads,), False
     yield "query", (query, hidden), attention.has_qkv_bias
-    yield "key", (key, hidden), attention.has_qkv_bias
-    yield "value", (key, hidden), attention.has_qkv_bias
+    if key:
+        yield "key", (key, hidden), attention.has_qkv_bias
+    if value:
+        yield "value", (value, hidden), attention.has_qkv_bias
     if attention.has_output_gate:
         yield "output_gate", (query, hidden), attention.has_qkv_bias
     yield "output", (hidden, query), attention.has_output_bias

@@ -16,7 +16,7 @@ GROUP = 32
 #: Those of 4 bits, and of 8 for what is sensitive: a vocabulary, and keys and values, which all later tokens see. The
 #: latter are few, and were seen to cost as much as all other matrices together if they had 4 bits.
 _IN_4_BITS, _IN_8_BITS = "Q4_1", "Q8_0"
-_SENSITIVE = ("embedding", "lm_head", "key", "value")
+_SENSITIVE = ("embedding", "inputs_embedding", "lm_head", "key", "value")
 
 
 def matrix_types(files: Iterable[WeightFile], model: ModelSpec, quantization: str) -> dict[WeightKey, str]:

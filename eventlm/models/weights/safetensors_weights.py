@@ -104,9 +104,9 @@ def _tensors_of(header: SafetensorsHeader, model: ModelSpec) -> list[_Found]:
     """The file's tensors that belong to the decoder, in the order of their data."""
     tensors = []
     for name, info in tensors_by_offset(header):
-        if name.endswith(_OLD_BUFFER) or name.startswith(model.names.ignored):
-            continue
-        tensors.append(_Found(name, model.names.without_alias(name), info))
+        role = model.names.without_alias(name)
+        if not name.endswith(_OLD_BUFFER) and not any(each.startswith(model.names.ignored) for each in (name, role)):
+            tensors.append(_Found(name, role, info))
     return tensors
 
 

@@ -8,6 +8,14 @@ from eventlm.models.program import WeightKey
 from eventlm.models.spec import ModelSpec, TensorNames
 from eventlm.models.weights.decoder_weights import model_weights
 
+#: Weights of the whole model, whose names follow `TensorNames.prefix`.
+_OF_THE_WHOLE = ("embedding", "final_norm", "inputs_embedding", "inputs_projection", "inputs_norm")
+#: Those that are no module with a weight.
+_WITHOUT_MODULE = (
+    *("sinks", "correction", "decay_rate", "decay_shift"),
+    *("layer_scale", "expert_scale", "router_norm"),
+)
+
 
 def checkpoint_tensors(
     model: ModelSpec, names: TensorNames | None = None, keys: Iterable[WeightKey] | None = None
@@ -31,8 +39,7 @@ def tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
             kind = "_bias" if key.kind == "bias" else ""
     elif key.name in ("gate", "up", "down") and model.layers[key.layer].experts is not None:
         owner = "shared_"
-    elif key.name in ("sinks", "correction", "decay_rate", "decay_shift"):
-        # They are no module with a weight.
+    elif key.name in _WITHOUT_MODULE:
         kind = ""
     elif key.name == "output" and model.layers[key.layer].recurrent is not None:
         owner = "recurrent_"
@@ -49,4 +56,4 @@ def tensor_name(key: WeightKey, model: ModelSpec, names: TensorNames) -> str:
     name = name.replace("{}", str(key.expert))
     if key.name == "lm_head":
         return name + kind
-    return names.prefix + (name if key.name in ("embedding", "final_norm") else f"layers.{key.layer}.{name}") + kind
+    return names.prefix + (name if key.name in _OF_THE_WHOLE else f"layers.{key.layer}.{name}") + kind

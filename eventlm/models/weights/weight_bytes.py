@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from eventlm.kernels.cpu.native import PANEL, packed_bytes
 from eventlm.kernels.gpu.code_types import code_bytes
-from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
+from eventlm.models.program import FLOAT32_WEIGHTS, LOOKED_UP, WeightKey
 from eventlm.models.spec import DTYPE_BYTES, ModelSpec
 from eventlm.models.weights.decoder_weights import EMBEDDING, model_weights
 from eventlm.types import ceil_div
@@ -41,7 +41,8 @@ def weight_bytes(
                 num_out = num_out // attention.head_dim * ceil_div(attention.head_dim, PANEL) * PANEL
             num_bytes += packed_bytes(types[key], num_out, num_in)
             continue
-        is_multiplied = key.name not in FLOAT32_WEIGHTS and (model.tie_word_embeddings or key != EMBEDDING)
+        is_output = key == EMBEDDING and model.tie_word_embeddings
+        is_multiplied = is_output or key.name not in (*FLOAT32_WEIGHTS, *LOOKED_UP)
         if quantization == "int8" and len(shape) == 2 and is_multiplied:
             # A matrix to multiply by, not an embedding that is only looked up.
             num_out, num_in = shape

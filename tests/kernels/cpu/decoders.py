@@ -154,8 +154,13 @@ class TorchDecoder:
         count = len(token_ids)
         ropes = rope_tables(self.decoder.model, count, dtype=self._dtype, device=torch.device("cpu"))
 
-        def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-            return self._attend(layer, q_THD, change_kv(k_TKD), change_kv(v_TKD))
+        stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+        def attend(layer: int, q_THD: Tensor, k_TKD: Tensor | None, v_TKD: Tensor | None) -> Tensor:
+            if k_TKD is not None and v_TKD is not None:
+                stored[layer] = change_kv(k_TKD), change_kv(v_TKD)
+            keys_of = self.decoder.model.attentions[layer].keys_of
+            return self._attend(layer, q_THD, *stored[layer if keys_of < 0 else keys_of])
 
         hidden_TH = self.decoder.forward(torch.tensor(token_ids), torch.arange(count), ropes, attend)
         return Computed(hidden_TH.float(), self.decoder.logits(hidden_TH).float())
@@ -222,7 +227,11 @@ class CompiledDecoder:
                 source, build, quantization=quantization, max_positions=MAX_POSITIONS, num_threads=num_threads
             )
         layers = []
-        for num_heads, head_dim in (layer.attention.kv_shape for layer in model.layers):
+        for attention in (layer.attention for layer in model.layers):
+            if attention.keys_of >= 0:
+                layers.append(layers[attention.keys_of])
+                continue
+            num_heads, head_dim = attention.kv_shape
             shape = (2, num_blocks, num_heads, block_size)
             if kv_dtype == "bfloat16":
                 layers.append(torch.full((*shape, head_dim), torch.nan, dtype=torch.bfloat16))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from eventlm.kernels.cpu import native
 from eventlm.kernels.sequence_states import StateRow, StepStates
 from eventlm.models import decoder as decoder_module
 from eventlm.models.config import read_model
-from eventlm.models.decoder import Decoder
+from eventlm.models.decoder import Attention, Decoder
 from eventlm.models.experts import Chosen, route
 from eventlm.models.loader import load_decoder
 from eventlm.models.rope import rope_tables
@@ -67,12 +66,14 @@ def make_checkpoint(folder: Path, architecture: str, **fields: Any) -> Any:
             for name, weight in model.named_parameters():
                 if name.endswith("bias"):
                     weight.normal_(std=0.3)
-                elif "norm" in name:
+                elif "norm" in name or name.endswith("scale"):
                     weight.add_(torch.empty_like(weight).uniform_(-0.5, 0.5))
                 weight.copy_(weight.bfloat16())
             for name, buffer in model.named_buffers():
                 if name.endswith("correction_bias"):
                     buffer.normal_(std=0.3)
+                elif name.endswith("layer_scalar"):
+                    buffer.copy_(torch.empty_like(buffer).uniform_(0.5, 1.5).bfloat16())
     model.save_pretrained(folder)
     return model
 
@@ -154,11 +155,16 @@ def check_states(model: ModelSpec, state: Tensor, cache: Any) -> None:
     assert not len(state)
 
 
-def whole_attention(decoder: Decoder) -> Callable[[int, Tensor, Tensor, Tensor], Tensor]:
+def whole_attention(decoder: Decoder) -> Attention:
     """The attention of a sequence from its beginning, as each layer's `AttentionSpec` describes it."""
 
-    def attend(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+    stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attend(layer: int, q_THD: Tensor, k_TKD: Tensor | None, v_TKD: Tensor | None) -> Tensor:
         spec, sinks_H = decoder.model.layers[layer].attention, decoder.sinks[layer]
+        if k_TKD is not None and v_TKD is not None:
+            stored[layer] = k_TKD, v_TKD
+        k_TKD, v_TKD = stored[layer if spec.keys_of < 0 else spec.keys_of]
         group = spec.num_heads // spec.num_kv_heads
         k_THD, v_THD = k_TKD.repeat_interleave(group, dim=1), v_TKD.repeat_interleave(group, dim=1)
         scores_HTT = spec.scale * torch.einsum("thd,shd->hts", q_THD, k_THD)
