@@ -299,11 +299,13 @@ void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t n
   operation.share(count, 1, [&](std::size_t row) { rows.quantize(row, num_inputs); }, [this, part] { lap(part); });
 }
 
-// A matrix times what the heads, the neurons or the layer's inputs gave, added to the residual stream or kept for a norm.
+// A matrix times what the heads, the neurons or the layer's inputs gave, added to the residual stream or kept for a
+// norm.
 void Decoder::multiply_out(Operation& operation, const Instruction& now, int num_rows) {
   const Layer& layer = weights_.layers[now.layer];
   const bool is_output = now.weight == Weight::output, is_added = now.kind == Kind::multiply_add;
   const bool is_down = now.weight == Weight::down;
+  const Part part = is_output ? Part::o_proj : is_down ? Part::down_proj : Part::layer_inputs;
   const Matrix& matrix = is_output ? layer.output : is_down ? layer.dense.down : layer.input_up;
   const Aligned<float>& bias = is_output ? layer.output_bias : layer.dense.down_bias;
   const float* scales = !is_down || layer.shared_scale.empty() ? nullptr : shared_scales_.data();
@@ -321,8 +323,7 @@ void Decoder::multiply_out(Operation& operation, const Instruction& now, int num
     store(to + kLanes, right);
   };
   const Rows rows = (is_output ? attended_ : inner_).rows(num_rows, matrix.num_in);
-  multiply_shared(operation, team_.size(), matrix, rows, put,
-                  [this, part = is_output ? Part::o_proj : is_down ? Part::down_proj : Part::layer_inputs] { lap(part); });
+  multiply_shared(operation, team_.size(), matrix, rows, put, [this, part] { lap(part); });
 }
 
 // Gate and up of all rows, or up alone, and the activation.
@@ -375,8 +376,8 @@ void Decoder::put_head(const Step& step, const Instruction& heads, const KVCache
   turn_and_store(step, heads, cache, token, head, sums, heads.qk_norm == QkNorm::head ? &norm : nullptr);
 }
 
-void Decoder::store_value(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token,
-                          int head, const float* sums) const {
+void Decoder::store_value(const Step& step, const Instruction& heads, const KVCache& cache, std::size_t token, int head,
+                          const float* sums) const {
   const StepRow& row = step.rows[token_rows_[token]];
   const int position = row.start + static_cast<int>(token) - step.first_token[token_rows_[token]];
   const int block = row.blocks[position / cache.block_size], slot = position % cache.block_size;

@@ -27,13 +27,12 @@ void Decoder::make_inputs(Operation* operation, const Step& step, float multipli
     store(products + panel % panels * kPanel + kLanes, right * multiplier);
     if (panel % panels < panels - 1) return;
     float* to = &inputs_[row * inputs_stride_ + panel / panels * size];
-    norm_of(products, weights_.inputs_norm, size, [&](std::size_t i, f32x16 values) {
-      store(to + i, (load<f32x16>(to + i) + values) * std::sqrt(0.5f));
-    });
+    norm_of(products, weights_.inputs_norm, size,
+            [&](std::size_t i, f32x16 values) { store(to + i, (load<f32x16>(to + i) + values) * std::sqrt(0.5f)); });
   };
   const Rows rows = normed_.rows(static_cast<int>(step.num_tokens), shape_.hidden_size);
-  multiply_shared(operation[1], team_.size(), weights_.inputs_projection, rows, put,
-                  [this] { lap(Part::layer_inputs); }, panels);
+  multiply_shared(
+      operation[1], team_.size(), weights_.inputs_projection, rows, put, [this] { lap(Part::layer_inputs); }, panels);
 }
 
 // The gate of a layer's inputs, and those themselves.

@@ -8,8 +8,8 @@ namespace eventlm {
 
 struct Shape {
   std::int32_t vocab_size, hidden_size, num_layers, max_positions;
-  std::int32_t is_tied;        // the embedding is the output matrix
-  std::int32_t is_layer_norm;  // norms subtract the mean, else they are of root mean squares
+  std::int32_t is_tied;                         // the embedding is the output matrix
+  std::int32_t is_layer_norm;                   // norms subtract the mean, else they are of root mean squares
   std::int32_t inputs_size, inputs_vocab_size;  // of what each layer adds by a token's id; 0 if there is none
   float eps;
   float logits_multiplier, logits_soft_cap;

@@ -69,8 +69,7 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     if (now.kind == Kind::heads) {
       layer.num_heads = now.num_heads, layer.num_kv_heads = now.num_kv_heads, layer.head_dim = now.head_dim;
       layer.num_value_heads = now.num_value_heads;
-      const std::size_t heads = layer.num_heads * layer.head_dim,
-                        key_columns = layer.first_value() - layer.first_key(),
+      const std::size_t heads = layer.num_heads * layer.head_dim, key_columns = layer.first_value() - layer.first_key(),
                         value_columns = layer.first_gate() - layer.first_value(),
                         gate_columns = now.has_output_gate ? layer.first_key() : 0;
       shaped(layer.qkv, layer.first_gate() + gate_columns, hidden, now.layer, -1,

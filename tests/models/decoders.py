@@ -80,6 +80,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"topk_method": "greedy"},
     **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "nemotron")},
     "ministral": {"head_dim": 16, "sliding_window": 9},
+    **dict.fromkeys(
+        ("gemma4", "gemma4_text"),
+        {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE},
+    ),
+    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), {"global_head_dim": 32}),
     "dots1": {"head_dim": 16, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
 
@@ -159,10 +164,11 @@ def _config(model_type: str, **fields: Any) -> Any:
 
 def _sizes_of(config: Any) -> dict[str, Any]:
     known, aliases = config.to_dict(), getattr(config, "attribute_map", {})
+    own = {name for name in OPTIONAL if known.get(aliases.get(name, name)) is not None}
     found = {
         name: value
         for name, value in SIZES.items()
-        if (name in known or name in aliases) and (name not in OPTIONAL or getattr(config, name, None) is not None)
+        if (name in known or name in aliases) and (name not in OPTIONAL or name in own)
     }
     return {name: value for name, value in found.items() if aliases.get(name) not in found}
 

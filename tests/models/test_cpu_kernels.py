@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,16 @@ from eventlm.errors import UsageError
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.native import unsupported
 from eventlm.models.cpu_kernels import choose_build, choose_forward, native_model
-from eventlm.models.spec import AttentionSpec, DeltaSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from eventlm.models.spec import (
+    AttentionSpec,
+    DeltaSpec,
+    FeedForwardSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
 from tests.models.test_decoder import MODEL
 
 
@@ -81,24 +91,42 @@ def test_heads_of_hybrids_fill_lines() -> None:
     assert _reason(num_heads=3) == "48 elements of all heads are not a multiple of 32"
 
 
+def test_heads_of_layers_that_differ_fill_lines() -> None:
+    model = _model(layers=tuple(_layer(num_heads=num_heads) for num_heads in (3, 3)))
+    assert unsupported(native_model(model, 256), 16) == ""
+    model = _model(layers=tuple(_layer(num_heads=num_heads) for num_heads in (3, 4)))
+    assert unsupported(native_model(model, 256), 16) == "48 elements of all heads are not a multiple of 32"
+
+
+@pytest.mark.parametrize(("size", "is_supported"), [(32, True), (48, False), (512, True), (544, False)])
+def test_inputs_of_layers_fill_panels(size: int, *, is_supported: bool) -> None:
+    inputs = LayerInputsSpec(size=size, vocab_size=80, activation="silu")
+    model = _model(layers=(_layer(),), layer_inputs=inputs)
+    reason = f"{size} inputs of a layer are not a multiple of 32 up to 512"
+    assert unsupported(native_model(model, 256), 16) == ("" if is_supported else reason)
+
+
 def _reason(num_heads: int = 4, **sizes: int) -> str:
+    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 16, "value_dim": 64, "num_taps": 4} | sizes
+    recurrent = LayerSpec(recurrent=DeltaSpec(**sizes), feed_forward=FeedForwardSpec(size=96))
+    return unsupported(native_model(_model(layers=(_layer(num_heads), recurrent)), 256), 16)
+
+
+def _layer(num_heads: int = 4) -> LayerSpec:
     attention = AttentionSpec(
         num_heads=num_heads, num_kv_heads=1, head_dim=16, rope=RopeSpec(rotary_dim=16), scale=0.25
     )
-    sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 16, "value_dim": 64, "num_taps": 4} | sizes
-    part = FeedForwardSpec(size=96)
-    layers = (
-        LayerSpec(attention=attention, feed_forward=part),
-        LayerSpec(recurrent=DeltaSpec(**sizes), feed_forward=part),
-    )
-    model = ModelSpec(
+    return LayerSpec(attention=attention, feed_forward=FeedForwardSpec(size=96))
+
+
+def _model(**fields: Any) -> ModelSpec:
+    return ModelSpec(
         architecture="",
         vocab_size=80,
         hidden_size=64,
-        layers=layers,
         norm=NormSpec(eps=1e-5),
         max_position_embeddings=256,
         tie_word_embeddings=False,
         dtype="bfloat16",
+        **fields,
     )
-    return unsupported(native_model(model, 256), 16)

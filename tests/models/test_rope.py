@@ -91,6 +91,17 @@ def transformers_frequencies(rope: RopeSpec, head_dim: int, seq_len: int | None 
     return frequencies, factor
 
 
+@pytest.mark.parametrize(("share", "num_pairs"), [(0.25, 8), (0.3, 9), (1.0, 32)])
+def test_proportional_turns_only_the_first_pairs(share: float, num_pairs: int) -> None:
+    parameters = {"rope_type": "proportional", "rope_theta": 1e6, "factor": 2.0, "partial_rotary_factor": share}
+    config = LlamaConfig(head_dim=64, rope_parameters=parameters)
+    expected, factor = ROPE_INIT_FUNCTIONS["proportional"](config)
+    rope = RopeSpec(type="proportional", theta=1e6, factor=2.0, rotary_dim=64, num_pairs=num_pairs)
+    torch.testing.assert_close(inverse_frequencies(rope, 512), expected, rtol=1e-6, atol=0)
+    assert factor == 1.0
+    assert int(expected.count_nonzero()) == num_pairs
+
+
 @pytest.mark.parametrize(("max_positions", "is_long"), [(63, False), (64, False), (65, True)])
 def test_longrope_takes_the_factors_for_the_longest_context(max_positions: int, is_long: bool) -> None:
     rope = longrope(48)

@@ -22,10 +22,11 @@ def test_each_layer_attends_by_its_own_spec(tmp_path: Path, kv_dtype: str) -> No
     model = read_model(make_checkpoint(tmp_path))
     changes = [{}, {"window": 6}, {"soft_cap": 2.0, "scale": 0.5}, {"window": 3, "has_sinks": True}]
     changes.append({"num_kv_heads": 4, "head_dim": 8, "window": 6})
+    changes.append({"keys_of": 1, "window": 2})
     layers = [structs.replace(model.layers[0], attention=structs.replace(model.attention, **each)) for each in changes]
     model = structs.replace(model, layers=tuple(layers))
     generator = torch.Generator().manual_seed(0)
-    sinks = [None, None, None, torch.randn(model.num_heads, generator=generator), None]
+    sinks = [None, None, None, torch.randn(model.num_heads, generator=generator), None, None]
     cache = CacheEngine(
         model,
         block_size=BLOCK_SIZE,
@@ -46,8 +47,10 @@ def test_each_layer_attends_by_its_own_spec(tmp_path: Path, kv_dtype: str) -> No
         spec = layer.attention
         q = torch.randn(15, spec.num_heads, spec.head_dim, generator=generator)
         k, v = torch.randn(2, 15, *spec.kv_shape, generator=generator)
-        found = attention(number, q, k, v)
-        kv = cache.stored[number]
+        before = cache.kv.clone()
+        found = attention(number, q, *((k, v) if spec.keys_of < 0 else (None, None)))
+        kv = cache.stored[number if spec.keys_of < 0 else spec.keys_of]
+        assert torch.equal(before.view(torch.uint8), cache.kv.view(torch.uint8)) == (spec.keys_of >= 0)
         groups = plan_attention(rows, kv, torch.float32, [spec.window])
         expected = paged_attention(
             q,

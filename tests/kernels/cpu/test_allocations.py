@@ -50,8 +50,8 @@ void Team::run(const std::function<void()>& work) noexcept {
 constexpr int kTokens = 1040, kPrompt = 300, kBlocks = kTokens / 16, kRows = 30;
 // 80 inputs are no whole blocks of 64.
 constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 4, .max_positions = kTokens,
-                          .is_tied = 1, .is_layer_norm = 0, .eps = 1e-5f, .logits_multiplier = 0.5f,
-                          .logits_soft_cap = 30};
+                          .is_tied = 1, .is_layer_norm = 0, .inputs_size = 32, .inputs_vocab_size = 100, .eps = 1e-5f,
+                          .logits_multiplier = 0.5f, .logits_soft_cap = 30};
 constexpr int kHeadDim = 32;
 
 // A plain layer, one of other operations, and two that keep a state.
@@ -61,17 +61,26 @@ std::vector<Instruction> make_program() {
     Instruction now = {};
     now.kind = kind, now.layer = layer, now.weight = weight, now.multiplier = 1, now.score_divisor = 5;
     if (kind == Kind::heads || kind == Kind::attend) now.num_heads = 2, now.num_kv_heads = 1, now.head_dim = kHeadDim;
+    if (kind == Kind::heads) now.num_value_heads = 1;
     return program.emplace_back(now);
   };
   add(Kind::embed, 0);
+  add(Kind::take, 0);
+  add(Kind::inputs, 0);
   add(Kind::norm, 0, Weight::attention_norm);
-  add(Kind::heads, 0).rotary_dim = 32;
+  Instruction& first = add(Kind::heads, 0);
+  first.rotary_dim = 32, first.num_value_heads = 0, first.has_value_norm = 1;
   add(Kind::attend, 0);
   add(Kind::multiply_add, 0, Weight::output);
   add(Kind::norm, 0, Weight::feed_forward_norm);
   Instruction& gated = add(Kind::activate, 0);
   gated.num_neurons = 48, gated.is_gated = 1;
   add(Kind::multiply_add, 0, Weight::down);
+  add(Kind::take, 0);
+  add(Kind::activate_input, 0).num_neurons = kShape.inputs_size;
+  add(Kind::multiply, 0, Weight::input_up);
+  add(Kind::add_normed, 0, Weight::input_out_norm);
+  add(Kind::scale, 0);
   add(Kind::take, 1);
   Instruction& heads = add(Kind::heads, 1);
   heads.qk_norm = QkNorm::whole, heads.rope = 1, heads.rotary_dim = 16, heads.is_interleaved = 1;
@@ -88,9 +97,11 @@ std::vector<Instruction> make_program() {
   ungated.num_neurons = 33, ungated.activation = Activation::gelu;
   add(Kind::scale_inner, 1);
   add(Kind::multiply, 1, Weight::down);
+  add(Kind::keep, 1, Weight::shared_out_norm);
   Instruction& experts = add(Kind::experts, 1);
   experts.num_experts = 6, experts.num_active = 3, experts.num_neurons = 17;
   experts.is_gated = 1, experts.activation = Activation::swiglu_oai;
+  add(Kind::add_kept, 1, Weight::experts_out_norm);
   add(Kind::add_normed, 1, Weight::feed_forward_out_norm);
   add(Kind::add, 1);
   Instruction& convolve = add(Kind::convolve, 2);
@@ -103,25 +114,28 @@ std::vector<Instruction> make_program() {
   return program;
 }
 
-int count_inside(Inputs inputs, KVFormat format) {
+int count_inside(Inputs kind, KVFormat format) {
   const std::vector<bf16> ones(kShape.vocab_size * kShape.hidden_size, 0x3f80);
+  const std::vector<bf16> inputs(kShape.inputs_vocab_size * kShape.num_layers * kShape.inputs_size, 0x3f80);
   const std::vector<float> angles(kTokens * kHeadDim / 2, 0.5f);
   const float* tables[] = {angles.data(), angles.data()};
   std::vector<TypedWeight> types;
-  if (inputs == Inputs::packed) types.push_back({Weight::output, 0, -1, PackedType::q4_1});
-  Decoder decoder(kShape, make_program(), tables, tables, inputs == Inputs::int8, types, 1);
+  if (kind == Inputs::packed) types.push_back({Weight::output, 0, -1, PackedType::q4_1});
+  Decoder decoder(kShape, make_program(), tables, tables, kind == Inputs::int8, types, 1);
   decoder.load_matrix(Weight::embedding, 0, -1, ones.data(), 0, kShape.vocab_size);
   for (int layer = 0; layer < 2; layer++) {
     const int num_neurons = layer == 0 ? 48 : 33;
     auto load = [&](Weight weight, int num_rows) { decoder.load_matrix(weight, layer, -1, ones.data(), 0, num_rows); };
     load(Weight::query, 64);
     load(Weight::key, 32);
-    load(Weight::value, 32);
+    if (layer == 1) load(Weight::value, 32);
     load(Weight::output, kShape.hidden_size);
     if (layer == 0) load(Weight::gate, num_neurons);
     load(Weight::up, num_neurons);
     load(Weight::down, kShape.hidden_size);
   }
+  decoder.set_embedding(Weight::inputs_embedding, inputs.data());
+  decoder.load_vector(Weight::expert_scale, false, 1, -1, angles.data());
   decoder.load_vector(Weight::sinks, false, 1, -1, angles.data());
   decoder.load_vector(Weight::shared_scale, false, 1, -1, angles.data());
   const std::vector<std::int32_t> ids(kTokens, 99);
@@ -163,7 +177,7 @@ int main() {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_work_asks_for_no_memory(tmp_path: Path) -> None:
     # As one file the headers are compiled once, and without optimisation no request can be left out.
-    names = ("decoder", "experts", "lm_head", "packed", "packed_product", "recurrent", "weights")
+    names = ("decoder", "experts", "layer_inputs", "lm_head", "packed", "packed_product", "recurrent", "weights")
     (tmp_path / "main.cpp").write_text("".join(f'#include "{name}.cpp"\n' for name in names) + PROGRAM)
     command = [
         "g++",

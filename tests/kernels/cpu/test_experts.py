@@ -62,6 +62,16 @@ MODELS = {
             ),
         ),
     ),
+    "gemma 4": model(
+        structs.replace(
+            LAYER,
+            norms="both",
+            has_scale=True,
+            feed_forward=experts(
+                *(9, 3), shared=FeedForwardSpec(size=100), has_norms=True, has_scales=True, router_multiplier=80**-0.5
+            ),
+        ),
+    ),
     "gpt-oss": model(
         structs.replace(
             LAYER,

@@ -17,7 +17,15 @@ from torch import Tensor
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, Instruction, NativeModel, NativeShape, packed_bytes
 from eventlm.models.program import WeightKey
-from eventlm.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
+from eventlm.models.spec import (
+    AttentionSpec,
+    FeedForwardSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+)
 from eventlm.models.weights.decoder_weights import model_weights
 from tests.kernels.cpu.decoders import (
     CompiledDecoder,
@@ -325,6 +333,21 @@ MIXES: dict[str, tuple[ModelSpec, dict[str | tuple[str, int], str]]] = {
             ("up", 2): "I4_128",
             ("down", 2): "I8_128",
             "lm_head": "Q4_K",
+        },
+    ),
+    "inputs of layers, values that are keys, and keys of another layer": (
+        model(
+            structs.replace(LAYER, attention=structs.replace(LAYER.attention, values_are_keys=True)),
+            structs.replace(LAYER, attention=structs.replace(LAYER.attention, keys_of=0)),
+            layer_inputs=LayerInputsSpec(size=64, vocab_size=340, activation="silu"),
+        ),
+        {
+            "query": "Q4_K",
+            "key": "Q8_0",
+            "inputs_embedding": "Q5_0",
+            "inputs_projection": "Q4_1",
+            "input_gate": "Q5_K",
+            ("input_up", 0): "I4_32",
         },
     ),
 }

@@ -18,6 +18,7 @@ from eventlm.models.spec import (
     Activation,
     AttentionSpec,
     FeedForwardSpec,
+    LayerInputsSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
@@ -73,6 +74,14 @@ def model(*all_layers: LayerSpec, norm: dict[str, Any] | None = None, **changes:
     )
 
 
+#: Of Gemma 4's layers without a window.
+WIDE: dict[str, Any] = {
+    "head_dim": 64,
+    "num_kv_heads": 1,
+    "rope": RopeSpec(type="proportional", rotary_dim=64, num_pairs=8),
+    "qk_norm": "head",
+    "scale": 0.2,
+}
 MODELS = {
     "gemma 2": model(
         *layers(
@@ -175,6 +184,24 @@ MODELS = {
             ),
             attention(num_heads=4, num_kv_heads=1, head_dim=512, scale=0.06, qk_norm="whole", has_qkv_bias=True),
             attention(num_heads=2, num_kv_heads=2, head_dim=48, rope=None, qk_norm="head"),
+        )
+    ),
+    "gemma 4": model(
+        *layers(
+            attention(window=20, qk_norm="head", has_value_norm=True, scale=0.3),
+            attention(**WIDE, values_are_keys=True, has_value_norm=True),
+            attention(window=20, qk_norm="head", scale=0.3, keys_of=0),
+            attention(**WIDE, keys_of=1),
+            feed_forward=FeedForwardSpec(size=100, activation="gelu_tanh"),
+            norms="both",
+            has_scale=True,
+        ),
+        layer_inputs=LayerInputsSpec(size=64, vocab_size=180, activation="gelu_tanh"),
+    ),
+    "values that are keys, before the norm of all heads, and gates": model(
+        *layers(
+            attention(values_are_keys=True, qk_norm="whole", has_output_gate=True),
+            attention(keys_of=0, has_output_gate=True),
         )
     ),
     "many heads for a key": model(

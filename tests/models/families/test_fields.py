@@ -199,6 +199,22 @@ def test_what_is_not_said_of_a_kind_of_layer_is_what_transformers_assumes(
     assert found == read(tmp_path, family, **complete | {"architectures": [architecture]})
 
 
+def test_heads_of_gemma_4_without_a_window(tmp_path: Path) -> None:
+    """As its first config.json files say it, and as transformers 5 saves them."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    shared = {"layer_types": kinds, "attention_k_eq_v": True, "num_kv_shared_layers": 2, "head_dim": 16}
+    old = read(tmp_path, "Gemma4", global_head_dim=32, num_global_key_value_heads=1, **shared)
+    own = {"head_dim": 32, "num_key_value_heads": 1}
+    assert old == read(tmp_path, "Gemma4", per_layer_config={"1": own, "3": own}, **shared)
+    assert old.kv_shapes == ((2, 16), (1, 32), None, None)
+    assert [layer.attention.keys_of for layer in old.layers] == [-1, -1, 0, 1]
+    assert [layer.attention.values_are_keys for layer in old.layers] == [False, True, False, False]
+    assert [(rope.type, rope.rotary_dim, rope.num_pairs) for rope in old.ropes] == [
+        *(("default", 16, 0), ("proportional", 32, 4)),
+    ]
+    assert read(tmp_path, "Gemma4", global_head_dim=32, num_global_key_value_heads=1).kv_shapes[3] == (2, 32)
+
+
 def test_activations_of_the_first_gemma(tmp_path: Path) -> None:
     """Early config.json files said `gelu` and meant the approximation."""
     for values in ({}, {"hidden_act": "gelu"}, {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}):
@@ -267,6 +283,23 @@ def test_activations_of_the_first_gemma(tmp_path: Path) -> None:
         ("Glm4Moe", {"n_group": 2, "topk_group": 3}, "3 of 2 groups of 128 experts is not supported"),
         ("Glm4Moe", {"n_group": 32, "topk_group": 1}, "8 experts for a token is not supported, of 128 in 1 of 32 "),
         ("GptOss", {"swiglu_limit": 10.0}, "swiglu_alpha 1.702, swiglu_limit 10.0 is not supported"),
+        ("Gemma4", {"use_bidirectional_attention": "all"}, "use_bidirectional_attention all is not supported"),
+        ("Gemma4", {"num_kv_shared_layers": 4}, "num_kv_shared_layers 4 leaves no layer of sliding_attention before"),
+        ("Gemma4", {"num_kv_shared_layers": 9}, "num_kv_shared_layers 9 leaves no layer of sliding_attention before"),
+        ("Gemma4", {"num_kv_shared_layers": 1}, "leaves no layer of full_attention before layer 3 with keys of its"),
+        ("Gemma4", {"num_kv_shared_layers": 1, "layer_types": ["full_attention"] * 4,
+                    "per_layer_config": {"3": {"head_dim": 64}}},
+         "layer 3 has 2 key-value heads of 64, and layer 2, whose keys it attends to, 2 of 256"),
+        ("Gemma4", {"per_layer_config": {"2": {"intermediate_size": 5}}}, "per_layer_config.2.intermediate_size is"),
+        ("Gemma4", {"per_layer_config": {"2": {"head_dim": 0}}}, "per_layer_config.2.head_dim is 0, and must be"),
+        ("Gemma4", {"vocab_size_per_layer_input": 99}, "vocab_size_per_layer_input 99 is less than vocab_size 100"),
+        ("Gemma4", {"enable_moe_block": True}, "enable_moe_block needs num_experts, top_k_experts and moe_interm"),
+        ("Gemma4", {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 5, "moe_intermediate_size": 8},
+         "5 experts for a token is not supported, of 4"),
+        ("Gemma4", {"global_head_dim": 31}, "head_dim is 31; rotary embeddings need an even one"),
+        ("Gemma4", {"num_global_key_value_heads": 3, "attention_k_eq_v": True}, "a multiple of num_key_value_heads 3"),
+        ("Gemma4", {"rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 2}}},
+         "partial_rotary_factor 2.0 is not supported"),
         ("Llama", {"rope_scaling": {"rope_type": "linear", "factor": 1e306}}, "factor: Expected `float` <= 1048576"),
         ("Phi3", {"rope_scaling": LONG, "original_max_position_embeddings": 1}, "Expected `int` >= 2"),
         ("Llama", {"rope_scaling": {"rope_type": "yarn", "mscale_all_dim": -8, "mscale": 1}}, "mscale_all_dim: Exp"),

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
-from tests.models.families.proof import SMALL, prove
+from eventlm import LLM, SamplingParams
+from eventlm.models.config import read_model
+from eventlm.models.weights.find_weights import find_weights
+from tests.checkpoints import VOCAB_SIZE, make_tokenizer
+from tests.models.families.proof import SMALL, make_checkpoint, prove
+from tests.serving import verified
 
 #: Of full attention the heads are larger, and in one case fewer.
 DENSE: dict[str, Any] = {
@@ -74,3 +81,51 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_it_computes_what_transformers_computes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prove(tmp_path, monkeypatch, **CASES[case])
+
+
+def test_matrices_that_no_layer_multiplies_by_are_left_in_the_file(tmp_path: Path) -> None:
+    """Published checkpoints have keys and values of layers that attend to others', too."""
+    make_checkpoint(tmp_path, **SMALL | CASES["gemma4 in a multimodal model"])
+    model, path = read_model(tmp_path), tmp_path / "model.safetensors"
+    before = {weight.key for file in find_weights(tmp_path, model) for weight in file.weights}
+    tensors = load_file(path)
+    names = ("k_proj", "v_proj", "k_norm", "v_norm")
+    unused = {
+        f"model.language_model.layers.4.self_attn.{name}.weight": tensors["model.language_model.norm.weight"]
+        for name in names
+    }
+    save_file(tensors | {name: value.clone() for name, value in unused.items()}, path, metadata={"format": "pt"})
+    assert before == {weight.key for file in find_weights(tmp_path, model) for weight in file.weights}
+
+
+@pytest.mark.parametrize("quantization", ["none", "int4"])
+def test_hits_and_preemptions_change_no_token(quantization: str, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    make_checkpoint(
+        folder, **SMALL | CASES["gemma4 with shared keys and inputs of layers"] | {"vocab_size": VOCAB_SIZE}
+    )
+    make_tokenizer(folder)
+    rng = random.Random(0)
+    start = [rng.randrange(3, VOCAB_SIZE) for _ in range(50)]
+    prompts: list[Any] = [
+        {"prompt_token_ids": start[: 16 * (number % 4)] + [rng.randrange(3, VOCAB_SIZE) for _ in range(9)]}
+        for number in range(8)
+    ]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+
+    def tokens(run: Path, **options: Any) -> list[list[int]]:
+        sizes: dict[str, Any] = {
+            "block_size": 16,
+            "max_num_batched_tokens": 32,
+            "max_num_seqs": 16,
+            "max_model_len": 128,
+            "threads": 1,
+        }
+        with LLM(folder, record=run, dtype="bfloat16", quantization=quantization, **sizes | options) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert verified(run / "latest" / "trace.jsonl").result.clean_end
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    small = tokens(tmp_path / "small", num_blocks=14, predictor=[1000] * 5)
+    assert '"t":"preempt"' in (tmp_path / "small" / "latest" / "trace.jsonl").read_text()
+    assert small == tokens(tmp_path / "large", num_blocks=80, prefix_cache=False)

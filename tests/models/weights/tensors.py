@@ -13,6 +13,7 @@ from eventlm.models.spec import (
     AttentionSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LayerInputsSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
@@ -59,6 +60,27 @@ SPARSE = structs.replace(
             ),
         ),
     ),
+)
+#: What Gemma 4 has: values that are keys, a layer that attends to the keys of another, and inputs of layers.
+SHARED = structs.replace(
+    MODEL,
+    architecture="Gemma4ForCausalLM",
+    layers=(
+        structs.replace(LAYER, attention=structs.replace(LAYER.attention, values_are_keys=True), has_scale=True),
+        structs.replace(
+            LAYER,
+            attention=structs.replace(LAYER.attention, keys_of=0),
+            feed_forward=ExpertsSpec(
+                num_experts=4,
+                num_active=2,
+                expert=FeedForwardSpec(size=6),
+                shared=FeedForwardSpec(size=12),
+                has_norms=True,
+                has_scales=True,
+            ),
+        ),
+    ),
+    layer_inputs=LayerInputsSpec(size=4, vocab_size=50, activation="silu"),
 )
 ROWS = TensorNames(expert_gate_up="experts.gate_up_proj", expert_down="experts.down_proj", stacking="rows")
 COLUMNS = structs.replace(ROWS, stacking="columns")

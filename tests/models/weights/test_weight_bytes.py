@@ -10,7 +10,7 @@ from eventlm.models.decoder import Decoder
 from eventlm.models.loader import default_dtype, torch_dtype
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.weight_bytes import weight_bytes
-from tests.models.weights.tensors import MODEL, SPARSE, tensors_of
+from tests.models.weights.tensors import MODEL, SHARED, SPARSE, tensors_of
 
 
 def test_they_are_those_of_the_tensors() -> None:
@@ -20,7 +20,7 @@ def test_they_are_those_of_the_tensors() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("model", [MODEL, SPARSE])
+@pytest.mark.parametrize("model", [MODEL, SPARSE, SHARED])
 @pytest.mark.parametrize("quantization", ["none", "int8"])
 def test_weights_take_what_the_decoder_has_for_them(quantization: str, model: ModelSpec, *, tied: bool) -> None:
     model = structs.replace(model, tie_word_embeddings=tied, hidden_size=80)
