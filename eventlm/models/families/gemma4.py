@@ -99,11 +99,7 @@ class Gemma4UnifiedFields(Gemma4Fields, frozen=True, kw_only=True):
 
 
 def gemma4(fields: Gemma4Fields) -> ModelSpec:
-    """Gemma 3 with values that are normed, no scale of scores, and a number that each layer multiplies the stream by.
-
-    The small ones have inputs of each layer, and last layers that attend to the keys of earlier ones; some have values
-    that are the keys, and the one with experts has them beside a dense part.
-    """
+    """Gemma 3 with normed values, which may be the keys, and perhaps shared keys, inputs of each layer, or experts."""
     if fields.use_bidirectional_attention == "all":
         raise ConfigError("use_bidirectional_attention all is not supported")
     # As transformers does.

@@ -101,9 +101,8 @@ def test_matrices_that_no_layer_multiplies_by_are_left_in_the_file(tmp_path: Pat
 @pytest.mark.parametrize("quantization", ["none", "int4"])
 def test_hits_and_preemptions_change_no_token(quantization: str, tmp_path: Path) -> None:
     folder = tmp_path / "model"
-    make_checkpoint(
-        folder, **SMALL | CASES["gemma4 with shared keys and inputs of layers"] | {"vocab_size": VOCAB_SIZE}
-    )
+    vocabularies = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB_SIZE)
+    make_checkpoint(folder, **SMALL | CASES["gemma4 with shared keys and inputs of layers"] | vocabularies)
     make_tokenizer(folder)
     rng = random.Random(0)
     start = [rng.randrange(3, VOCAB_SIZE) for _ in range(50)]
