@@ -409,6 +409,8 @@ def why_not_on_gpus(model: ModelSpec) -> str:
         return "layers with a state in place of attention"
     if len({(attention.num_heads, attention.kv_shape) for attention in model.attentions.values()}) > 1:
         return "heads that differ by layer"
+    if any(attention.keys_of >= 0 for attention in model.attentions.values()):
+        return "layers that share keys and values"
     return ""
 
 

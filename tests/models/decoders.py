@@ -80,11 +80,11 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "deepseek_v2": LATENT | {"topk_method": "greedy"},
     **{name: {"head_dim": 16} for name in ("hunyuan_v1_dense", "hunyuan_v1_moe", "nemotron")},
     "ministral": {"head_dim": 16, "sliding_window": 9},
-    **dict.fromkeys(
-        ("gemma4", "gemma4_text"),
-        {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE},
-    ),
-    **dict.fromkeys(("gemma4_unified", "gemma4_unified_text"), {"global_head_dim": 32}),
+    **{
+        name: {"global_head_dim": 32, "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": VOCAB_SIZE}
+        for name in ("gemma4", "gemma4_text")
+    },
+    **{name: {"global_head_dim": 32} for name in ("gemma4_unified", "gemma4_unified_text")},
     "dots1": {"head_dim": 16, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 2},
 }
 

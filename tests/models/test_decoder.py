@@ -9,16 +9,18 @@ import pytest
 import torch
 from msgspec import structs
 from torch import Tensor
+from torch.nn.functional import gelu
 from transformers.activations import ACT2FN
 
 from eventlm.kernels.int8_linear import quantize_rows
 from eventlm.models.decoder import Decoder, Lap, no_lap
-from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
+from eventlm.models.program import FLOAT32_WEIGHTS, LOOKED_UP, WeightKey
 from eventlm.models.rope import rope_tables
 from eventlm.models.spec import (
     AttentionSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LayerInputsSpec,
     LayerSpec,
     ModelSpec,
     NormSpec,
@@ -55,7 +57,7 @@ def with_layers(*, attention: Any = None, feed_forward: Any = None, **layer: Any
     return structs.replace(MODEL, layers=(changed, changed))
 
 
-def with_experts(*, norms: Literal["before", "after", "parallel"] = "before", **spec: Any) -> ModelSpec:
+def with_experts(*, norms: Literal["before", "after", "both", "parallel"] = "before", **spec: Any) -> ModelSpec:
     """A dense layer, then two with six experts."""
     experts = ExpertsSpec(**{"num_experts": 6, "num_active": 2, "expert": FeedForwardSpec(size=24)} | spec)
     layer = structs.replace(LAYER, feed_forward=experts, norms=norms, residual_multiplier=0.4)
@@ -120,6 +122,26 @@ MODELS = {
         shared=FeedForwardSpec(size=40),
         has_shared_gate=True,
     ),
+    "gemma 4": structs.replace(
+        MODEL,
+        layers=tuple(
+            structs.replace(LAYER, attention=structs.replace(ATTENTION, **changes), norms="both", has_scale=True)
+            for changes in (
+                {"has_value_norm": True, "qk_norm": "head"},
+                {"has_value_norm": True, "values_are_keys": True, "scale": 0.3},
+                {"keys_of": 0, "qk_norm": "head"},
+                {"keys_of": 1, "qk_norm": "whole"},
+            )
+        ),
+        layer_inputs=LayerInputsSpec(size=6, vocab_size=MODEL.vocab_size + 1, activation="gelu_tanh"),
+    ),
+    "experts of Gemma 4": with_experts(
+        norms="both",
+        shared=FeedForwardSpec(size=40),
+        has_norms=True,
+        has_scales=True,
+        router_multiplier=0.7,
+    ),
     "layers that differ": structs.replace(
         MODEL,
         layers=(
@@ -178,6 +200,8 @@ class Reference:
     def __init__(self, model: ModelSpec, weights: Weights) -> None:
         self.model = model
         self.weights = {key: values.double() for key, values in weights.items()}
+        #: Keys and values of layers.
+        self.stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
         out = x @ self.weights[WeightKey(name, layer, "weight", expert)].T
@@ -194,6 +218,7 @@ class Reference:
 
     def hidden(self, token_ids_T: Tensor) -> Tensor:
         x = self.model.embedding_multiplier * self.weights[WeightKey("embedding", 0, "weight")][token_ids_T]
+        inputs = self.inputs(token_ids_T, x)
         for number, layer in enumerate(self.model.layers):
             is_normed_before, is_normed_after = layer.norms != "after", layer.norms in ("after", "both")
             first = self.norm("attention_norm", number, x) if is_normed_before else x
@@ -204,26 +229,57 @@ class Reference:
             second = first
             if layer.norms != "parallel":
                 second = self.norm("feed_forward_norm", number, x) if is_normed_before else x
-            fed = self.fed(number, layer.feed_forward, second)
+            if layer.experts is not None and layer.experts.has_norms:
+                fed = self.fed_apart(number, layer.experts, x)
+            else:
+                fed = self.fed(number, layer.feed_forward, second)
             if is_normed_after:
                 fed = self.norm("feed_forward_out_norm", number, fed)
             x = x + layer.residual_multiplier * fed
+            if inputs is not None:
+                gate = gelu(self.multiply("input_gate", number, x), approximate="tanh") * inputs[:, number]
+                x = x + self.norm("input_out_norm", number, self.multiply("input_up", number, gate))
+            if layer.has_scale:
+                x = x * self.weights[WeightKey("layer_scale", number, "weight")]
         return x
 
+    def inputs(self, token_ids_T: Tensor, x: Tensor) -> Tensor | None:
+        """[T, layers, size]."""
+        if self.model.layer_inputs is None:
+            return None
+        sizes = self.model.num_layers, self.model.layer_inputs.size
+        looked_up = self.weights[WeightKey("inputs_embedding", 0, "weight")][token_ids_T].unflatten(-1, sizes)
+        projected = (self.multiply("inputs_projection", 0, x) / self.model.hidden_size**0.5).unflatten(-1, sizes)
+        return (self.norm("inputs_norm", 0, projected) + sizes[1] ** 0.5 * looked_up) / 2**0.5
+
+    def fed_apart(self, layer: int, spec: ExpertsSpec, x: Tensor) -> Tensor:
+        """The shared part and the experts of the residual stream, each with norms of its own."""
+        shared = self.fed(layer, spec.shared, self.norm("feed_forward_norm", layer, x))
+        products = self.multiply("router", layer, spec.router_multiplier * self.norm("router_norm", layer, x))
+        rows = zip(self.norm("experts_norm", layer, x), products, strict=True)
+        mixed = torch.stack([self.mixed_by(layer, spec, row, of_row) for row, of_row in rows])
+        return self.norm("shared_out_norm", layer, shared) + self.norm("experts_out_norm", layer, mixed)
+
     def attended(self, layer: int, spec: AttentionSpec, x: Tensor) -> Tensor:
-        names = ("query", "key", "value")
-        q, k, v = (self.multiply(name, layer, x) for name in names)
+        q = self.query_or_key("query", layer, spec, x)
+        if spec.keys_of < 0:
+            v = self.multiply("key" if spec.values_are_keys else "value", layer, x).unflatten(-1, (-1, spec.head_dim))
+            if spec.has_value_norm:
+                v = v / (v.square().mean(-1, keepdim=True) + self.model.norm.eps).sqrt()
+            self.stored[layer] = self.query_or_key("key", layer, spec, x), v
+        if spec.rope is not None and spec.query_scaling_beta:
+            stretches = torch.arange(len(x)).double() // spec.rope.original_max_position_embeddings
+            q = q * (1 + spec.query_scaling_beta * (1 + stretches).log())[:, None, None]
+        return attend(spec, q, *self.stored[layer if spec.keys_of < 0 else spec.keys_of]).flatten(1)
+
+    def query_or_key(self, name: str, layer: int, spec: AttentionSpec, x: Tensor) -> Tensor:
+        x = self.multiply(name, layer, x)
         if spec.qk_norm == "whole":
-            q, k = self.norm("query_norm", layer, q), self.norm("key_norm", layer, k)
-        q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in (q, k, v))
+            x = self.norm(f"{name}_norm", layer, x)
+        x = x.unflatten(-1, (-1, spec.head_dim))
         if spec.qk_norm == "head":
-            q, k = self.norm("query_norm", layer, q), self.norm("key_norm", layer, k)
-        if spec.rope is not None:
-            q, k = rotated(spec.rope, q), rotated(spec.rope, k)
-            if spec.query_scaling_beta:
-                stretches = torch.arange(len(x)).double() // spec.rope.original_max_position_embeddings
-                q = q * (1 + spec.query_scaling_beta * (1 + stretches).log())[:, None, None]
-        return attend(spec, q, k, v).flatten(1)
+            x = self.norm(f"{name}_norm", layer, x)
+        return x if spec.rope is None else rotated(spec.rope, x)
 
     def fed(self, layer: int, spec: FeedForwardSpec | ExpertsSpec, x: Tensor, expert: int = -1) -> Tensor:
         if isinstance(spec, ExpertsSpec):
@@ -238,7 +294,14 @@ class Reference:
 
     def mixed(self, layer: int, spec: ExpertsSpec, row: Tensor) -> Tensor:
         """Of a token."""
-        products = self.multiply("router", layer, row)
+        out = self.mixed_by(layer, spec, row, self.multiply("router", layer, row))
+        if spec.shared is not None:
+            scale = self.multiply("shared_scale", layer, row).sigmoid() if spec.has_shared_gate else 1.0
+            out += self.fed(layer, spec.shared, row) * scale
+        return out
+
+    def mixed_by(self, layer: int, spec: ExpertsSpec, row: Tensor, products: Tensor) -> Tensor:
+        """The experts of a token by the router's products."""
         shares = (products.softmax(-1) if spec.routing == "softmax" else products.sigmoid()).tolist()
         correction = self.weights.get(WeightKey("correction", layer, "weight"), torch.zeros(spec.num_experts))
         ranked = [share + added for share, added in zip(shares, correction.tolist(), strict=True)]
@@ -248,12 +311,10 @@ class Reference:
         allowed = [expert for group in groups[: spec.num_active_groups] for expert in group]
         chosen = sorted(allowed, key=lambda expert: -ranked[expert])[: spec.num_active]
         divisor = max(sum(shares[expert] for expert in chosen), spec.min_sum) if spec.is_normalized else 1.0
+        scales = self.weights.get(WeightKey("expert_scale", layer, "weight"), torch.ones(spec.num_experts))
         out = torch.zeros_like(row)
         for expert in chosen:
-            out += self.fed(layer, spec.expert, row, expert) * shares[expert] / divisor * spec.scaling
-        if spec.shared is not None:
-            scale = self.multiply("shared_scale", layer, row).sigmoid() if spec.has_shared_gate else 1.0
-            out += self.fed(layer, spec.shared, row) * scale
+            out += self.fed(layer, spec.expert, row, expert) * shares[expert] / divisor * spec.scaling * scales[expert]
         return out
 
     def logits(self, hidden_TH: Tensor) -> Tensor:
@@ -281,8 +342,13 @@ def run(decoder: Decoder, token_ids_T: Tensor, lap: Lap = no_lap) -> tuple[Tenso
     model = decoder.model
     ropes = rope_tables(model, NUM_TOKENS, dtype=torch.float32, device=torch.device("cpu"))
 
-    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
-        return attend(model.layers[layer].attention, q_THD, k_TKD, v_TKD)
+    stored: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def attention(layer: int, q_THD: Tensor, k_TKD: Tensor | None, v_TKD: Tensor | None) -> Tensor:
+        spec = model.layers[layer].attention
+        if k_TKD is not None and v_TKD is not None:
+            stored[layer] = k_TKD, v_TKD
+        return attend(spec, q_THD, *stored[layer if spec.keys_of < 0 else spec.keys_of])
 
     hidden_TH = decoder.forward(token_ids_T, torch.arange(len(token_ids_T)), ropes, attention, lap)
     return hidden_TH, decoder.logits(hidden_TH)
@@ -311,7 +377,7 @@ def test_int8_is_near(name: str, token_ids_T: Tensor) -> None:
     decoder = decoder_of(model, weights, is_int8=True)
     for key in weights:
         target, scales = decoder.target(key)
-        is_looked_up = key.name == "embedding" and not model.tie_word_embeddings
+        is_looked_up = key.name in LOOKED_UP and not (key.name == "embedding" and model.tie_word_embeddings)
         is_matrix = target.dim() == 2 and not is_looked_up and key.name not in FLOAT32_WEIGHTS
         assert (target.dtype, scales is not None) == ((torch.int8, True) if is_matrix else (torch.float32, False))
     reference = Reference(model, weights)

@@ -5,7 +5,9 @@ from msgspec import structs
 
 from eventlm.models.program import (
     Activate,
+    ActivateInput,
     Add,
+    AddKept,
     AddNormed,
     Attend,
     Convolve,
@@ -13,16 +15,19 @@ from eventlm.models.program import (
     Embed,
     Experts,
     Heads,
+    Inputs,
+    Keep,
     Multiply,
     MultiplyAdd,
     Norm,
     Operation,
     Route,
+    Scale,
     ScaleInner,
     Take,
     program_of,
 )
-from eventlm.models.spec import ConvolutionSpec, DeltaSpec, ExpertsSpec, FeedForwardSpec, ModelSpec
+from eventlm.models.spec import ConvolutionSpec, DeltaSpec, ExpertsSpec, FeedForwardSpec, LayerInputsSpec, ModelSpec
 from tests.models.test_decoder import ATTENTION, LAYER, MODEL, ROPE, with_layers
 
 HEADS, ATTEND, ACTIVATE = Heads(0, ATTENTION, 0), Attend(0, ATTENTION), Activate(0, "gate_up", "silu")
@@ -119,6 +124,33 @@ def test_experts_follow_the_part_that_all_tokens_pass(norms: str, *, has_shared:
         assert program[5:] == expected[1:]
     else:
         assert program[-len(expected) :] == expected
+
+
+def test_a_layer_of_gemma_4() -> None:
+    shared, expert = FeedForwardSpec(size=24), FeedForwardSpec(size=9)
+    experts = ExpertsSpec(
+        num_experts=4, num_active=2, expert=expert, shared=shared, has_norms=True, router_multiplier=0.5
+    )
+    layer = structs.replace(LAYER, feed_forward=experts, norms="both", has_scale=True)
+    inputs = LayerInputsSpec(size=6, vocab_size=50, activation="gelu")
+    program = program_of(structs.replace(MODEL, layers=(layer,), layer_inputs=inputs))
+    assert program[:3] == (Embed(1.0), Take(), Inputs(6, MODEL.hidden_size**-0.5))
+    assert program[program.index(Norm("feed_forward_norm", 0)) + 1 :] == (
+        Activate(0, "gate_up", "silu"),
+        Multiply("down", 0, "inner"),
+        Keep("shared_out_norm", 0),
+        Norm("router_norm", 0, 0.5),
+        Route(0, experts),
+        Norm("experts_norm", 0),
+        Experts(0, experts),
+        AddKept("experts_out_norm", 0),
+        AddNormed("feed_forward_out_norm", 0, 1.0),
+        Take(),
+        ActivateInput(0, 6, "gelu"),
+        Multiply("input_up", 0, "inner"),
+        AddNormed("input_out_norm", 0, 1.0),
+        Scale(0),
+    )
 
 
 def test_states_follow_one_another_in_a_slot() -> None:

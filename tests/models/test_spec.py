@@ -9,6 +9,7 @@ from eventlm.models.spec import (
     ConvolutionSpec,
     ExpertsSpec,
     FeedForwardSpec,
+    LayerInputsSpec,
     NormSpec,
     RopeSpec,
     why_not_on_gpus,
@@ -26,6 +27,9 @@ def test_what_layers_share_is_read_from_them() -> None:
     model = structs.replace(MODEL, layers=(LAYER, second, third, LAYER))
     assert (model.num_layers, model.num_heads, model.num_kv_heads, model.head_dim) == (4, 4, 2, 8)
     assert [rope.theta for rope in model.ropes] == [ROPE.theta, 5.0]
+
+
+SHARED: list[dict[str, Any]] = [{"has_value_norm": True}, {"values_are_keys": True}, {"keys_of": 0}]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,8 @@ def test_plain_ones(changes: dict[str, Any]) -> None:
         ({"attention": {"scale": 1.0}}, "attention scores of a scale of their own"),
         ({"attention": {"rope": None}}, "layers without rotary embeddings"),
         ({"attention": {"has_output_gate": True}}, "gates behind attention"),
+        *(({"attention": change}, "values or keys that are normed or shared") for change in SHARED),
+        ({"has_scale": True}, "layers with inputs or scales of their own"),
         (
             {"attention": {"rope": RopeSpec(rotary_dim=4)}},
             "rotary embeddings of neighbouring elements or of a part of a head",
@@ -69,6 +75,10 @@ def test_layers_that_are_not_plain(changes: dict[str, Any], reason: str) -> None
         ({"norm": NormSpec(eps=1e-5, kind="layer")}, "norms of another kind"),
         ({"logits_soft_cap": 30.0}, "scaled or capped embeddings or logits"),
         ({"has_head_bias": True}, "a bias of the output matrix"),
+        (
+            {"layer_inputs": LayerInputsSpec(size=4, vocab_size=50, activation="silu")},
+            "layers with inputs or scales of their own",
+        ),
     ],
 )
 def test_models_that_are_not_plain(changes: dict[str, Any], reason: str) -> None:
