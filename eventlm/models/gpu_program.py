@@ -34,7 +34,9 @@ class GpuProgram:
         drawn_T = last_tokens[(-1 - staged_T).clamp(min=0)].clamp(min=0)
         sinks = self._weights.sinks
 
-        def attention(layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
+        def attention(layer: int, q_THD: Tensor, k_TKD: Tensor | None, v_TKD: Tensor | None) -> Tensor:
+            assert k_TKD is not None
+            assert v_TKD is not None
             store_heads(k_TKD, v_TKD, tokens.cache_slots_T, *cache.layer(layer))
             return attend(layer, q_THD, sinks[layer])
 

@@ -14,7 +14,7 @@ from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
 from eventlm.models.transformers_model import AttentionCall, TransformersModel
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import edit_json, make_checkpoint
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 from tests.models.quantized.checkpoints import CASES, write_quantized
 

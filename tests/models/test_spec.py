@@ -102,6 +102,12 @@ def test_heads_that_differ_are_not_plain() -> None:
         assert why_not_plain(model) == why_not_on_gpus(model) == "heads that differ by layer"
 
 
+def test_keys_of_an_earlier_layer_are_not_for_gpus() -> None:
+    sharing = structs.replace(LAYER, attention=structs.replace(ATTENTION, keys_of=0))
+    model = structs.replace(MODEL, layers=(LAYER, sharing))
+    assert why_not_plain(model) == why_not_on_gpus(model) == "layers that share keys and values"
+
+
 def test_ropes_that_differ_are_not_plain() -> None:
     other = structs.replace(LAYER, attention=structs.replace(ATTENTION, rope=structs.replace(ROPE, theta=5.0)))
     model = structs.replace(MODEL, layers=(LAYER, other))
