@@ -25,7 +25,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 10
+_INTERFACE = 11
 _LANES = 16
 #: Outputs of a panel: packed.h's kPanel.
 PANEL = 32
