@@ -2,8 +2,10 @@
 // memory, and 0.
 #include <exception>
 #include <new>
+#include <utility>
 
 #include "decoder.h"
+#include "paged_attention.h"
 #include "products.h"
 
 #if defined(__AMX_BF16__)
@@ -12,6 +14,7 @@
 #endif
 
 using eventlm::Decoder;
+using eventlm::PagedAttention;
 using eventlm::Products;
 
 #define EVENTLM_EXPORT __attribute__((visibility("default")))
@@ -191,10 +194,54 @@ EVENTLM_EXPORT std::int32_t eventlm_pack(Products* products, char* memory, std::
   return run([&] { products->pack(matrix_at(memory, num_out, num_in), rows, first_row, num_rows); });
 }
 
-// bias: null, or as many as fill the last panel.
-EVENTLM_EXPORT std::int32_t eventlm_multiply(Products* products, char* memory, std::int64_t num_out,
-                                             std::int64_t num_in, const std::uint16_t* inputs, std::int32_t num_rows,
-                                             const float* bias, std::uint16_t* out) {
-  return run([&] { products->multiply(matrix_at(memory, num_out, num_in), inputs, num_rows, bias, out); });
+// The same inputs times `num_products` matrices.
+EVENTLM_EXPORT std::int32_t eventlm_multiply(Products* products, const eventlm::Product* of, std::int32_t num_products,
+                                             std::int64_t num_in, const std::uint16_t* inputs, std::int32_t num_rows) {
+  return run([&] { products->multiply({of, of + num_products}, num_in, inputs, num_rows); });
+}
+
+EVENTLM_EXPORT void eventlm_norm_rows(Products* products, const std::uint16_t* x, std::int64_t num_rows,
+                                      std::int64_t size, const float* weight, float eps, std::uint16_t* out) {
+  products->norm(x, num_rows, size, weight, eps, out);
+}
+
+// Strides of x: between heads and between tokens.
+EVENTLM_EXPORT void eventlm_rotate(Products* products, const std::uint16_t* x, std::int64_t head_stride,
+                                   std::int64_t token_stride, std::int64_t num_tokens, std::int32_t num_heads,
+                                   std::int32_t head_dim, const std::uint16_t* cosines, const std::uint16_t* sines,
+                                   std::uint16_t* out) {
+  products->rotate({x, head_stride, token_stride}, num_tokens, num_heads, head_dim, cosines, sines, out);
+}
+
+// Works by the threads of `products`, which must be freed later. Returns null if there is no memory.
+EVENTLM_EXPORT PagedAttention* eventlm_attention(Products* products) {
+  return new (std::nothrow) PagedAttention(products->team());
+}
+
+EVENTLM_EXPORT void eventlm_free_attention(PagedAttention* attention) { delete attention; }
+
+// starts, counts, tables: as eventlm_forward has them.
+EVENTLM_EXPORT std::int32_t eventlm_begin_attention(PagedAttention* attention, std::int32_t num_rows,
+                                                    const std::int32_t* starts, const std::int32_t* counts,
+                                                    const std::int32_t* const* tables) {
+  return run([&] {
+    std::vector<eventlm::StepRow> rows;
+    for (int row = 0; row < num_rows; row++) rows.push_back({starts[row], counts[row], tables[row]});
+    attention->begin(std::move(rows));
+  });
+}
+
+// kv: of the layer. strides: of queries, keys and values, between heads and between tokens.
+EVENTLM_EXPORT std::int32_t eventlm_attend(PagedAttention* attention, const eventlm::LayerAttention* layer,
+                                           std::uint8_t* kv, std::int32_t format, std::int32_t num_blocks,
+                                           std::int32_t block_size, const std::uint16_t* queries,
+                                           const std::uint16_t* keys, const std::uint16_t* values,
+                                           const std::int64_t* strides, float scale, float soft_cap, const float* sinks,
+                                           std::uint16_t* out) {
+  return run([&] {
+    const eventlm::KVStorage storage{&kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size};
+    attention->attend(*layer, storage.layer(0, layer->num_kv_heads, layer->head_dim), {queries, strides[0], strides[1]},
+                      {keys, strides[2], strides[3]}, {values, strides[4], strides[5]}, scale, soft_cap, sinks, out);
+  });
 }
 }

@@ -184,8 +184,7 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       multiply_heads(operation[0], step, now);
       return norm_raw_heads(operation[1], step, now);
     case Kind::attend:
-      attend_all(operation[0], step, now);
-      combine_all(operation[1], step, now, plan_of(now));
+      attend_all(operation, step, now);
       return quantize_rows(operation[2], attended_, query_size(now), count, Part::attention);
     case Kind::activate:
       multiply_neurons(operation[0], now, static_cast<int>(count));
@@ -439,92 +438,21 @@ EVENTLM_INLINE void Decoder::put_attended(std::size_t token, std::size_t input, 
   attended_.put(token, input, values);
 }
 
-// Passes that a thread takes together ask for the memory of the next before one ends.
-void Decoder::attend_all(Operation& operation, const Step& step, const Instruction& now) {
-  AttentionState state;
-  const AttentionPlan& plan = plan_of(now);
-  const KVCache cache = step.kv.layer(now.layer, now.num_kv_heads, now.head_dim);
-  const std::size_t num_heads = now.num_kv_heads;
-  auto context = [&](std::size_t pass) {
-    const AttentionItem& item = plan.items[pass / num_heads];
-    return ContextRange{step.rows[item.row].blocks, static_cast<int>(pass % num_heads), item.begin, item.end};
-  };
-  auto attend_some = [&](std::size_t piece) {
-    const std::size_t end = plan.first_passes[piece + 1];
-    for (std::size_t pass = plan.first_passes[piece]; pass < end; pass++) {
-      const ContextRange following = pass + 1 < end ? context(pass + 1) : ContextRange{};
-      attend_item(step, now, cache, plan.items[pass / num_heads], context(pass), following, state);
-    }
-  };
-  operation.share(plan.first_passes.size() - 1, 1, attend_some, [this] { lap(Part::attention); });
-}
-
-void Decoder::attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
-                          const ContextRange& context, const ContextRange& following, AttentionState& state) {
-  const int group = now.num_heads / now.num_kv_heads, dim = now.head_dim, head = context.head;
-  const StepRow& row = step.rows[item.row];
+StepQueries Decoder::queries_of(const Step& step, const Instruction& now) {
   const Aligned<float>& sinks = weights_.layers[now.layer].sinks;
-  AttentionTile tile{context};
-  tile.num_rows = item.num_queries * group;
-  tile.soft_cap = now.soft_cap * kLog2E;
-  // A context has them once.
-  tile.sinks = !sinks.empty() && item.is_first ? &sinks[head * group] : nullptr;
-  tile.group = group;
-  const std::size_t first_token = step.first_token[item.row] + item.first_query;
-  for (int i = 0; i < tile.num_rows; i++) {
-    const std::size_t token = first_token + i / group;
-    tile.queries[i] = &queries_[token * query_stride_ + (head * group + i % group) * dim / 2];
-    tile.limit[i] = row.start + item.first_query + i / group + 1;
-    tile.first[i] = first_visible(tile.limit[i], now.window);
-  }
-  attend(cache, tile, following, state);
-  for (int i = 0; i < tile.num_rows; i++) {
-    const float* from = state.output + i * dim;
-    const float sum = sum_of(state.rows[i].sum);
-    const int query_head = head * group + i % group;
-    if (item.partial >= 0) {
-      float* to = &partials_[(static_cast<std::size_t>(item.partial) * now.num_heads + query_head) * (dim + 2)];
-      to[0] = state.rows[i].maximum;
-      to[1] = sum;
-      std::copy_n(from, dim, to + 2);
-      continue;
-    }
-    for (int d = 0; d < dim; d += kLanes) {
-      put_attended(first_token + i / group, query_head * dim + d, load<f32x16>(from + d) / sum, now.has_output_gate);
-    }
-  }
+  return {
+      plan_of(now),    step.rows,     step.first_token,      step.kv.layer(now.layer, now.num_kv_heads, now.head_dim),
+      queries_.data(), query_stride_, now.soft_cap * kLog2E, sinks.empty() ? nullptr : sinks.data(),
+      partials_.data()};
 }
 
-void Decoder::combine_all(Operation& operation, const Step& step, const Instruction& now, const AttentionPlan& plan) {
-  if (plan.num_partials == 0) return;
-  const std::size_t num_heads = plan.num_heads;
-  auto combine_one = [&](std::size_t i) {
-    const std::size_t row = i / num_heads;
-    combine(plan, plan.splits[row], step.first_token[row], static_cast<int>(i % num_heads), now.has_output_gate);
+void Decoder::attend_all(Operation* operation, const Step& step, const Instruction& now) {
+  const StepQueries queries = queries_of(step, now);
+  auto put = [this, &now](std::size_t token, int head, int d, f32x16 values) {
+    put_attended(token, static_cast<std::size_t>(head) * now.head_dim + d, values, now.has_output_gate);
   };
-  operation.share(step.rows.size() * num_heads, num_heads / plan.num_kv_heads, combine_one,
-                  [this] { lap(Part::attention); });
-}
-
-// Passes over parts of one context, put together in their order.
-void Decoder::combine(const AttentionPlan& plan, const AttentionSplit& split, std::size_t token, int head,
-                      bool is_gated) {
-  if (split.num_partials == 0) return;
-  const int dim = plan.head_dim;
-  auto part = [&](int number) {
-    return &partials_[(static_cast<std::size_t>(split.first_partial + number) * plan.num_heads + head) * (dim + 2)];
-  };
-  float maximum = -INFINITY, sum = 0;
-  for (int number = 0; number < split.num_partials; number++) maximum = std::max(maximum, part(number)[0]);
-  alignas(64) float output[kMaxHeadDim] = {};
-  for (int number = 0; number < split.num_partials; number++) {
-    const float scale = exp2_of(splat(part(number)[0] - maximum))[0];
-    sum += part(number)[1] * scale;
-    for (int d = 0; d < dim; d++) output[d] += part(number)[2 + d] * scale;
-  }
-  for (int d = 0; d < dim; d += kLanes) {
-    put_attended(token, head * dim + d, load<f32x16>(output + d) / sum, is_gated);
-  }
+  attend_shared(operation[0], queries, put, [this] { lap(Part::attention); });
+  combine_shared(operation[1], queries, put, [this] { lap(Part::attention); });
 }
 
 }  // namespace eventlm

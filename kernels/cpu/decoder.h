@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "attention.h"
+#include "attention_passes.h"
 #include "attention_plan.h"
 #include "experts.h"
 #include "linear.h"
@@ -143,11 +143,8 @@ class Decoder {
   void run_delta(Operation& operation, const Step& step, const Instruction& now);
   void run_heads(const Instruction& now, std::size_t unit, std::size_t first, int count, float* state);
   void put_attended(std::size_t token, std::size_t input, f32x16 values, bool is_gated);
-  void attend_all(Operation& operation, const Step& step, const Instruction& now);
-  void attend_item(const Step& step, const Instruction& now, const KVCache& cache, const AttentionItem& item,
-                   const ContextRange& context, const ContextRange& following, AttentionState& state);
-  void combine_all(Operation& operation, const Step& step, const Instruction& now, const AttentionPlan& plan);
-  void combine(const AttentionPlan& plan, const AttentionSplit& split, std::size_t token, int head, bool is_gated);
+  StepQueries queries_of(const Step& step, const Instruction& now);
+  void attend_all(Operation* operation, const Step& step, const Instruction& now);
   void change_logits(std::size_t panel, f32x16& left, f32x16& right) const;
   template <class Put, class Then>
   void multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then);

@@ -169,14 +169,11 @@ def unsupported(model: NativeModel, block_size: int) -> str:
     inputs = model.shape.inputs_size
     if inputs % PANEL or inputs > _MAX_HEAD_DIM:
         return f"{inputs} inputs of a layer are not a multiple of {PANEL} up to {_MAX_HEAD_DIM}"
-    for attention in (each for each in model.instructions if each.num_kv_heads):
-        if attention.head_dim % _LANES or attention.head_dim > _MAX_HEAD_DIM:
-            return f"heads of {attention.head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
-        group = attention.num_heads // attention.num_kv_heads
-        if group > _MAX_GROUP:
-            return f"{group} query heads share a key"
-    if block_size % SUB_BLOCK:
-        return f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
+    for each in model.instructions:
+        if each.num_kv_heads and (reason := unsupported_heads(each.num_heads, each.num_kv_heads, each.head_dim)):
+            return reason
+    if reason := unsupported_blocks(block_size):
+        return reason
     has_states = any(each.num_taps for each in model.instructions)
     sizes = {size for each in model.instructions if (size := each.num_heads * each.head_dim)}
     for size in sorted(sizes):
@@ -184,6 +181,20 @@ def unsupported(model: NativeModel, block_size: int) -> str:
             # The last inputs that lie together would be those of a layer with more of them.
             return f"{size} elements of all heads are not a multiple of {PANEL}"
     return next((reason for each in model.instructions if (reason := _unsupported_state(each))), "")
+
+
+def unsupported_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> str:
+    """Why the compiled attention cannot run with these heads; empty if it can."""
+    if head_dim % _LANES or head_dim > _MAX_HEAD_DIM:
+        return f"heads of {head_dim} are not a multiple of {_LANES} up to {_MAX_HEAD_DIM}"
+    group = num_heads // num_kv_heads
+    return f"{group} query heads share a key" if group > _MAX_GROUP else ""
+
+
+def unsupported_blocks(block_size: int) -> str:
+    """The same of the KV cache's blocks."""
+    is_whole = block_size % SUB_BLOCK == 0
+    return "" if is_whole else f"blocks of {block_size} tokens are not a multiple of {SUB_BLOCK}"
 
 
 def _unsupported_state(instruction: Instruction) -> str:
@@ -305,7 +316,22 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_pack.restype = _raise_if_no_memory
     functions.eventlm_pack.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64)
     functions.eventlm_multiply.restype = _raise_if_no_memory
-    functions.eventlm_multiply.argtypes = (
-        *(c_void_p, c_void_p, c_int64, c_int64),
-        *(c_void_p, c_int32, c_void_p, c_void_p),
+    functions.eventlm_multiply.argtypes = (c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_int32)
+    functions.eventlm_norm_rows.restype = None
+    functions.eventlm_norm_rows.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_float, c_void_p)
+    functions.eventlm_rotate.restype = None
+    functions.eventlm_rotate.argtypes = (
+        *(c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int32, c_int32),
+        *(c_void_p, c_void_p, c_void_p),
+    )
+    functions.eventlm_attention.restype = c_void_p
+    functions.eventlm_attention.argtypes = (c_void_p,)
+    functions.eventlm_free_attention.restype = None
+    functions.eventlm_free_attention.argtypes = (c_void_p,)
+    functions.eventlm_begin_attention.restype = _raise_if_no_memory
+    functions.eventlm_begin_attention.argtypes = (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)
+    functions.eventlm_attend.restype = _raise_if_no_memory
+    functions.eventlm_attend.argtypes = (
+        *(c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32),
+        *(c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p),
     )

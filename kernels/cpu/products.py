@@ -1,10 +1,13 @@
-"""Products with single matrices, compiled (products.h): for models whose other operations torch computes."""
+"""Products with single matrices, norms and rotations, compiled (products.h): for models whose other operations torch
+computes."""
 
 from __future__ import annotations
 
+import ctypes
 import weakref
 from array import array
 from collections.abc import Sequence
+from ctypes import c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -16,59 +19,105 @@ from eventlm.kernels.cpu.native import library
 _PANEL = 32
 
 
+class _Product(ctypes.Structure):
+    _fields_ = (("memory", c_void_p), ("num_out", c_int64), ("bias", c_void_p), ("out", c_void_p))
+
+
+class PackedMatrix:
+    """A matrix [out, in] as the products of a build take it, and its bias."""
+
+    def __init__(self, memory: Tensor, num_out: int, num_in: int, bias: Tensor | None) -> None:
+        self.num_out, self.num_in = num_out, num_in
+        #: What the products read.
+        self.memory, self.bias = memory, bias
+
+
+class MatrixGroup:
+    """Matrices with the same inputs."""
+
+    def __init__(self, matrices: Sequence[PackedMatrix]) -> None:
+        self.matrices = matrices
+        self.num_in = matrices[0].num_in
+        biases = [None if each.bias is None else each.bias.data_ptr() for each in matrices]
+        #: For the library; it is told where to write before each call.
+        self.products = (_Product * len(matrices))(
+            *(_Product(each.memory.data_ptr(), each.num_out, bias) for each, bias in zip(matrices, biases, strict=True))
+        )
+
+
 class Products:
-    """Threads that multiply by one matrix after the other, of at most `most_inputs`, for one caller at a time.
+    """Threads that compute one operation after the other, for one caller at a time, and room for matrices of these
+    shapes, [out, in].
 
     MemoryError if the system does not give the threads, or what a call works on.
     """
 
-    def __init__(self, build: str, *, most_inputs: int, num_threads: int) -> None:
+    def __init__(self, build: str, shapes: Sequence[tuple[int, int]], *, num_threads: int) -> None:
         self._functions = library(build)
-        self._handle = self._functions.eventlm_products(most_inputs, num_threads)
-        if not self._handle:
+        #: Of the threads.
+        self.handle: int = self._functions.eventlm_products(max(num_in for _, num_in in shapes), num_threads)
+        if not self.handle:
             raise MemoryError
-        weakref.finalize(self, self._functions.eventlm_free_products, self._handle)
+        weakref.finalize(self, self._functions.eventlm_free_products, self.handle)
+        # In one piece, for that is of huge pages: of others a processor asks for one only as it comes to it.
+        self._room = host_memory.zeros((sum(self._num_bytes(*shape) for shape in shapes),), torch.uint8)
+
+    def _num_bytes(self, num_out: int, num_in: int) -> int:
+        num_bytes: int = self._functions.eventlm_matrix_bytes(num_out, num_in)
+        return num_bytes
 
     def pin(self, processors: Sequence[int]) -> None:
         """Keep each thread but the caller's on one of these processors, as many as there are threads."""
         numbers = array("i", processors)
-        self._functions.eventlm_pin_products(self._handle, numbers.buffer_info()[0])
+        self._functions.eventlm_pin_products(self.handle, numbers.buffer_info()[0])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
         """A matrix [out, in], rounded to bfloat16, and a bias [out], which stays float32."""
         num_out, num_in = weight.shape
-        memory = host_memory.zeros((self._functions.eventlm_matrix_bytes(num_out, num_in),), torch.uint8)
+        num_bytes = self._num_bytes(num_out, num_in)
+        memory, self._room = self._room[:num_bytes], self._room[num_bytes:]
         rows = weight.detach().to(torch.bfloat16).contiguous()
-        self._functions.eventlm_pack(self._handle, memory.data_ptr(), num_out, num_in, rows.data_ptr(), 0, num_out)
+        self._functions.eventlm_pack(self.handle, memory.data_ptr(), num_out, num_in, rows.data_ptr(), 0, num_out)
         padded = None
         if bias is not None:
             padded = torch.nn.functional.pad(bias.detach().float(), (0, -num_out % _PANEL))
         return PackedMatrix(memory, num_out, num_in, padded)
 
-    def multiply(self, matrix: PackedMatrix, x: Tensor) -> Tensor:
-        """As `torch.nn.functional.linear`, of bfloat16."""
+    def multiply(self, group: MatrixGroup, x: Tensor) -> list[Tensor]:
+        """As `torch.nn.functional.linear`, of bfloat16, with each matrix."""
         x = x.contiguous()
-        out = torch.empty((*x.shape[:-1], matrix.num_out), dtype=torch.bfloat16)
-        if x.numel():
-            self._functions.eventlm_multiply(
-                self._handle,
-                matrix.memory_address,
-                matrix.num_out,
-                matrix.num_in,
-                x.data_ptr(),
-                x.numel() // matrix.num_in,
-                matrix.bias_address,
-                out.data_ptr(),
-            )
+        leading = x.shape[:-1]
+        outs = [torch.empty((*leading, each.num_out), dtype=torch.bfloat16) for each in group.matrices]
+        products = group.products
+        for product, out in zip(products, outs, strict=True):
+            product.out = out.data_ptr()
+        if num_rows := leading.numel():
+            self._functions.eventlm_multiply(self.handle, products, len(products), group.num_in, x.data_ptr(), num_rows)
+        return outs
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, a multiple of 16.
+
+        x: bfloat16; weight: float32.
+        """
+        x = x.contiguous()
+        out, size = torch.empty_like(x), len(weight)
+        self._functions.eventlm_norm_rows(
+            self.handle, x.data_ptr(), x.numel() // size, size, weight.data_ptr(), eps, out.data_ptr()
+        )
         return out
 
+    def rotate(self, x_HTD: Tensor, cosines_TD: Tensor, sines_TD: Tensor) -> Tensor:
+        """x * cosines + y * sines, where y has the halves of D in the other order, the first with the other sign.
 
-class PackedMatrix:
-    """A matrix as the products of a build take it, and its bias."""
-
-    def __init__(self, memory: Tensor, num_out: int, num_in: int, bias: Tensor | None) -> None:
-        self.num_out, self.num_in = num_out, num_in
-        # They hold what the addresses name.
-        self._memory, self._bias = memory, bias
-        self.memory_address = memory.data_ptr()
-        self.bias_address = None if bias is None else bias.data_ptr()
+        All bfloat16; elements of a head lie side by side, and those of a token in what is returned, [H, T, D].
+        """
+        num_heads, num_tokens, head_dim = x_HTD.shape
+        out_THD = torch.empty((num_tokens, num_heads, head_dim), dtype=torch.bfloat16)
+        head_stride, token_stride, _ = x_HTD.stride()
+        self._functions.eventlm_rotate(
+            *(self.handle, x_HTD.data_ptr(), head_stride, token_stride),
+            *(num_tokens, num_heads, head_dim),
+            *(cosines_TD.data_ptr(), sines_TD.data_ptr(), out_THD.data_ptr()),
+        )
+        return out_THD.transpose(0, 1)

@@ -25,10 +25,10 @@ void relax() {
 #endif
 }
 
-void wait_while(const std::atomic<unsigned>& value, unsigned old) {
-  for (int spin = 0; spin < kSpins; spin++) {
+void wait_while(const std::atomic<unsigned>& value, unsigned old, int most_yields = 0) {
+  for (int spin = 0; spin < kSpins + most_yields; spin++) {
     if (value.load(std::memory_order_acquire) != old) return;
-    relax();
+    spin < kSpins ? relax() : std::this_thread::yield();
   }
   value.wait(old, std::memory_order_acquire);
 }
@@ -37,9 +37,11 @@ void wait_while(const std::atomic<unsigned>& value, unsigned old) {
 
 void Operation::wait() const { wait_while(is_done_, 0); }
 
-Team::Team(int num_members) {
+Team::Team(int num_members, int most_yields) {
   try {
-    for (int member = 1; member < num_members; member++) threads_.emplace_back([this] { serve(); });
+    for (int member = 1; member < num_members; member++) {
+      threads_.emplace_back([this, most_yields] { serve(most_yields); });
+    }
   } catch (...) {
     dismiss();
     throw;
@@ -87,10 +89,10 @@ void Team::run(const std::function<void()>& work) noexcept {
   }
 }
 
-void Team::serve() {
+void Team::serve(int most_yields) {
   unsigned round = 0;
   for (;;) {
-    wait_while(round_, round);
+    wait_while(round_, round, most_yields);
     round = round_.load(std::memory_order_acquire);
     if (leaving_.load(std::memory_order_relaxed)) return;
     if (inside_.fetch_add(1, std::memory_order_acquire) & kOpen) (*work_)();

@@ -39,7 +39,7 @@ void operator delete(void* at, std::align_val_t) noexcept { std::free(at); }
 void operator delete(void* at, std::size_t, std::align_val_t) noexcept { std::free(at); }
 
 void Operation::wait() const {}
-Team::Team(int) {}
+Team::Team(int, int) {}
 Team::~Team() {}
 void Team::run(const std::function<void()>& work) noexcept {
   is_inside = true;
