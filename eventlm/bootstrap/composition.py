@@ -19,7 +19,7 @@ from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worke
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
-from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward
+from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward, choose_operations
 from eventlm.models.program import WeightKey
 from eventlm.models.quantized.scheme import CONFIG_FILE
 from eventlm.models.served import read_served
@@ -90,6 +90,8 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
             check_runs_on_gpu(decoder)
         elif isinstance(decoder, TransformersModel):
             _check_for_transformers(config)
+            dtype = resolve_dtype(decoder, config.model.dtype)
+            forward = ForwardChoice(choose_operations(config.worker.cpu_kernels, dtype), "")
         else:
             quantization = config.model.quantization
             forward = choose_forward(

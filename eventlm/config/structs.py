@@ -103,7 +103,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = "none"
     model_impl: Annotated[
         ModelImpl,
-        "who computes the model: eventlm, or, on CPUs, transformers, several times slower; auto: transformers if "
+        "who computes the model: eventlm, or, on CPUs, transformers, at half the speed or less; auto: transformers if "
         "eventlm does not know the architecture",
     ] = "auto"
     max_model_len: Annotated[Count, "longest context (prompt and output) in tokens; 0: the model's own"] = 0

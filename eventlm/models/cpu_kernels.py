@@ -81,6 +81,15 @@ def choose_build(wanted: str) -> str:
     )
 
 
+def choose_operations(wanted: str, dtype: str) -> str:
+    """The build whose products and attention a model gets that transformers computes in `dtype`; empty: torch's.
+
+    Raises UsageError if the one that is wanted is not available.
+    """
+    build = choose_build(wanted)
+    return build if dtype == _DTYPE else ""
+
+
 def choose_forward(
     wanted: str, config: ModelSpec, *, model: str, dtype: str, block_size: int, quantization: str = "none"
 ) -> ForwardChoice:

@@ -23,6 +23,7 @@ class AttentionCall(Struct, frozen=True, kw_only=True):
     Keys and values may be of different sizes (latent attention, DeepSeek V2 and V3).
     """
 
+    num_heads: int
     num_kv_heads: int
     key_size: int
     value_size: int

@@ -89,10 +89,14 @@ class _Recorder:
             if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
                 raise _RefusedError("its attention is not causal")
             window = options.get("sliding_window") or 0
-        shape = AttentionCall(
-            num_kv_heads=key.shape[1], key_size=key.shape[3], value_size=value.shape[3], window=window
+        call = AttentionCall(
+            num_heads=query.shape[1],
+            num_kv_heads=key.shape[1],
+            key_size=key.shape[3],
+            value_size=value.shape[3],
+            window=window,
         )
-        self.calls.append(shape)
+        self.calls.append(call)
         return value.new_empty((1, query.shape[2], query.shape[1], value.shape[3])), None
 
     def _window_of(self, mask: Tensor) -> int:

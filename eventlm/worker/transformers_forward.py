@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import transformers
@@ -20,15 +22,21 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from eventlm.errors import CheckpointError
-from eventlm.kernels.cpu.native import library_hash
+from eventlm.kernels.cpu.decoder import DecoderRow, KVLayers
+from eventlm.kernels.cpu.native import library_hash, unsupported_blocks, unsupported_heads
+from eventlm.kernels.cpu.paged_attention import CompiledAttention, LayerAttention
+from eventlm.kernels.cpu.products import Products
 from eventlm.models.config import resolve_dtype
-from eventlm.models.cpu_kernels import choose_build
+from eventlm.models.cpu_kernels import choose_operations
 from eventlm.models.loader import torch_dtype
 from eventlm.models.transformers_model import TransformersModel
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
-from eventlm.worker.batch import build_batch
+from eventlm.worker.batch import Batch, build_batch
 from eventlm.worker.cache_engine import CacheEngine, StepAttention
+from eventlm.worker.compiled_norm import compile_norms
+from eventlm.worker.compiled_rotary import CompiledRotary
+from eventlm.worker.isolation import keeps_apart, num_blocks_written
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.packed_linear import pack_linears
 from eventlm.worker.protocol import WorkerSetup, transformers_backend
@@ -63,9 +71,11 @@ class TransformersForward:
         self._model = load_model(Path(setup.model), torch_dtype(dtype))
         self._body = self._model.get_submodule(model.body)
         self._output_type: Any = None
-        build = choose_build(setup.cpu_kernels) if dtype == "bfloat16" else ""
-        if build:
+        self._compiled: CompiledAttention | None = None
+        self._rotary: AbstractContextManager[None] = nullcontext()
+        if build := choose_operations(setup.cpu_kernels, dtype):
             self._pack(setup, build)
+        self._check_isolation(setup)
         # The engine logs what a worker prints.
         print(f"transformers computes this {model.architecture}, in more time than eventlm takes", file=sys.stderr)
         if any(layer.key_size != layer.value_size for layer in model.layers):
@@ -81,6 +91,9 @@ class TransformersForward:
             return
         if setup.processors:
             products.pin(setup.processors)
+        compile_norms(self._model, products)
+        self._rotary = CompiledRotary(self._model, products)
+        self._compiled = self._compile_attention(build, products)
         # What torch computes between two products is small, and its own threads would keep these ones waiting.
         torch.set_num_threads(1)
         self.host |= {
@@ -88,6 +101,41 @@ class TransformersForward:
             "kernel_library": library_hash(build),
             "threads": num_threads,
         }
+
+    def _compile_attention(self, build: str, products: Products) -> CompiledAttention | None:
+        """None if it cannot run the model."""
+        layers = [
+            LayerAttention(
+                num_heads=call.num_heads,
+                num_kv_heads=call.num_kv_heads,
+                key_size=call.key_size,
+                value_size=call.value_size,
+                head_dim=call.kv_shape.head_dim,
+                window=call.window,
+            )
+            for call in self._description.layers
+        ]
+        reasons = [unsupported_blocks(self._block_size)]
+        reasons += [unsupported_heads(each.num_heads, each.num_kv_heads, each.head_dim) for each in layers]
+        if reason := next(filter(None, reasons), ""):
+            print(f"the compiled attention is not used, torch's is several times slower: {reason}", file=sys.stderr)
+            return None
+        return CompiledAttention(build, products, KVLayers(self.cache.layers), layers)
+
+    @torch.inference_mode()
+    def _check_isolation(self, setup: WorkerSetup) -> None:
+        is_isolated = keeps_apart(
+            lambda rows: self.run(rows, None),
+            vocab_size=self.vocab_size,
+            block_size=setup.block_size,
+            num_blocks=setup.num_blocks,
+        )
+        self.cache.clear(min(num_blocks_written(setup.block_size), setup.num_blocks))
+        if not is_isolated:
+            raise CheckpointError(
+                f"{setup.model}: transformers cannot serve this {self._description.architecture} here: what it gives "
+                "for a token depends on the other sequences of the step, by something that is not its attention"
+            )
 
     @torch.inference_mode()
     def _try(self) -> None:
@@ -97,8 +145,7 @@ class TransformersForward:
     def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
         """The hidden states that the output matrix takes, [T, H]: after the last norm, if there is one."""
         batch = build_batch(rows, block_size=self._block_size, device=torch.device("cpu"))
-        self.cache.clear_slots(batch.tails_R)
-        step = self.cache.attention(batch.slots_T, batch.attention_rows, ())
+        step = self._begin(rows, batch)
         if timer:
             timer.lap("prepare")
         hidden_TH = self._hidden(batch.token_ids_T[None], batch.positions_T[None], step)
@@ -106,10 +153,19 @@ class TransformersForward:
             timer.lap("transformers")
         return hidden_TH
 
+    def _begin(self, rows: Seq[Row], batch: Batch) -> _Attention:
+        """The attention of a step."""
+        if self._compiled is not None:
+            self._compiled.begin([DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows])
+            return self._compiled
+        self.cache.clear_slots(batch.tails_R)
+        return _TorchAttention(self._description, self.cache.attention(batch.slots_T, batch.attention_rows, ()))
+
     def _hidden(self, token_ids_1T: Tensor, positions_1T: Tensor, step: _Attention) -> Tensor:
-        token = _CALLS.set(_Calls(self._description, step))
+        token = _CALLS.set(_Calls(step))
         try:
-            output = self._body(input_ids=token_ids_1T, position_ids=positions_1T, use_cache=False)
+            with self._rotary:
+                output = self._body(input_ids=token_ids_1T, position_ids=positions_1T, use_cache=False)
         finally:
             _CALLS.reset(token)
         self._output_type = type(output)
@@ -133,24 +189,36 @@ class TransformersForward:
         return logits[0]
 
 
-class _NoAttention:
-    def attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, **options: Any) -> Tensor:
-        return torch.zeros_like(q_THD)
-
-
-_Attention = StepAttention | _NoAttention
-
-
-class _Calls:
-    """The calls of the attention in a forward pass, of which it counts how many there were."""
-
-    def __init__(self, model: TransformersModel, step: _Attention) -> None:
-        self._step = step
-        self._calls = enumerate(model.layers)
-
-    def attend(self, q_HTD: Tensor, k_KTD: Tensor, v_KTE: Tensor, **options: Any) -> Tensor:
+class _Attention(Protocol):
+    def attend(
+        self,
+        layer: int,
+        q_HTD: Tensor,
+        k_KTD: Tensor,
+        v_KTE: Tensor,
+        *,
+        scale: float,
+        soft_cap: float,
+        sinks_H: Tensor | None,
+    ) -> Tensor:
         """[T, H, E], where E is the size of a value, which may differ from D."""
-        layer, call = next(self._calls)
+        ...
+
+
+class _NoAttention:
+    def attend(self, layer: int, q_HTD: Tensor, k_KTD: Tensor, v_KTE: Tensor, **options: Any) -> Tensor:
+        num_heads, num_tokens, _ = q_HTD.shape
+        return q_HTD.new_zeros((num_tokens, num_heads, v_KTE.shape[-1]))
+
+
+class _TorchAttention:
+    """In torch's operations."""
+
+    def __init__(self, model: TransformersModel, step: StepAttention) -> None:
+        self._layers, self._step = model.layers, step
+
+    def attend(self, layer: int, q_HTD: Tensor, k_KTD: Tensor, v_KTE: Tensor, **options: Any) -> Tensor:
+        call = self._layers[layer]
         if call.key_size == call.value_size:
             return self._step.attend(layer, *_by_token(q_HTD, k_KTD, v_KTE), **options)
         # The cache has room for the larger one, and zeros add nothing to a score.
@@ -158,6 +226,17 @@ class _Calls:
         padded = (pad(each, (0, size - each.shape[-1])) for each in (q_HTD, k_KTD, v_KTE))
         out_THD = self._step.attend(layer, *_by_token(*padded), **options)
         return out_THD[..., : call.value_size]
+
+
+class _Calls:
+    """The calls of the attention in a forward pass, of which it counts how many there were."""
+
+    def __init__(self, step: _Attention) -> None:
+        self._step = step
+        self._numbers = count()
+
+    def attend(self, q_HTD: Tensor, k_KTD: Tensor, v_KTE: Tensor, **options: Any) -> Tensor:
+        return self._step.attend(next(self._numbers), q_HTD, k_KTD, v_KTE, **options)
 
 
 def _by_token(q_HTD: Tensor, k_KTD: Tensor, v_KTD: Tensor) -> tuple[Tensor, Tensor, Tensor]:

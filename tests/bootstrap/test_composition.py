@@ -158,6 +158,8 @@ def test_threads_without_a_processor(
         # What the compiled forward pass cannot run.
         ({"dtype": "float32"}, "torch's operations are used"),
         ({"dtype": "float32", "pin_threads": False}, ""),
+        ({"dtype": "bfloat16", "model_impl": "transformers"}, ""),
+        ({"dtype": "float32", "model_impl": "transformers"}, "torch's operations are used"),
     ],
 )
 def test_threads_that_are_not_pinned(
@@ -185,7 +187,7 @@ def test_what_transformers_computes_is_refused_where_only_eventlm_can(
         dtype="float32",
         num_weights=1 << 20,
         body="model",
-        layers=(AttentionCall(num_kv_heads=2, key_size=24, value_size=16),) * 3,
+        layers=(AttentionCall(num_heads=4, num_kv_heads=2, key_size=24, value_size=16),) * 3,
     )
     for module in (composition, cache_plan):
         monkeypatch.setattr(module, "read_served", lambda *_: model)

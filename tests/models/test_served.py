@@ -20,7 +20,7 @@ THEIRS = TransformersModel(
     dtype="",
     num_weights=1000,
     body="model",
-    layers=(AttentionCall(num_kv_heads=2, key_size=24, value_size=16),),
+    layers=(AttentionCall(num_heads=4, num_kv_heads=2, key_size=24, value_size=16),),
 )
 
 

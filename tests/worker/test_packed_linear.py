@@ -41,6 +41,39 @@ def test_layers_that_are_called_are_replaced() -> None:
     assert torch.allclose(model(x).float(), expected.float(), atol=0.02 * float(expected.abs().max()))
 
 
+class Siblings(nn.Module):
+    """Layers of which some have the same input, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("query", "key", "value", "output", "changed", "again")
+        self.layers = nn.ModuleDict({name: nn.Linear(32, 32, dtype=torch.bfloat16) for name in names})
+
+    def forward(self, x: Tensor, is_short: bool = False) -> Tensor:
+        layers = self.layers
+        q, k = layers["query"](x), layers["key"](x)
+        x = q * torch.tanh(k) if is_short else q * torch.tanh(k) + layers["value"](x)
+        x = x + layers["output"](x)
+        # The same tensor with other values, and a layer called twice.
+        x += 1
+        x = layers["changed"](x) + layers["again"](x)
+        return x + layers["again"](x)
+
+
+@torch.inference_mode()
+def test_layers_with_the_same_input_are_multiplied_together() -> None:
+    model = Siblings()
+    inputs = [torch.randn(count, 32).bfloat16() for count in (5, 1, 3)]
+    short = [False, True, False]
+    expected = [model(*each) for each in zip(inputs, short, strict=True)]
+    pack_linears(model, lambda: model(inputs[0]), available_builds()[0], 1)
+    shared = {name: layer._shared for name, layer in model.layers.items()}
+    assert shared["query"] is shared["key"] is shared["value"]
+    assert len(set(map(id, shared.values()))) == 4
+    for x, is_short, out in zip(inputs, short, expected, strict=True):
+        assert torch.allclose(model(x, is_short).float(), out.float(), atol=0.03 * float(out.abs().max()))
+
+
 @torch.inference_mode()
 def test_nothing_to_replace() -> None:
     model = nn.Linear(4, 4)

@@ -15,7 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu import native
+from eventlm.worker import transformers_forward
+from eventlm.worker.compiled_norm import CompiledNorm
 from eventlm.worker.protocol import transformers_backend
+from eventlm.worker.transformers_forward import load_model
 from tests.checkpoints import make_checkpoint
 from tests.models.decoders import compare, write_checkpoint
 from tests.models.families.proof import VOCAB_SIZE, errors, serve
@@ -39,9 +42,21 @@ def test_it_computes_what_transformers_computes(
 
 
 @pytest.mark.skipif(not native.available_builds(), reason="no build of the forward pass is compiled")
-def test_rounding_with_compiled_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more of it than transformers' own, where query, key and value have biases; and the logits keep their cap."""
-    exact = write_checkpoint(tmp_path, "gemma2", attention_bias=True, final_logit_softcapping=3.0)
+@pytest.mark.parametrize(
+    ("model_type", "fields", "num_norms"),
+    [
+        # Query, key and value have biases, and the logits keep their cap.
+        ("gemma2", {"attention_bias": True, "final_logit_softcapping": 3.0}, 17),
+        # Two shapes of heads, values that are smaller than keys, windows and sinks.
+        ("mimo_v2_flash", {}, 9),
+        ("deepseek_v2", {"qk_rope_head_dim": 16}, 17),
+    ],
+)
+def test_rounding_with_compiled_operations(
+    model_type: str, fields: dict[str, Any], num_norms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more of it than transformers' own."""
+    exact = write_checkpoint(tmp_path, model_type, **fields)
     rounded = type(exact).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     rng = random.Random(3)
     prompts = {(number, 0): [rng.randrange(3, VOCAB_SIZE) for _ in range(40)] for number in range(2)}
@@ -49,9 +64,36 @@ def test_rounding_with_compiled_products(tmp_path: Path, monkeypatch: pytest.Mon
     schedule = serve(tmp_path, prompts, monkeypatch, 24, **options)
     build = native.available_builds()[0]
     assert schedule.runner.host_info()["attention_backend"] == transformers_backend(build)
-    error, rounded_error = errors(exact, rounded, prompts, schedule, is_median=False)
+    forward: Any = schedule.runner._forward
+    assert forward._compiled is not None
+    assert sum(isinstance(part, CompiledNorm) for part in forward._model.modules()) == num_norms
+    error, rounded_error = errors(exact, rounded, prompts, schedule, is_median=model_type != "gemma2")
     assert 0 < error <= 1.1 * rounded_error
-    assert float(torch.cat([torch.stack(logits) for logits in schedule.logits.values()]).abs().max()) <= 3.0
+    if cap := fields.get("final_logit_softcapping"):
+        assert float(torch.cat([torch.stack(logits) for logits in schedule.logits.values()]).abs().max()) <= cap
+
+
+@pytest.mark.skipif(not native.available_builds(), reason="no build of the forward pass is compiled")
+def test_what_the_compiled_attention_cannot_run_is_torch_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runner: Any = make_runner(make_checkpoint(tmp_path), dtype="bfloat16", model_impl="transformers")
+    assert runner._forward._compiled is None
+    assert "the compiled attention is not used" in (said := capsys.readouterr().err)
+    assert "blocks of 4 tokens are not a multiple of 16" in said
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_that_mixes_sequences_is_refused(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_mixing(*options: Any) -> Any:
+        model = load_model(*options)
+        # What a convolution over the row does.
+        model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output + output.roll(1, dims=1))
+        return model
+
+    folder = make_checkpoint(tmp_path, dtype=dtype)
+    make_runner(folder, dtype=dtype, model_impl="transformers")
+    monkeypatch.setattr(transformers_forward, "load_model", load_mixing)
+    with pytest.raises(CheckpointError, match=r"depends on the other sequences of the step, by something that is not"):
+        make_runner(folder, dtype=dtype, model_impl="transformers")
 
 
 def test_embeddings_and_logprobs_are_those_of_our_own_pass(tmp_path: Path) -> None:
