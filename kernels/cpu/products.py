@@ -87,10 +87,11 @@ class Products:
         """As `torch.nn.functional.linear`, of bfloat16, with each matrix."""
         x = x.contiguous()
         leading = x.shape[:-1]
-        outs = [torch.empty((*leading, each.num_out), dtype=torch.bfloat16) for each in group.matrices]
-        products = group.products
-        for product, out in zip(products, outs, strict=True):
-            product.out = out.data_ptr()
+        products, outs = group.products, []
+        for number, matrix in enumerate(group.matrices):
+            out = torch.empty((*leading, matrix.num_out), dtype=torch.bfloat16)
+            products[number].out = out.data_ptr()
+            outs.append(out)
         if num_rows := leading.numel():
             self._functions.eventlm_multiply(self.handle, products, len(products), group.num_in, x.data_ptr(), num_rows)
         return outs
