@@ -75,7 +75,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_nothing_is_read_or_written_that_is_not_there_and_nothing_is_undefined(folder: Path) -> None:
-    names = ("decoder", "experts", "int8", "kv_formats", "packed", "programs", "sampling")
+    names = (
+        "decoder",
+        "experts",
+        "int8",
+        "kv_formats",
+        "packed",
+        "paged_attention",
+        "products",
+        "programs",
+        "sampling",
+    )
     tests = [f"tests/kernels/cpu/test_{name}.py" for name in names]
     done = run(folder, "-m", "pytest", "-q", "-s", "-x", "-o", "timeout=1500", *tests)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
