@@ -312,7 +312,7 @@ def _gguf(_: str) -> str:
     rows = {
         "types of tensors": ", ".join(TENSOR_TYPES),
         "architectures": ", ".join(ARCHITECTURES),
-        "tokenizers": f"`llama` (SentencePiece), and `gpt2` with one of these splits: {', '.join(SPLITS)}",
+        "tokenizers": f"`llama` (SentencePiece), `gemma4`, and `gpt2` with one of these splits: {', '.join(SPLITS)}",
     }
     return "\n".join(["| | can be run |", "|---|---|", *(f"| {name} | {cell} |" for name, cell in rows.items())])
 

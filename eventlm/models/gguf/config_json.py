@@ -18,6 +18,7 @@ from gguf.constants import MODEL_TENSOR, TENSOR_NAMES, Keys, RopeScalingType
 from eventlm.errors import CheckpointError
 from eventlm.models.families.fields import FULL, SLIDING
 from eventlm.models.gguf.expert_fields import EXPERT_ARCHITECTURES, expert_fields
+from eventlm.models.gguf.gemma4_fields import GEMMA4, gemma4_fields
 from eventlm.models.gguf.header import GgufHeader, read_floats
 from eventlm.models.gguf.hybrid_fields import HYBRID_ARCHITECTURES, hybrid_fields
 from eventlm.models.gguf.source import GgufTensor
@@ -32,6 +33,7 @@ ARCHITECTURES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    GEMMA4: "Gemma4ForCausalLM",
     "glm4": "Glm4ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
@@ -73,8 +75,8 @@ _NUMBERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Keys.LLM.RESIDUAL_SCALE: (("residual_multiplier",), ("granite", "granitemoe")),
     Keys.LLM.LOGIT_SCALE: (("logit_scale", "logits_scaling"), ("cohere2", "command-r", "granite", "granitemoe")),
     Keys.LLM.ATTN_LOGIT_SOFTCAPPING: (("attn_logit_softcapping",), ("gemma2",)),
-    Keys.LLM.FINAL_LOGIT_SOFTCAPPING: (("final_logit_softcapping",), ("gemma2", "gemma3")),
-    Keys.Rope.FREQ_BASE_SWA: (("rope_local_base_freq",), ("gemma3",)),
+    Keys.LLM.FINAL_LOGIT_SOFTCAPPING: (("final_logit_softcapping",), ("gemma2", "gemma3", GEMMA4)),
+    Keys.Rope.FREQ_BASE_SWA: (("rope_local_base_freq",), ("gemma3", GEMMA4)),
 }
 #: Keys whose value 0 means that there is none.
 _ZERO_IS_NONE = (Keys.Attention.SCALE, Keys.LLM.EMBEDDING_SCALE, Keys.LLM.RESIDUAL_SCALE)
@@ -156,7 +158,7 @@ class _Reader:
                 self._refuse(key, f"is {number}, and {self._architecture} models that have it are not supported")
         tensors = {name: tensor for name, (_, tensor) in self._tensors.items()}
         values |= self._of_architecture(values) | expert_fields(self._header, tensors, values)
-        return values | hybrid_fields(self._header, tensors, values)
+        return values | hybrid_fields(self._header, tensors, values) | gemma4_fields(self._header, tensors, values)
 
     def _check_runnable(self) -> None:
         if self._architecture not in ARCHITECTURES:
@@ -317,7 +319,7 @@ class _Reader:
         if type(value) is list and skips_zeros:
             value = [one for one in value if one != 0] or value
         if type(value) is list and value:
-            if any(one != other for one, other in itertools.pairwise(value)):
+            if self._architecture != GEMMA4 and any(one != other for one, other in itertools.pairwise(value)):
                 self._refuse(key, "differs by layer, and such models are not supported")
             value = value[0]
         if value is None:

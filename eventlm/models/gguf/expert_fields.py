@@ -129,6 +129,13 @@ class _Experts:
         unrounded = {"rope_scaling": {**scaling, "truncate": False}} if scaling else {}
         return {"intermediate_size": self._expert_size(), **unrounded}
 
+    def gemma4(self) -> dict[str, Any]:
+        return {
+            "enable_moe_block": True,
+            "top_k_experts": self._header.need(self._key(Keys.LLM.EXPERT_USED_COUNT), int),
+            "moe_intermediate_size": self._shape(MODEL_TENSOR.FFN_DOWN_EXP, 3)[2],
+        }
+
     def _check_gating(self) -> None:
         key = Keys.LLM.EXPERT_GATING_FUNC
         value = self._get(key, int, 0)
@@ -185,4 +192,5 @@ _MAKERS: dict[str, Callable[[_Experts], dict[str, Any]]] = {
     "glm4moe": _Experts.glm4,
     "ernie4_5-moe": _Experts.ernie,
     "gpt-oss": _Experts.gpt_oss,
+    "gemma4": _Experts.gemma4,
 }

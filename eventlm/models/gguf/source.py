@@ -26,7 +26,14 @@ _INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "olmo", "
 
 #: What gguf-py calls the matrices of experts, of all of a layer together, and of the part that all tokens pass.
 _OF_EXPERTS = {"gate": "ffn_gate_exps", "up": "ffn_up_exps", "down": "ffn_down_exps"}
+_FUSED_OF_EXPERTS = _OF_EXPERTS | dict.fromkeys(("gate", "up"), "ffn_gate_up_exps")
 _SHARED = {"gate": "ffn_gate_shexp", "up": "ffn_up_shexp", "down": "ffn_down_shexp"}
+#: Weights that gguf-py has no name for.
+_ALONE = {
+    "correction": "exp_probs_b.bias",
+    "router_norm": "ffn_gate_inp.scale",
+    "expert_scale": "ffn_down_exps.scale",
+}
 
 
 class GgufTensor(Struct, frozen=True):
@@ -96,11 +103,14 @@ class GgufSource(Struct, frozen=True):
         }
 
 
-def expert_tensor(key: WeightKey, *, has_experts: bool) -> str | None:
-    """The tensor that has a weight of a layer with experts; None for one that other layers may have too."""
-    if key.name == "correction":
-        return f"blk.{key.layer}.exp_probs_b.bias"
-    names = _OF_EXPERTS if key.expert >= 0 else _SHARED if has_experts else {}
+def expert_tensor(key: WeightKey, *, has_experts: bool, is_fused: bool = False) -> str | None:
+    """The tensor that has a weight of a layer with experts; None for one that other layers may have too.
+
+    has_experts: what all tokens pass has names of its own. is_fused: gate and up of an expert follow one another.
+    """
+    if key.name in _ALONE:
+        return f"blk.{key.layer}.{_ALONE[key.name]}"
+    names = (_FUSED_OF_EXPERTS if is_fused else _OF_EXPERTS) if key.expert >= 0 else _SHARED if has_experts else {}
     return f"blk.{key.layer}.{names[key.name]}.{key.kind}" if key.name in names else None
 
 

@@ -84,7 +84,7 @@ _SPACE = "\u2581"
 _ENDS = frozenset(
     {
         *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>"),
-        *("<EOT>", "<eos>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
+        *("<EOT>", "<eos>", "<turn|>", "<end_of_utterance>", "<｜end▁of▁sentence｜>"),
     }
 )
 _END_KEYS = (Keys.Tokenizer.EOS_ID, Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID)
@@ -165,10 +165,10 @@ class _Reader:
         kind = self._header.need(Keys.Tokenizer.MODEL, str)
         if kind == "gpt2":
             parts, adds_bos = self._byte_level()
-        elif kind == "llama":
+        elif kind in ("llama", "gemma4"):
             parts, adds_bos = self._sentence_piece(), True
         else:
-            self._refuse(Keys.Tokenizer.MODEL, f"is {kind:.80}, and gpt2 and llama are supported")
+            self._refuse(Keys.Tokenizer.MODEL, f"is {kind:.80}, and gpt2, llama and gemma4 are supported")
         return {
             "version": "1.0",
             "truncation": None,

@@ -18,6 +18,8 @@ from eventlm.models.weights.tensor_rows import row_runs
 
 #: End of the name of a matrix of queries, keys, values and gates.
 _FUSED = ".ssm_in.weight"
+#: And of gates and ups of experts.
+_GATE_UP = ".ffn_gate_up_exps.weight"
 
 
 def find_in_gguf(source: GgufSource, model: ModelSpec) -> list[WeightFile]:
@@ -25,6 +27,8 @@ def find_in_gguf(source: GgufSource, model: ModelSpec) -> list[WeightFile]:
     shapes, missing = model_weights(model), _tensors(source, model)
     # Where those of transformers are left out that begin with the name of a layer, so are llama.cpp's.
     ignored = tuple(start.replace("model.layers.", "blk.") for start in model.names.ignored)
+    modules = [f"{start}weight" for start in model.names.ignored if start.startswith("model.layers.")]
+    ignored += tuple(source.tensor_names(modules, model.num_layers).values())
     files = []
     for part in source.parts:
         weights: list[StoredWeight] = []
@@ -53,8 +57,11 @@ def _tensors(source: GgufSource, model: ModelSpec) -> dict[str, list[WeightKey]]
     """
     tensors: dict[str, list[WeightKey]] = {}
     others = []
+    is_fused = any(tensor.name.endswith(_GATE_UP) for part in source.parts for tensor in part.tensors)
     for key in model_weights(model):
-        if (name := expert_tensor(key, has_experts=model.layers[key.layer].experts is not None)) is not None:
+        experts = model.layers[key.layer].experts
+        has_experts = experts is not None and not experts.has_norms
+        if (name := expert_tensor(key, has_experts=has_experts, is_fused=is_fused)) is not None:
             tensors.setdefault(name, []).append(key)
         else:
             others.append(key)
@@ -80,7 +87,8 @@ def _rows(
     num_rows, first = sum(shape[0] for shape in shapes.values()), next(iter(shapes))
     expected = [num_rows, *shapes[first][1:]]
     if first.expert >= 0:
-        expected = [len(shapes), *shapes[first]]
+        num_experts = len({key.expert for key in shapes})
+        expected = [num_experts, num_rows // num_experts, *shapes[first][1:]]
     # A matrix of one row is a vector.
     if list(tensor.shape) not in (expected, expected[1:] if expected[0] == 1 else expected):
         raise CheckpointError(

@@ -20,6 +20,8 @@ INTERLEAVED = ("arcee", "granite", "granitemoe", "llama", "mistral3", "olmo", "s
 NORMS_PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe")
 #: Those whose value heads are in another order: that of each key head's first, second, and so on.
 INTERLEAVED_VALUES = ("qwen35", "qwen35moe")
+#: Tensors of layers of Gemma 4 that gguf-py has no name for.
+_SCALES = {"router.scale": "blk.{bid}.ffn_gate_inp.scale", "router.per_expert_scale": "blk.{bid}.ffn_down_exps.scale"}
 #: SentencePiece's, of bytes alone.
 TOKENS = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
 
@@ -51,8 +53,9 @@ def to_gguf(
     architectures = {name: number for number, name in MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(architectures[architecture], config["num_hidden_layers"])
     for name, stored in tensors.items():
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        target = _SCALES.get(name.split(".", 3)[-1]) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
+        target = target.replace("{bid}", name.split(".")[2] if "{bid}" in target else "")
         values = stored.float().numpy()
         if architecture in NORMS_PLUS_ONE and name.endswith("norm.weight") and "linear_attn" not in name:
             values = values + 1
@@ -77,6 +80,10 @@ def to_gguf(
 
 def with_split_experts(tensors: dict[str, Tensor], architecture: str) -> dict[str, Tensor]:
     """The same with all experts of a layer in one tensor of gate, one of up and one of down, [experts, out, in]."""
+    if architecture == "gemma4":
+        # Gate and up of an expert follow one another.
+        alone = ("layer_scalar", ".experts.gate_up_proj", ".experts.down_proj")
+        return {f"{name}.weight" if name.endswith(alone) else name: values for name, values in tensors.items()}
     found: dict[str, Tensor] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, values in tensors.items():
@@ -166,6 +173,9 @@ def finish(writer: GGUFWriter) -> None:
 
 
 def add_metadata(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
+    if architecture == "gemma4":
+        add_gemma4(writer, config)
+        return
     get = config.get
     add_experts(writer, architecture, config)
     head_dim = get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -253,6 +263,44 @@ def add_states(writer: GGUFWriter, architecture: str, config: dict[str, Any]) ->
         writer.add_tensor(f"blk.{config['num_hidden_layers']}.nextn.enorm.weight", np.ones(3, np.float32))
 
 
+def add_gemma4(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    num_layers, num_shared, kinds = (
+        config[name] for name in ("num_hidden_layers", "num_kv_shared_layers", "layer_types")
+    )
+    full = next(iter(config["per_layer_config"].values()))
+    size, num_own = config["intermediate_size"], num_layers - num_shared
+    writer.add_block_count(num_layers)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    is_double_wide = config["use_double_wide_mlp"]
+    writer.add_feed_forward_length([size] * num_own + [2 * size] * num_shared if is_double_wide else size)
+    writer.add_head_count(config["num_attention_heads"])
+    counts = [
+        config["num_key_value_heads"] if kind == "sliding_attention" else full.get("num_key_value_heads")
+        for kind in kinds
+    ]
+    writer.add_head_count_kv(counts if all(counts) else config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_key_length(full["head_dim"])
+    writer.add_value_length(full["head_dim"])
+    writer.add_key_length_swa(config["head_dim"])
+    writer.add_value_length_swa(config["head_dim"])
+    writer.add_rope_dimension_count(full["head_dim"])
+    writer.add_rope_dimension_count_swa(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_parameters"]["full_attention"]["rope_theta"])
+    writer.add_rope_freq_base_swa(config["rope_parameters"]["sliding_attention"]["rope_theta"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in kinds])
+    writer.add_shared_kv_layers(num_shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"])
+    if config["final_logit_softcapping"] is not None:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if config["enable_moe_block"]:
+        writer.add_expert_count(config["num_experts"])
+        writer.add_expert_used_count(config["top_k_experts"])
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+
 def add_experts(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -> None:
     get = config.get
     names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -290,6 +338,10 @@ def add_experts(writer: GGUFWriter, architecture: str, config: dict[str, Any]) -
 def rope_factors(config: dict[str, Any]) -> dict[str, list[float]]:
     """The tensors that say how rotary embeddings are scaled."""
     rope = config.get("rope_parameters") or {}
+    if (full := rope.get("full_attention", {})).get("rope_type") == "proportional":
+        num_pairs = next(iter(config["per_layer_config"].values()))["head_dim"] // 2
+        num_turning = int(num_pairs * full["partial_rotary_factor"])
+        return {"rope_freqs": [1.0] * num_turning + [1e30] * (num_pairs - num_turning)}
     if rope.get("rope_type") == "longrope":
         return {"rope_factors_long": rope["long_factor"], "rope_factors_short": rope["short_factor"]}
     if rope.get("rope_type") != "llama3":

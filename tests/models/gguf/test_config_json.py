@@ -18,6 +18,9 @@ from eventlm.models.gguf.config_json import ARCHITECTURES, config_json
 from eventlm.models.gguf.header import read_parts
 from eventlm.models.loader import load_decoder
 from tests.models.families.proof import SMALL, make_checkpoint
+from tests.models.families.test_gemma4 import DENSE as GEMMA4_DENSE
+from tests.models.families.test_gemma4 import EXPERTS as GEMMA4_EXPERTS
+from tests.models.families.test_gemma4 import SHARED as GEMMA4_SHARED
 from tests.models.gguf.files import add_keys, finish, to_gguf
 
 SIZES: dict[str, Any] = {
@@ -116,6 +119,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
             "rope_parameters": GEMMA3,
         },
     ),
+    ("gemma4", "Gemma4ForCausalLM", GEMMA4_DENSE | {"attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+    ("gemma4", "Gemma4ForCausalLM", GEMMA4_SHARED | {"final_logit_softcapping": 30.0}),
+    ("gemma4", "Gemma4ForCausalLM", GEMMA4_DENSE | GEMMA4_EXPERTS),
     ("glm4", "Glm4ForCausalLM", {"head_dim": 16, "attention_bias": True}),
     (
         "glm4moe",

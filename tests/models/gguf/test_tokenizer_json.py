@@ -137,6 +137,17 @@ def test_unknown_characters_become_bytes(pieces: list[str], tmp_path: Path) -> N
     assert b"".join(map(made.token_bytes, ids)) == " ж".encode()
 
 
+def test_gemma_4_has_merges_of_characters(tmp_path: Path) -> None:
+    """In their own order, without a space before a text; what no token is becomes bytes."""
+    words = ["▁", "a", "b", "c", "ab", "bc", "▁a"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    keys = sentence_piece(tokens, model="gemma4", merges=["b c", "▁ a", "a b"], add_space_prefix=False)
+    made = CheckpointTokenizer(files_of(tmp_path, keys, architecture="gemma4"))
+    ids = made.encode("abc ab ж", add_special_tokens=True)
+    assert [tokens[each] for each in ids] == ["<s>", "a", "bc", "▁a", "b", "▁", "<0xD0>", "<0xB6>"]
+    assert made.decode(ids[1:]) == "abc ab ж"
+
+
 def test_an_output_ends_where_a_turn_does(tmp_path: Path) -> None:
     make_tokenizer(tmp_path)
     keys = byte_level(tmp_path)
@@ -161,7 +172,7 @@ def test_an_output_ends_where_a_turn_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "bert"}, "key tokenizer.ggml.model is bert, and gpt2 and llama are supported"),
+        ({"model": "bert"}, "key tokenizer.ggml.model is bert, and gpt2, llama and gemma4 are supported"),
         ({"model": None}, "key tokenizer.ggml.model is missing"),
         ({"pre": "nobody's"}, "key tokenizer.ggml.pre is nobody's, and of these gpt-2, "),
         ({"pre": None}, "key tokenizer.ggml.pre is missing"),
