@@ -25,7 +25,7 @@ from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.decoder import LAPS, Decoder
 from eventlm.models.experts import Chosen
 from eventlm.models.loader import default_dtype, torch_dtype
-from eventlm.models.program import Experts, WeightKey
+from eventlm.models.program import FLOAT32_WEIGHTS, LOOKED_UP, Experts, WeightKey
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types
@@ -35,6 +35,8 @@ from eventlm.types import OnProgress
 
 #: x [T, in], matrix, bias [N] or None: [T, N].
 Product = Callable[[Tensor, Tensor | PackedWeight, Tensor | None], Tensor]
+
+_HEAD = WeightKey("lm_head", 0, "weight")
 
 
 class GpuWeights(Decoder):
@@ -56,6 +58,9 @@ class GpuWeights(Decoder):
         kinds = {fused: types.get(key, "") for key, (fused, _) in self._places.items()}
         is_tied, shapes = self.is_tied, self.weights
         self.weights = {}
+        if is_tied:
+            # It is the embedding, and takes no memory of its own.
+            del shapes[_HEAD]
         for key, empty in shapes.items():
             experts = model.layers[key.layer].experts if key.expert >= 0 else None
             if experts is None:
@@ -68,12 +73,7 @@ class GpuWeights(Decoder):
             found = self._stacks[stack]
             self._place(key, found[key.expert] if isinstance(found, Tensor) else found.of_expert(key.expert))
         if is_tied:
-            self.weights[WeightKey("lm_head", 0, "weight")] = self.weights[WeightKey("embedding", 0, "weight")]
-
-    @property
-    def is_packed(self) -> bool:
-        """Whether any matrix is codes."""
-        return bool(self._packed)
+            self.weights[_HEAD] = self.embedding
 
     def _place(self, key: WeightKey, weight: Tensor | PackedWeight) -> None:
         if isinstance(weight, Tensor):
@@ -86,13 +86,13 @@ class GpuWeights(Decoder):
         fused, rows = self._places[key]
         self._packed[fused].load(rows.start + first_row, blocks)
 
-    def matrix(self, name: str, layer: int) -> Tensor | PackedWeight:
+    def matrix(self, name: str, layer: int, expert: int = -1) -> Tensor | PackedWeight:
         """What `product` multiplies by."""
-        key = WeightKey(name, layer, "weight")
+        key = WeightKey(name, layer, "weight", expert)
         return self._packed[key] if key in self._packed else self.weights[key]
 
     def multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
-        return self.product(x, self.matrix(name, layer), self.bias(name, layer, expert))
+        return self.product(x, self.matrix(name, layer, expert), self.bias(name, layer, expert))
 
     def pass_experts(self, operation: Experts, x: Tensor, chosen: Chosen) -> Tensor:
         """As `Decoder.pass_experts`, without the host's knowing which experts have which tokens."""
@@ -170,7 +170,7 @@ def load_gpu_weights(
     with default_dtype(torch_dtype(resolve_dtype(model, dtype))):
         types = gpu_types(files, model)
         decoder = GpuWeights(model, types, device, is_invariant=is_invariant)
-        _say_what_is_widened(files, types)
+        _say_what_is_widened(files, types, is_tied=decoder.is_tied)
     for key, first_row, values in read_pieces(files, on_progress, in_blocks=types):
         if key in types:
             decoder.load_packed(key, first_row, values)
@@ -180,8 +180,9 @@ def load_gpu_weights(
     return decoder
 
 
-def _say_what_is_widened(files: Sequence[WeightFile], packed: Container[WeightKey]) -> None:
-    """What a GPU has no product for: how many matrices, their types, and the bytes that they take widened."""
+def _say_what_is_widened(files: Sequence[WeightFile], packed: Container[WeightKey], *, is_tied: bool) -> None:
+    """The quantized matrices to multiply by that do not stay codes: how many, their types, and their bytes widened."""
+    never_codes = {*FLOAT32_WEIGHTS, *LOOKED_UP} - ({"embedding"} if is_tied else set())
     widened: Counter[str] = Counter()
     num_bytes = 0
     for file in files:
@@ -191,14 +192,14 @@ def _say_what_is_widened(files: Sequence[WeightFile], packed: Container[WeightKe
             for matrix in file.quantized
         ]
         for kind, shape, keys in found:
-            if any(key not in packed for key in keys):
+            if any(key not in packed and key.name not in never_codes for key in keys):
                 widened[kind] += 1
                 num_bytes += math.prod(shape) * torch.get_default_dtype().itemsize
     if widened:
         types = ", ".join(f"{count:,} of type {kind}" for kind, count in sorted(widened.items()))
         # The engine logs what a worker prints.
         print(
-            f"quantized matrices that GPUs have no product for are widened as they are read: {types}; they take "
+            f"quantized matrices whose codes GPUs do not multiply by are widened as they are read: {types}; they take "
             f"{num_bytes >> 20:,} MiB",
             file=sys.stderr,
         )

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.packed_weight import PackedWeight
+from eventlm.models import gpu_weights
 from eventlm.models.config import read_model
 from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.gpu_weights import GpuWeights, load_gpu_weights
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types
 from eventlm.models.weights.weight_bytes import gpu_weight_bytes
+from tests.checkpoints import make_checkpoint
 from tests.models.quantized.checkpoints import CASES, write_gpt_oss, write_quantized
 from tests.models.tiny_gguf import TOKENS, write_gguf
 from tests.worker.gpu.driven import Asked, Driven, gpu_runner
@@ -57,13 +59,26 @@ def check_products(weights: GpuWeights, values: dict[str, Tensor], tolerance: fl
         assert (weights.multiply(name, 1, x) - expected).norm() <= tolerance * expected.norm(), name
 
 
+def test_a_tied_output_matrix_has_no_memory_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_model(make_checkpoint(tmp_path, tied=True))
+    allocated = []
+
+    def allocate(empty: Tensor, *others: Any) -> Tensor:
+        allocated.append(tuple(empty.shape))
+        return torch.empty_like(empty, device="cpu")
+
+    monkeypatch.setattr(gpu_weights, "_allocated", allocate)
+    weights = GpuWeights(spec, {}, torch.device("cpu"), is_invariant=False)
+    assert weights.is_tied
+    assert allocated.count((spec.vocab_size, spec.hidden_size)) == 1
+
+
 @pytest.mark.parametrize("case", PACKED)
 def test_products_of_a_case(case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, _ = write_quantized(tmp_path, CASES[case])
     weights = load(tmp_path)
     assert packed_of(weights) == PACKED[case]
-    assert weights.is_packed == bool(PACKED[case])
-    said = "quantized matrices that GPUs have no product for are widened as they are read: "
+    said = "quantized matrices whose codes GPUs do not multiply by are widened as they are read: "
     assert (said in capsys.readouterr().err) == (len(PACKED[case]) < len(PARTS))
     # The libraries round their numbers to the type of the scales, float16 or bfloat16.
     state = {name.removesuffix(".weight"): value for name, value in model.state_dict().items()}
