@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forwa
 from eventlm.models.program import WeightKey
 from eventlm.models.quantized.scheme import CONFIG_FILE
 from eventlm.models.served import read_served
-from eventlm.models.spec import ModelSpec
+from eventlm.models.spec import ModelSpec, why_not_plain
 from eventlm.models.transformers_model import TransformersModel, check_files
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types, matrix_types
@@ -110,6 +111,8 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
             files = find_weights(source.folder, decoder)
             if gpus:
                 types = gpu_types(files, decoder)
+                if config.gpu.torch_compile:
+                    _check_for_torch_compile(decoder, types)
             elif forward is not None and forward.build:
                 types = matrix_types(files, decoder, config.model.quantization)
     config, state_warnings = plan_states(config, source.folder, types)
@@ -181,6 +184,16 @@ def _check_for_transformers(config: Config) -> None:
             raise UsageError(
                 f"{option.flag} is for models that eventlm computes, and transformers computes this one; leave it out"
             )
+
+
+def _check_for_torch_compile(model: ModelSpec, types: Mapping[WeightKey, str]) -> None:
+    """Raise UsageError for a model of which torch compiles nothing. types: of matrices that stay codes."""
+    reason = why_not_plain(model) or ("packed weights" if types else "")
+    if reason:
+        raise UsageError(
+            "--torch-compile is for models like Llama and Qwen3 whose weights are not packed, and this "
+            f"{model.architecture} has {reason}; leave it out"
+        )
 
 
 def _check_predictor(coefficients: list[int]) -> None:

@@ -384,7 +384,7 @@ class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     torch_compile: Annotated[
         bool,
         "compile the parts of the model around attention with torch.compile on a GPU, which makes the first start "
-        "minutes slower",
+        "minutes slower; for models like Llama and Qwen3 whose weights are not packed",
     ] = False
 
     @property

@@ -82,6 +82,24 @@ def test_a_model_that_gpus_cannot_run_is_found_before_a_worker_starts(
         compose_engine(load_config(None, {"model": str(folder)}, environment={}))
 
 
+def test_models_that_torch_does_not_compile_are_found_before_a_worker_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, gpu())
+    monkeypatch.setattr(device, "missing_software", lambda: "")
+    folder = make_checkpoint(tmp_path / "plain")
+    config = load_config(None, {"model": str(folder), "torch_compile": True}, environment={})
+    compose_engine(config)
+    edit_json(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=32)
+    said = "^--torch-compile is for models like Llama and Qwen3 whose weights are not packed, and this "
+    with pytest.raises(UsageError, match=f"{said}MistralForCausalLM has sliding windows; leave it out$"):
+        compose_engine(config)
+    write_quantized(tmp_path / "awq", CASES["awq"])
+    wish = {"model": str(tmp_path / "awq"), "torch_compile": True}
+    with pytest.raises(UsageError, match=f"{said}.* has packed weights; leave it out$"):
+        compose_engine(load_config(None, wish, environment={}))
+
+
 def test_why_no_gpu_is_taken_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, gpu())
     monkeypatch.setattr(device, "missing_software", lambda: "no triton")

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eventlm.errors import UsageError
 from eventlm.kernels.gpu.block_tables import cache_slots, write_blocks
 from eventlm.models.config import check_runs_on_gpu, resolve_dtype, resolve_kv_dtype
 from eventlm.models.decoder import Lap, no_lap
@@ -49,7 +48,6 @@ class GpuForward:
         dtype = torch_dtype(dtype_name)
         self.kv_dtype = resolve_kv_dtype(config, dtype_name, setup.kv_cache_dtype)
         self.vocab_size = config.vocab_size
-        is_plain = not why_not_plain(config)
         geometry = Geometry(
             attentions=config.attentions,
             num_heads=config.num_heads,
@@ -73,11 +71,9 @@ class GpuForward:
             is_invariant=setup.batch_invariant,
             on_progress=on_progress,
         )
-        if setup.torch_compile and (weights.is_packed or not is_plain):
-            raise UsageError("--torch-compile is for unquantized models like Llama and Qwen3; leave it out")
         self._decoder: GpuDecoder | GpuProgram = (
             GpuDecoder(weights, max_positions=setup.max_model_len, is_compiled=setup.torch_compile)
-            if is_plain
+            if not why_not_plain(config)
             else GpuProgram(weights, max_positions=setup.max_model_len)
         )
         self.weight_bytes = self._decoder.weight_bytes()

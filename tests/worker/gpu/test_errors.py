@@ -18,7 +18,6 @@ from eventlm.worker.gpu.forward import GpuForward
 from eventlm.worker.gpu.runner import GpuRunner
 from eventlm.worker.loop import WorkerLoop
 from eventlm.worker.protocol import WorkerFailed, encode
-from tests.checkpoints import edit_json
 from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -61,12 +60,6 @@ def test_a_model_that_only_processors_run(folder: Path) -> None:
     )
     with pytest.raises(UsageError, match=message):
         gpu_runner(folder)
-
-
-def test_what_torch_does_not_compile(folder: Path) -> None:
-    edit_json(folder / "config.json", architectures=["MistralForCausalLM"], sliding_window=32)
-    with pytest.raises(UsageError, match="--torch-compile is for unquantized models like Llama and Qwen3"):
-        gpu_runner(folder, torch_compile=True)
 
 
 class FailingEvent:
