@@ -14,6 +14,7 @@ from torch import Tensor
 from benchmarks.gpu_harness.engines import start
 from benchmarks.gpu_harness.row import Context, Parts, Row
 from benchmarks.gpu_sections.correct import BOUNDS, Bounds, Dtype, Sizes, compared, greedily, workload_of
+from eventlm.models.quantized.scheme import AWQ_ORDER
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer
 
 SIZES = Sizes(num_seqs=12, shared=48, own=40, output=24, max_model_len=128, num_blocks=64)
@@ -34,8 +35,6 @@ SHAPE: dict[str, Any] = {
 }
 SMOKE_SHAPE = SHAPE | {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
 GROUP = 32
-#: Where the outputs of a word lie in it, the lowest bits first.
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 class Variant(NamedTuple):

@@ -96,16 +96,9 @@ def _grouped_gemm_kernel(
     tile_m = first_m + within % size
     tile_n = within // size
 
-    experts = tl.arange(0, EXPERTS)
-    starts = tl.load(offsets + experts, mask=experts < E, other=0)
-    ends = tl.load(offsets + experts + 1, mask=experts < E, other=0)
-    tiles_E = tl.cdiv(ends - starts, BLOCK_M)
-    # Tiles of the experts up to this one, itself included.
-    last_tiles = tl.cumsum(tiles_E)
-    expert = tl.sum((last_tiles <= tile_m).to(tl.int32))
+    expert, before = expert_of_tile(offsets, tile_m, E, EXPERTS, BLOCK_M)
     if expert >= E:
         return
-    before = tl.sum(tl.where(experts < expert, tiles_E, 0))
     end = tl.load(offsets + expert + 1)
     rows = tl.load(offsets + expert) + (tile_m - before) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -128,3 +121,16 @@ def _grouped_gemm_kernel(
         sums.to(out.dtype.element_ty),
         mask=(rows < end)[:, None] & (columns < N)[None, :],
     )
+
+
+@triton.jit
+def expert_of_tile(offsets, tile, E: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of a tile of BLOCK_M rows, E past the last tile, and how many tiles there are before the expert's."""
+    experts = tl.arange(0, EXPERTS)
+    starts = tl.load(offsets + experts, mask=experts < E, other=0)
+    ends = tl.load(offsets + experts + 1, mask=experts < E, other=0)
+    tiles_E = tl.cdiv(ends - starts, BLOCK_M)
+    # Tiles of the experts up to this one, itself included.
+    last_tiles = tl.cumsum(tiles_E)
+    expert = tl.sum((last_tiles <= tile).to(tl.int32))
+    return expert, tl.sum(tl.where(experts < expert, tiles_E, 0))

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from eventlm.kernels.gpu.grouped_gemm import most_tiles
+from eventlm.kernels.gpu.grouped_gemm import expert_of_tile, most_tiles
 from eventlm.kernels.gpu.interpreter import UPCAST
 from eventlm.kernels.gpu.packed_weight import PackedWeight
 from eventlm.kernels.gpu.tuned import ceil_div, next_power_of_2, tuned
@@ -97,15 +97,9 @@ def _packed_matmul_kernel(
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         end = T
     else:
-        experts = tl.arange(0, EXPERTS)
-        starts = tl.load(offsets + experts, mask=experts < E, other=0)
-        ends = tl.load(offsets + experts + 1, mask=experts < E, other=0)
-        tiles_E = tl.cdiv(ends - starts, BLOCK_M)
-        # Tiles of the experts up to this one, itself included.
-        expert = tl.sum((tl.cumsum(tiles_E) <= tile).to(tl.int32))
+        expert, before = expert_of_tile(offsets, tile, E, EXPERTS, BLOCK_M)
         if expert >= E:
             return
-        before = tl.sum(tl.where(experts < expert, tiles_E, 0))
         rows = tl.load(offsets + expert) + (tile - before) * BLOCK_M + tl.arange(0, BLOCK_M)
         end = tl.load(offsets + expert + 1)
         code_rows += expert.to(tl.int64) * expert_codes_stride
@@ -123,7 +117,7 @@ def _packed_matmul_kernel(
             # The second half of the last unit may not be there.
             is_input = places < K
             group = groups + (start + half * 32) // GROUP
-            is_group = (columns >= 0) & (start + half * 32 < K)
+            is_group = (columns < N) & (start + half * 32 < K)
             scale = tl.load(scales + group, mask=is_group, other=0.0).to(tl.float32)[None, :]
             if BITS == 4:
                 found = (pairs >> (4 * half)) & 15

@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 from eventlm.kernels.gpu.code_types import CODE_TYPES, UNIT, CodeType, row_bytes
 
 _SCALES = {"float16": torch.float16, "float32": torch.float32, "power": torch.bfloat16}
-#: E8M0: the exponents begin at -127, and the last one is no number.
-_POWERS = torch.tensor([*(2.0 ** (byte - 127) for byte in range(255)), torch.nan])
+#: The numbers of E8M0: exponents begin at -127, and the last code is no number.
+POWERS = torch.tensor([*(2.0 ** (byte - 127) for byte in range(255)), torch.nan])
 
 
 class PackedWeight(NamedTuple):
@@ -80,7 +80,7 @@ def _unpacked(code_type: CodeType, blocks_RN: Tensor, num_in: int) -> tuple[Tens
     blocks_RBN = blocks_RN.unflatten(1, (-1, code_start + code_type.group * code_type.bits // 8))
     scales = blocks_RBN[..., :scale_end].contiguous()
     if code_type.scale == "power":
-        scales = _POWERS.to(scales.device)[scales.long()]
+        scales = POWERS.to(scales.device)[scales.long()]
     else:
         scales = scales.view(_SCALES[code_type.scale])
     shifts = None

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from eventlm.errors import CheckpointError
+from eventlm.kernels.gpu.packed_weight import POWERS
 from eventlm.models.quantized.scheme import AWQ_ORDER
 from eventlm.models.weights.quantized_matrices import QuantizedMatrix
 
@@ -27,7 +28,6 @@ _DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
 }
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
-_POWERS = torch.tensor([*(2.0 ** (byte - 127) for byte in range(255)), torch.nan])
 _NO_POWER = 255
 _LOW_HALVES = 0x0F0F0F0F
 #: The code of E4M3 that is no number, without its sign, and what the compiled decoder's floats are multiplied by.
@@ -127,13 +127,13 @@ class UnpackedMatrix:
             return self._parts["scales"].t().contiguous()
         scales = self._parts["weight_scale"]
         if scales.dtype == torch.uint8 and self._scheme.layout == "fp8":
-            scales = _POWERS[scales.long()]
+            scales = POWERS[scales.long()]
         return scales if scales.dim() == 2 else scales.reshape(-1, 1)
 
     def _scales_of(self, rows: Sequence[int]) -> Tensor:
         """[R, G]."""
         if self._scheme.layout == "fp4":
-            return _POWERS[self._scales[_index(rows)].long()]
+            return POWERS[self._scales[_index(rows)].long()]
         numbers_R = torch.tensor(rows)
         if len(self._scales) != self._matrix.num_out:
             numbers_R = numbers_R // (self._scheme.group[0] or self._matrix.num_out)
