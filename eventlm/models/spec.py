@@ -447,8 +447,8 @@ def _extras(model: ModelSpec) -> Iterator[str]:
             yield "gates behind attention"
         if attention.qk_norm == "whole":
             yield "a norm over all heads together"
-        if attention.has_value_norm or attention.values_are_keys or attention.keys_of >= 0:
-            yield "values or keys that are normed or shared"
+        if attention.has_value_norm or attention.values_are_keys:
+            yield "values that are normed or are the keys"
         if attention.scale != attention.head_dim**-0.5 or attention.query_scaling_beta:
             yield "attention scores of a scale of their own"
         if attention.rope is None:

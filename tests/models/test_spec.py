@@ -29,9 +29,6 @@ def test_what_layers_share_is_read_from_them() -> None:
     assert [rope.theta for rope in model.ropes] == [ROPE.theta, 5.0]
 
 
-SHARED: list[dict[str, Any]] = [{"has_value_norm": True}, {"values_are_keys": True}, {"keys_of": 0}]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -53,7 +50,9 @@ def test_plain_ones(changes: dict[str, Any]) -> None:
         ({"attention": {"scale": 1.0}}, "attention scores of a scale of their own"),
         ({"attention": {"rope": None}}, "layers without rotary embeddings"),
         ({"attention": {"has_output_gate": True}}, "gates behind attention"),
-        *(({"attention": change}, "values or keys that are normed or shared") for change in SHARED),
+        ({"attention": {"has_value_norm": True}}, "values that are normed or are the keys"),
+        ({"attention": {"values_are_keys": True}}, "values that are normed or are the keys"),
+        ({"attention": {"keys_of": 0}}, "layers that share keys and values"),
         ({"has_scale": True}, "layers with inputs or scales of their own"),
         (
             {"attention": {"rope": RopeSpec(rotary_dim=4)}},
