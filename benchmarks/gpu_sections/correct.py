@@ -134,7 +134,7 @@ def workload_of(sizes: Sizes, vocab_size: int) -> Workload:
 
 
 def greedily(llm: Any, workload: Workload) -> Run:
-    """Of each the most likely tokens, with their log-probabilities."""
+    """The most likely tokens of each prompt, with their log-probabilities."""
     return generate(llm, workload, temperature=0.0, logprobs=0)
 
 

@@ -16,7 +16,9 @@ from eventlm.models.rope import rope_tables
 
 
 class GpuProgram:
-    """Runs the program of any decoder without recurrent layers whose heads are alike in all layers."""
+    """Runs the program of any decoder that `why_not_on_gpus` lets pass: no recurrent layers, heads that are alike in
+    all layers, and keys and values that no layers share.
+    """
 
     #: It has nothing for torch to compile.
     compiled = None

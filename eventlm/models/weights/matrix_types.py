@@ -58,7 +58,7 @@ def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
 
 def gpu_types(files: Iterable[WeightFile], model: ModelSpec) -> dict[WeightKey, str]:
     """The matrices that GPUs multiply by as codes, and their types, of `CODE_TYPES`: those of a product, or of a
-    layer's experts, if all are of one type. An embedding is looked up there, and is no codes.
+    layer's experts, if all are of one type. An embedding is looked up there, and never stays codes.
     """
     types = packed_types(files)
     products: dict[tuple[str, int, bool], set[str]] = {}

@@ -78,6 +78,8 @@ class AttentionBackend(Protocol):
     def attend(self, layer: int, q_THD: Tensor, sinks_H: Tensor | None) -> Tensor:
         """The attention of each query over its sequence, [T, H, D], of the step that has begun.
 
+        It must have the window, the soft cap and the scale of `Geometry.attentions[layer]`: a backend without them
+        refuses such models.
         sinks_H: scores that take part in the softmax and have no value, of layers that have them.
         """
         ...

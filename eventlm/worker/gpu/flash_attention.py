@@ -32,7 +32,7 @@ class FlashAttention:
         if geometry.kv_dtype not in ("bfloat16", "float16") or geometry.dtype == torch.float32:
             return f"it computes in bfloat16 and float16 only, and keys and values are {geometry.kv_dtype}"
         if any(each.window or each.soft_cap or each.has_sinks for each in geometry.attentions.values()):
-            return "it is not asked for windows, soft caps or sinks"
+            return "windows, soft caps and sinks are not implemented for it here"
         if importlib.util.find_spec("flash_attn") is None:
             return "the package flash-attn is not installed"
         return ""
