@@ -21,8 +21,8 @@ def main() -> None:
     for capability in CAPABILITIES:
         for launch in launches(capability):
             kernels |= launch["kernels"]
-    for model, capability, kv_cache_dtype in WORKERS:
-        kernels |= worker_kernels(model, capability, kv_cache_dtype)
+    for write, capability, kv_cache_dtype in WORKERS:
+        kernels |= worker_kernels(write, capability, kv_cache_dtype)
     write_table(kernels)
     print(f"{len(kernels)} kernels in {PATH}")
 

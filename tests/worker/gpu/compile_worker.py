@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import torch
@@ -19,20 +20,23 @@ from eventlm.worker.warm_up import Shape, measure, warm_kernels
 from tests.checkpoints import make_checkpoint
 from tests.kernels.gpu.compiled_table import Kernel, read_table, run_launches
 from tests.kernels.gpu.fake_driver import fake_driver
+from tests.models.quantized.checkpoints import write_gpt_oss
 from tests.worker.gpu.driven import gpu_runner
 
-#: Shape of the model, compute capability and dtype of the KV cache.
-WORKERS: list[tuple[dict[str, Any], int, str]] = [
-    ({"family": "qwen3", "head_dim": 128, "num_heads": 4, "num_kv_heads": 2, "tied": True}, 90, "auto"),
-    ({"head_dim": 64, "num_heads": 4, "num_kv_heads": 1, "bias": True}, 90, "fp8"),
-    ({"head_dim": 128, "num_heads": 8, "num_kv_heads": 2}, 80, "auto"),
+#: What writes the model to a folder, compute capability and dtype of the KV cache.
+WORKERS: list[tuple[Callable[[Path], object], int, str]] = [
+    (partial(make_checkpoint, num_layers=1, family="qwen3", head_dim=128, num_heads=4, tied=True), 90, "auto"),
+    (partial(make_checkpoint, num_layers=1, head_dim=64, num_heads=4, num_kv_heads=1, bias=True), 90, "fp8"),
+    (partial(make_checkpoint, num_layers=1, head_dim=128, num_heads=8), 80, "auto"),
+    # It has packed experts, windows and sinks.
+    (write_gpt_oss, 90, "auto"),
 ]
 
 
-def worker_kernels(model: dict[str, Any], capability: int, kv_cache_dtype: str) -> dict[str, Kernel]:
+def worker_kernels(write: Callable[[Path], object], capability: int, kv_cache_dtype: str) -> dict[str, Kernel]:
     """The kernels that a worker with this model launches, by key."""
     with tempfile.TemporaryDirectory() as folder:
-        make_checkpoint(Path(folder), num_layers=1, **model)
+        write(Path(folder))
         command = ["tests.worker.gpu.compile_worker", folder, str(capability), kv_cache_dtype]
         (kernels,) = run_launches(*command)
         return kernels
