@@ -108,11 +108,16 @@ def tunings(device: torch.device, *, smoke: bool) -> Iterator[Tuning]:
 
 
 def _batch(shape: Shape, weight: Tensor, num_tokens: int, device: torch.device) -> _Batch:
+    offsets = expert_offsets(shape, num_tokens, device)
+    return _Batch(_randn(device, num_tokens * shape.top_k, weight.shape[2]), weight, offsets, num_tokens)
+
+
+def expert_offsets(shape: Shape, num_tokens: int, device: torch.device) -> Tensor:
+    """Where the rows of each expert begin, and their end, int32 [E + 1], for experts drawn at random."""
     generator = torch.Generator().manual_seed(2)
     scores = torch.rand(num_tokens, shape.num_experts, generator=generator)
     counts = scores.topk(shape.top_k).indices.flatten().bincount(minlength=shape.num_experts)
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).to(torch.int32)
-    return _Batch(_randn(device, num_tokens * shape.top_k, weight.shape[2]), weight, offsets.to(device), num_tokens)
+    return torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]).to(device, torch.int32)
 
 
 def _run(batch: _Batch, config: Config) -> Tensor:

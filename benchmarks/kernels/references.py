@@ -7,6 +7,8 @@ import itertools
 import torch
 from torch import Tensor
 
+from eventlm.kernels.gpu.code_types import UNIT
+from eventlm.kernels.gpu.packed_weight import PackedWeight
 from eventlm.kernels.kv_quantization import SCALE_BYTES, quantize
 
 
@@ -36,7 +38,7 @@ def qkv_store_reference(
     num_heads: int,
 ) -> None:
     rows = (cache_slots_T >= 0).nonzero()[:, 0]
-    _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
     heads = qkv_TN[rows].unflatten(1, (-1, head_dim))
     q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
     if q_weight_D is not None:
@@ -45,8 +47,16 @@ def qkv_store_reference(
         k = rms_norm_reference(k, k_weight_D, eps)
     cos, sin = cos_PD2[positions_T[rows]].unsqueeze(1), sin_PD2[positions_T[rows]].unsqueeze(1)
     qkv_TN[rows, : num_heads * head_dim] = _rotated_reference(q, cos, sin).flatten(1)
-    blocks, indices = cache_slots_T[rows] // block_size, cache_slots_T[rows] % block_size
-    for part, new in enumerate((_rotated_reference(k, cos, sin), v)):
+    store_heads_reference(_rotated_reference(k, cos, sin), v, cache_slots_T[rows], kv_cache, kv_scales)
+
+
+def store_heads_reference(
+    k_TKD: Tensor, v_TKD: Tensor, cache_slots_T: Tensor, kv_cache: Tensor, kv_scales: Tensor | None
+) -> None:
+    """All tokens have a slot."""
+    block_size, head_dim = kv_cache.shape[3:]
+    blocks, indices = cache_slots_T // block_size, cache_slots_T % block_size
+    for part, new in enumerate((k_TKD, v_TKD)):
         if kv_scales is None:
             kv_cache[part, blocks, :, indices] = new
             continue
@@ -76,6 +86,51 @@ def grouped_gemm_reference(
     for expert, (start, end) in enumerate(itertools.pairwise(offsets)):
         out[start:end] = x_TK[start:end] @ weight_ENK[expert].T
     return out
+
+
+def packed_values(weight: PackedWeight) -> Tensor:
+    """The numbers of a matrix or of experts' matrices, float32 [.., N, K]."""
+    codes, scales, shifts, code_type, num_in = weight
+    if code_type.bits == 4:
+        units = codes.unflatten(-1, (-1, UNIT // 2))
+        codes = torch.cat((units & 15, units >> 4), dim=-1).flatten(-2)[..., :num_in]
+
+    def spread(values: Tensor) -> Tensor:
+        return values.float().repeat_interleave(code_type.group, dim=-1)[..., :num_in]
+
+    if code_type.is_float:
+        sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=codes.device)
+        return torch.cat((sizes, -sizes))[codes.long()] * spread(scales)
+    if shifts is None:
+        return (codes.float() - (1 << (code_type.bits - 1))) * spread(scales)
+    if code_type.shift == "added":
+        return codes.float() * spread(scales) + spread(shifts)
+    return (codes.float() - spread(shifts)) * spread(scales)
+
+
+def attention_reference(
+    q_HND: Tensor,
+    keys_HLD: Tensor,
+    values_HLD: Tensor,
+    positions_N: Tensor,
+    *,
+    scale: float,
+    window: int,
+    soft_cap: float,
+    sinks_H: Tensor | None,
+) -> Tensor:
+    """Causal attention of queries at these positions, [H, N, D]."""
+    scores = q_HND @ keys_HLD.transpose(1, 2) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    indices_L = torch.arange(keys_HLD.shape[1], device=q_HND.device)
+    visible = indices_L <= positions_N[:, None]
+    if window:
+        visible &= indices_L > positions_N[:, None] - window
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sinks_H is not None:
+        scores = torch.cat((scores, sinks_H[:, None, None].expand(-1, len(positions_N), 1)), dim=-1)
+    return scores.softmax(-1)[..., : len(indices_L)] @ values_HLD
 
 
 def merge_attention_reference(

@@ -81,7 +81,7 @@ def test_it_runs_through_and_a_smoke_run_stores_nothing() -> None:
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    operations = ["decode_attention", "grouped_gemm", "matmul", "prefill_attention"]
+    operations = ["decode_attention", "grouped_gemm", "matmul", "packed_matmul", "prefill_attention"]
     assert [line.partition(",")[0].partition(" N=")[0] for line in lines] == operations
     assert all(" us before, of " in line for line in lines)
     assert tuned.PATH.read_text() == before
