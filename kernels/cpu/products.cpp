@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 namespace eventlm {
 
@@ -76,7 +77,12 @@ template <class Work>
 void Products::share_small(std::size_t count, std::size_t size, Work&& work) {
   Operation operation;
   auto work_all = [&] { operation.share(count, std::max<std::size_t>(kNumbersAtOnce / size, 1), work); };
-  count* size <= kMostAlone ? work_all() : team_.run(work_all);
+  if (count * size <= kMostAlone) {
+    work_all();
+  } else {
+    // By reference: a copy in a std::function would be on the heap, and callers do not expect std::bad_alloc.
+    team_.run(std::ref(work_all));
+  }
 }
 
 void Products::norm(const bf16* x, std::size_t num_rows, std::size_t size, const float* weight, float eps, bf16* out) {

@@ -52,7 +52,7 @@ class Products {
   void rotate(const Heads& heads, std::size_t num_tokens, int num_heads, int head_dim, const bf16* cosines,
               const bf16* sines, bf16* out);
 
-  // The norms of root mean squares of x, [num_rows, size], times the weight. size is a multiple of 16.
+  // The RMS norms of x, [num_rows, size], times the weight. size is a multiple of 16.
   void norm(const bf16* x, std::size_t num_rows, std::size_t size, const float* weight, float eps, bf16* out);
 
  private:

@@ -72,9 +72,13 @@ class Products:
         self._functions.eventlm_pin_products(self.handle, numbers.buffer_info()[0])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> PackedMatrix:
-        """A matrix [out, in], rounded to bfloat16, and a bias [out], which stays float32."""
+        """A matrix [out, in], rounded to bfloat16, and a bias [out], which stays float32.
+
+        No more of them than there is room for.
+        """
         num_out, num_in = weight.shape
         num_bytes = self._num_bytes(num_out, num_in)
+        assert num_bytes <= len(self._room), "not among the shapes that there is room for"
         memory, self._room = self._room[:num_bytes], self._room[num_bytes:]
         rows = weight.detach().to(torch.bfloat16).contiguous()
         self._functions.eventlm_pack(self.handle, memory.data_ptr(), num_out, num_in, rows.data_ptr(), 0, num_out)
@@ -97,7 +101,7 @@ class Products:
         return outs
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, a multiple of 16.
+        """(x / sqrt(mean(x^2) + eps)) * weight over the last dimension, a multiple of 16.
 
         x: bfloat16; weight: float32.
         """

@@ -15,13 +15,16 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "kernels/cpu"
 
 #: Whole models, int8 and not, with keys and values in each format: prompts, decodes, contexts of several passes, draws
-#: that are shared out. The team is one member, which counts what it asks for while it works.
+#: that are shared out; and the operations for models that transformers computes. The team is one member, which counts
+#: what it asks for while it works.
 PROGRAM = """
 #include <cstdio>
 #include <cstdlib>
 #include <new>
 
 #include "decoder.h"
+#include "paged_attention.h"
+#include "products.h"
 
 using namespace eventlm;
 
@@ -162,7 +165,43 @@ int count_inside(Inputs kind, KVFormat format) {
   return num_inside;
 }
 
+// Operations for models that torch computes the rest of, on rows enough to be shared out.
+int count_inside_products() {
+  constexpr int kSize = 48, kHeads = 2, kRows = kTokens;
+  Products products(kSize, 1);
+  Matrix matrix;
+  matrix.num_out = 33, matrix.num_in = kSize;
+  Aligned<char> memory(matrix.num_bytes());
+  matrix.set_memory(memory.data());
+  const std::vector<bf16> ones(kRows * kHeads * kHeadDim, 0x3f80);
+  const std::vector<float> weight(kSize, 1.0f);
+  std::vector<bf16> out(kRows * kHeads * kHeadDim);
+  products.pack(matrix, ones.data(), 0, 33);
+  products.multiply({{memory.data(), 33, weight.data(), out.data()}}, kSize, ones.data(), kRows);
+  // These may ask for none at all.
+  const Heads heads{ones.data(), kHeadDim, kHeads * kHeadDim};
+  const int before = num_outside;
+  products.norm(ones.data(), kRows, kSize, weight.data(), 1e-5f, out.data());
+  products.rotate(heads, kRows, kHeads, kHeadDim, ones.data(), ones.data(), out.data());
+  num_inside += num_outside - before;
+  std::vector<std::int32_t> blocks;
+  for (int block = 0; block < kBlocks; block++) blocks.push_back(block);
+  std::vector<std::uint8_t> kv(2 * kTokens * KVCache::token_bytes(KVFormat::bf16, kHeadDim));
+  std::uint8_t* layer = kv.data();
+  const KVStorage storage{&layer, KVFormat::bf16, kBlocks, 16};
+  PagedAttention attention(products.team());
+  auto attend = [&](int start, int count) {
+    attention.begin({{start, count, blocks.data()}});
+    attention.attend({kHeads, 1, kHeadDim, kHeadDim, kHeadDim, 0}, storage.layer(0, 1, kHeadDim), heads,
+                     {ones.data(), 0, kHeadDim}, {ones.data(), 0, kHeadDim}, 0.5f, 0.0f, nullptr, out.data());
+  };
+  attend(0, kTokens - 1);
+  attend(kTokens - 1, 1);
+  return num_inside;
+}
+
 int main() {
+  std::printf("products: %d\\n", count_inside_products());
   for (Inputs inputs : {Inputs::bf16, Inputs::int8, Inputs::packed}) {
     for (KVFormat format : {KVFormat::bf16, KVFormat::int8, KVFormat::fp8}) {
       const int count = count_inside(inputs, format);
@@ -186,6 +225,9 @@ def test_work_asks_for_no_memory(tmp_path: Path) -> None:
         "-Wno-psabi",
         f"-I{FOLDER}",
         tmp_path / "main.cpp",
+        # They have constants of the same names as others.
+        FOLDER / "paged_attention.cpp",
+        FOLDER / "products.cpp",
         "-o",
         tmp_path / "program",
     ]

@@ -63,6 +63,13 @@ def test_no_rows(builds: list[str]) -> None:
     assert products.multiply(group, bfloat16(0, 32))[0].shape == (0, 8)
 
 
+def test_a_matrix_without_room(builds: list[str]) -> None:
+    products = Products(builds[0], [(32, 64)], num_threads=1)
+    products.pack(bfloat16(32, 64), None)
+    with pytest.raises(AssertionError, match="room"):
+        products.pack(bfloat16(32, 64), None)
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 48), (2, 700, 96), (3, 0, 16)])
 def test_norms(builds: list[str], shape: tuple[int, ...]) -> None:
     x, weight = bfloat16(*shape), bfloat16(shape[-1]).float()
