@@ -1,4 +1,4 @@
-"""The norms of a model that transformers computes, by a compiled operation where they are what that is."""
+"""The norms of a model that transformers computes, by a compiled operation, where that computes the same."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from eventlm.kernels.cpu.products import Products
 _LANES = 16
 #: What norms in transformers call what is added to the mean.
 _EPS_NAMES = ("variance_epsilon", "eps", "epsilon", "norm_eps")
-#: Of each value: what rounding to bfloat16 twice may make.
+#: Of each value: the relative error that two roundings to bfloat16 can cause.
 _TOLERANCE = 2**-7
 
 
 class CompiledNorm(nn.Module):
-    """In the place of a norm by root mean squares, `norm`, whose weight is `weight_D`, float32."""
+    """In the place of an RMS norm, `norm`, whose weight is `weight_D`, float32."""
 
     def __init__(self, norm: nn.Module, products: Products, weight_D: Tensor, eps: float) -> None:
         super().__init__()
         self.weight = norm.weight
+        # What models may ask of it.
+        for name in _EPS_NAMES:
+            if hasattr(norm, name):
+                setattr(self, name, getattr(norm, name))
         # Not its part: its weights would be there twice.
         self._norm, self._products, self._weight_D, self._eps = (norm,), products, weight_D, eps
 
@@ -33,6 +37,8 @@ class CompiledNorm(nn.Module):
             output: Tensor = self._norm[0](x)
             return output
         return self._products.norm(x, self._weight_D, self._eps)
+
+    forward = __call__
 
 
 @torch.inference_mode()
@@ -65,8 +71,12 @@ def _compile(norm: nn.Module, products: Products) -> CompiledNorm | None:
         # Rows of which the mean is lost beside eps, of its size, and far above it.
         sizes = torch.tensor([0.1, 1.0, 3.0, 10.0, 1e3, 1e6]) * eps**0.5
         x = (numbers * sizes[:, None]).bfloat16()
-        expected = norm(x)
-        if expected.dtype is not torch.bfloat16:
+        try:
+            expected = norm(x)
+        except Exception:
+            # It may need something of the model that is not there now.
+            return None
+        if not isinstance(expected, Tensor) or expected.dtype is not torch.bfloat16 or expected.shape != x.shape:
             return None
         for offset in (0.0, 1.0):
             compiled = CompiledNorm(norm, products, weight_D + offset, eps)

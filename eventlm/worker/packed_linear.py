@@ -49,6 +49,8 @@ class PackedLinear(nn.Module):
         """[..., in] to [..., out]. Without hooks: a step makes hundreds of calls."""
         return self._shared.take(self._place, x)
 
+    forward = __call__
+
 
 class _Call(NamedTuple):
     name: str
@@ -61,7 +63,7 @@ class _Call(NamedTuple):
 def pack_linears(model: nn.Module, run: Callable[[], object], build: str, num_threads: int) -> Products | None:
     """Replace the layers of `model` that are called in `run`. None if there are none.
 
-    Others may only be asked for their weights, which are left as they are. Raises MemoryError.
+    Those that are only called later, or asked for their weights, stay torch's. Raises MemoryError.
     """
     calls: list[_Call] = []
 

@@ -55,16 +55,33 @@ class ExactNorm(_Norm):
         return self.weight * self.normed(x)
 
 
+class RaisingNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        raise ValueError("not without a mask")
+
+
+class PairNorm(_Norm):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.weight * self.normed(x).to(x.dtype), x
+
+
+class FlatNorm(_Norm):
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.weight * self.normed(x).to(x.dtype)).flatten()
+
+
 @torch.inference_mode()
 def test_norms_that_compute_the_same_are_replaced() -> None:
-    kinds = (PlainNorm, OffsetNorm, OtherEpsNorm, MeanNorm, GatedNorm, ExactNorm)
+    kinds = (PlainNorm, OffsetNorm, OtherEpsNorm, MeanNorm, GatedNorm, ExactNorm, RaisingNorm, PairNorm, FlatNorm)
     model = nn.Sequential(*(kind() for kind in kinds), PlainNorm(24), nn.LayerNorm(32)).bfloat16()
     x = torch.randn(3, 5, 32).bfloat16()
     expected = [part(x) for part in model[:2]]
     compile_norms(model, Products(available_builds()[0], [(1, 1)], num_threads=1))
-    assert [type(part) is CompiledNorm for part in model] == [True] * 2 + [False] * 6
+    assert [type(part) is CompiledNorm for part in model] == [True] * 2 + [False] * 9
     for part, theirs in zip(model[:2], expected, strict=True):
         assert torch.allclose(part(x).float(), theirs.float(), rtol=2**-6)
+        assert torch.equal(part.forward(x), part(x))
+        assert part.eps == 1e-3
     # The weight stays, once, and so does what it gives of other dtypes.
     assert model[0].weight.shape == (32,)
     assert len(list(model[0].parameters())) == 1

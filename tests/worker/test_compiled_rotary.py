@@ -3,6 +3,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -65,9 +66,13 @@ def test_a_rotation_of_halves_is_replaced_while_the_model_runs(monkeypatch: pyte
         # Others than it knows are the model's own function's.
         by_token = [x.transpose(1, 2) for x in given[:2]]
         others = file.apply_rotary_pos_emb(*by_token, *given[2:], unsqueeze_dim=2)
+        # Of one token, the same for all.
+        wide = file.apply_rotary_pos_emb(*given[:2], *(x[:, :1] for x in given[2:]))
         exact = file.apply_rotary_pos_emb(*(x.float() for x in given))
     assert file.apply_rotary_pos_emb is original
+    expected_wide = original(*given[:2], *(x[:, :1] for x in given[2:]))
     for number in range(2):
+        assert torch.equal(wide[number], expected_wide[number])
         assert ours[number].dtype is torch.bfloat16
         assert torch.allclose(ours[number].float(), exact[number], rtol=2**-8, atol=1e-5)
         assert torch.equal(others[number].transpose(1, 2), original(*given)[number])
@@ -77,8 +82,32 @@ def of_half_angles(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim
     return q[..., :8] * cos, k[..., :8] * sin
 
 
+def raising(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    raise ValueError("not without positions")
+
+
+def of_queries(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Tensor:
+    return rotary(halves)(q, k, cos, sin)[0]
+
+
+def of_optional_keys(
+    q: Tensor, k: Tensor | None = None, cos: Any = None, sin: Any = None, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    return rotary(halves)(q, k, cos, sin)
+
+
 @pytest.mark.parametrize(
-    "function", [rotary(neighbors), rotary(lambda x: -halves(x)), of_half_angles, lambda x, cos, sin: x, None]
+    "function",
+    [
+        rotary(neighbors),
+        rotary(lambda x: -halves(x)),
+        of_half_angles,
+        raising,
+        of_queries,
+        of_optional_keys,
+        lambda x, cos, sin: x,
+        None,
+    ],
 )
 def test_what_is_something_else_stays(function: object, monkeypatch: pytest.MonkeyPatch) -> None:
     model, file = model_of(function, monkeypatch)
