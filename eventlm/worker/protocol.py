@@ -33,9 +33,12 @@ def backend_name(build: str) -> str:
     return f"cpu_{build}"
 
 
-def transformers_backend(build: str) -> str:
-    """The same where transformers computes the model, with the products of this build; empty: with torch's."""
-    return f"transformers_{build or 'torch'}"
+def transformers_backend(build: str, *, attends: bool = True) -> str:
+    """The same where transformers computes the model, with the products of this build; empty: with torch's.
+
+    attends: whether its attention is the build's too, and not torch's.
+    """
+    return f"transformers_{build or 'torch'}{'' if attends else '_torch_attention'}"
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):

@@ -94,13 +94,19 @@ class TransformersForward:
         compile_norms(self._model, products)
         self._rotary = CompiledRotary(self._model, products)
         self._compiled = self._compile_attention(build, products)
-        # What torch computes between two products is small, and its own threads would keep these ones waiting.
-        torch.set_num_threads(1)
+        if self._compiled is not None and not self._has_matrices():
+            # What torch computes between two products is small, and its own threads would keep these ones waiting.
+            torch.set_num_threads(1)
         self.host |= {
-            "attention_backend": transformers_backend(build),
+            "attention_backend": transformers_backend(build, attends=self._compiled is not None),
             "kernel_library": library_hash(build),
             "threads": num_threads,
         }
+
+    def _has_matrices(self) -> bool:
+        """Whether there are some that torch multiplies by: of experts, or of layers that are no `nn.Linear`."""
+        embeddings = {part.weight for part in self._model.modules() if isinstance(part, torch.nn.Embedding)}
+        return any(weight.dim() > 1 and weight not in embeddings for weight in self._model.parameters())
 
     def _compile_attention(self, build: str, products: Products) -> CompiledAttention | None:
         """None if it cannot run the model."""
@@ -130,7 +136,7 @@ class TransformersForward:
             block_size=setup.block_size,
             num_blocks=setup.num_blocks,
         )
-        self.cache.clear(min(num_blocks_written(setup.block_size), setup.num_blocks))
+        self.cache.clear(num_blocks_written(setup.block_size, setup.num_blocks))
         if not is_isolated:
             raise CheckpointError(
                 f"{setup.model}: transformers cannot serve this {self._description.architecture} here: what it gives "

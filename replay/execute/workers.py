@@ -110,14 +110,18 @@ def runs_on_gpu(header: Header) -> bool:
 def _cpu_kernels(host: RecordedHost) -> str:
     """The build that the run used, if this machine has it; else it is one of the host differences."""
     for build in available_builds():
-        if host.attention_backend in (backend_name(build), transformers_backend(build)):
+        if host.attention_backend in (backend_name(build), *_transformers_backends(build)):
             return build
     return TORCH if host.attention_backend in (TORCH_BACKEND, transformers_backend("")) else AUTO
 
 
 def _model_impl(host: RecordedHost) -> ModelImpl:
-    builds = ("", *BUILDS)
-    return "transformers" if host.attention_backend in map(transformers_backend, builds) else "eventlm"
+    is_known = any(host.attention_backend in _transformers_backends(build) for build in ("", *BUILDS))
+    return "transformers" if is_known else "eventlm"
+
+
+def _transformers_backends(build: str) -> list[str]:
+    return [transformers_backend(build, attends=attends) for attends in (True, False)]
 
 
 class WorkerProcesses:

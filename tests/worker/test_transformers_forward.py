@@ -17,6 +17,7 @@ from eventlm.errors import CheckpointError
 from eventlm.kernels.cpu import native
 from eventlm.worker import transformers_forward
 from eventlm.worker.compiled_norm import CompiledNorm
+from eventlm.worker.packed_linear import PackedLinear
 from eventlm.worker.protocol import transformers_backend
 from eventlm.worker.transformers_forward import load_model
 from tests.checkpoints import make_checkpoint
@@ -43,17 +44,23 @@ def test_it_computes_what_transformers_computes(
 
 @pytest.mark.skipif(not native.available_builds(), reason="no build of the forward pass is compiled")
 @pytest.mark.parametrize(
-    ("model_type", "fields", "num_norms"),
+    ("model_type", "fields", "num_norms", "num_rotaries", "num_inputs"),
     [
         # Query, key and value have biases, and the logits keep their cap.
-        ("gemma2", {"attention_bias": True, "final_logit_softcapping": 3.0}, 17),
+        ("gemma2", {"attention_bias": True, "final_logit_softcapping": 3.0}, 17, 1, 17),
         # Two shapes of heads, values that are smaller than keys, windows and sinks.
-        ("mimo_v2_flash", {}, 9),
-        ("deepseek_v2", {"qk_rope_head_dim": 16}, 17),
+        ("mimo_v2_flash", {}, 9, 1, 11),
+        ("deepseek_v2", {"qk_rope_head_dim": 16}, 17, 0, 29),
     ],
 )
 def test_rounding_with_compiled_operations(
-    model_type: str, fields: dict[str, Any], num_norms: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str,
+    fields: dict[str, Any],
+    num_norms: int,
+    num_rotaries: int,
+    num_inputs: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No more of it than transformers' own."""
     exact = write_checkpoint(tmp_path, model_type, **fields)
@@ -66,7 +73,12 @@ def test_rounding_with_compiled_operations(
     assert schedule.runner.host_info()["attention_backend"] == transformers_backend(build)
     forward: Any = schedule.runner._forward
     assert forward._compiled is not None
-    assert sum(isinstance(part, CompiledNorm) for part in forward._model.modules()) == num_norms
+    parts = list(forward._model.modules())
+    assert sum(isinstance(part, CompiledNorm) for part in parts) == num_norms
+    assert len(forward._rotary._functions) == num_rotaries
+    # Layers with the same input are multiplied by together.
+    linears = [part for part in parts if isinstance(part, PackedLinear)]
+    assert len({id(part._shared) for part in linears}) == num_inputs < len(linears)
     error, rounded_error = errors(exact, rounded, prompts, schedule, is_median=model_type != "gemma2")
     assert 0 < error <= 1.1 * rounded_error
     if cap := fields.get("final_logit_softcapping"):
@@ -77,8 +89,27 @@ def test_rounding_with_compiled_operations(
 def test_what_the_compiled_attention_cannot_run_is_torch_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runner: Any = make_runner(make_checkpoint(tmp_path), dtype="bfloat16", model_impl="transformers")
     assert runner._forward._compiled is None
+    build = native.available_builds()[0]
+    assert runner.host_info()["attention_backend"] == transformers_backend(build, attends=False)
     assert "the compiled attention is not used" in (said := capsys.readouterr().err)
     assert "blocks of 4 tokens are not a multiple of 16" in said
+
+
+@pytest.mark.skipif(not native.available_builds(), reason="no build of the forward pass is compiled")
+@pytest.mark.parametrize(
+    ("model_type", "block_size", "num_threads"),
+    [("gemma2", 16, 1), ("opt", 16, 1), ("gemma2", 4, 3), ("mixtral", 16, 3), ("gpt2", 16, 3)],
+)
+def test_torch_has_threads_for_what_is_not_compiled(
+    model_type: str, block_size: int, num_threads: int, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, model_type)
+    before = torch.get_num_threads()
+    try:
+        make_runner(tmp_path, dtype="bfloat16", block_size=block_size, threads=3, model_impl="transformers")
+        assert torch.get_num_threads() == num_threads
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -86,7 +117,7 @@ def test_a_model_that_mixes_sequences_is_refused(dtype: str, tmp_path: Path, mon
     def load_mixing(*options: Any) -> Any:
         model = load_model(*options)
         # What a convolution over the row does.
-        model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output + output.roll(1, dims=1))
+        model.model.layers[1].mlp.register_forward_hook(lambda _, __, output: output + 0.2 * output.roll(1, dims=1))
         return model
 
     folder = make_checkpoint(tmp_path, dtype=dtype)
