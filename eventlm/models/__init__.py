@@ -1,1 +1,1 @@
-
+"""Models: what a checkpoint computes, its weights, and the decoders that run it."""

@@ -52,7 +52,7 @@ class LossCounts(Struct):
 
 
 class CoreState:
-    """Everything that decides what happens next. Only the functions of this package change it."""
+    """Everything that decides what happens next. Only `eventlm.core` changes it."""
 
     def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor) -> None:
         self.config = config
