@@ -21,6 +21,7 @@ from eventlm.models.gguf.expert_fields import EXPERT_ARCHITECTURES, expert_field
 from eventlm.models.gguf.gemma4_fields import GEMMA4, gemma4_fields
 from eventlm.models.gguf.header import GgufHeader, read_floats
 from eventlm.models.gguf.hybrid_fields import HYBRID_ARCHITECTURES, hybrid_fields
+from eventlm.models.gguf.model_keys import ModelKeys
 from eventlm.models.gguf.source import GgufTensor
 
 #: What transformers calls each architecture of llama.cpp that can be run; `llama` with experts is Mixtral.
@@ -104,8 +105,7 @@ class _Reader:
     """Reads the keys of one architecture."""
 
     def __init__(self, headers: Sequence[GgufHeader]) -> None:
-        self._header = headers[0]
-        self._architecture: str = self._header.need(Keys.General.ARCHITECTURE, str)
+        self._keys = ModelKeys(headers[0])
         self._tensors: dict[str, tuple[GgufHeader, GgufTensor]] = {
             tensor.name: (header, tensor) for header in headers for tensor in header.tensors
         }
@@ -115,28 +115,32 @@ class _Reader:
         vocab_size, hidden_size = self._embedding()
         num_layers = self._size(Keys.LLM.BLOCK_COUNT)
         if num_layers > len(self._tensors):
-            self._refuse(Keys.LLM.BLOCK_COUNT, f"is {num_layers:,}, and the file has {len(self._tensors):,} tensors")
+            self._keys.refuse(
+                Keys.LLM.BLOCK_COUNT, f"is {num_layers:,}, and the file has {len(self._tensors):,} tensors"
+            )
         num_heads = self._size(Keys.Attention.HEAD_COUNT)
         head_dim = self._size(Keys.Attention.KEY_LENGTH, hidden_size // num_heads)
         if not head_dim:
-            self._refuse(Keys.Attention.HEAD_COUNT, f"is {num_heads:,}, and the embedding has {hidden_size:,} columns")
+            self._keys.refuse(
+                Keys.Attention.HEAD_COUNT, f"is {num_heads:,}, and the embedding has {hidden_size:,} columns"
+            )
         if self._size(Keys.Attention.VALUE_LENGTH, head_dim) != head_dim:
-            self._refuse(Keys.Attention.VALUE_LENGTH, f"is not {head_dim}, which the keys' is")
+            self._keys.refuse(Keys.Attention.VALUE_LENGTH, f"is not {head_dim}, which the keys' is")
         values = {
-            "architectures": [ARCHITECTURES[self._architecture]],
+            "architectures": [ARCHITECTURES[self._keys.architecture]],
             "dtype": self._dtype(),
             "vocab_size": vocab_size,
             "hidden_size": hidden_size,
             "intermediate_size": self._size(
                 Keys.LLM.FEED_FORWARD_LENGTH,
                 # Where all neurons are those of experts.
-                self._header.get(self._key(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH), int),
+                self._keys.get(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH, int),
             ),
             "num_hidden_layers": num_layers,
             "num_attention_heads": num_heads,
             # Layers without attention have none.
             "num_key_value_heads": self._size(
-                Keys.Attention.HEAD_COUNT_KV, num_heads, skips_zeros=self._architecture in ("lfm2", "lfm2moe")
+                Keys.Attention.HEAD_COUNT_KV, num_heads, skips_zeros=self._keys.architecture in ("lfm2", "lfm2moe")
             ),
             "head_dim": head_dim,
             "max_position_embeddings": self._size(Keys.LLM.CONTEXT_LENGTH),
@@ -146,41 +150,43 @@ class _Reader:
             "attention_multiplier": head_dim**-0.5,
         }
         if values["rope_theta"] <= 1:
-            self._refuse(Keys.Rope.FREQ_BASE, f"is {values['rope_theta']}, it must be more than 1")
+            self._keys.refuse(Keys.Rope.FREQ_BASE, f"is {values['rope_theta']}, it must be more than 1")
         values |= self._biases() | self._norms() | self._windows(num_layers) | self._rope(head_dim)
         for key, (fields, architectures) in _NUMBERS.items():
             number = self._number(key)
             if number == 0.0 and key in _ZERO_IS_NONE:
                 number = None
-            if self._architecture in architectures and number is not None:
+            if self._keys.architecture in architectures and number is not None:
                 values |= dict.fromkeys(fields, number)
             elif number not in (None, 0.0, 1.0, values["rope_theta"]):
-                self._refuse(key, f"is {number}, and {self._architecture} models that have it are not supported")
+                self._keys.refuse(
+                    key, f"is {number}, and {self._keys.architecture} models that have it are not supported"
+                )
         tensors = {name: tensor for name, (_, tensor) in self._tensors.items()}
-        values |= self._of_architecture(values) | expert_fields(self._header, tensors, values)
-        return values | hybrid_fields(self._header, tensors, values) | gemma4_fields(self._header, tensors, values)
+        values |= self._of_architecture(values) | expert_fields(self._keys, tensors, values)
+        return values | hybrid_fields(self._keys, tensors, values) | gemma4_fields(self._keys, tensors, values)
 
     def _check_runnable(self) -> None:
-        if self._architecture not in ARCHITECTURES:
+        if self._keys.architecture not in ARCHITECTURES:
             raise CheckpointError(
-                f"{self._header.path}: architecture {self._architecture:.80} is not supported "
+                f"{self._keys.path}: architecture {self._keys.architecture:.80} is not supported "
                 f"(supported: {', '.join(ARCHITECTURES)})"
             )
         for key, (neutral, architectures) in _REFUSED.items():
-            value = self._header.metadata.get(self._key(key))
-            if value is not None and value != neutral and self._architecture not in architectures:
-                self._refuse(key, f"is {value!r:.80}, and such models are not supported")
+            value = self._keys.raw(key)
+            if value is not None and value != neutral and self._keys.architecture not in architectures:
+                self._keys.refuse(key, f"is {value!r:.80}, and such models are not supported")
 
     def _embedding(self) -> tuple[int, int]:
         """Rows and columns of the embedding."""
         hidden_size = self._size(Keys.LLM.EMBEDDING_LENGTH)
         if EMBEDDING not in self._tensors:
-            raise CheckpointError(f"{self._header.path}: tensor {EMBEDDING} is missing; download the model again")
+            raise CheckpointError(f"{self._keys.path}: tensor {EMBEDDING} is missing; download the model again")
         header, tensor = self._tensors[EMBEDDING]
         if len(tensor.shape) != 2 or tensor.shape[1] != hidden_size:
             raise CheckpointError(
                 f"{header.path}: tensor {EMBEDDING} has shape {list(tensor.shape)}, by key "
-                f"{self._key(Keys.LLM.EMBEDDING_LENGTH)} its rows have {hidden_size}; download the file again"
+                f"{self._keys.name(Keys.LLM.EMBEDDING_LENGTH)} its rows have {hidden_size}; download the file again"
             )
         return tensor.shape[0], hidden_size
 
@@ -211,17 +217,17 @@ class _Reader:
         return {field: value for field, value in epsilons.items() if value is not None}
 
     def _windows(self, num_layers: int) -> dict[str, Any]:
-        size = self._header.get(self._key(Keys.Attention.SLIDING_WINDOW), int)
+        size = self._keys.get(Keys.Attention.SLIDING_WINDOW, int)
         if not size:
             # Old files of Gemma 2 do not say what they have.
-            return {"sliding_window": None} if size == 0 or self._architecture != "gemma2" else {}
-        pattern = self._header.metadata.get(self._key(Keys.Attention.SLIDING_WINDOW_PATTERN))
+            return {"sliding_window": None} if size == 0 or self._keys.architecture != "gemma2" else {}
+        pattern = self._keys.raw(Keys.Attention.SLIDING_WINDOW_PATTERN)
         if pattern is None:
             return {"sliding_window": size}
         if type(pattern) is int and pattern > 0:
             return {"sliding_window": size, "sliding_window_pattern": pattern}
         if type(pattern) is not list or len(pattern) < num_layers or {*map(type, pattern)} - {bool, int}:
-            self._refuse(Keys.Attention.SLIDING_WINDOW_PATTERN, "is neither a number nor an entry for each layer")
+            self._keys.refuse(Keys.Attention.SLIDING_WINDOW_PATTERN, "is neither a number nor an entry for each layer")
         return {"sliding_window": size, "layer_types": [SLIDING if one else FULL for one in pattern[:num_layers]]}
 
     def _rope(self, head_dim: int) -> dict[str, Any]:
@@ -231,7 +237,7 @@ class _Reader:
             # The families multiply and round down.
             "partial_rotary_factor": share if int(head_dim * share) == rotary_dim else math.nextafter(share, math.inf)
         }
-        original = self._header.get(self._key(Keys.Rope.SCALING_ORIG_CTX_LEN), int) or 0
+        original = self._keys.get(Keys.Rope.SCALING_ORIG_CTX_LEN, int) or 0
         scaling = self._scaling(rotary_dim, original)
         if scaling is not None:
             values["rope_scaling"] = scaling
@@ -240,7 +246,7 @@ class _Reader:
         return values
 
     def _scaling(self, rotary_dim: int, original: int) -> dict[str, Any] | None:
-        kind = self._header.get(self._key(Keys.Rope.SCALING_TYPE), str, RopeScalingType.LINEAR.value)
+        kind = self._keys.get(Keys.Rope.SCALING_TYPE, str, RopeScalingType.LINEAR.value)
         factor = self._number(Keys.Rope.SCALING_FACTOR, self._number(_OLD_FACTOR)) or 1.0
         if LONG_FACTORS in self._tensors and SHORT_FACTORS in self._tensors:
             scaling: dict[str, Any] = {
@@ -268,7 +274,7 @@ class _Reader:
         elif kind in (RopeScalingType.NONE.value, RopeScalingType.LINEAR.value):
             return None
         else:
-            self._refuse(Keys.Rope.SCALING_TYPE, f"is {kind:.80}, without what that needs")
+            self._keys.refuse(Keys.Rope.SCALING_TYPE, f"is {kind:.80}, without what that needs")
         return {field: value for field, value in scaling.items() if value is not None}
 
     def _scaling_of_factors(self, rotary_dim: int) -> dict[str, Any]:
@@ -295,9 +301,9 @@ class _Reader:
 
     def _of_architecture(self, values: dict[str, Any]) -> dict[str, Any]:
         """What is said in another way in one architecture than in the others."""
-        match self._architecture:
+        match self._keys.architecture:
             case "gemma2" | "gemma3":
-                by_stream = values["num_hidden_layers"] == _SCALED_BY_STREAM[self._architecture]
+                by_stream = values["num_hidden_layers"] == _SCALED_BY_STREAM[self._keys.architecture]
                 per_head = values["hidden_size"] // values["num_attention_heads"]
                 return {"query_pre_attn_scalar": per_head if by_stream else values["head_dim"]}
             case "olmo2" if values["sliding_window"]:
@@ -308,39 +314,31 @@ class _Reader:
                     "rope_scaling": {**values.get("rope_scaling", {}), "llama_4_scaling_beta": beta},
                 }
             case "stablelm":
-                key = self._key(Keys.LLM.USE_PARALLEL_RESIDUAL)
-                return {"use_parallel_residual": self._header.get(key, bool, False)}
+                return {"use_parallel_residual": self._keys.get(Keys.LLM.USE_PARALLEL_RESIDUAL, bool, False)}
         return {}
 
     def _size(self, key: str, default: int | None = None, *, skips_zeros: bool = False) -> Any:
         """A number that must be positive; arrays of one for each layer must have the same in all, or perhaps 0."""
-        name = self._key(key)
-        value = self._header.metadata.get(name)
+        value = self._keys.raw(key)
         if type(value) is list and skips_zeros:
             value = [one for one in value if one != 0] or value
         if type(value) is list and value:
-            if self._architecture != GEMMA4 and any(one != other for one, other in itertools.pairwise(value)):
-                self._refuse(key, "differs by layer, and such models are not supported")
+            if self._keys.architecture != GEMMA4 and any(one != other for one, other in itertools.pairwise(value)):
+                self._keys.refuse(key, "differs by layer, and such models are not supported")
             value = value[0]
         if value is None:
-            return self._header.need(name, int) if default is None else default
+            return self._keys.need(key, int) if default is None else default
         if type(value) is not int or value < 1:
-            self._refuse(key, f"is {value!r:.80}, it must be a positive integer")
+            self._keys.refuse(key, f"is {value!r:.80}, it must be a positive integer")
         return value
 
     def _number(self, key: str, default: float | None = None) -> Any:
-        value = self._header.get(self._key(key), float)
+        value = self._keys.get(key, float)
         if value is None:
             return default
         if not math.isfinite(value):
-            self._refuse(key, f"is {value}")
+            self._keys.refuse(key, f"is {value}")
         return _shortest(value)
-
-    def _key(self, key: str) -> str:
-        return key.format(arch=self._architecture)
-
-    def _refuse(self, key: str, why: str) -> Any:
-        raise CheckpointError(f"{self._header.path}: key {self._key(key)} {why}; take another file of the model")
 
 
 def _llama3_factors(theta: float, rotary_dim: int, factor: float) -> list[float]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from gguf.constants import MODEL_TENSOR, TENSOR_NAMES, ExpertGatingFuncType, Keys
 
 from eventlm.errors import CheckpointError
-from eventlm.models.gguf.header import GgufHeader
+from eventlm.models.gguf.model_keys import ModelKeys
 from eventlm.models.gguf.source import GgufTensor
 
 #: Architectures of llama.cpp with experts, and what transformers calls them.
@@ -34,34 +34,35 @@ _NEUTRAL: tuple[tuple[str, tuple[float, ...], tuple[str, ...]], ...] = (
 )
 
 
-def expert_fields(header: GgufHeader, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the architecture of `header`, beside the other `fields`; none if it has no experts.
+def expert_fields(keys: ModelKeys, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the architecture of `keys`, beside the other `fields`; none if it has no experts.
 
     Raises CheckpointError, naming the file and the key or tensor, for what cannot be run.
     """
-    return _Experts(header, tensors, fields).fields()
+    return _Experts(keys, tensors, fields).fields()
 
 
 class _Experts:
-    def __init__(self, header: GgufHeader, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> None:
-        self._header, self._tensors, self._fields = header, tensors, fields
-        self._architecture: str = header.need(Keys.General.ARCHITECTURE, str)
+    def __init__(self, keys: ModelKeys, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> None:
+        self._keys, self._tensors, self._fields = keys, tensors, fields
 
     def fields(self) -> dict[str, Any]:
-        count = self._get(Keys.LLM.EXPERT_COUNT, int, 0)
+        count = self._keys.get(Keys.LLM.EXPERT_COUNT, int, 0)
         if not count:
-            if self._architecture in EXPERT_ARCHITECTURES:
-                self._refuse(Keys.LLM.EXPERT_COUNT, "is 0 or missing, and the architecture has experts")
+            if self._keys.architecture in EXPERT_ARCHITECTURES:
+                self._keys.refuse(Keys.LLM.EXPERT_COUNT, "is 0 or missing, and the architecture has experts")
             return {}
-        make = _MAKERS.get(self._architecture)
+        make = _MAKERS.get(self._keys.architecture)
         if make is None:
-            self._refuse(Keys.LLM.EXPERT_COUNT, f"is {count!r:.80}, and {self._architecture} models have no experts")
+            self._keys.refuse(
+                Keys.LLM.EXPERT_COUNT, f"is {count!r:.80}, and {self._keys.architecture} models have no experts"
+            )
         for key, values, architectures in _NEUTRAL:
-            value = self._header.metadata.get(self._key(key))
-            if value is not None and value not in values and self._architecture not in architectures:
-                self._refuse(key, f"is {value!r:.80}, and such models are not supported")
+            value = self._keys.raw(key)
+            if value is not None and value not in values and self._keys.architecture not in architectures:
+                self._keys.refuse(key, f"is {value!r:.80}, and such models are not supported")
         self._check_gating()
-        num_active = self._header.need(self._key(Keys.LLM.EXPERT_USED_COUNT), int)
+        num_active = self._keys.need(Keys.LLM.EXPERT_USED_COUNT, int)
         names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
         return {
             **dict.fromkeys(names, count),
@@ -73,7 +74,7 @@ class _Experts:
         return {"architectures": ["MixtralForCausalLM"], "intermediate_size": self._expert_size()}
 
     def granite(self) -> dict[str, Any]:
-        size = self._get(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, int, 0)
+        size = self._keys.get(Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH, int, 0)
         names = {"architectures": ["GraniteMoeSharedForCausalLM"]} if size else {}
         return {"intermediate_size": self._expert_size(), "shared_intermediate_size": size, **names}
 
@@ -89,9 +90,9 @@ class _Experts:
 
     def lfm2(self) -> dict[str, Any]:
         return {
-            "num_dense_layers": self._get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
+            "num_dense_layers": self._keys.get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
             "use_expert_bias": any(name.endswith(".exp_probs_b.bias") for name in self._tensors),
-            "routed_scaling_factor": self._get(Keys.LLM.EXPERT_WEIGHTS_SCALE, float, 0.0) or 1.0,
+            "routed_scaling_factor": self._keys.get(Keys.LLM.EXPERT_WEIGHTS_SCALE, float, 0.0) or 1.0,
             **self._sizes(),
             **self._normalized(default=True),
         }
@@ -100,16 +101,16 @@ class _Experts:
         return {**self._sizes(), **self._normalized(default=True)}
 
     def glm4(self) -> dict[str, Any]:
-        num_drafting = self._get(Keys.LLM.NEXTN_PREDICT_LAYERS, int, 0)
+        num_drafting = self._keys.get(Keys.LLM.NEXTN_PREDICT_LAYERS, int, 0)
         return {
             # The number of blocks counts those that draft tokens.
             "num_hidden_layers": self._fields["num_hidden_layers"] - num_drafting,
             "num_nextn_predict_layers": num_drafting,
-            "first_k_dense_replace": self._get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
-            "n_shared_experts": self._get(Keys.LLM.EXPERT_SHARED_COUNT, int, 0),
-            "routed_scaling_factor": self._get(Keys.LLM.EXPERT_WEIGHTS_SCALE, float, 0.0) or 1.0,
-            "n_group": self._get(Keys.LLM.EXPERT_GROUP_COUNT, int, 0) or 1,
-            "topk_group": self._get(Keys.LLM.EXPERT_GROUP_USED_COUNT, int, 0) or 1,
+            "first_k_dense_replace": self._keys.get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
+            "n_shared_experts": self._keys.get(Keys.LLM.EXPERT_SHARED_COUNT, int, 0),
+            "routed_scaling_factor": self._keys.get(Keys.LLM.EXPERT_WEIGHTS_SCALE, float, 0.0) or 1.0,
+            "n_group": self._keys.get(Keys.LLM.EXPERT_GROUP_COUNT, int, 0) or 1,
+            "topk_group": self._keys.get(Keys.LLM.EXPERT_GROUP_USED_COUNT, int, 0) or 1,
             "use_qk_norm": "blk.0.attn_q_norm.weight" in self._tensors,
             **self._sizes(),
             **self._normalized(default=False),
@@ -117,9 +118,9 @@ class _Experts:
 
     def ernie(self) -> dict[str, Any]:
         return {
-            "moe_layer_start_index": self._get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
-            "moe_layer_interval": self._get(Keys.LLM.INTERLEAVE_MOE_LAYER_STEP, int, 0) or 1,
-            "moe_num_shared_experts": self._get(Keys.LLM.EXPERT_SHARED_COUNT, int, 0),
+            "moe_layer_start_index": self._keys.get(Keys.LLM.LEADING_DENSE_BLOCK_COUNT, int, 0),
+            "moe_layer_interval": self._keys.get(Keys.LLM.INTERLEAVE_MOE_LAYER_STEP, int, 0) or 1,
+            "moe_num_shared_experts": self._keys.get(Keys.LLM.EXPERT_SHARED_COUNT, int, 0),
             **self._sizes(),
         }
 
@@ -132,17 +133,17 @@ class _Experts:
     def gemma4(self) -> dict[str, Any]:
         return {
             "enable_moe_block": True,
-            "top_k_experts": self._header.need(self._key(Keys.LLM.EXPERT_USED_COUNT), int),
+            "top_k_experts": self._keys.need(Keys.LLM.EXPERT_USED_COUNT, int),
             "moe_intermediate_size": self._shape(MODEL_TENSOR.FFN_DOWN_EXP, 3)[2],
         }
 
     def _check_gating(self) -> None:
         key = Keys.LLM.EXPERT_GATING_FUNC
-        value = self._get(key, int, 0)
-        is_sigmoid = self._architecture in _SIGMOID
+        value = self._keys.get(key, int, 0)
+        is_sigmoid = self._keys.architecture in _SIGMOID
         wanted = (ExpertGatingFuncType.SIGMOID,) if is_sigmoid else (ExpertGatingFuncType.SOFTMAX, 3)
         if value and value not in wanted:
-            self._refuse(key, f"is {value}, and {self._architecture} models that have it are not supported")
+            self._keys.refuse(key, f"is {value}, and {self._keys.architecture} models that have it are not supported")
 
     def _sizes(self) -> dict[str, int]:
         return {"moe_intermediate_size": self._expert_size()}
@@ -157,28 +158,19 @@ class _Experts:
         found = [name for name in (f"{name}.weight" for name in names) if name in self._tensors]
         if not found:
             raise CheckpointError(
-                f"{self._header.path}: tensor {names[-1]}.weight is missing, and key "
-                f"{self._key(Keys.LLM.EXPERT_COUNT)} says that there are experts; download the model again"
+                f"{self._keys.path}: tensor {names[-1]}.weight is missing, and key "
+                f"{self._keys.name(Keys.LLM.EXPERT_COUNT)} says that there are experts; download the model again"
             )
         shape = self._tensors[found[0]].shape
         if len(shape) != num_dimensions:
             raise CheckpointError(
-                f"{self._header.path}: tensor {found[0]} has {len(shape)} dimensions, it must have {num_dimensions}; "
+                f"{self._keys.path}: tensor {found[0]} has {len(shape)} dimensions, it must have {num_dimensions}; "
                 "take another file of the model"
             )
         return shape
 
     def _normalized(self, *, default: bool) -> dict[str, bool]:
-        return {"norm_topk_prob": self._get(Keys.LLM.EXPERT_WEIGHTS_NORM, bool, default)}
-
-    def _get(self, key: str, kind: type, default: Any) -> Any:
-        return self._header.get(self._key(key), kind, default)
-
-    def _key(self, key: str) -> str:
-        return key.format(arch=self._architecture)
-
-    def _refuse(self, key: str, why: str) -> NoReturn:
-        raise CheckpointError(f"{self._header.path}: key {self._key(key)} {why}; take another file of the model")
+        return {"norm_topk_prob": self._keys.get(Keys.LLM.EXPERT_WEIGHTS_NORM, bool, default)}
 
 
 _MAKERS: dict[str, Callable[[_Experts], dict[str, Any]]] = {

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from gguf.constants import MODEL_TENSOR, TENSOR_NAMES, Keys
 
 from eventlm.errors import CheckpointError
 from eventlm.models.families.fields import FULL, SLIDING
-from eventlm.models.gguf.header import GgufHeader
+from eventlm.models.gguf.model_keys import ModelKeys
 from eventlm.models.gguf.source import GgufTensor
 
 GEMMA4 = "gemma4"
@@ -18,30 +18,29 @@ _INPUTS_EMBEDDING = f"{TENSOR_NAMES[MODEL_TENSOR.PER_LAYER_TOKEN_EMBD]}.weight"
 _STOPPED = 1e29
 
 
-def gemma4_fields(header: GgufHeader, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> dict[str, Any]:
+def gemma4_fields(keys: ModelKeys, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Beside the other `fields`; none of another architecture.
 
     Raises CheckpointError, naming the file and the key, for what cannot be run.
     """
-    is_other = header.need(Keys.General.ARCHITECTURE, str) != GEMMA4
-    return {} if is_other else _Gemma4(header, tensors, fields).fields()
+    return _Gemma4(keys, tensors, fields).fields() if keys.architecture == GEMMA4 else {}
 
 
 class _Gemma4:
-    def __init__(self, header: GgufHeader, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> None:
-        self._header, self._tensors, self._fields = header, tensors, fields
+    def __init__(self, keys: ModelKeys, tensors: Mapping[str, GgufTensor], fields: Mapping[str, Any]) -> None:
+        self._keys, self._tensors, self._fields = keys, tensors, fields
         self._num_layers: int = fields["num_hidden_layers"]
 
     def fields(self) -> dict[str, Any]:
         kinds = self._fields.get("layer_types")
         if kinds is None:
-            self._refuse(Keys.Attention.SLIDING_WINDOW_PATTERN, "is missing, or no entry for each layer")
-        num_shared = self._get(Keys.Attention.SHARED_KV_LAYERS, 0)
+            self._keys.refuse(Keys.Attention.SLIDING_WINDOW_PATTERN, "is missing, or no entry for each layer")
+        num_shared = self._keys.get(Keys.Attention.SHARED_KV_LAYERS, int, 0)
         num_own = self._num_layers - num_shared
-        sliding_dim = self._get(Keys.Attention.KEY_LENGTH_SWA, self._fields["head_dim"])
+        sliding_dim = self._keys.get(Keys.Attention.KEY_LENGTH_SWA, int, self._fields["head_dim"])
         for key in (Keys.Attention.VALUE_LENGTH_SWA, Keys.Rope.DIMENSION_COUNT_SWA):
-            if self._get(key, sliding_dim) != sliding_dim:
-                self._refuse(key, f"is not {sliding_dim}, which {Keys.Attention.KEY_LENGTH_SWA} is")
+            if self._keys.get(key, int, sliding_dim) != sliding_dim:
+                self._keys.refuse(key, f"is not {sliding_dim}, which {Keys.Attention.KEY_LENGTH_SWA} is")
         num_kv_heads = self._each(Keys.Attention.HEAD_COUNT_KV)
         own = [
             {"head_dim": self._fields["head_dim"] if kind == FULL else sliding_dim, "num_key_value_heads": count}
@@ -50,7 +49,7 @@ class _Gemma4:
         without_values = [kind for layer, kind in enumerate(kinds[:num_own]) if not self._has_values(layer)]
         if {*without_values} - {FULL} or (without_values and len(without_values) < kinds[:num_own].count(FULL)):
             raise CheckpointError(
-                f"{self._header.path}: only some layers of one kind have a tensor attn_v, and such models are not "
+                f"{self._keys.path}: only some layers of one kind have a tensor attn_v, and such models are not "
                 "supported; take another file of the model"
             )
         table = self._tensors.get(_INPUTS_EMBEDDING)
@@ -59,7 +58,7 @@ class _Gemma4:
             "per_layer_config": {str(layer): changes for layer, changes in enumerate(own)},
             "num_kv_shared_layers": num_shared,
             "attention_k_eq_v": bool(without_values),
-            "hidden_size_per_layer_input": self._get(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, 0),
+            "hidden_size_per_layer_input": self._keys.get(Keys.LLM.EMBD_LENGTH_PER_LAYER_INP, int, 0),
             "vocab_size_per_layer_input": self._fields["vocab_size"] if table is None else table.shape[0],
             "use_double_wide_mlp": self._is_double_wide(num_own),
             "partial_rotary_factor": None,
@@ -82,7 +81,7 @@ class _Gemma4:
         sizes = self._each(Keys.LLM.FEED_FORWARD_LENGTH)
         size = sizes[0]
         if sizes not in ([size] * len(sizes), [size] * num_own + [2 * size] * (len(sizes) - num_own)):
-            self._refuse(Keys.LLM.FEED_FORWARD_LENGTH, "differs by layer in a way that is not supported")
+            self._keys.refuse(Keys.LLM.FEED_FORWARD_LENGTH, "differs by layer in a way that is not supported")
         return sizes[-1] != size
 
     def _share(self) -> float:
@@ -91,25 +90,15 @@ class _Gemma4:
         num_turning = sum(factor == 1.0 for factor in factors)
         if not all(factor >= _STOPPED for factor in factors[num_turning:]) or (factors and not num_turning):
             raise CheckpointError(
-                f"{self._header.path}: tensor rope_freqs.weight is not of pairs that turn and pairs that do not, and "
+                f"{self._keys.path}: tensor rope_freqs.weight is not of pairs that turn and pairs that do not, and "
                 "such models are not supported; take another file of the model"
             )
         return num_turning / len(factors) if factors else 1.0
 
     def _each(self, key: str) -> list[int]:
         """A number of each layer, which may be one for all."""
-        value = self._header.metadata.get(self._key(key))
+        value = self._keys.raw(key)
         values: list[Any] = value if isinstance(value, list) else [value] * self._num_layers
         if len(values) != self._num_layers or not all(type(one) is int and one > 0 for one in values):
-            self._refuse(key, f"is not a positive integer for each of {self._num_layers} layers")
+            self._keys.refuse(key, f"is not a positive integer for each of {self._num_layers} layers")
         return values
-
-    def _get(self, key: str, default: int) -> int:
-        value: int = self._header.get(self._key(key), int, default)
-        return value
-
-    def _key(self, key: str) -> str:
-        return key.format(arch=GEMMA4)
-
-    def _refuse(self, key: str, why: str) -> NoReturn:
-        raise CheckpointError(f"{self._header.path}: key {self._key(key)} {why}; take another file of the model")

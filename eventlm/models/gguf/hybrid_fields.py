@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 from gguf.constants import Keys
 
-from eventlm.errors import CheckpointError
 from eventlm.models.families.fields import FULL
 from eventlm.models.families.lfm2 import CONVOLUTION
 from eventlm.models.families.qwen_next import DELTA
-from eventlm.models.gguf.header import GgufHeader
+from eventlm.models.gguf.model_keys import ModelKeys
 
 #: Architectures of llama.cpp without experts whose layers keep a state, and what transformers calls them.
 HYBRID_ARCHITECTURES = {
@@ -26,30 +25,27 @@ _RECURRENT_LAYERS = "{arch}.attention.recurrent_layers"
 _INTERVAL = 4
 
 
-def hybrid_fields(header: GgufHeader, tensors: Iterable[str], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the architecture of `header`, beside the other `fields`; none if no layer keeps a state.
+def hybrid_fields(keys: ModelKeys, tensors: Iterable[str], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the architecture of `keys`, beside the other `fields`; none if no layer keeps a state.
 
     tensors: the names of those of the model.
 
     Raises CheckpointError, naming the file and the key, for what cannot be run.
     """
-    architecture = header.need(Keys.General.ARCHITECTURE, str)
-    make = _MAKERS.get(architecture)
-    return {} if make is None else make(_Hybrid(header, tensors, fields, architecture))
+    make = _MAKERS.get(keys.architecture)
+    return {} if make is None else make(_Hybrid(keys, tensors, fields))
 
 
 class _Hybrid:
-    def __init__(
-        self, header: GgufHeader, tensors: Iterable[str], fields: Mapping[str, Any], architecture: str
-    ) -> None:
-        self._header, self._tensors, self._fields, self._architecture = header, tensors, fields, architecture
+    def __init__(self, keys: ModelKeys, tensors: Iterable[str], fields: Mapping[str, Any]) -> None:
+        self._keys, self._tensors, self._fields = keys, tensors, fields
 
     def qwen(self) -> dict[str, Any]:
-        num_keys, num_values = self._size(Keys.SSM.GROUP_COUNT), self._size(Keys.SSM.TIME_STEP_RANK)
-        num_drafting = self._header.get(self._key(Keys.LLM.NEXTN_PREDICT_LAYERS), int, 0)
-        values_size = self._size(Keys.SSM.INNER_SIZE)
+        num_keys, num_values = self._keys.size(Keys.SSM.GROUP_COUNT), self._keys.size(Keys.SSM.TIME_STEP_RANK)
+        num_drafting = self._keys.get(Keys.LLM.NEXTN_PREDICT_LAYERS, int, 0)
+        values_size = self._keys.size(Keys.SSM.INNER_SIZE)
         if values_size % num_values:
-            self._refuse(Keys.SSM.INNER_SIZE, f"is {values_size:,}, no multiple of {num_values:,} heads")
+            self._keys.refuse(Keys.SSM.INNER_SIZE, f"is {values_size:,}, no multiple of {num_values:,} heads")
         self._check_sections()
         # The number of blocks counts those that draft tokens.
         num_layers = self._fields["num_hidden_layers"] - num_drafting
@@ -57,22 +53,22 @@ class _Hybrid:
             "num_hidden_layers": num_layers,
             "mtp_num_hidden_layers": num_drafting,
             "layer_types": self._kinds(num_layers),
-            "linear_conv_kernel_dim": self._size(Keys.SSM.CONV_KERNEL),
-            "linear_key_head_dim": self._size(Keys.SSM.STATE_SIZE),
+            "linear_conv_kernel_dim": self._keys.size(Keys.SSM.CONV_KERNEL),
+            "linear_key_head_dim": self._keys.size(Keys.SSM.STATE_SIZE),
             "linear_value_head_dim": values_size // num_values,
             "linear_num_key_heads": num_keys,
             "linear_num_value_heads": num_values,
-            "linear_value_heads_interleaved": self._architecture in _INTERLEAVED and num_keys != num_values,
+            "linear_value_heads_interleaved": self._keys.architecture in _INTERLEAVED and num_keys != num_values,
         }
 
     def lfm2(self) -> dict[str, Any]:
-        heads = self._header.metadata.get(self._key(Keys.Attention.HEAD_COUNT_KV))
+        heads = self._keys.raw(Keys.Attention.HEAD_COUNT_KV)
         num_layers = self._fields["num_hidden_layers"]
         if type(heads) is not list or len(heads) < num_layers or {*map(type, heads)} != {int}:
-            self._refuse(Keys.Attention.HEAD_COUNT_KV, "has no number for each layer, 0 where it has no attention")
+            self._keys.refuse(Keys.Attention.HEAD_COUNT_KV, "has no number for each layer, 0 where it has no attention")
         return {
             "layer_types": [FULL if count else CONVOLUTION for count in heads[:num_layers]],
-            "conv_L_cache": self._size(Keys.ShortConv.L_CACHE),
+            "conv_L_cache": self._keys.size(Keys.ShortConv.L_CACHE),
             "conv_bias": any(name.endswith(".shortconv.conv.bias") for name in self._tensors),
             "norm_eps": self._fields.get("rms_norm_eps"),
             "block_auto_adjust_ff_dim": False,
@@ -80,33 +76,21 @@ class _Hybrid:
 
     def _kinds(self, num_layers: int) -> list[str]:
         """Of each layer."""
-        found = self._header.metadata.get(self._key(_RECURRENT_LAYERS))
+        found = self._keys.raw(_RECURRENT_LAYERS)
         if found is None:
-            interval = self._header.get(self._key(Keys.LLM.FULL_ATTENTION_INTERVAL), int, _INTERVAL)
+            interval = self._keys.get(Keys.LLM.FULL_ATTENTION_INTERVAL, int, _INTERVAL)
             if interval < 1:
-                self._refuse(Keys.LLM.FULL_ATTENTION_INTERVAL, f"is {interval}, it must be positive")
+                self._keys.refuse(Keys.LLM.FULL_ATTENTION_INTERVAL, f"is {interval}, it must be positive")
             found = [(layer + 1) % interval != 0 for layer in range(num_layers)]
         if type(found) is not list or len(found) < num_layers or {*map(type, found)} - {bool, int}:
-            self._refuse(_RECURRENT_LAYERS, "has no entry for each layer")
+            self._keys.refuse(_RECURRENT_LAYERS, "has no entry for each layer")
         return [DELTA if one else FULL for one in found[:num_layers]]
 
     def _check_sections(self) -> None:
         """Positions of text are the same on all three axes, so that it does not matter which pairs an axis has."""
-        sections = self._header.metadata.get(self._key(Keys.Rope.DIMENSION_SECTIONS))
+        sections = self._keys.raw(Keys.Rope.DIMENSION_SECTIONS)
         if sections is not None and (type(sections) is not list or any(sections[3:])):
-            self._refuse(Keys.Rope.DIMENSION_SECTIONS, f"is {sections!r:.80}, and positions have three axes")
-
-    def _size(self, key: str) -> int:
-        value: int = self._header.need(self._key(key), int)
-        if value < 1:
-            self._refuse(key, f"is {value}, it must be a positive integer")
-        return value
-
-    def _key(self, key: str) -> str:
-        return key.format(arch=self._architecture)
-
-    def _refuse(self, key: str, why: str) -> NoReturn:
-        raise CheckpointError(f"{self._header.path}: key {self._key(key)} {why}; take another file of the model")
+            self._keys.refuse(Keys.Rope.DIMENSION_SECTIONS, f"is {sections!r:.80}, and positions have three axes")
 
 
 _MAKERS: dict[str, Callable[[_Hybrid], dict[str, Any]]] = {
