@@ -33,13 +33,8 @@ _NAMES = TensorNames(
     shared_up="mlp.shared_expert.up_proj",
     shared_down="mlp.shared_expert.down_proj",
 )
-_NEXT_NAMES = TensorNames(
-    ignored=("mtp.",),
-    mixed_and_gate="linear_attn.in_proj_qkvz",
-    beta_and_decay="linear_attn.in_proj_ba",
-    shared_gate="mlp.shared_expert.gate_proj",
-    shared_up="mlp.shared_expert.up_proj",
-    shared_down="mlp.shared_expert.down_proj",
+_NEXT_NAMES = structs.replace(
+    _NAMES, mixed_and_gate="linear_attn.in_proj_qkvz", beta_and_decay="linear_attn.in_proj_ba"
 )
 
 
