@@ -87,6 +87,8 @@ _THETA = 10_000.0
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 #: Layers of the models, the largest of Gemma 2 and 3, whose scores are scaled by the size of the stream per head.
 _SCALED_BY_STREAM = {"gemma2": 46, "gemma3": 62}
+#: Keys that Gemma 4 has for each layer, see `gemma4_fields`.
+_OF_LAYERS = (Keys.Attention.HEAD_COUNT_KV, Keys.LLM.FEED_FORWARD_LENGTH)
 #: An old key of what a linear scaling divides frequencies by.
 _OLD_FACTOR = "{arch}.rope.scale_linear"
 _LARGEST_FLOAT32 = 3.4e38
@@ -283,7 +285,10 @@ class _Reader:
         theta = self._number(Keys.Rope.FREQ_BASE, _THETA)
         largest = max(factors)
         wanted = _llama3_factors(theta, rotary_dim, largest)
-        if all(math.isclose(one, other, rel_tol=1e-4) for one, other in zip(factors, wanted, strict=True)):
+        # Gemma 4 has factors of another kind.
+        if self._keys.architecture != GEMMA4 and all(
+            math.isclose(one, other, rel_tol=1e-4) for one, other in zip(factors, wanted, strict=True)
+        ):
             return {"rope_type": "llama3", "factor": largest, **_LLAMA3}
         return {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
 
@@ -323,7 +328,8 @@ class _Reader:
         if type(value) is list and skips_zeros:
             value = [one for one in value if one != 0] or value
         if type(value) is list and value:
-            if self._keys.architecture != GEMMA4 and any(one != other for one, other in itertools.pairwise(value)):
+            may_differ = self._keys.architecture == GEMMA4 and key in _OF_LAYERS
+            if not may_differ and any(one != other for one, other in itertools.pairwise(value)):
                 self._keys.refuse(key, "differs by layer, and such models are not supported")
             value = value[0]
         if value is None:

@@ -101,7 +101,7 @@ class _Experts:
         return {**self._sizes(), **self._normalized(default=True)}
 
     def glm4(self) -> dict[str, Any]:
-        num_drafting = self._keys.get(Keys.LLM.NEXTN_PREDICT_LAYERS, int, 0)
+        num_drafting = self._keys.count(Keys.LLM.NEXTN_PREDICT_LAYERS, self._fields["num_hidden_layers"] - 1)
         return {
             # The number of blocks counts those that draft tokens.
             "num_hidden_layers": self._fields["num_hidden_layers"] - num_drafting,

@@ -35,12 +35,16 @@ class _Gemma4:
         kinds = self._fields.get("layer_types")
         if kinds is None:
             self._keys.refuse(Keys.Attention.SLIDING_WINDOW_PATTERN, "is missing, or no entry for each layer")
-        num_shared = self._keys.get(Keys.Attention.SHARED_KV_LAYERS, int, 0)
+        num_shared = self._keys.count(Keys.Attention.SHARED_KV_LAYERS, self._num_layers - 1)
         num_own = self._num_layers - num_shared
         sliding_dim = self._keys.get(Keys.Attention.KEY_LENGTH_SWA, int, self._fields["head_dim"])
-        for key in (Keys.Attention.VALUE_LENGTH_SWA, Keys.Rope.DIMENSION_COUNT_SWA):
-            if self._keys.get(key, int, sliding_dim) != sliding_dim:
-                self._keys.refuse(key, f"is not {sliding_dim}, which {Keys.Attention.KEY_LENGTH_SWA} is")
+        for key, of_keys, size in (
+            (Keys.Attention.VALUE_LENGTH_SWA, Keys.Attention.KEY_LENGTH_SWA, sliding_dim),
+            (Keys.Rope.DIMENSION_COUNT_SWA, Keys.Attention.KEY_LENGTH_SWA, sliding_dim),
+            (Keys.Rope.DIMENSION_COUNT, Keys.Attention.KEY_LENGTH, self._fields["head_dim"]),
+        ):
+            if (found := self._keys.get(key, int, size)) != size:
+                self._keys.refuse(key, f"is {found}, and {self._keys.name(of_keys)} is {size}")
         num_kv_heads = self._each(Keys.Attention.HEAD_COUNT_KV)
         own = [
             {"head_dim": self._fields["head_dim"] if kind == FULL else sliding_dim, "num_key_value_heads": count}
@@ -86,14 +90,27 @@ class _Gemma4:
 
     def _share(self) -> float:
         """Of the pairs of a head that turn in layers without a window: the first, by the factors in the file."""
-        factors = (self._fields.get("rope_scaling") or {}).get("short_factor", [])
+        scaling = self._fields.get("rope_scaling")
+        if scaling is None:
+            return 1.0
+        factors = scaling.get("short_factor", [])
+        # What the factors of rope_freqs alone are read as.
+        same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
+        if scaling != same:
+            raise CheckpointError(
+                f"{self._keys.path}: its rotary embeddings are scaled ({scaling['rope_type']}), and such models are "
+                "not supported; take another file of the model"
+            )
+        divisor = self._keys.get(Keys.Rope.SCALING_FACTOR, float, 1.0)
+        if divisor not in (0.0, 1.0):
+            self._keys.refuse(Keys.Rope.SCALING_FACTOR, f"is {divisor}, and such models are not supported")
         num_turning = sum(factor == 1.0 for factor in factors)
-        if not all(factor >= _STOPPED for factor in factors[num_turning:]) or (factors and not num_turning):
+        if not all(factor >= _STOPPED for factor in factors[num_turning:]) or not num_turning:
             raise CheckpointError(
                 f"{self._keys.path}: tensor rope_freqs.weight is not of pairs that turn and pairs that do not, and "
                 "such models are not supported; take another file of the model"
             )
-        return num_turning / len(factors) if factors else 1.0
+        return num_turning / len(factors)
 
     def _each(self, key: str) -> list[int]:
         """A number of each layer, which may be one for all."""

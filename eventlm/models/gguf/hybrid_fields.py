@@ -42,7 +42,7 @@ class _Hybrid:
 
     def qwen(self) -> dict[str, Any]:
         num_keys, num_values = self._keys.size(Keys.SSM.GROUP_COUNT), self._keys.size(Keys.SSM.TIME_STEP_RANK)
-        num_drafting = self._keys.get(Keys.LLM.NEXTN_PREDICT_LAYERS, int, 0)
+        num_drafting = self._keys.count(Keys.LLM.NEXTN_PREDICT_LAYERS, self._fields["num_hidden_layers"] - 1)
         values_size = self._keys.size(Keys.SSM.INNER_SIZE)
         if values_size % num_values:
             self._keys.refuse(Keys.SSM.INNER_SIZE, f"is {values_size:,}, no multiple of {num_values:,} heads")

@@ -43,6 +43,13 @@ class ModelKeys:
             self.refuse(key, f"is {value}, it must be a positive integer")
         return value
 
+    def count(self, key: str, most: int) -> int:
+        """A number from 0 to `most`; 0 if it is missing."""
+        value: int = self.get(key, int, 0)
+        if not 0 <= value <= most:
+            self.refuse(key, f"is {value:,}, it must be from 0 to {most:,}")
+        return value
+
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise the error for a key; `why` follows its name."""
         raise CheckpointError(f"{self.path}: key {self.name(key)} {why}; take another file of the model")

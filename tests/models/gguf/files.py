@@ -367,6 +367,8 @@ def add_keys(writer: GGUFWriter, values: dict[str, Any]) -> None:
         match value:
             case bool():
                 writer.add_bool(key, value)
+            case int() if value < 0:
+                writer.add_int64(key, value)
             case int():
                 (writer.add_uint32 if value < 1 << 32 else writer.add_uint64)(key, value)
             case float():

@@ -88,6 +88,16 @@ def test_what_cannot_be_run_is_told(changes: dict[str, Any], words: str, tmp_pat
     assert str(caught.value).startswith(f"{tmp_path / 'model.gguf'}: ")
 
 
+@pytest.mark.parametrize("count", [-1, 2, 1 << 40])
+def test_more_drafting_layers_than_layers_are_told(count: int, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        config_of(tmp_path, {"nextn_predict_layers": count, "expert_gating_func": 2}, architecture="glm4moe")
+    assert str(caught.value) == (
+        f"{tmp_path / 'model.gguf'}: key glm4moe.nextn_predict_layers is {count:,}, it must be from 0 to 1; take "
+        "another file of the model"
+    )
+
+
 def test_experts_of_an_architecture_that_has_none_are_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"key qwen3\.expert_count is 6, and qwen3 models have no experts; take"):
         config_of(tmp_path, {}, architecture="qwen3")

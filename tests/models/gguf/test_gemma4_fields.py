@@ -39,18 +39,28 @@ KEYS: dict[str, Any] = {
     "rope.freq_base": 1e6,
     "rope.freq_base_swa": 1e4,
 }
+#: Of Llama 3's scaling by 8.
+LLAMA3_FACTORS = [1.0, 1.0, 1.0, 1.0, 4.68148, 8.0, 8.0, 8.0]
 FACTORS = [1.0, 1.0, *[1e30] * 6]
 
 
 def read(
-    folder: Path, *, factors: list[float] | None = None, with_values: tuple[int, ...] = (0, 1), **changes: Any
+    folder: Path,
+    *,
+    factors: list[float] | None = FACTORS,
+    long_factors: list[float] | None = None,
+    with_values: tuple[int, ...] = (0, 1),
+    **changes: Any,
 ) -> ModelSpec:
-    """changes: of keys, with two underscores for a dot."""
+    """changes: of keys, with two underscores for a dot. long_factors: `factors` are the short ones beside them."""
     writer = GGUFWriter(folder / "model.gguf", "gemma4")
     keys = KEYS | {key.replace("__", "."): value for key, value in changes.items()}
     add_keys(writer, {f"gemma4.{key}": value for key, value in keys.items() if value is not None})
     writer.add_tensor("token_embd.weight", np.zeros((16, 32), np.float32))
-    writer.add_tensor("rope_freqs.weight", np.array(factors or FACTORS, np.float32))
+    short = "rope_freqs" if long_factors is None else "rope_factors_short"
+    for name, values in ((short, factors), ("rope_factors_long", long_factors)):
+        if values is not None:
+            writer.add_tensor(f"{name}.weight", np.array(values, np.float32))
     for layer in with_values:
         writer.add_tensor(f"blk.{layer}.attn_v.weight", np.zeros((16, 32), np.float32))
     finish(writer)
@@ -75,6 +85,7 @@ def test_values_are_keys_where_there_is_no_matrix_of_them(tmp_path: Path) -> Non
 
 def test_all_pairs_turn_where_the_file_does_not_say_it(tmp_path: Path) -> None:
     assert read(tmp_path, factors=[1.0] * 8).ropes[1].num_pairs == 8
+    assert read(tmp_path, factors=None).ropes[1].num_pairs == 8
 
 
 def test_matrices_that_no_layer_multiplies_by_are_left_in_the_file(
@@ -98,11 +109,33 @@ def test_matrices_that_no_layer_multiplies_by_are_left_in_the_file(
         ({"attention__sliding_window_pattern": None}, "key gemma4.attention.sliding_window_pattern is missing, or no"),
         ({"attention__head_count_kv": [2]}, "key gemma4.attention.head_count_kv is not a positive integer for each of"),
         ({"attention__head_count_kv": [2, 0]}, "key gemma4.attention.head_count_kv is not a positive integer for each"),
-        ({"attention__value_length_swa": 4}, "key gemma4.attention.value_length_swa is not 8, which"),
-        ({"rope__dimension_count_swa": 4}, "key gemma4.rope.dimension_count_swa is not 8, which"),
+        ({"attention__head_count": [4, 2]}, "key gemma4.attention.head_count differs by layer"),
+        ({"context_length": [64, 32]}, "key gemma4.context_length differs by layer"),
+        (
+            {"attention__value_length_swa": 4},
+            "key gemma4.attention.value_length_swa is 4, and gemma4.attention.key_length_swa is 8; take another file",
+        ),
+        (
+            {"rope__dimension_count_swa": 4},
+            "key gemma4.rope.dimension_count_swa is 4, and gemma4.attention.key_length_swa is 8; take another file",
+        ),
+        (
+            {"rope__dimension_count": 8, "factors": [1.0, 1.0, 1e30, 1e30]},
+            "key gemma4.rope.dimension_count is 8, and gemma4.attention.key_length is 16; take another file of",
+        ),
         ({"feed_forward_length": [48, 64]}, "key gemma4.feed_forward_length differs by layer in a way that"),
         ({"attention__shared_kv_layers": 1}, "num_kv_shared_layers 1 leaves no layer of full_attention before layer 1"),
+        ({"attention__shared_kv_layers": 2}, "key gemma4.attention.shared_kv_layers is 2, it must be from 0 to 1"),
+        ({"attention__shared_kv_layers": -1 << 40}, "key gemma4.attention.shared_kv_layers is -1,099,511,627,776, it"),
         ({"with_values": (1,)}, "only some layers of one kind have a tensor attn_v"),
+        ({"factors": None, "rope__scaling__factor": 4.0}, "its rotary embeddings are scaled (linear), and such models"),
+        ({"rope__scaling__factor": 4.0}, "key gemma4.rope.scaling.factor is 4.0, and such models are not supported"),
+        (
+            {"factors": None, "rope__scaling__type": "yarn", "rope__scaling__original_context_length": 32},
+            "its rotary embeddings are scaled (yarn), and such models are not supported",
+        ),
+        ({"long_factors": [2.0] * 8, "factors": [1.0] * 8}, "its rotary embeddings are scaled (longrope), and such"),
+        ({"factors": LLAMA3_FACTORS}, "tensor rope_freqs.weight is not of pairs that turn and pairs that do not"),
         ({"factors": [1.0, 2.0, *[1e30] * 6]}, "tensor rope_freqs.weight is not of pairs that turn and pairs that do"),
     ],
 )  # fmt: skip
