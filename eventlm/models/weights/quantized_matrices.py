@@ -111,12 +111,12 @@ class Parts:
         for (module, scheme), parts in self._found.items():
             some = next(iter(parts.values()))
             role = next((role for role in (f"{module}.weight", module) if role in missing), "")
-            if not role:
+            weights = {key: shapes[key] for key in missing.pop(role, ())}
+            if not weights or any(len(shape) != 2 for shape in weights.values()):
                 raise CheckpointError(
                     f"{some.path}: tensor {some.name} belongs to no matrix of the model that config.json describes, "
                     f"or to one that is there twice; {_OTHER_MODEL}"
                 )
-            weights = {key: shapes[key] for key in missing.pop(role)}
             for matrix in _matrices(module, scheme, parts, weights, model, stacking if role == module else ""):
                 found.setdefault(matrix.codes.path, []).append(matrix)
         for matrices in found.values():

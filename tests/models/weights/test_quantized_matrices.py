@@ -171,6 +171,18 @@ def test_experts_in_one_tensor(edit: Change, message: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.experts.gate_up_proj_bias_scales", "model.layers.1.self_attn.sinks_scales"]
+)
+def test_vectors_are_no_matrices(name: str, tmp_path: Path) -> None:
+    write_gpt_oss(tmp_path)
+    edit_json(tmp_path / "config.json", quantization_config={"quant_method": "mxfp4"})
+    path = tmp_path / "model-2.safetensors"
+    save_file(load_file(path) | {name: torch.zeros(1, dtype=torch.uint8)}, path)
+    with pytest.raises(CheckpointError, match=f"tensor {name} belongs to no matrix of the model that config.json"):
+        load_decoder(tmp_path, dtype="float32")
+
+
+@pytest.mark.parametrize(
     ("edit", "message"),
     [
         (lambda tensors: tensors.pop(SCALES), f"weight_scale of {EXPERTS} is missing; download the model again"),
