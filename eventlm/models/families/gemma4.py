@@ -100,8 +100,14 @@ class Gemma4UnifiedFields(Gemma4Fields, frozen=True, kw_only=True):
 
 def gemma4(fields: Gemma4Fields) -> ModelSpec:
     """Gemma 3 with normed values, which may be the keys, and perhaps shared keys, inputs of each layer, or experts."""
-    if fields.use_bidirectional_attention == "all":
-        raise ConfigError("use_bidirectional_attention all is not supported")
+    if fields.use_bidirectional_attention not in (None, "vision"):
+        raise ConfigError(f"use_bidirectional_attention {fields.use_bidirectional_attention!r:.80} is not supported")
+    for name in fields.per_layer_config or {}:
+        if name not in map(str, range(fields.num_hidden_layers)):
+            raise ConfigError(
+                f"per_layer_config has {name!r:.80}, which is no number of a layer from 0 to "
+                f"{fields.num_hidden_layers - 1}"
+            )
     # As transformers does.
     kinds = [*layer_kinds(fields, lambda layer: (layer + 1) % 6 != 0)[:-1], FULL]
     fields = msgspec.structs.replace(fields, layer_types=kinds)
@@ -168,8 +174,10 @@ def _with_own(fields: Gemma4Fields, layer: int, changes: dict[str, Any]) -> Gemm
     for name, value in changes.items():
         if name not in _OF_A_LAYER:
             raise ConfigError(f"per_layer_config.{layer}.{name} is not supported (supported: {', '.join(_OF_A_LAYER)})")
-        if not isinstance(value, int) or not 1 <= value <= 4096:
-            raise ConfigError(f"per_layer_config.{layer}.{name} is {value!r}, and must be an integer from 1 to 4096")
+        if type(value) is not int or not 1 <= value <= 4096:
+            raise ConfigError(
+                f"per_layer_config.{layer}.{name} is {value!r:.80}, and must be an integer from 1 to 4096"
+            )
     return msgspec.structs.replace(fields, **changes)
 
 

@@ -10,7 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from eventlm import LLM, SamplingParams
-from eventlm.models.config import read_model
+from eventlm.errors import CheckpointError
+from eventlm.models.config import model_of, read_model
 from eventlm.models.weights.find_weights import find_weights
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer
 from tests.models.families.proof import SMALL, make_checkpoint, prove
@@ -96,6 +97,24 @@ def test_matrices_that_no_layer_multiplies_by_are_left_in_the_file(tmp_path: Pat
     }
     save_file(tensors | {name: value.clone() for name, value in unused.items()}, path, metadata={"format": "pt"})
     assert before == {weight.key for file in find_weights(tmp_path, model) for weight in file.weights}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
+        ({"use_bidirectional_attention": "foo"}, "use_bidirectional_attention 'foo' is not supported"),
+        ({"per_layer_config": {"3": {}}}, "per_layer_config has '3', which is no number of a layer from 0 to 2"),
+        ({"per_layer_config": {"01": {}}}, "per_layer_config has '01', which is no number of a layer from 0 to 2"),
+        ({"per_layer_config": {"0": {"head_dim": True}}}, "per_layer_config.0.head_dim is True, and must be an"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_served_is_told(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    config = SMALL | DENSE | {"max_position_embeddings": 64} | fields
+    with pytest.raises(CheckpointError) as caught:
+        model_of({"architectures": ["Gemma4ForCausalLM"], "vocab_size": 170, **config}, tmp_path / "config.json")
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("quantization", ["none", "int4"])
