@@ -118,8 +118,7 @@ class Heads(Struct, frozen=True, tag=True):
     """Query, key and value of `normed`, each with its bias, then the norm and the rotation of queries and keys.
 
     Keys and values go to the cache, queries wait for `Attend`. In a layer that attends to the keys of another there are
-    only queries. rope: number of the table in `ModelSpec.ropes`; -1:
-    none.
+    only queries. rope: number of the table in `ModelSpec.ropes`; -1: none.
     """
 
     layer: int

@@ -210,7 +210,7 @@ class ExpertsSpec(Struct, frozen=True, kw_only=True):
 
 
 class LayerInputsSpec(Struct, frozen=True, kw_only=True):
-    """What each layer adds to the residual stream of a token by its id and its embedding (Gemma 3n).
+    """What each layer adds to the residual stream of a token by its id and its embedding (Gemma 4).
 
     A token has `size` numbers for each layer, of an embedding of `vocab_size` rows and of a product of its residual
     stream before the first layer. At its end a layer multiplies the activation of a product by them.
