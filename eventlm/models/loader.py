@@ -80,7 +80,6 @@ def load_cpu_decoder(
     model = read_model(folder)
     files = find_weights(folder, model)
     check_quantized(files)
-    ropes = [angles(rope, max_positions) for rope in model.ropes]
     types = matrix_types(files, model, quantization)
     # The others of them are rounded.
     kept = types if quantization == "none" else {}
@@ -90,7 +89,8 @@ def load_cpu_decoder(
         decoder = CpuDecoder(
             build,
             native_model(model, max_positions),
-            ropes,
+            # It copies them, and no name here keeps them while weights are loaded.
+            [angles(rope, max_positions) for rope in model.ropes],
             is_int8=quantization == "int8",
             types={(key.name, key.layer, key.expert): kind for key, kind in types.items()},
             num_threads=num_threads,
