@@ -93,7 +93,7 @@ class _Gemma4:
         scaling = self._fields.get("rope_scaling")
         if scaling is None:
             return 1.0
-        factors = scaling.get("short_factor", [])
+        factors: list[float] = scaling.get("short_factor", [])
         # What the factors of rope_freqs alone are read as.
         same = {"rope_type": "longrope", "short_factor": factors, "long_factor": factors, "attention_factor": 1.0}
         if scaling != same:
