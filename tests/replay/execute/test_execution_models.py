@@ -108,13 +108,18 @@ def test_all_kernels_and_caches_give_the_same_tokens_again(
     assert result.num_tokens > 100
 
 
-def test_a_model_that_transformers_computes_gives_the_same_tokens_again(tmp_path: Path, checkpoint: Path) -> None:
-    options = {"max_model_len": 160, "num_blocks": 12, "max_num_batched_tokens": 48, "max_num_seqs": 16}
-    options |= {"model_impl": "transformers"}
+@pytest.mark.parametrize("block_size", [16, 8])
+def test_a_model_that_transformers_computes_gives_the_same_tokens_again(
+    tmp_path: Path, checkpoint: Path, block_size: int
+) -> None:
+    """With smaller blocks torch attends, beside compiled products."""
+    options = {"max_model_len": 160, "num_blocks": 12 * 16 // block_size, "max_num_batched_tokens": 48}
+    options |= {"max_num_seqs": 16, "block_size": block_size, "model_impl": "transformers"}
     run = record(tmp_path, checkpoint, num_requests=5, max_tokens=40, predictor=[1000] * 5, **options)
     assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
     header = check_executable(run)
-    assert header.host["attention_backend"] == transformers_backend(choose_build("auto"))
+    build = choose_build("auto")
+    assert header.host["attention_backend"] == transformers_backend(build, attends=not build or block_size == 16)
     result = execute(run, model=str(checkpoint))
     assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
     assert result.num_tokens > 100
