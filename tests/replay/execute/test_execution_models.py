@@ -19,7 +19,12 @@ from eventlm.replay.execute.execution import execute
 from eventlm.replay.execute.report import render
 from eventlm.replay.verify.verifier import verify
 from eventlm.worker.protocol import TORCH_BACKEND, backend_name, transformers_backend
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import VOCAB_SIZE, make_checkpoint, make_tokenizer
+from tests.models.families import proof
+from tests.models.families.test_qwen_next import CASES as HYBRIDS
+from tests.models.gguf.files import to_gguf
+from tests.models.quantized.checkpoints import CASES as QUANTIZED
+from tests.models.quantized.checkpoints import write_quantized
 from tests.replay.traces import tampered
 
 pytestmark = pytest.mark.long
@@ -154,6 +159,46 @@ def test_another_library_of_the_same_build_is_reported(tmp_path: Path, checkpoin
         difference = f"kernel_library: recorded {recorded.get('kernel_library', 'nothing')}, here {here}"
         assert (result.exit_code, result.host_differences) == (0, [difference])
         assert render(result).splitlines()[-1] == f"  {difference}"
+
+
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "head_dim": 32}
+
+
+def unlike_llama(kind: str, folder: Path) -> Path:
+    """A checkpoint that is computed by other operations than Llama's, or by other products."""
+    match kind:
+        case "AWQ":
+            write_quantized(folder, QUANTIZED["awq"], vocab_size=VOCAB_SIZE)
+        case "states":
+            proof.make_checkpoint(folder, **proof.SMALL | HYBRIDS["qwen 3.5"] | {"vocab_size": VOCAB_SIZE})
+        case _:
+            fields = proof.SMALL | EXPERTS | {"vocab_size": VOCAB_SIZE}
+            proof.make_checkpoint(folder, "Qwen3MoeForCausalLM", **fields)
+    make_tokenizer(folder)
+    if kind != "GGUF":
+        return folder
+    to_gguf(folder, folder / "model.gguf", "qwen3moe", "Q4_0")
+    return folder / "model.gguf"
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_requests"),
+    [("states", 4), ("GGUF", 4)]
+    + [pytest.param(kind, 125, marks=pytest.mark.soak) for kind in ("experts", "states", "GGUF", "AWQ")],
+)
+def test_models_unlike_llama_give_the_same_tokens_again(tmp_path: Path, kind: str, num_requests: int) -> None:
+    """With hits and preemptions; the long cases have 50,000 tokens."""
+    model = unlike_llama(kind, tmp_path / "model")
+    options: dict[str, Any] = {"max_model_len": 160, "num_blocks": 12, "dtype": "bfloat16"}
+    options |= {"max_num_batched_tokens": 48, "max_num_seqs": 16}
+    if kind == "states":
+        options |= {"state_slots": 24, "state_interval": 16}
+    run = record(tmp_path / "run", model, num_requests=num_requests, max_tokens=96, predictor=[1000] * 5, **options)
+    assert '"t":"preempt"' in (run / "trace.jsonl").read_text()
+    result = execute(run, model=str(model))
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 100 * num_requests
+    assert verify(run).exit_code == 0
 
 
 def test_another_checkpoint_is_refused(tiny: Path, tmp_path: Path) -> None:
