@@ -101,7 +101,7 @@ class Gemma4UnifiedFields(Gemma4Fields, frozen=True, kw_only=True):
 def gemma4(fields: Gemma4Fields) -> ModelSpec:
     """Gemma 3 with normed values, which may be the keys, and perhaps shared keys, inputs of each layer, or experts."""
     if fields.use_bidirectional_attention not in (None, "vision"):
-        raise ConfigError(f"use_bidirectional_attention {fields.use_bidirectional_attention!r:.80} is not supported")
+        raise ConfigError(f"use_bidirectional_attention {fields.use_bidirectional_attention!s:.80} is not supported")
     for name in fields.per_layer_config or {}:
         if name not in map(str, range(fields.num_hidden_layers)):
             raise ConfigError(

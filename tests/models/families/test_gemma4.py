@@ -102,9 +102,9 @@ def test_matrices_that_no_layer_multiplies_by_are_left_in_the_file(tmp_path: Pat
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' is not supported"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention all is not supported"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention True is not supported"),
-        ({"use_bidirectional_attention": "foo"}, "use_bidirectional_attention 'foo' is not supported"),
+        ({"use_bidirectional_attention": "foo"}, "use_bidirectional_attention foo is not supported"),
         ({"per_layer_config": {"3": {}}}, "per_layer_config has '3', which is no number of a layer from 0 to 2"),
         ({"per_layer_config": {"01": {}}}, "per_layer_config has '01', which is no number of a layer from 0 to 2"),
         ({"per_layer_config": {"0": {"head_dim": True}}}, "per_layer_config.0.head_dim is True, and must be an"),
