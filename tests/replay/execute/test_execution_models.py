@@ -12,6 +12,7 @@ import pytest
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.native import available_builds, library_hash
 from eventlm.models.cpu_kernels import choose_build
+from eventlm.models.fetch.gguf_folder import gguf_folder
 from eventlm.models.fetch.pull import cached
 from eventlm.offline import LLM, SamplingParams
 from eventlm.replay.execute.executable import check_executable
@@ -178,7 +179,7 @@ def unlike_llama(kind: str, folder: Path) -> Path:
     if kind != "GGUF":
         return folder
     to_gguf(folder, folder / "model.gguf", "qwen3moe", "Q4_0")
-    return folder / "model.gguf"
+    return gguf_folder(folder / "model.gguf")
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def unlike_llama(kind: str, folder: Path) -> Path:
 def test_models_unlike_llama_give_the_same_tokens_again(tmp_path: Path, kind: str, num_requests: int) -> None:
     """With hits and preemptions; the long cases have 50,000 tokens."""
     model = unlike_llama(kind, tmp_path / "model")
-    options: dict[str, Any] = {"max_model_len": 160, "num_blocks": 12, "dtype": "bfloat16"}
+    options: dict[str, Any] = {"max_model_len": 208, "num_blocks": 14, "dtype": "bfloat16"}
     options |= {"max_num_batched_tokens": 48, "max_num_seqs": 16}
     if kind == "states":
         options |= {"state_slots": 24, "state_interval": 16}
