@@ -190,7 +190,7 @@ def unlike_llama(kind: str, folder: Path) -> Path:
 def test_models_unlike_llama_give_the_same_tokens_again(tmp_path: Path, kind: str, num_requests: int) -> None:
     """With hits and preemptions; the long cases have 50,000 tokens."""
     model = unlike_llama(kind, tmp_path / "model")
-    options: dict[str, Any] = {"max_model_len": 208, "num_blocks": 14, "dtype": "bfloat16"}
+    options: dict[str, Any] = {"max_model_len": 240, "num_blocks": 16, "dtype": "bfloat16"}
     options |= {"max_num_batched_tokens": 48, "max_num_seqs": 16}
     if kind == "states":
         options |= {"state_slots": 24, "state_interval": 16}
