@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.references import attention_reference
+from benchmarks.kernels.references import AttentionExtras, attention_reference
 from benchmarks.kernels.tune import Config, Tuning
 from eventlm.kernels.gpu.decode_attention import SplitScratch, decode_attention, num_splits
 from eventlm.kernels.gpu.tuned import tuned
@@ -32,20 +32,7 @@ class _Shape(NamedTuple):
     head_dim: int = 128
     fp8: bool = False
     target: float = 0.0
-    window: int = 0
-    soft_cap: float = 0.0
-    has_sinks: bool = False
-
-    @property
-    def extras(self) -> str:
-        """What it has of windows, caps and sinks, for a name."""
-        window = f", window {self.window}" if self.window else ""
-        return window + (", soft cap" if self.soft_cap else "") + (", sinks" if self.has_sinks else "")
-
-    def options(self, device: torch.device) -> dict[str, Any]:
-        """The same as the kernel takes it."""
-        sinks = torch.linspace(-1.0, 4.0, self.num_heads, device=device) if self.has_sinks else None
-        return {"window": self.window, "soft_cap": self.soft_cap, "sinks_H": sinks}
+    extras: AttentionExtras = AttentionExtras()
 
 
 class _Inputs(NamedTuple):
@@ -63,7 +50,7 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
         yield _case(_Shape(2, 70, num_heads=4, num_kv_heads=2, head_dim=64), device)
         yield _case(_Shape(2, 70, num_heads=4, num_kv_heads=2, head_dim=64, fp8=True), device)
         small = _Shape(2, 70, num_heads=4, num_kv_heads=2, head_dim=64)
-        yield _case(small._replace(window=40, soft_cap=3.0, has_sinks=True), device)
+        yield _case(small._replace(extras=AttentionExtras(40, 3.0, has_sinks=True)), device)
         return
     yield _case(_Shape(64, 8192, target=0.85), device)
     yield _case(_Shape(64, 8192, fp8=True), device)
@@ -75,8 +62,8 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
     yield _case(_Shape(64, 8192, num_heads=64), device)
     yield _case(_Shape(64, 8192, num_heads=14, num_kv_heads=2, head_dim=64), device)
     # As gpt-oss and Gemma 2 have it, with a cap that is low enough to change random scores.
-    yield _case(_Shape(64, 8192, num_heads=64, head_dim=64, window=128, has_sinks=True), device)
-    yield _case(_Shape(64, 8192, num_heads=16, head_dim=256, window=4096, soft_cap=3.0), device)
+    yield _case(_Shape(64, 8192, num_heads=64, head_dim=64, extras=AttentionExtras(128, has_sinks=True)), device)
+    yield _case(_Shape(64, 8192, num_heads=16, head_dim=256, extras=AttentionExtras(4096, 3.0)), device)
 
 
 def tunings(device: torch.device, *, smoke: bool) -> Iterator[Tuning]:
@@ -122,11 +109,11 @@ def _inputs(shape: _Shape, device: torch.device, *, ragged: bool = False) -> _In
 def _case(shape: _Shape, device: torch.device, *, ragged: bool = False) -> KernelCase:
     num_rows, context, num_heads, num_kv_heads, head_dim, fp8, *_ = shape
     inputs = _inputs(shape, device, ragged=ragged)
-    tokens = int(inputs.lengths.clamp(max=shape.window or context).sum())
+    tokens = int(inputs.lengths.clamp(max=shape.extras.window or context).sum())
     token_bytes = 2 * num_kv_heads * (head_dim * inputs.cache.element_size() + 4 * fp8)
     name = f"{num_rows} x {context}{' at most' if ragged else ''}, heads {num_heads}/{num_kv_heads} of {head_dim}"
     return KernelCase(
-        name + (", fp8" if fp8 else "") + shape.extras,
+        name + (", fp8" if fp8 else "") + shape.extras.name,
         _run(inputs),
         partial(_reference, inputs),
         num_bytes=tokens * token_bytes + 2 * inputs.q.nbytes,
@@ -145,7 +132,7 @@ def _run(inputs: _Inputs) -> Callable[..., Tensor]:
     splits = num_splits(shape.num_rows, shape.num_kv_heads, num_processors, shape.context)
     scratch = SplitScratch(shape.num_rows * splits, shape.num_heads, shape.head_dim, device)
     parts = scratch.of_step(shape.num_rows, splits)
-    options = shape.options(device)
+    options = shape.extras.options(shape.num_heads, device)
 
     def run(config: Config | None = None) -> Tensor:
         decode_attention(
@@ -175,5 +162,5 @@ def _attend(inputs: _Inputs, row: int) -> Tensor:
     shape, length = inputs.shape, inputs.lengths[row]
     context = context.transpose(2, 3).flatten(1, 2)[:, :length].transpose(1, 2)
     keys, values = context.repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1)
-    q, options = inputs.q[row].float()[:, None], shape.options(inputs.q.device)
+    q, options = inputs.q[row].float()[:, None], shape.extras.options(shape.num_heads, inputs.q.device)
     return attention_reference(q, keys, values, length[None] - 1, scale=shape.head_dim**-0.5, **options)[:, 0]

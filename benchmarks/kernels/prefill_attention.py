@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.kernels.case import KernelCase
-from benchmarks.kernels.references import attention_reference
+from benchmarks.kernels.references import AttentionExtras, attention_reference
 from benchmarks.kernels.tune import Config, Tuning
 from eventlm.kernels.gpu.prefill_attention import make_tiles, prefill_attention, tile_queries
 from eventlm.kernels.gpu.tuned import tuned
@@ -37,20 +37,7 @@ class _Shape(NamedTuple):
     head_dim: int = 128
     fp8: bool = False
     target: float = 0.0
-    window: int = 0
-    soft_cap: float = 0.0
-    has_sinks: bool = False
-
-    @property
-    def extras(self) -> str:
-        """What it has of windows, caps and sinks, for a name."""
-        window = f", window {self.window}" if self.window else ""
-        return window + (", soft cap" if self.soft_cap else "") + (", sinks" if self.has_sinks else "")
-
-    def options(self, device: torch.device) -> dict[str, Any]:
-        """The same as the kernel takes it."""
-        sinks = torch.linspace(-1.0, 4.0, self.num_heads, device=device) if self.has_sinks else None
-        return {"window": self.window, "soft_cap": self.soft_cap, "sinks_H": sinks}
+    extras: AttentionExtras = AttentionExtras()
 
 
 class _Inputs(NamedTuple):
@@ -67,7 +54,7 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
         yield _case(_Shape(2, 0, 70, num_heads=4, num_kv_heads=2, head_dim=64), device)
         yield _case(_Shape(1, 33, 40, num_heads=4, num_kv_heads=2, head_dim=64, fp8=True), device)
         small = _Shape(1, 33, 40, num_heads=4, num_kv_heads=2, head_dim=64)
-        yield _case(small._replace(window=40, soft_cap=3.0, has_sinks=True), device)
+        yield _case(small._replace(extras=AttentionExtras(40, 3.0, has_sinks=True)), device)
         return
     yield _case(_Shape(1, 0, 16384, target=0.6), device)
     yield _case(_Shape(1, 0, 16384, num_heads=32, num_kv_heads=32), device)
@@ -78,8 +65,8 @@ def cases(device: torch.device, *, smoke: bool) -> Iterator[KernelCase]:
     yield _case(_Shape(4, 14336, 2048), device)
     yield _case(_Shape(64, 8191, 1), device)
     # As gpt-oss and Gemma 2 have it, with a cap that is low enough to change random scores.
-    yield _case(_Shape(1, 0, 16384, num_heads=64, head_dim=64, window=128, has_sinks=True), device)
-    yield _case(_Shape(1, 0, 16384, num_heads=16, head_dim=256, window=4096, soft_cap=3.0), device)
+    yield _case(_Shape(1, 0, 16384, num_heads=64, head_dim=64, extras=AttentionExtras(128, has_sinks=True)), device)
+    yield _case(_Shape(1, 0, 16384, num_heads=16, head_dim=256, extras=AttentionExtras(4096, 3.0)), device)
 
 
 def tunings(device: torch.device, *, smoke: bool) -> Iterator[Tuning]:
@@ -125,15 +112,15 @@ def _inputs(shape: _Shape, device: torch.device) -> _Inputs:
 def _case(shape: _Shape, device: torch.device) -> KernelCase:
     num_rows, start, num_queries, num_heads, num_kv_heads, head_dim, fp8, *_ = shape
     inputs = _inputs(shape, device)
-    window = shape.window or start + num_queries
+    window = shape.extras.window or start + num_queries
     seen = sum(min(position + 1, window) for position in range(start, start + num_queries))
     num_read = min(start + num_queries, window - 1 + num_queries)
     token_bytes = 2 * num_kv_heads * (head_dim * inputs.cache.element_size() + 4 * fp8)
     # The peer has a causal mask for whole prompts alone.
-    peer = None if start or fp8 or shape.extras else _peer(inputs)
+    peer = None if start or fp8 or shape.extras.name else _peer(inputs)
     name = f"{num_rows} x {num_queries} after {start}, heads {num_heads}/{num_kv_heads} of {head_dim}"
     return KernelCase(
-        name + (", fp8" if fp8 else "") + shape.extras,
+        name + (", fp8" if fp8 else "") + shape.extras.name,
         _run(inputs),
         partial(_reference, inputs),
         num_bytes=num_rows * num_read * token_bytes + 2 * inputs.q.nbytes,
@@ -168,7 +155,7 @@ def _run(inputs: _Inputs, config: Config | None = None) -> Callable[[], Tensor]:
     else:
         block_m = config["BLOCK_M"] // (num_heads // num_kv_heads)
     tiles = torch.from_numpy(make_tiles([start] * num_rows, [num_queries] * num_rows, block_m)).to(q.device)
-    out, scale, options = torch.empty_like(q), head_dim**-0.5, shape.options(q.device)
+    out, scale, options = torch.empty_like(q), head_dim**-0.5, shape.extras.options(shape.num_heads, q.device)
 
     def run() -> Tensor:
         prefill_attention(
@@ -218,9 +205,9 @@ def _attend(inputs: _Inputs, row: int) -> Tensor:
     keys, values = _context(inputs, row).repeat_interleave(shape.num_heads // shape.num_kv_heads, dim=1)
     q = inputs.q[row * shape.num_queries : (row + 1) * shape.num_queries].float().transpose(0, 1)
     positions = shape.start + torch.arange(shape.num_queries, device=q.device)
-    outs = []
+    outs, options = [], shape.extras.options(shape.num_heads, q.device)
     for first in range(0, shape.num_queries, _REFERENCE_QUERIES):
         part = slice(first, first + _REFERENCE_QUERIES)
         args = (q[:, part], keys, values, positions[part])
-        outs.append(attention_reference(*args, scale=shape.head_dim**-0.5, **shape.options(q.device)))
+        outs.append(attention_reference(*args, scale=shape.head_dim**-0.5, **options))
     return torch.cat(outs, dim=1).transpose(0, 1)

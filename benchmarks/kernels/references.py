@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,6 +11,25 @@ from torch import Tensor
 from eventlm.kernels.gpu.code_types import UNIT
 from eventlm.kernels.gpu.packed_weight import PackedWeight
 from eventlm.kernels.kv_quantization import SCALE_BYTES, quantize
+
+
+class AttentionExtras(NamedTuple):
+    """What a case of attention has beside keys and values; as the kernels take it."""
+
+    window: int = 0
+    soft_cap: float = 0.0
+    has_sinks: bool = False
+
+    @property
+    def name(self) -> str:
+        """For the end of a case's name; empty without extras."""
+        window = f", window {self.window}" if self.window else ""
+        return window + (", soft cap" if self.soft_cap else "") + (", sinks" if self.has_sinks else "")
+
+    def options(self, num_heads: int, device: torch.device) -> dict[str, Any]:
+        """The kernels' keywords."""
+        sinks = torch.linspace(-1.0, 4.0, num_heads, device=device) if self.has_sinks else None
+        return {"window": self.window, "soft_cap": self.soft_cap, "sinks_H": sinks}
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:

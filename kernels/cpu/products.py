@@ -39,7 +39,7 @@ class MatrixGroup:
         self.matrices = matrices
         self.num_in = matrices[0].num_in
         biases = [None if each.bias is None else each.bias.data_ptr() for each in matrices]
-        #: For the library; it is told where to write before each call.
+        #: What the library reads. Each call first enters the addresses of its outputs.
         self.products = (_Product * len(matrices))(
             *(_Product(each.memory.data_ptr(), each.num_out, bias) for each, bias in zip(matrices, biases, strict=True))
         )

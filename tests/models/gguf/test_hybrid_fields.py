@@ -25,8 +25,9 @@ from tests.models.gguf.test_expert_fields import config_of
 from tests.models.weights.test_gguf_weights import change_tensors
 from tests.worker.reference import Key
 
-#: Two value heads for each key head. MIXTURE's shared expert is none of 64, so that its rows are told from others.
+#: Two value heads for each key head.
 DELTA = STATES | {"linear_num_value_heads": 4}
+#: Not 64 rows, which other matrices have: a mix-up of tensors is then an error of shapes.
 SHARED = MIXTURE | {"shared_expert_intermediate_size": 96}
 #: llama.cpp's name of the architecture, transformers', and fields of its config.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
