@@ -128,7 +128,10 @@ void multiply_tiles(const Matrix& matrix, std::size_t begin, std::size_t end, co
 #endif
 
 // Products with codes.
-struct Codes {};
+struct Codes {
+  // From how many rows on tiles are faster than vectors.
+  static constexpr int kTilesFromRows = 32;
+};
 
 // How far ahead of the product of a single pass memory is asked for.
 constexpr std::size_t kBytesAhead = 6144;
@@ -170,11 +173,63 @@ void multiply_codes(const Matrix& matrix, std::size_t begin, std::size_t end, co
   }
 }
 
+#if defined(__AMX_BF16__)
+
+// Of what codes are widened to before they are multiplied.
+constexpr std::size_t kWidenedBytes = 1 << 20;
+
+// The panels [begin, end) of codes as those of bf16.
+inline void widen(const Matrix& matrix, std::size_t begin, std::size_t end, Matrix& to) {
+  std::uint32_t* words = to.panels;
+  for (std::size_t panel = begin; panel < end; panel++, words += to.panel_words()) {
+    const PackedMatrix* part = matrix.parts;
+    if (matrix.has_gate) {
+      for (int half = 0; half < 2; half++) {
+        widen_packed(part[half], panel / 2, panel % 2 * kLanes, words + half * kLanes);
+      }
+      continue;
+    }
+    std::size_t number = panel;
+    for (; number >= part->num_panels(); part++) number -= part->num_panels();
+    for (int half = 0; half < 2; half++) widen_packed(*part, number, half * kLanes, words + half * kLanes);
+  }
+}
+
+// The rows [first, last) times the panels [begin, end) of codes. Where not all of these fit into kWidenedBytes, they
+// are widened again for each block of rows. False if not even one does.
+template <class Put>
+bool multiply_widened(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
+                      Put&& put) {
+  alignas(64) std::uint32_t words[kWidenedBytes / 4];
+  Matrix wide;
+  wide.panels = words;
+  wide.num_in = matrix.num_in;
+  const std::size_t most = kWidenedBytes / 4 / wide.panel_words();
+  if (most == 0) return false;
+  const int at_once = end - begin <= most ? last - first : kBlockRows;
+  for (int row = first; row < last; row += at_once) {
+    for (std::size_t panel = begin; panel < end; panel += most) {
+      const std::size_t last_panel = std::min(panel + most, end);
+      widen(matrix, panel, last_panel, wide);
+      multiply_tiles<Floats>(wide, 0, last_panel - panel, rows, row, std::min(row + at_once, last),
+                             [&](int own_row, std::size_t number, f32x16 left, f32x16 right) {
+                               put(own_row, panel + number, left, right);
+                             });
+    }
+  }
+  return true;
+}
+
+#endif
+
 // The rows [first, last) times the panels [begin, end).
 template <class Numbers, class Put>
 void multiply(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
               Put&& put) {
   if constexpr (std::is_same_v<Numbers, Codes>) {
+#if defined(__AMX_BF16__)
+    if (rows.count >= Codes::kTilesFromRows && multiply_widened(matrix, begin, end, rows, first, last, put)) return;
+#endif
     for (int row = first; row < last; row += kBlockRows) {
       multiply_codes(matrix, begin, end, rows, row, std::min(row + kBlockRows, last), put);
     }

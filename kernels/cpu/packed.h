@@ -71,6 +71,7 @@ struct Format {
   Table table;
   std::size_t block_bytes;  // of the file
 
+  constexpr bool is_float8() const { return table == Table::fp8; }
   constexpr bool is_nested() const { return scales == Scales::bytes || scales == Scales::integers; }
   // Inputs of a block of the file, and of a span.
   constexpr std::size_t block() const { return is_nested() ? 256 : scales == Scales::floats ? group : 32; }
@@ -85,7 +86,7 @@ struct Format {
   }
   constexpr std::size_t code_bytes() const { return group * bits * kPanel / 8; }
   // From a column to the next.
-  constexpr std::size_t code_step() const { return table == Table::fp8 ? 2 : 4; }
+  constexpr std::size_t code_step() const { return is_float8() ? 2 : 4; }
   // Within a span. It begins with the fp16 that its scales are under, if any, and those of its minima.
   constexpr std::size_t first_scale() const { return !is_nested() ? 0 : has_minima ? 4 * kPanel : 2 * kPanel; }
   constexpr std::size_t first_minimum() const { return first_scale() + groups() * scale_bytes(); }
@@ -145,7 +146,7 @@ struct PackedMatrix {
   PackedType type = PackedType::none;
 
   Format format() const { return format_of(type); }
-  bool is_float8() const { return type == PackedType::f8_128; }
+  bool is_float8() const { return format().is_float8(); }
   std::size_t num_panels() const { return (num_out + kPanel - 1) / kPanel; }
   std::size_t panel_bytes() const { return (num_in + format().span() - 1) / format().span() * format().span_bytes(); }
   std::size_t num_bytes() const { return num_panels() * panel_bytes(); }
@@ -181,5 +182,11 @@ void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& 
 // inputs are bf16. `row`: a multiple of 16.
 void multiply_float8(const PackedMatrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
                      float (*sums)[kPanel]);
+
+#if defined(__AMX_BF16__)
+// The values of 16 columns of a panel from `first` on, rounded to bf16: a word of each for two inputs, and kPanel words
+// further one for the next two.
+void widen_packed(const PackedMatrix& matrix, std::size_t panel, int first, std::uint32_t* to);
+#endif
 
 }  // namespace eventlm

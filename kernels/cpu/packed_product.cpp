@@ -1,8 +1,8 @@
 // Products of int8 activations with a panel of codes: integers within a group, floats beyond it.
 //
-// The sums of a group begin with what an offset subtracts, are multiplied by the group's scales, and added up for 128
-// inputs, which have one scale in a row. All numbers of rows have the same arithmetic: a row's products do not depend
-// on its neighbours.
+// The sums of up to 32 inputs of a group begin with what an offset subtracts, and are multiplied by the group's scale
+// and by that of the inputs. All numbers of rows have the same arithmetic: a row's products do not depend on its
+// neighbours. Tiles of AMX take the values of the codes instead, widened to bf16 once for many rows.
 #include <algorithm>
 #include <utility>
 
@@ -113,9 +113,9 @@ EVENTLM_INLINE void get_codes(const std::uint8_t* from, u32xn& first, u32xn& sec
   }
 }
 
-// The scales, or minima, of some columns, as floats.
+// Numbers of some columns, scales or minima, as floats.
 template <Format FORMAT>
-EVENTLM_INLINE f32xn get_scales(const std::uint8_t* from, f32xn above) {
+EVENTLM_INLINE f32xn get_floats(const std::uint8_t* from, f32xn above) {
   if constexpr (FORMAT.scales == Scales::floats) return load<f32xn>(from);
   if constexpr (FORMAT.scales == Scales::halves) return load_halves(from);
   if constexpr (FORMAT.scales == Scales::powers) {
@@ -125,6 +125,22 @@ EVENTLM_INLINE f32xn get_scales(const std::uint8_t* from, f32xn above) {
   }
   if constexpr (FORMAT.scales == Scales::bytes) return to_floats(widened(load<u8xn>(from))) * above;
   return to_floats(widened(load<s8xn>(from))) * above;
+}
+
+// The scales of some columns, which begin with number `at` of a span's, and what their values have subtracted.
+template <Format FORMAT>
+EVENTLM_INLINE void get_scales(const std::uint8_t* span, std::size_t at, f32xn above, f32xn above_minima, f32xn& scale,
+                               f32xn& minimum) {
+  scale = get_floats<FORMAT>(span + FORMAT.first_scale() + FORMAT.scale_bytes() / kPanel * at, above);
+  if constexpr (FORMAT.has_minima) {
+    const std::uint8_t* from = span + FORMAT.first_minimum() + FORMAT.minimum_bytes() / kPanel * at;
+    if constexpr (FORMAT.scales == Scales::floats) {
+      minimum = load_halves(from) * scale;
+    } else {
+      minimum = get_floats<FORMAT>(from, above_minima);
+      if constexpr (FORMAT.scales == Scales::halves) minimum = -minimum;
+    }
+  }
 }
 
 constexpr int log2_of(int power) { return power == 1 ? 0 : 1 + log2_of(power / 2); }
@@ -151,98 +167,84 @@ template <Format FORMAT, int ROWS, int COLUMNS>
   constexpr int kGroup = FORMAT.group, kGroups = kPackedInputs / kGroup, kPart = std::min(kGroup, 32);
   constexpr int kPairs = kPart / 8, kParts = kGroup / kPart;
   constexpr int kAtOnce = std::min(Product::kPairs, kPairs);
-  constexpr int kScaleBytes = FORMAT.scale_bytes() / kPanel, kMinimumBytes = FORMAT.minimum_bytes() / kPanel;
   constexpr std::size_t kPartBytes = FORMAT.code_bytes() / kParts;
   constexpr std::size_t kLinesAhead = (FORMAT.span_bytes() / FORMAT.groups() / kParts + kLineBytes - 1) / kLineBytes;
   constexpr std::size_t kBlocksOfSpan = std::max<std::size_t>(FORMAT.span() / kPackedInputs, 1);
-  f32xn totals[ROWS][COLUMNS] = {};
+  f32xn sums[ROWS][COLUMNS] = {};
   const std::uint8_t* span = panel;
   for (std::size_t input = 0; input < num_in; input += kPackedInputs, line += kPackedLines * kTileRows) {
     const std::size_t block = input / kPackedInputs % kBlocksOfSpan;
-    const int num_groups = (static_cast<int>(std::min(num_in - input, kPackedInputs)) + kGroup - 1) / kGroup;
+    const int num_parts = static_cast<int>(std::min(num_in - input, kPackedInputs)) / kPart;
     const PackedScale* ends = reinterpret_cast<const PackedScale*>(line + 2 * kTileRows);
     f32xn above[COLUMNS], above_minima[COLUMNS];
     for (int c = 0; c < COLUMNS && FORMAT.is_nested(); c++) {
       above[c] = load_halves(span + 2 * (first + c * kNative));
       if (FORMAT.has_minima) above_minima[c] = load_halves(span + 2 * (kPanel + first + c * kNative));
     }
-    f32xn sums[ROWS][COLUMNS] = {};
-    for (int group = 0; group < num_groups; group++) {
+    for (int part = 0; part < num_parts; part++) {
+      const int group = part / kParts;
       const std::size_t number = FORMAT.groups() > 1 ? block * kGroups + group : 0;
       const auto minus_sum = [&](int r) __attribute__((always_inline)) {
-        if constexpr (kGroup == 128) {
-          const std::int32_t* of_32 = ends[r].of_32;
-          return i32xn{} + (of_32[0] + of_32[1] + of_32[2] + of_32[3]);
-        }
-        return i32xn{} + (kGroup == 32 ? ends[r].of_32 : ends[r].of_16)[group];
+        return i32xn{} + (kPart == 32 ? ends[r].of_32 : ends[r].of_16)[part];
       };
       i32xn ints[ROWS][COLUMNS] = {};
       for (int r = 0; r < ROWS && FORMAT.offset != 0; r++) {
         for (int c = 0; c < COLUMNS; c++) ints[r][c] = minus_sum(r) << log2_of(FORMAT.offset);
       }
-      for (int part = 0; part < kParts; part++) {
-        for (std::size_t i = 0; i < kLinesAhead; i++, ahead.bytes += ahead.step) __builtin_prefetch(ahead.bytes, 0, 2);
-        const std::uint8_t* codes =
-            span + FORMAT.first_code() + number * FORMAT.code_bytes() + part * kPartBytes + 4 * first;
-        const int at = group * kGroup + part * kPart;
-        const std::uint32_t* inputs = line[at / 64 * kTileRows].words + at / 4 % kLanes;
-        unrolled<kPairs / kAtOnce>([&]<int PART>() __attribute__((always_inline)) {
-          typename Product::Partial partial[ROWS][COLUMNS];
+      for (std::size_t i = 0; i < kLinesAhead; i++, ahead.bytes += ahead.step) __builtin_prefetch(ahead.bytes, 0, 2);
+      const std::uint8_t* codes =
+          span + FORMAT.first_code() + number * FORMAT.code_bytes() + part % kParts * kPartBytes + 4 * first;
+      const int at = part * kPart;
+      const std::uint32_t* inputs = line[at / 64 * kTileRows].words + at / 4 % kLanes;
+      unrolled<kPairs / kAtOnce>([&]<int PART>() __attribute__((always_inline)) {
+        typename Product::Partial partial[ROWS][COLUMNS];
+        for (int r = 0; r < ROWS; r++) {
+          for (int c = 0; c < COLUMNS; c++) partial[r][c] = Product::begin(ints[r][c]);
+        }
+        unrolled<kAtOnce>([&]<int AT>() __attribute__((always_inline)) {
+          constexpr int kPair = PART * kAtOnce + AT;
+          u32xn even[COLUMNS], odd[COLUMNS];
+#pragma GCC unroll 8
+          for (int c = 0; c < COLUMNS; c++) get_codes<FORMAT, kPair>(codes + 4 * kNative * c, even[c], odd[c]);
+#pragma GCC unroll 8
           for (int r = 0; r < ROWS; r++) {
-            for (int c = 0; c < COLUMNS; c++) partial[r][c] = Product::begin(ints[r][c]);
-          }
-          unrolled<kAtOnce>([&]<int AT>() __attribute__((always_inline)) {
-            constexpr int kPair = PART * kAtOnce + AT;
-            u32xn even[COLUMNS], odd[COLUMNS];
+            const u32xn even_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair];
+            const u32xn odd_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair + 1];
 #pragma GCC unroll 8
-            for (int c = 0; c < COLUMNS; c++) get_codes<FORMAT, kPair>(codes + 4 * kNative * c, even[c], odd[c]);
-#pragma GCC unroll 8
-            for (int r = 0; r < ROWS; r++) {
-              const u32xn even_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair];
-              const u32xn odd_inputs = u32xn{} + inputs[r * kLanes + 2 * kPair + 1];
-#pragma GCC unroll 8
-              for (int c = 0; c < COLUMNS; c++) {
-                partial[r][c] = Product::add(partial[r][c], even[c], even_inputs);
-                partial[r][c] = Product::add(partial[r][c], odd[c], odd_inputs);
-              }
+            for (int c = 0; c < COLUMNS; c++) {
+              partial[r][c] = Product::add(partial[r][c], even[c], even_inputs);
+              partial[r][c] = Product::add(partial[r][c], odd[c], odd_inputs);
             }
-          });
-          for (int r = 0; r < ROWS; r++) {
-            for (int c = 0; c < COLUMNS; c++) ints[r][c] = Product::end(ints[r][c], partial[r][c]);
           }
         });
-      }
+        for (int r = 0; r < ROWS; r++) {
+          for (int c = 0; c < COLUMNS; c++) ints[r][c] = Product::end(ints[r][c], partial[r][c]);
+        }
+      });
+      f32xn scales[COLUMNS], minima[COLUMNS];
+      const std::size_t at_group = number * kPanel + first;
 #pragma GCC unroll 8
       for (int c = 0; c < COLUMNS; c++) {
-        const std::uint8_t* scales = span + number * FORMAT.scale_bytes() + kScaleBytes * (first + c * kNative);
-        const f32xn scale = get_scales<FORMAT>(scales + FORMAT.first_scale(), above[c]);
+        get_scales<FORMAT>(span, at_group + c * kNative, above[c], above_minima[c], scales[c], minima[c]);
+      }
 #pragma GCC unroll 8
-        for (int r = 0; r < ROWS; r++) sums[r][c] += to_floats(ints[r][c]) * scale;
-        if constexpr (FORMAT.has_minima) {
-          const std::uint8_t* minima =
-              span + FORMAT.first_minimum() + number * FORMAT.minimum_bytes() + kMinimumBytes * (first + c * kNative);
-          const f32xn minimum = FORMAT.scales == Scales::floats ? load_halves(minima) * scale
-                                                                : get_scales<FORMAT>(minima, above_minima[c]);
+      for (int r = 0; r < ROWS; r++) {
+        const f32xn input_scale = f32xn{} + ends[r].scales[part * kPart / 32];
+        const f32xn minus = to_floats(minus_sum(r)) * input_scale;
 #pragma GCC unroll 8
-          for (int r = 0; r < ROWS; r++) {
-            const f32xn part = to_floats(minus_sum(r)) * minimum;
-            FORMAT.scales == Scales::halves ? sums[r][c] -= part : sums[r][c] += part;
-          }
+        for (int c = 0; c < COLUMNS; c++) {
+          sums[r][c] += to_floats(ints[r][c]) * (scales[c] * input_scale);
+          if (FORMAT.has_minima) sums[r][c] += minus * minima[c];
         }
       }
-      if constexpr (FORMAT.groups() == 1) span += FORMAT.span_bytes();
+      if (FORMAT.groups() == 1 && part % kParts == kParts - 1) span += FORMAT.span_bytes();
     }
     if constexpr (FORMAT.groups() > 1) {
       if (block + 1 == kBlocksOfSpan) span += FORMAT.span_bytes();
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < ROWS; r++) {
-#pragma GCC unroll 8
-      for (int c = 0; c < COLUMNS; c++) totals[r][c] += sums[r][c] * ends[r].scale;
-    }
   }
   for (int r = 0; r < ROWS; r++) {
-    for (int c = 0; c < COLUMNS; c++) store(out[r] + first + c * kNative, totals[r][c]);
+    for (int c = 0; c < COLUMNS; c++) store(out[r] + first + c * kNative, sums[r][c]);
   }
 }
 
@@ -277,6 +279,49 @@ EVENTLM_INLINE u32xn widen_float8(const std::uint8_t* from) {
   const s16xn even = ((s16xn)(pairs << 8) >> 1) & keep, odd = (pairs >> 1) & keep;
   return (u32xn)load_halves(&even) >> 16 | ((u32xn)load_halves(&odd) & 0xffff0000u);
 }
+
+#if defined(__AMX_BF16__)
+
+// The values of a quad of each column, as pairs.
+EVENTLM_INLINE void widen_quad(u32xn codes, f32xn scale, f32xn shift, std::uint32_t* to) {
+  const auto value = [&](int byte) __attribute__((always_inline)) {
+    return to_floats((i32xn)(codes >> 8 * byte & 0xff)) * scale + shift;
+  };
+  store(to, bf16_pairs(value(0), value(1)));
+  store(to + kPanel, bf16_pairs(value(2), value(3)));
+}
+
+template <Format FORMAT>
+void widen_columns(const PackedMatrix& matrix, const std::uint8_t* span, int first, std::uint32_t* to) {
+  constexpr std::size_t kPart = std::min(FORMAT.group, 32), kParts = FORMAT.group / kPart;
+  constexpr std::size_t kSpanParts = FORMAT.span() / kPart;
+  for (std::size_t input = 0; input < matrix.num_in; input += FORMAT.span(), span += FORMAT.span_bytes()) {
+    const f32xn above = load_halves(span + 2 * first), above_minima = load_halves(span + 2 * (kPanel + first));
+    const std::uint8_t* codes = span + FORMAT.first_code() + FORMAT.code_step() * first;
+    const std::size_t num_parts = std::min((matrix.num_in - input) / kPart, kSpanParts);
+    for (std::size_t part = 0; part < num_parts; part++, codes += FORMAT.code_bytes() / kParts) {
+      f32xn scale, minimum = {};
+      get_scales<FORMAT>(span, part / kParts * kPanel + first, above, above_minima, scale, minimum);
+      if constexpr (FORMAT.is_float8()) {
+        for (std::size_t pair = 0; pair < kPart / 2; pair++, to += kPanel) {
+          const u32xn values = widen_float8(codes + 2 * kPanel * pair);
+          store(to, bf16_pairs((f32xn)(values << 16) * scale, (f32xn)(values & 0xffff0000u) * scale));
+        }
+      } else {
+        const f32xn shift = -minimum - scale * static_cast<float>(FORMAT.offset);
+        unrolled<kPart / 8>([&]<int PAIR>() __attribute__((always_inline)) {
+          u32xn even, odd;
+          get_codes<FORMAT, PAIR>(codes, even, odd);
+          widen_quad(even, scale, shift, to);
+          widen_quad(odd, scale, shift, to + 2 * kPanel);
+          to += 4 * kPanel;
+        });
+      }
+    }
+  }
+}
+
+#endif
 
 // Adds the products of ROWS rows with `num_pairs` pairs of inputs, a multiple of 16.
 template <int ROWS>
@@ -330,16 +375,16 @@ void multiply_float8(const PackedMatrix& matrix, std::size_t panel, const Rows& 
   }
 }
 
-void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
-                     LinesAhead ahead, float (*sums)[kPanel]) {
-  const auto multiply = [&]<PackedType TYPE>() {
-    multiply_format<format_of(TYPE)>(matrix, panel, rows.packed_row(row), count, ahead, sums);
-  };
+namespace {
+
+// Calls work<TYPE>() for a type of integers.
+template <class Work>
+void with_type(PackedType type, Work&& work) {
   using enum PackedType;
-  switch (matrix.type) {
+  switch (type) {
 #define EVENTLM_CASE(TYPE) \
   case TYPE:               \
-    return multiply.template operator()<TYPE>()
+    return work.template operator()<TYPE>()
     EVENTLM_CASE(q4_0);
     EVENTLM_CASE(q4_1);
     EVENTLM_CASE(q5_0);
@@ -363,5 +408,24 @@ void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& 
 #undef EVENTLM_CASE
   }
 }
+
+}  // namespace
+
+void multiply_packed(const PackedMatrix& matrix, std::size_t panel, const Rows& rows, int row, int count,
+                     LinesAhead ahead, float (*sums)[kPanel]) {
+  with_type(matrix.type, [&]<PackedType TYPE>() {
+    multiply_format<format_of(TYPE)>(matrix, panel, rows.packed_row(row), count, ahead, sums);
+  });
+}
+
+#if defined(__AMX_BF16__)
+
+void widen_packed(const PackedMatrix& matrix, std::size_t panel, int first, std::uint32_t* to) {
+  const std::uint8_t* from = matrix.panel(panel);
+  if (matrix.is_float8()) return widen_columns<format_of(PackedType::f8_128)>(matrix, from, first, to);
+  with_type(matrix.type, [&]<PackedType TYPE>() { widen_columns<format_of(TYPE)>(matrix, from, first, to); });
+}
+
+#endif
 
 }  // namespace eventlm

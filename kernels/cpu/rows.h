@@ -31,11 +31,10 @@ struct alignas(64) Line {
 constexpr std::size_t kPackedInputs = 128;
 constexpr std::size_t kPackedLines = 3;
 
-// Of 128 inputs of a row: their scale, a NaN if one of them is not finite, and what 32 and 16 integers add up to, with
-// the other sign.
+// Of 128 inputs of a row: the scale of each 32, a NaN if one of them is not finite, and what 32 and 16 integers add up
+// to, with the other sign.
 struct alignas(64) PackedScale {
-  float scale;
-  std::int32_t unused[3];
+  float scales[4];
   std::int32_t of_32[4];
   std::int32_t of_16[8];
 };
@@ -137,25 +136,26 @@ class RowBuffer {
   }
 
   void quantize_beside(std::size_t row, std::size_t num_inputs) {
-    constexpr std::size_t kParts = kPackedInputs / kLanes;
     Line* to = &packed_line(row, 0);
     for (std::size_t first = 0; first < num_inputs; first += kPackedInputs, to += kPackedLines * kTileRows) {
-      f32x16 parts[kParts], largest = {}, nothing = {};
-      for (std::size_t part = 0; part < kParts; part++) {
-        const std::size_t input = first + part * kLanes;
-        const bf16* from = reinterpret_cast<const bf16*>(&line(row, input / kTileInputs)) + input % kTileInputs;
-        parts[part] = input < num_inputs ? load_bf16(from) : f32x16{};
-        largest = vmax(largest, magnitude(parts[part]));
-        nothing += parts[part] * 0.0f;
-      }
-      const Scale scale(max_of(largest), kInt8Max);
       PackedScale end = {};
-      end.scale = scale.step + sum_of(nothing);
-      for (std::size_t part = 0; part < kParts; part++) {
-        const i8x16 integers = __builtin_convertvector(to_int(parts[part] * scale.inverse), i8x16);
-        store(reinterpret_cast<std::int8_t*>(to + part / 4 * kTileRows) + part % 4 * kLanes, integers);
-        end.of_16[part] = -sum_of(__builtin_convertvector(integers, i32x16));
-        end.of_32[part / 2] += end.of_16[part];
+      for (std::size_t number = 0; number < kPackedInputs / kTileInputs; number++) {
+        const std::size_t input = first + number * kTileInputs;
+        const bf16* from = reinterpret_cast<const bf16*>(&line(row, input / kTileInputs));
+        f32x16 halves[2] = {};
+        for (int half = 0; half < 2; half++) {
+          if (input + half * kLanes < num_inputs) halves[half] = load_bf16(from + half * kLanes);
+        }
+        const Scale scale(max_of(vmax(magnitude(halves[0]), magnitude(halves[1]))), kInt8Max);
+        end.scales[number] = scale.step + sum_of(halves[0] * 0.0f + halves[1] * 0.0f);
+        for (int half = 0; half < 2; half++) {
+          const i8x16 integers = __builtin_convertvector(to_int(halves[half] * scale.inverse), i8x16);
+          store(reinterpret_cast<std::int8_t*>(to + number / 2 * kTileRows) + number % 2 * kTileInputs + half * kLanes,
+                integers);
+          const std::int32_t minus_sum = -sum_of(__builtin_convertvector(integers, i32x16));
+          end.of_16[2 * number + half] = minus_sum;
+          end.of_32[number] += minus_sum;
+        }
       }
       store(to + 2 * kTileRows, end);
     }

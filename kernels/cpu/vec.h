@@ -189,8 +189,10 @@ EVENTLM_INLINE void store_bf16(bf16* to, f32x16 value) {
 // Pairs of bf16 as 32-bit lanes, the even one low.
 EVENTLM_INLINE u32x16 bf16_pairs(f32x16 even, f32x16 odd) {
 #if defined(__AVX512BF16__)
-  const auto low = (u16x16)_mm512_cvtneps_pbh((__m512)even), high = (u16x16)_mm512_cvtneps_pbh((__m512)odd);
-  return __builtin_convertvector(low, u32x16) | __builtin_convertvector(high, u32x16) << 16;
+  const u32x16 places = {0x100000, 0x110001, 0x120002, 0x130003, 0x140004, 0x150005, 0x160006, 0x170007,
+                         0x180008, 0x190009, 0x1a000a, 0x1b000b, 0x1c000c, 0x1d000d, 0x1e000e, 0x1f000f};
+  const __m512bh both = _mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
+  return (u32x16)_mm512_permutexvar_epi16((__m512i)places, (__m512i)both);
 #else
   return bf16_bits(even) | bf16_bits(odd) << 16;
 #endif

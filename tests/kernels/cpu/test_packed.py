@@ -52,7 +52,9 @@ HALVES = {
 INTEGERS = ("I4_32", "I4_128", "I8_32", "I8_128")
 FLOATS = "F8_128"
 #: Tokens of one step.
-COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 33)
+COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 33, 100)
+#: From how many on `amx` widens codes to bfloat16.
+WIDENED_FROM = 32
 
 
 def random_blocks(kind: str, num_out: int, num_in: int, *, size: float = 0.02) -> Tensor:
@@ -117,14 +119,14 @@ def held(decoder: CpuDecoder, num_out: int) -> Tensor:
 
 
 def as_integers(rows: Tensor) -> Tensor:
-    """Rows as products take them: bfloat16 and then int8 with a scale for 128 inputs; float64."""
+    """Rows as products take them: bfloat16 and then int8 with a scale for 32 inputs; float64."""
     values = rows.bfloat16().float()
-    for first in range(0, values.shape[1], 128):
-        block = values[:, first : first + 128]
+    for first in range(0, values.shape[1], 32):
+        block = values[:, first : first + 32]
         largest = block.abs().amax(1, keepdim=True)
         # `127 / largest` would be rounded twice.
         integers = torch.round(block * torch.tensor(127.0).div(largest))
-        values[:, first : first + 128] = integers * (largest / 127)
+        values[:, first : first + 32] = integers * (largest / 127)
         assert integers.abs().amax() <= 127
     return values.double()
 
@@ -145,24 +147,46 @@ def test_values_are_those_of_the_file(builds: list[str], kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PACKED_TYPES)
 def test_products(builds: list[str], kind: str) -> None:
-    """Of any number of rows and threads: what the integers give, and near to what their floats would."""
+    """What the integers give, or the widened codes, and near to what their floats would; a row's bits are the same
+    among any number of rows that are multiplied alike, and with any number of threads.
+    """
     for (num_out, num_in), build in itertools.product(cases(kind), builds):
         blocks = random_blocks(kind, num_out, num_in)
-        weight = values_of(kind, blocks)[:, :num_in].double()
+        weight = values_of(kind, blocks)[:, :num_in]
         rows = torch.randn(max(COUNTS), num_in, generator=torch.Generator().manual_seed(num_in))
         # The largest integers, of one sign.
-        rows[0], rows[1] = 1, -1
-        decoder = loaded(build, kind, blocks, num_in)
-        found, normed = decoder.logits(rows), decoder.norm(rows)
-        inputs = normed.bfloat16().double() if kind == FLOATS else as_integers(normed)
-        expected = inputs @ weight.T
-        size = expected.square().mean().sqrt()
-        assert ((found - expected).abs().max() / size) < 1e-5, (build, num_out, num_in)
-        assert relative_error(found, (normed.double() @ weight.T).float()) < 0.01, (build, num_out, num_in)
-        for count in COUNTS:
-            assert torch.equal(decoder.logits(rows[-count:]), found[-count:]), (build, num_out, num_in, count)
-        shared = loaded(build, kind, blocks, num_in, num_threads=3)
-        assert torch.equal(shared.logits(rows), found), (build, num_out, num_in)
+        rows[-1], rows[-2] = 1, -1
+        decoder, threads = loaded(build, kind, blocks, num_in), loaded(build, kind, blocks, num_in, num_threads=3)
+        normed = decoder.norm(rows)
+        rounded = normed.bfloat16().double()
+        of_integers = (rounded if kind == FLOATS else as_integers(normed)) @ weight.double().T
+        of_widened = rounded @ weight.bfloat16().double().T
+        for is_widened in (False, True):
+            counts = [count for count in COUNTS if (build == "amx" and count >= WIDENED_FROM) == is_widened]
+            if not counts:
+                continue
+            found = decoder.logits(rows[-counts[-1] :])
+            expected = (of_widened if is_widened else of_integers)[-counts[-1] :]
+            size = expected.square().mean().sqrt()
+            assert ((found - expected).abs().max() / size) < 1e-4, (build, num_out, num_in)
+            exact = normed[-counts[-1] :].double() @ weight.double().T
+            assert relative_error(found, exact.float()) < 0.01, (build, num_out, num_in)
+            for count in counts:
+                assert torch.equal(decoder.logits(rows[-count:]), found[-count:]), (build, num_out, num_in, count)
+            assert torch.equal(threads.logits(rows[-counts[-1] :]), found), (build, num_out, num_in)
+
+
+@pytest.mark.parametrize(("num_out", "num_in"), [(2048, 4096), (33, 17408)])
+def test_large_matrices(builds: list[str], num_out: int, num_in: int) -> None:
+    """More panels of a unit, or more inputs of a panel, than are widened together."""
+    blocks = random_blocks("Q4_0", num_out, num_in)
+    rows = torch.randn(70, num_in, generator=torch.Generator().manual_seed(1))
+    weight = values_of("Q4_0", blocks)
+    for build in builds:
+        decoder = loaded(build, "Q4_0", blocks, num_in)
+        for count in (40, 70):
+            found, normed = decoder.logits(rows[:count]), decoder.norm(rows[:count])
+            assert relative_error(found, normed @ weight.T) < 0.01, (build, count)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
