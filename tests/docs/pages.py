@@ -88,7 +88,7 @@ def split_line(line: str) -> list[list[str]]:
 
 
 def _without_assignments(words: list[str]) -> list[str]:
-    while words and (re.fullmatch(r"[A-Z_]+=.*", words[0]) or words[0] in ("until", "do", "then")):
+    while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words = words[1:]
     return words
 

@@ -125,6 +125,12 @@ def test_scripts_exist_and_have_the_flags(command: Command) -> None:
             assert f'"{word.partition("=")[0]}"' in text, word
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_no_command_waits_for_ever(page: Path) -> None:
+    """A server that does not start ends what waits for it: `curl --retry`, not a loop."""
+    assert not re.findall(r"^ *(?:until|while) .*; do .*", page.read_text(), re.M)
+
+
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no checkout")
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_git_ignores_what_commands_write(page: Path) -> None:
