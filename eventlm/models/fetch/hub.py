@@ -14,6 +14,8 @@ from eventlm.system.child_process import last_line, run_child
 _SCRIPT = Path(__file__).with_name("hub_snapshot.py")
 #: The hub's own rule for names, and what names one of the GGUF files; what has another form is a path.
 _REPO_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?::([\w.-]+))?", re.ASCII)
+#: Other names of two types in the names of files.
+_ALIASES = ("FP16", "FP32")
 
 
 def is_repo_id(text: str) -> bool:
@@ -33,6 +35,8 @@ def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True, ma
     """
     matched = _REPO_ID.fullmatch(repo_id)
     name, quantization = matched.groups() if matched else (repo_id, None)
+    if quantization:
+        _check_type(quantization)
     options = ["--no-weights"] * (not with_weights) + ["--cached-only"] * (not may_fetch)
     options += ["--gguf", quantization] if quantization else []
     arguments = [*options, name, *([revision] if revision else [])]
@@ -42,3 +46,17 @@ def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True, ma
         return Path(line)
     exit_code = ExitCode.USAGE if code == ExitCode.USAGE else ExitCode.FAILED
     raise PullError(line or f"fetching {repo_id} failed: {last_line(errors, code)}", exit_code=exit_code)
+
+
+def _check_type(quantization: str) -> None:
+    """Raise PullError unless the text has the beginning of a type that can be run, as UD-Q8_K_XL has that of Q8_0."""
+    # It loads numpy, which only such files cost.
+    from eventlm.models.gguf.header import TENSOR_TYPES
+
+    beginnings = {kind.partition("_")[0] for kind in (*TENSOR_TYPES, *_ALIASES)}
+    if not re.search(rf"(?<![A-Z])(?:{'|'.join(beginnings)})(?![0-9])", quantization.upper()):
+        raise PullError(
+            f"{quantization} is not a type of GGUF files that can be run (supported: {', '.join(TENSOR_TYPES)}, and "
+            "mixtures of these such as Q4_K_M)",
+            exit_code=ExitCode.USAGE,
+        )

@@ -15,6 +15,7 @@ import pytest
 from eventlm.errors import ExitCode, PullError
 from eventlm.models.fetch.hub import is_repo_id, pull_repo
 from eventlm.models.fetch.hub_snapshot import NoGgufError, choose_gguf
+from eventlm.models.gguf.header import TENSOR_TYPES
 from tests.models.hub_server import COMMIT, HubServer, make_cached
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 
@@ -153,6 +154,21 @@ def test_none_or_several_gguf_files(hub: HubServer) -> None:
         "no GGUF file of Q5_0; it has Q8_0/tiny-Q8_0.gguf, tiny-BF16.gguf, tiny-Q4_K_M.gguf, tiny-Q4_K_S.gguf, "
         "tiny-f16.gguf"
     )
+
+
+def test_what_is_no_type_is_not_asked_for(hub: HubServer) -> None:
+    for quantization in ("Q9_Z", "IQ2_XXS", "TQ1_0", "NVFP4", "Q40", "latest"):
+        assert error_of(f"acme/tiny:{quantization}", code=ExitCode.USAGE) == (
+            f"{quantization} is not a type of GGUF files that can be run (supported: {', '.join(TENSOR_TYPES)}, and "
+            "mixtures of these such as Q4_K_M)"
+        )
+    assert hub.requests == []
+
+
+def test_what_may_be_a_type_is_asked_for(hub: HubServer) -> None:
+    hub.files = {f"tiny-{name}.gguf": b"x" for name in ("Q8_0", "IQ4_XS", "UD-Q6_K_XL", "it-fp16")}
+    for quantization, name in (("q8", "Q8_0"), ("UD-Q6_K", "UD-Q6_K_XL"), ("it-fp16", "it-fp16")):
+        assert pull_repo(f"acme/tiny:{quantization}").name == f"tiny-{name}.gguf"
 
 
 def test_the_token_is_sent_and_never_shown(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
