@@ -34,6 +34,7 @@ _NUM_TOKENS = 4
 _MOST_POSITIONS = 1 << 20
 #: Tensors that a model may pass to its attention beside queries, keys and values.
 _KNOWN_TENSORS = ("position_ids", "cache_position", "s_aux")
+_NO_INTERFACE = "its attention does not go through transformers' AttentionInterface"
 #: With these the rotation of a token depends on the other sequences of its step.
 _ROPES_OF_THE_LONGEST = ("dynamic", "longrope")
 
@@ -204,7 +205,11 @@ def _make(config: Any) -> Any:
                 config, attn_implementation=_NAME, experts_implementation="batched_mm"
             )
     except Exception as error:
-        raise _RefusedError(f"it cannot make the model: {_first_line(error)}") from error
+        # Some models have a table of attentions of their own, by these names.
+        is_unknown = isinstance(error, KeyError) and error.args == (_NAME,)
+        raise _RefusedError(
+            _NO_INTERFACE if is_unknown else f"it cannot make the model: {_first_line(error)}"
+        ) from error
     return model.eval()
 
 
@@ -215,7 +220,7 @@ def _check_model(model: Any, values: dict[str, Any]) -> None:
     if model._is_stateful:
         raise _RefusedError("it has layers that keep a state")
     if not model._supports_attention_backend:
-        raise _RefusedError("its attention does not go through transformers' AttentionInterface")
+        raise _RefusedError(_NO_INTERFACE)
 
 
 def _run(model: Any) -> tuple[str, Tensor, Tensor]:
@@ -268,7 +273,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
 
 
 @contextmanager

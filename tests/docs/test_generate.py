@@ -28,6 +28,22 @@ def test_console_examples_print_what_the_page_shows(page: Path) -> None:
     assert text == run_examples(text), REMEDY
 
 
+def test_every_decoder_of_transformers_is_computed_or_refused_with_a_reason() -> None:
+    """By the table that `tests/models/decoders.py` has found, which is of one version."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found = msgspec.json.decode((PAGES / "decoders.json").read_bytes())
+    models = found["models"]
+    if found["transformers"] == transformers.__version__:
+        assert models.keys() == MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys()
+    assert not [name for name, paths in models.items() if any("\n" in reason for reason in paths.values())]
+    num_others = sum(not paths["transformers"] and paths["torch"] != "" for paths in models.values())
+    assert num_others >= 40
+    assert f"; {num_others} others [through transformers]" in (PAGES.parent / "README.md").read_text()
+    assert f"- {num_others} other decoders [through transformers]" in (PAGES.parent / "CHANGELOG.md").read_text()
+
+
 def test_every_field_of_every_event_is_described() -> None:
     text = (PAGES / "trace-format.md").read_text()
     for kind in (*FACTS, *DECISIONS, *MARKERS):

@@ -2,8 +2,8 @@
 
     python -m tests.models.decoders [MODEL_TYPE ...]
 
-writes that file, or with names those entries of it; a table in docs/models.md is made of it. It takes a quarter of an
-hour. For each kind of model that is not refused it compares a worker's logits and tokens with transformers'.
+writes that file, or with names those entries of it; a table in docs/models.md is made of it. It takes some minutes.
+For each kind of model that is not refused it compares a worker's logits and tokens with transformers'.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ SIZES: dict[str, Any] = {
 }
 #: Those that a model has only if its own config has them.
 OPTIONAL = ("sliding_window", "head_dim", "q_lora_rank")
+KINDS = ["full_attention", "sliding_attention"] * 2
 #: What some kinds need besides.
 LATENT = {"num_key_value_heads": 4, "head_dim": 8}
 SPECIAL: dict[str, dict[str, Any]] = {
@@ -85,7 +86,30 @@ SPECIAL: dict[str, dict[str, Any]] = {
         for name in ("gemma4", "gemma4_text")
     },
     **{name: {"global_head_dim": 32} for name in ("gemma4_unified", "gemma4_unified_text")},
-    "dots1": {"head_dim": 16, "sliding_window": 9, "layer_types": ["full_attention", "sliding_attention"] * 2},
+    "dots1": {"head_dim": 16, "sliding_window": 9, "layer_types": KINDS, "n_shared_experts": 1},
+    "cohere_compass_text": {
+        "head_dim": 16,
+        "layer_types": KINDS,
+        "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 10000.0} for kind in KINDS},
+    },
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "layer_types": KINDS,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": VOCAB_SIZE,
+        "laurel_rank": 8,
+        "activation_sparsity_pattern": [0.0] * 4,
+        "intermediate_size": [96] * 4,
+    },
+    "dbrx": {
+        "attn_config": {"rope_theta": 10000.0, "kv_n_heads": 2, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "reformer": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 16]},
+}
+#: Kinds whose own defaults are no config, and the least that makes one.
+LEAST: dict[str, dict[str, Any]] = {
+    "gemma4_assistant": {"text_config": {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}},
 }
 
 
@@ -152,12 +176,13 @@ def _config(model_type: str, **fields: Any) -> Any:
     from transformers import CONFIG_MAPPING
 
     config_class = CONFIG_MAPPING[model_type]
-    base = config_class()
+    least = LEAST.get(model_type, {})
+    base = config_class(**least)
     text = base.get_text_config(decoder=True)
     name = next((name for name, value in vars(base).items() if value is text), "")
     own = _sizes_of(text if name else base) | SPECIAL.get(model_type, {}) | {"eos_token_id": None} | fields
     if name:
-        return config_class(**{name: own})
+        return config_class(**{name: own | least.get(name, {})})
     parts = {name: _sizes_of(part) for name, part in vars(base).items() if hasattr(part, "to_dict")}
     return config_class(**parts | own)
 
@@ -182,7 +207,8 @@ def _paths(model_type: str, folder: Path) -> dict[str, str]:
         is_small = True
     except Exception:
         # Fields that must fit together in a way that nothing here knows; that it is refused may be seen all the same.
-        CONFIG_MAPPING[model_type](architectures=[_architecture(model_type)]).save_pretrained(folder)
+        config = CONFIG_MAPPING[model_type](architectures=[_architecture(model_type)], **LEAST.get(model_type, {}))
+        config.save_pretrained(folder)
         is_small = False
     path = folder / "config.json"
     found = {"torch": "", "compiled": "", "transformers": ""}

@@ -55,6 +55,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek_v4", {}, "keep a state"),
     ("bart", {}, "an encoder with a decoder"),
     ("stablelm", {}, "does not go through transformers' AttentionInterface"),
+    ("falcon", {}, "does not go through transformers' AttentionInterface"),
     ("bert", {"is_decoder": False}, "neither causal nor in a window"),
     ("llama4_text", {}, "neither causal nor in a window"),
     ("doge", {}, "masks of its own"),
