@@ -18,10 +18,10 @@ from eventlm.models.checkpoint.safetensors_header import (
     tensors_by_offset,
 )
 from eventlm.models.program import WeightKey
-from eventlm.models.quantized.scheme import PARTS
+from eventlm.models.quantized.scheme import PARTS, Method
 from eventlm.models.spec import ModelSpec, TensorNames
 from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
-from eventlm.models.weights.quantized_matrices import Parts, whole_names
+from eventlm.models.weights.quantized_matrices import METHODS_OF_STACKS, Parts, whole_names
 from eventlm.models.weights.stored_weights import STORED_DTYPES, StoredWeight, WeightFile
 from eventlm.models.weights.tensor_names import checkpoint_tensors, tensor_name
 from eventlm.models.weights.tensor_rows import row_runs
@@ -55,7 +55,10 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
     embedding, head = (tensor_name(key, model, names) for key in (EMBEDDING, HEAD))
     has_embedding = any(tensor.role == embedding for tensors in found.values() for tensor in tensors)
     is_head_taken = not (model.tie_word_embeddings and has_embedding)
-    parts = Parts(model.quantized, _stacks_of_rows(known, names)) if model.quantized else None
+    parts = None
+    if model.quantized:
+        _check_stacks(found, known, names, model.quantized)
+        parts = Parts(model.quantized, _stacks_of_rows(known, names))
     files = []
     for path, tensors in found.items():
         weights: list[StoredWeight] = []
@@ -81,6 +84,23 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
         more = f" ({len(missing)} are)" if len(missing) > 1 else ""
         raise CheckpointError(f"{_where(folder, name)}: tensor {name} is missing{more}; download the model again")
     return files
+
+
+def _check_stacks(
+    found: Mapping[Path, list[_Found]], known: Mapping[str, list[WeightKey]], names: TensorNames, method: Method
+) -> None:
+    """Raise CheckpointError for codes of all experts of a layer in one tensor, where the method has no such tensors."""
+    if not names.stacking or method.name in METHODS_OF_STACKS:
+        return
+    stacks = tuple(name for name, keys in known.items() if keys[0].expert >= 0)
+    for path, tensors in found.items():
+        for name, role, info in tensors:
+            if role.startswith(stacks) and len(info.shape) > 2 and info.dtype not in STORED_DTYPES:
+                raise CheckpointError(
+                    f"{path}: tensor {name} has the codes of all experts of a layer ({info.dtype}, shape "
+                    f"{list(info.shape)}), and {method.name} is read with tensors of each expert; take a checkpoint "
+                    "that has these"
+                )
 
 
 def _stacks_of_rows(known: Mapping[str, list[WeightKey]], names: TensorNames) -> set[str]:

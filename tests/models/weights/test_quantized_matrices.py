@@ -15,7 +15,15 @@ from eventlm.errors import CheckpointError
 from eventlm.models import loader
 from eventlm.models.loader import load_decoder
 from tests.checkpoints import edit_json
-from tests.models.quantized.checkpoints import CASES, Tensors, write_fp8_experts, write_gpt_oss, write_quantized
+from tests.models.families.proof import make_checkpoint
+from tests.models.quantized.checkpoints import (
+    CASES,
+    FIELDS,
+    Tensors,
+    write_fp8_experts,
+    write_gpt_oss,
+    write_quantized,
+)
 
 UP = "model.layers.1.mlp.up_proj"
 EXPERTS = "model.layers.1.mlp.experts.down_proj"
@@ -168,6 +176,61 @@ def test_experts_in_one_tensor(edit: Change, message: str, tmp_path: Path) -> No
     with pytest.raises(CheckpointError) as caught:
         load_decoder(tmp_path, dtype="float32")
     assert message in str(caught.value)
+
+
+def packed_stack(name: str, stack: Tensor) -> Tensors:
+    """The parts of a module that has all experts of a layer."""
+    words = torch.zeros(*stack.shape[:2], stack.shape[2] // 8, dtype=torch.int32)
+    scales = torch.ones(*stack.shape[:2], stack.shape[2] // 64)
+    return {
+        f"{name}.weight_packed": words,
+        f"{name}.weight_scale": scales,
+        f"{name}.weight_shape": torch.tensor(stack.shape),
+    }
+
+
+def old_packed_stack(name: str, stack: Tensor) -> Tensors:
+    """As llm-compressor 0.12 wrote them."""
+    parts = packed_stack(name, stack)
+    return {part.replace(".weight_", "_"): tensor for part, tensor in parts.items()}
+
+
+def int8_stack(name: str, stack: Tensor) -> Tensors:
+    return {f"{name}.weight": stack.to(torch.int8), f"{name}.weight_scale": torch.ones(*stack.shape[:2], 1)}
+
+
+def float8_stack(name: str, stack: Tensor) -> Tensors:
+    return {name: stack.to(torch.float8_e4m3fn), f"{name}_scale": torch.ones(*stack.shape[:2], 1)}
+
+
+@pytest.mark.parametrize(
+    ("case", "stack", "found"),
+    [
+        ("packed", packed_stack, ("down_proj.weight_packed", "I32", [3, 128, 16])),
+        ("packed", old_packed_stack, ("down_proj_packed", "I32", [3, 128, 16])),
+        ("int8", int8_stack, ("down_proj.weight", "I8", [3, 128, 128])),
+        ("float8 by channel", float8_stack, ("down_proj", "F8_E4M3", [3, 128, 128])),
+    ],
+)
+def test_experts_in_one_tensor_of_a_format_that_has_none(
+    case: str, stack: Callable[[str, Tensor], Tensors], found: tuple[str, str, list[int]], tmp_path: Path
+) -> None:
+    fields = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
+    model = make_checkpoint(tmp_path, "Qwen3MoeForCausalLM", **FIELDS | fields)
+    model.save_pretrained(tmp_path, save_original_format=False)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    for name in [name for name in tensors if ".experts." in name]:
+        tensors |= stack(name, tensors.pop(name))
+    save_file(tensors, path)
+    edit_json(tmp_path / "config.json", quantization_config=CASES[case].config)
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(tmp_path, dtype="float32")
+    end, dtype, shape = found
+    assert str(caught.value) == (
+        f"{path}: tensor model.layers.0.mlp.experts.{end} has the codes of all experts of a layer ({dtype}, shape "
+        f"{shape}), and compressed-tensors is read with tensors of each expert; take a checkpoint that has these"
+    )
 
 
 @pytest.mark.parametrize(
