@@ -30,7 +30,7 @@ from eventlm.models.weights.tensor_rows import row_runs
 _OLD_BUFFER = "rotary_emb.inv_freq"
 _UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
 #: Ends of the names of tensors that only quantized checkpoints have.
-_QUANTIZED_PARTS = (
+QUANTIZED_PARTS = (
     *(part for part in PARTS if part not in ("weight", "bias")),
     *("weight_scale_inv", "input_scale", "blocks", "absmax", "quant_map", "SCB", "quant_state.bitsandbytes__nf4"),
     "biases",
@@ -111,12 +111,12 @@ def _stacks_of_rows(known: Mapping[str, list[WeightKey]], names: TensorNames) ->
 
 
 def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:
-    """The names by which the fewest tensors are missing."""
+    """The names by which the most tensors are there."""
     roles = {tensor.role for tensors in found for tensor in tensors}
     if model.quantized:
         roles |= {whole for role in roles for whole in whole_names(role)}
-    return min(
-        (model.names, *model.other_names), key=lambda names: len(checkpoint_tensors(model, names).keys() - roles)
+    return max(
+        (model.names, *model.other_names), key=lambda names: len(checkpoint_tensors(model, names).keys() & roles)
     )
 
 
@@ -175,7 +175,7 @@ def _rows(
 def _why_unknown(name: str, known: Container[str], model: ModelSpec) -> str:
     if name in known:
         return "is in two files"
-    if name.endswith(_QUANTIZED_PARTS):
+    if name.endswith(QUANTIZED_PARTS):
         method = model.quantized
         has_none = "config.json no weights are quantized"
         if method is not None:

@@ -83,7 +83,11 @@ def with_value(value: float, *, at: int = 5) -> Callable[[Tensor], Tensor]:
         ("gptq, zeros", change("qzeros", with_value(0xF << 8)), f"{UP}.qzeros has a zero of 16, which 4 bits do not"),
         ("gptq", change("bias", with_value(0.5)), f"{UP}.bias is not zero, and by config.json there is no bias"),
         ("awq", drop("qzeros"), f"qzeros of {UP} is missing"),
+        ("awq", change("scales", with_value(-torch.inf)), f"tensor {UP}.scales has NaN or infinity"),
         ("packed", drop("weight_shape"), f"weight_shape of {UP} is missing"),
+        ("packed", change("weight_scale", with_value(torch.nan)), f"tensor {UP}.weight_scale has NaN or infinity"),
+        ("packed, groups in an order", change("weight_g_idx", with_value(2)), "has numbers from 0 to 2, and there are"),
+        ("gptq, 8 bits, one group", put("scales", torch.ones(320).half()), "has shape [320], by config.json it is [1,"),
         ("packed", put("weight_shape", torch.tensor([128, 320])), "shape is [128, 320], by config.json it is [3"),
         ("packed, zeros", drop("weight_zero_point"), f"weight_zero_point of {UP} is missing"),
         ("int8", put("weight", torch.zeros(320, 128).byte()), f"{UP}.weight has dtype U8, in this format it is I8"),
@@ -243,6 +247,17 @@ def test_vectors_are_no_matrices(name: str, tmp_path: Path) -> None:
     save_file(load_file(path) | {name: torch.zeros(1, dtype=torch.uint8)}, path)
     with pytest.raises(CheckpointError, match=f"tensor {name} belongs to no matrix of the model that config.json"):
         load_decoder(tmp_path, dtype="float32")
+
+
+def test_an_expert_is_missing(tmp_path: Path) -> None:
+    write_fp8_experts(tmp_path, is_stacked=False)
+    for path in tmp_path.glob("*.safetensors"):
+        save_file({name: tensor for name, tensor in load_file(path).items() if ".experts.1.up_proj." not in name}, path)
+    with pytest.raises(CheckpointError) as caught:
+        load_decoder(tmp_path, dtype="float32")
+    assert str(caught.value).endswith(
+        "tensor model.layers.0.mlp.experts.1.up_proj.weight is missing (2 are); download the model again"
+    )
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,27 @@ def test_errors_name_what_is_wrong_with_experts(
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("names", "end", "missing"),
+    [
+        (TensorNames(), ".experts.2.down_proj.weight", "mlp.experts.2.down_proj.weight is missing;"),
+        (TensorNames(), ".experts.2.", "mlp.experts.2.gate_proj.weight is missing (6 are);"),
+        (ROWS, ".1.experts.down_proj", "experts.down_proj is missing (2 are);"),
+    ],
+)
+def test_what_is_missing_has_the_name_that_the_others_have(
+    names: TensorNames, end: str, missing: str, tmp_path: Path
+) -> None:
+    """Of experts that may have tensors of their own, or one."""
+    model, tensors = with_tensors(SPARSE, names)
+    found = {name: tensor for name, tensor in tensors.items() if end not in name}
+    write(tmp_path / "model.safetensors", found)
+    model = structs.replace(model, names=TensorNames(), other_names=(ROWS,))
+    with pytest.raises(CheckpointError) as caught:
+        find_weights(tmp_path, model)
+    assert f"tensor model.layers.1.{missing}" in str(caught.value)
+
+
 def test_towers_are_left_and_other_beginnings_known(tmp_path: Path) -> None:
     names = TensorNames(
         ignored=("tower.", "model.tower."),
