@@ -14,6 +14,8 @@ from msgspec import Struct
 from eventlm.errors import CheckpointError
 from eventlm.models.checkpoint.safetensors_header import find_shards, read_header
 from eventlm.models.spec import KVShape, ModelSpec
+from eventlm.models.weights.safetensors_weights import QUANTIZED_PARTS
+from eventlm.models.weights.stored_weights import STORED_DTYPES
 from eventlm.system.child_process import last_line, run_child
 
 
@@ -62,6 +64,9 @@ class TransformersModel(Struct, frozen=True, kw_only=True, tag=True):
         return tuple(layer.kv_shape for layer in self.layers)
 
 
+#: What of an error of transformers is quoted, which may be a page.
+_QUOTED_CHARACTERS = 300
+
 #: By one of eventlm's own forward passes, or by transformers.
 ServedModel = ModelSpec | TransformersModel
 
@@ -89,12 +94,23 @@ def read_in_child(folder: Path) -> TransformersModel:
 
 
 def check_files(folder: Path) -> None:
-    """Check that the files with its weights are whole. What they must hold, only transformers can tell.
+    """Check that the files with its weights are whole and have no codes of quantized ones.
 
-    Raises CheckpointError.
+    What else they must hold, only transformers can tell. Raises CheckpointError.
     """
     for path in find_shards(folder):
-        read_header(path)
+        for name, info in read_header(path).tensors.items():
+            if info.dtype not in STORED_DTYPES and name.endswith(("weight", *QUANTIZED_PARTS)):
+                raise CheckpointError(
+                    f"{path}: tensor {name} has dtype {info.dtype}, as quantized weights have, and transformers "
+                    "computes without such; take the model in bfloat16 or float16"
+                )
+
+
+def in_one_line(error: Exception) -> str:
+    """An error of transformers, or its beginning."""
+    words = " ".join(str(error).split())
+    return words if len(words) <= _QUOTED_CHARACTERS else words[:_QUOTED_CHARACTERS] + "…"
 
 
 @lru_cache

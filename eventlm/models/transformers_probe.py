@@ -25,7 +25,7 @@ from torch import Tensor
 
 from eventlm.errors import CheckpointError
 from eventlm.models.checkpoint.json_files import read_json_object
-from eventlm.models.transformers_model import AttentionCall, Refusal, TransformersModel
+from eventlm.models.transformers_model import AttentionCall, Refusal, TransformersModel, in_one_line
 
 #: By this name the attention and the masks are known to transformers.
 _NAME = "eventlm_probe"
@@ -173,7 +173,7 @@ def _config(folder: Path, values: dict[str, Any]) -> Any:
     try:
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:
-        raise _RefusedError(f"it cannot read the config: {_first_line(error)}") from error
+        raise _RefusedError(f"it cannot read the config: {_described(error)}") from error
     if config.is_encoder_decoder:
         raise _RefusedError("it is an encoder with a decoder")
     if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -208,7 +208,7 @@ def _make(config: Any) -> Any:
         # Some models have a table of attentions of their own, by these names.
         is_unknown = isinstance(error, KeyError) and error.args == (_NAME,)
         raise _RefusedError(
-            _NO_INTERFACE if is_unknown else f"it cannot make the model: {_first_line(error)}"
+            _NO_INTERFACE if is_unknown else f"it cannot make the model: {_described(error)}"
         ) from error
     return model.eval()
 
@@ -244,7 +244,7 @@ def _run(model: Any) -> tuple[str, Tensor, Tensor]:
     except _RefusedError:
         raise
     except Exception as error:
-        raise _RefusedError(f"its forward pass cannot be followed without weights: {_first_line(error)}") from error
+        raise _RefusedError(f"its forward pass cannot be followed without weights: {_described(error)}") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -272,8 +272,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise _RefusedError(f"queries, keys and values have shapes {shapes}, not those of a row of tokens")
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {in_one_line(error)}"
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from eventlm.kernels.cpu.products import Products
 from eventlm.models.config import resolve_dtype
 from eventlm.models.cpu_kernels import choose_operations
 from eventlm.models.loader import torch_dtype
-from eventlm.models.transformers_model import TransformersModel
+from eventlm.models.transformers_model import TransformersModel, in_one_line
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
 from eventlm.worker.batch import Batch, build_batch
@@ -274,13 +274,21 @@ def load_model(folder: Path, dtype: torch.dtype) -> Any:
             local_files_only=True,
             use_safetensors=True,
             trust_remote_code=False,
+            # They are told below, by name.
+            ignore_mismatched_sizes=True,
         )
     except Exception as error:
         # It raises almost anything.
-        raise CheckpointError(f"{folder}: transformers cannot load it: {str(error).partition(chr(10))[0]}") from error
-    for kind, what in (("missing_keys", "is missing"), ("mismatched_keys", "has another shape than config.json gives")):
-        if names := sorted(str(each) for each in found[kind]):
-            raise CheckpointError(f"{folder}: tensor {names[0]} {what} ({len(names)} are so); download it again")
+        raise CheckpointError(f"{folder}: transformers cannot load it: {in_one_line(error)}") from error
+    if missing := sorted(found["missing_keys"]):
+        more = f" ({len(missing)} are)" if len(missing) > 1 else ""
+        raise CheckpointError(f"{folder}: tensor {missing[0]} is missing{more}; download the model again")
+    if others := sorted(found["mismatched_keys"]):
+        name, shape, expected = others[0]
+        raise CheckpointError(
+            f"{folder}: tensor {name} has shape {list(shape)}, by config.json it is {list(expected)}; the two are not "
+            "of one model"
+        )
     if unused := sorted(found["unexpected_keys"]):
         print(f"{folder}: the model has no use for tensor {unused[0]} ({len(unused)} in all)", file=sys.stderr)
     return model.eval()

@@ -78,6 +78,15 @@ def test_what_is_refused(tmp_path: Path, model_type: str, fields: dict[str, Any]
     assert "\n" not in str(refusal.value)
 
 
+def test_what_transformers_says_of_a_config_is_told_to_its_end(tmp_path: Path) -> None:
+    write_config(tmp_path, "llama")
+    edit_json(tmp_path / "config.json", layer_types=["sideways"] * 4)
+    with pytest.raises(
+        CheckpointError, match=r"it cannot read the config: .*`layer_types` entries must be in \('full_"
+    ):
+        probe_model(tmp_path)
+
+
 def test_other_architectures_of_a_kind_and_other_code_are_refused(tmp_path: Path) -> None:
     write_config(tmp_path, "llama")
     edit_json(tmp_path / "config.json", architectures=["LlamaForSequenceClassification"])
