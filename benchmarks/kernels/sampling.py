@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.cpu.sampler import make_logits, make_sequences
 from benchmarks.kernels.case import KernelCase
-from benchmarks.sampler import make_logits, make_sequences
 from eventlm.kernels.gpu.draw_masked import draw_masked
 from eventlm.kernels.gpu.draw_tokens import draw_tokens
 from eventlm.worker.gpu.sampler import GpuSampler

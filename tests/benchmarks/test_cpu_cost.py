@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import cpu_cost
-from benchmarks.cpu_cost import MAX_LENGTH, Bench, all_series, num_blocks, run_series
-from benchmarks.cpu_cost_report import Cost, Point, Series, cliffs, render
+from benchmarks.cpu import cost
+from benchmarks.cpu.cost import MAX_LENGTH, Bench, all_series, num_blocks, run_series
+from benchmarks.cpu.cost_report import Cost, Point, Series, cliffs, render
 from eventlm.bench.step.machine_probe import Machine
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 
@@ -89,12 +89,12 @@ def test_only_lines_with_points_are_measured_and_each_says_what_the_machine_gave
     machines = [Machine(bytes_per_second=1e10 + probe, flops_per_second=1e12 - probe) for probe in range(3)]
     some = [Point(x, x, 1, 33) for x in (1, 2)]
     series = [Series("batch", "few", some, grows=True), Series("context", "huge", [Point(1, 10**6, 1, 1)], grows=False)]
-    monkeypatch.setattr(cpu_cost, "all_series", lambda: series)
-    monkeypatch.setattr(cpu_cost, "measure", lambda _: machines.pop(0))
+    monkeypatch.setattr(cost, "all_series", lambda: series)
+    monkeypatch.setattr(cost, "measure", lambda _: machines.pop(0))
     flags = ["--threads", "1", "--rounds", "1", "--kv-gib", "0.001"]
     files = ["--output", str(tmp_path / "cost.png"), "--json", str(tmp_path / "cost.json")]
-    monkeypatch.setattr(sys, "argv", ["cpu_cost.py", "--model", str(folder), *flags, *files])
-    assert cpu_cost.main() == 0
+    monkeypatch.setattr(sys, "argv", ["cost.py", "--model", str(folder), *flags, *files])
+    assert cost.main() == 0
     # The better of before and behind.
     assert len(machines) == 1
     written = json.loads((tmp_path / "cost.json").read_text())
@@ -147,11 +147,11 @@ def test_steps_with_8_bits_have_lower_floors_and_finite_numbers(
 def test_mistakes_are_found_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], flags: list[str], complaint: str
 ) -> None:
-    monkeypatch.setattr(cpu_cost, "run", lambda *_: pytest.fail("it began"))
-    monkeypatch.setattr(cpu_cost, "save_random_qwen", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["cpu_cost.py", *flags])
+    monkeypatch.setattr(cost, "run", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr(cost, "save_random_qwen", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["cost.py", *flags])
     with pytest.raises(SystemExit) as ended:
-        cpu_cost.main()
+        cost.main()
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
 
@@ -160,7 +160,7 @@ def test_too_little_memory_for_any_point_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_checkpoint(tmp_path, Shape(), max_positions=MAX_LENGTH)
-    monkeypatch.setattr(cpu_cost, "measure", lambda _: MACHINE)
-    monkeypatch.setattr(sys, "argv", ["cpu_cost.py", "--model", str(folder), "--kv-gib", "0", "--threads", "1"])
-    assert cpu_cost.main() == 1
+    monkeypatch.setattr(cost, "measure", lambda _: MACHINE)
+    monkeypatch.setattr(sys, "argv", ["cost.py", "--model", str(folder), "--kv-gib", "0", "--threads", "1"])
+    assert cost.main() == 1
     assert "--kv-gib 0 does not hold the keys and values of a single point" in capsys.readouterr().err

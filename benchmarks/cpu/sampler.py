@@ -1,6 +1,6 @@
 """Time of the sampling stage, beside the time that reading its logits once takes.
 
-    python benchmarks/sampler.py [--batches 32 256] [--vocab-sizes 49152 151936] [--dtype bfloat16] [--threads N]
+    python benchmarks/cpu/sampler.py [--batches 32 256] [--vocab-sizes 49152 151936] [--dtype bfloat16] [--threads N]
 
 Logits are random with a model's spread (standard deviation 3, a few far above). The limit is one pass of `amax` over
 them in the same run, the cheapest thing that reads each of their bytes; the ratio is to that. Penalties are of

@@ -1,6 +1,6 @@
 """Time of a step's experts, beside the time that reading the matrices of the chosen ones takes.
 
-    python benchmarks/expert_products.py [--types bf16 Q4_K] [--rows 1 8 32] [--threads N] [--build NAME]
+    python benchmarks/cpu/expert_products.py [--types bf16 Q4_K] [--rows 1 8 32] [--threads N] [--build NAME]
 
 The layers are those of a Qwen3-30B-A3B, with 8 of 128 experts for a token, but only two of them. A step's time is that
 of the router and the experts, as the compiled forward pass counts it. Bytes are those of the router and of all experts

@@ -1,6 +1,6 @@
 """What a step costs against context, batch and chunk length, beside what the machine must spend on it: no cliffs.
 
-    python benchmarks/cpu_cost.py [--plots context batch chunk behind] [--model FOLDER] [--output FILE.png]
+    python benchmarks/cpu/cost.py [--plots context batch chunk behind] [--model FOLDER] [--output FILE.png]
 
     context  one token each for 1 and 4 sequences after contexts of 1k to 32k tokens
     batch    one token each for 1 to 256 sequences after 128 tokens
@@ -33,9 +33,9 @@ import torch
 from torch import Tensor
 
 # As a script this has its own folder on the path, and not the repository's root.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.cpu_cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
+from benchmarks.cpu.cost_report import LABELS, Cost, Measured, Point, Series, as_json, cliffs, plot, render
 from benchmarks.random_qwen import save_random_qwen
 from eventlm.bench.step.floor import BatchShape, ModelFigures, floor_ns, integer_matrices, step_work, total
 from eventlm.bench.step.machine_probe import Machine, measure
@@ -243,7 +243,7 @@ def main() -> int:
                 save_random_qwen(folder)
             run(options, folder)
         except EventLMError as error:
-            print(f"cpu_cost.py: {error}", file=sys.stderr)
+            print(f"cost.py: {error}", file=sys.stderr)
             return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What `cpu_cost.py` has measured: its cliffs, as tables, as JSON and as a picture."""
+"""What `cost.py` has measured: its cliffs, as tables, as JSON and as a picture."""
 
 from __future__ import annotations
 

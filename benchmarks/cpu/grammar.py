@@ -1,6 +1,6 @@
 """Time of a step with grammars, beside the same step without: what structured output costs each token.
 
-    python benchmarks/grammar.py [--model smollm2] [--batch 8] [--tokens 64] [--rounds 7] [--threads N]
+    python benchmarks/cpu/grammar.py [--model smollm2] [--batch 8] [--tokens 64] [--rounds 7] [--threads N]
 
 Both draw at temperature 1 from the same prompts for the same number of steps on the worker's own code, in rounds that
 take turns; the ratio of a round is of its two medians, so that a machine whose pace drifts does not show in it. With

@@ -1,6 +1,6 @@
 """Time of the products with matrices of codes, beside the time that reading the same bytes takes.
 
-    python benchmarks/packed_products.py [--types Q4_K Q6_K] [--rows 1 8 32] [--threads N] [--build NAME]
+    python benchmarks/cpu/packed_products.py [--types Q4_K Q6_K] [--rows 1 8 32] [--threads N] [--build NAME]
 
 The matrices are those of a Qwen3-0.6B, all of one type; `int8` and `bf16` are the other ways to hold them. A row's time
 is that of all products of a step, as the compiled forward pass counts it. Bytes are those of a GGUF file, the limit is
