@@ -45,6 +45,8 @@ VARYING = (
     (re.compile(r'"h":"[0-9a-f]{16}"'), '"h":"0123456789abcdef"'),
     (re.compile(r"simulated in [\d.,]+ s, [\d.,]+ times as fast"), "simulated in 1.0 s, 43 times as fast"),
     (re.compile(r"[\d,]+ steps/s here"), "3,200 steps/s here"),
+    # A trace begins with what it was recorded on.
+    (re.compile(r"events, [\d,]+ bytes"), "events, 3,926,881 bytes"),
 )
 
 _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.S)
