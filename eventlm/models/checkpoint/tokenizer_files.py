@@ -37,7 +37,9 @@ class TokenizerFiles(NamedTuple):
         """The bytes that each token adds to a text; none for special tokens and for ids without a token."""
         vocabulary = self.backend.get_vocab(with_added_tokens=True)
         special = self.special_bytes()
-        to_bytes = _TokenBytes(json.loads(self.backend.to_str()).get("decoder"))
+        decoder = self.backend.decoder
+        # Its state is its part of tokenizer.json. To write all of that takes as long as to read it.
+        to_bytes = _TokenBytes(json.loads(decoder.__getstate__()) if decoder is not None else None)
         table = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for token, token_id in vocabulary.items():
             if token_id not in special:
@@ -141,8 +143,11 @@ class _TokenBytes:
             self._add(decoder)
 
     def __call__(self, token: str) -> bytes:
-        if self._byte_level and all(character in _BYTE_OF_CHARACTER for character in token):
-            return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+        if self._byte_level:
+            try:
+                return bytes(map(_BYTE_OF_CHARACTER.__getitem__, token))
+            except KeyError:
+                pass
         if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             try:
                 return bytes([int(token[3:5], 16)])
