@@ -13,6 +13,7 @@ from eventlm.events import Launched
 from eventlm.events.codec import decode_body
 from eventlm.grammars import GrammarError
 from eventlm.system.clock import Clock
+from eventlm.system.collector import lasting_objects
 from eventlm.tracebacks import describe
 from eventlm.worker.fake.model import FakeModel
 from eventlm.worker.protocol import (
@@ -48,10 +49,12 @@ def make_runner(setup: WorkerSetup, report: StartReport) -> Runner:
     report.begin(LOADING_LIBRARIES)
     # Torch takes a second to import, and the fake model needs none.
     if setup.device == "cpu":
-        from eventlm.worker.model_runner import ModelRunner
+        with lasting_objects():
+            from eventlm.worker.model_runner import ModelRunner
 
         return ModelRunner(setup, report)
-    from eventlm.worker.gpu.runner import GpuRunner
+    with lasting_objects():
+        from eventlm.worker.gpu.runner import GpuRunner
 
     return GpuRunner(setup, report)
 

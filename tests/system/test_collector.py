@@ -1,0 +1,38 @@
+"""What the collector goes through, and when."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from eventlm.system.collector import lasting_objects
+
+
+@pytest.fixture(autouse=True)
+def _collected_again() -> Iterator[None]:
+    """What these tests keep from the collector is given back."""
+    yield
+    gc.unfreeze()
+
+
+def test_what_is_made_meanwhile_is_not_gone_through_then_or_later() -> None:
+    phases: list[str] = []
+    gc.callbacks.append(lambda phase, _: phases.append(phase))
+    try:
+        with lasting_objects():
+            made = [[number] for number in range(100_000)]
+        assert phases == []
+    finally:
+        gc.callbacks.pop()
+    assert gc.isenabled()
+    assert not any(each is made for each in gc.get_objects())
+    after = [0]
+    assert any(each is after for each in gc.get_objects())
+
+
+def test_an_error_leaves_the_collector_running() -> None:
+    with pytest.raises(LookupError), lasting_objects():
+        raise LookupError
+    assert gc.isenabled()
