@@ -5,10 +5,10 @@ take?
 
 For each model (the default one without any) `eventlm serve` is started with the compiled forward pass, with torch's,
 and with step times measured anew; printed is the best of the rounds, in seconds since the process was started: when it
-listens (its own imports, the checks of the model, the tokenizer), when it is ready (the worker: its imports, the
-weights read and packed, the warm-up where step times are not known) and when the first token of a first request is
-there. Then the imports of both processes that cost most, as Python measures them. A first round without step times in
-the cache measures them, too.
+listens (its own imports, the checks of the model, the tokenizer; the worker imports torch meanwhile), when it is ready
+(the worker: other imports, the weights read and packed, the warm-up where step times are not known) and when the first
+token of a first request is there. Then the imports of both processes that cost most, as Python measures them. A first
+round without step times in the cache measures them, too.
 
 Memory is the most that the worker has held when it is ready, beside the weights as it holds them. The KV cache is as
 small as can be meanwhile.

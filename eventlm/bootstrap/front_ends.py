@@ -41,11 +41,12 @@ class ServerWithFrontEnds:
         *,
         stop: asyncio.Event,
         cut: asyncio.Event,
+        load: Callable[[], Coroutine[Any, Any, None]],
         on_listening: Callable[[str], Any],
         on_ready: Callable[[str], Any],
         on_draining: Callable[[int], Any],
     ) -> None:
-        """As `eventlm.server.http_server.run_server`, with the engine's start as what is loaded.
+        """As `eventlm.server.http_server.run_server`.
 
         Raises also EngineUnavailableError if a front end does not start, or when none is left.
         """
@@ -63,7 +64,7 @@ class ServerWithFrontEnds:
         drain_seconds = config.server.drain_seconds + FINAL_WRITES_SECONDS + _LEAVE_SECONDS
         try:
             on_listening(url)
-            if await completed(_together(controller.start(), self._engine.start()), stop):
+            if await completed(_together(controller.start(), load()), stop):
                 on_ready(url)
                 if await completed(controller.all_dead.wait(), stop) and not stop.is_set():
                     raise EngineUnavailableError("no front end is left; see the log above for why they ended")

@@ -25,6 +25,7 @@ from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker
 from eventlm.engine.request import (
     AT_SHUTDOWN,
     BY_OWNER,
@@ -159,8 +160,8 @@ class InferenceEngine:
         """As `metrics`, for callers that may be in another process."""
         return self.metrics()
 
-    async def start(self, on_progress: OnStartProgress | None = None) -> None:
-        """Start the workers, fit the predictor, open the log. Reports and raises what `Replicas.start` does."""
+    async def start(self, on_progress: OnStartProgress | None = None, *, spawned: Sequence[SpawnedWorker] = ()) -> None:
+        """Start the workers, fit the predictor, open the log. Takes, reports and raises what `Replicas.start` does."""
         self._loop = asyncio.get_running_loop()
         run = make_run_id(self._system)
         folder = self.setup.config.record.folder
@@ -168,7 +169,9 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(self._system.disk, folder)
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
-            self.setup, first = await self._replicas.start(must_measure=predictor.must_measure, on_progress=on_progress)
+            self.setup, first = await self._replicas.start(
+                must_measure=predictor.must_measure, spawned=spawned, on_progress=on_progress
+            )
             parts = RunParts(
                 clock=self._clock,
                 ship=self._replicas.ship,

@@ -1,23 +1,28 @@
 """A worker process: reads messages, runs the worker's loop and sends what that answers. Start it with
 
-    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID
+    python -m eventlm.worker.process INBOX OUTBOX PARENT_PID [LIBRARY ...]
 
-INBOX and OUTBOX are the addresses of a pipe. The main thread computes. A second one sends heartbeats and ends the
-process when the engine has died, so that no worker outlives its engine.
+INBOX and OUTBOX are the addresses of a pipe. The libraries are modules that are imported before the setup is awaited.
+The main thread computes. A second one sends heartbeats and ends the process when the engine has died, so that no worker
+outlives its engine.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import NoReturn
 
 from eventlm.system.child_pipe import LINGER_MS, ChildPipe, Sender
 from eventlm.system.clock import SystemClock
+from eventlm.system.collector import lasting_objects
 from eventlm.worker.loop import WorkerLoop, load
 from eventlm.worker.protocol import (
     FromWorker,
@@ -54,8 +59,12 @@ class Worker:
         self._is_over = threading.Event()
         self._loop: WorkerLoop | None = None
 
-    def run(self) -> int:
-        """Serve until the engine ends it; the exit status."""
+    def run(self, libraries: Sequence[str] = ()) -> int:
+        """Import these, then serve until the engine ends it; the exit status."""
+        for name in libraries:
+            # What keeps one from loading is met again, and reported, where it is used.
+            with contextlib.suppress(Exception), lasting_objects():
+                importlib.import_module(name)
         while not self._pipe.poll(PARENT_POLL_MS):
             if os.getppid() != self._parent_pid:
                 self._leave_orphaned()
@@ -145,7 +154,8 @@ def main() -> int:
     # Some of those who stop an engine send the signal to all of its processes; it decides when its workers leave.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    return Worker(sys.argv[1], sys.argv[2], int(sys.argv[3])).run()
+    inbox, outbox, parent_pid, *libraries = sys.argv[1:]
+    return Worker(inbox, outbox, int(parent_pid)).run(libraries)
 
 
 if __name__ == "__main__":

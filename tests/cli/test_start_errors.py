@@ -13,7 +13,7 @@ import pytest
 from eventlm.errors import ExitCode
 from tests.checkpoints import edit_json, make_checkpoint
 from tests.cli.conftest import RunHere, StartServer
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, running_children
 from tests.serving import command, run_command
 
 ErrorOf = Callable[..., str]
@@ -99,6 +99,12 @@ def test_a_broken_checkpoint(
     error = error_of("serve", "--port", "0", "--model", str(folder))
     assert message in error
     assert str(folder) in error
+
+
+def test_an_error_ends_workers_that_were_spawned_before_it(error_of: ErrorOf) -> None:
+    before = running_children()
+    error_of("serve", "--port", "0", "--model", "/nowhere", "--replicas", "2")
+    assert running_children() == before
 
 
 def test_an_error_ends_the_process(tmp_path: Path) -> None:

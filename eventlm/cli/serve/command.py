@@ -10,7 +10,7 @@ import os
 import resource
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventlm._version import __version__
@@ -26,6 +26,8 @@ from eventlm.formatting import counted
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
+    from eventlm.engine.replicas.spawned_worker import SpawnedWorker
+    from eventlm.system.system import System
 
 #: Facts about a worker's host in the log line of a ready server.
 _MACHINERY = ("gpu", "attention_backend", "threads")
@@ -101,6 +103,18 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
 
 
 async def _serve(config: Config) -> None:
+    from eventlm.engine.replicas.spawned_worker import spawned_ahead
+    from eventlm.system.system import real_system
+    from eventlm.worker.protocol import FAKE_MODEL
+
+    system = real_system()
+    # They load torch, which takes as long as everything up to the engine's start.
+    num_workers = config.scheduler.replicas if config.model.model != FAKE_MODEL else 0
+    async with spawned_ahead(system, num_workers, "torch") as spawned:
+        await _serve_with(system, config, spawned)
+
+
+async def _serve_with(system: System, config: Config, spawned: Sequence[SpawnedWorker]) -> None:
     import structlog
     from msgspec import structs
 
@@ -112,13 +126,11 @@ async def _serve(config: Config) -> None:
     from eventlm.server.auth.api_keys import ApiKeys
     from eventlm.server.http_server import check_config, run_server
     from eventlm.server.scheduling import check_key_classes
-    from eventlm.system.system import real_system
 
     log = structlog.get_logger("eventlm.serve")
     # All that can be wrong is found before a model is fetched.
     resolve_plugins(config.scheduler)
     await check_config(config.server)
-    system = real_system()
     keys = ApiKeys(system, config.server)
     config, no_record = _choose_record(config)
     server, few_files = raise_file_limit(config.server)
@@ -139,6 +151,7 @@ async def _serve(config: Config) -> None:
             "on_listening": lambda url: log.info("loading", url=url, model=engine.setup.model),
             "on_ready": lambda url: _begin(url, engine),
             "on_draining": lambda num_requests: _announce_end(num_requests, config),
+            "load": lambda: engine.start(spawned=spawned),
             "stop": signals.stop,
             "cut": signals.cut,
         }
@@ -146,7 +159,7 @@ async def _serve(config: Config) -> None:
             if front_ends is not None:
                 await front_ends.run(**serving)
             else:
-                await run_server(context, load=engine.start, **serving)
+                await run_server(context, **serving)
         finally:
             await engine.stop()
     log.info("stopped")

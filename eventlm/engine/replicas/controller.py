@@ -15,6 +15,7 @@ from msgspec import structs
 
 from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.result_check import ResultMismatchError
@@ -144,13 +145,15 @@ class ReplicaController:
         """Process id of the present worker, 0 if there is none."""
         return self._worker.pid if self._worker is not None else 0
 
-    async def start(self, *, warm_up: bool, on_progress: OnProgress | None = None) -> WorkerReady:
-        """Bring the first worker up; `on_progress` is called with its progress.
+    async def start(
+        self, *, warm_up: bool, spawned: SpawnedWorker | None = None, on_progress: OnProgress | None = None
+    ) -> WorkerReady:
+        """Bring the first worker up, which may be spawned already; `on_progress` is called with its progress.
 
         Raises CheckpointError or EngineUnavailableError if it cannot start.
         """
         setup = structs.replace(self._setup, warm_up=warm_up)
-        starting = asyncio.create_task(self._spawn(setup, on_progress), name=f"start of replica {self.index}")
+        starting = asyncio.create_task(self._spawn(setup, spawned, on_progress), name=f"start of replica {self.index}")
         self._task = starting
         try:
             return await starting
@@ -202,11 +205,13 @@ class ReplicaController:
             await self._worker.stop()
             self._worker = None
 
-    async def _spawn(self, setup: WorkerSetup, on_progress: OnProgress | None = None) -> WorkerReady:
+    async def _spawn(
+        self, setup: WorkerSetup, spawned: SpawnedWorker | None = None, on_progress: OnProgress | None = None
+    ) -> WorkerReady:
         worker = self._worker = WorkerProcess(self._system, setup)
         phases = StartPhases(self._system.clock, setup, on_progress)
         try:
-            await worker.start()
+            await worker.start(spawned)
             message = await worker.answer(self._config.start_timeout_seconds, phases.note)
         except BaseException:
             await self._discard()

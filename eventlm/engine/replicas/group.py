@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import structlog
 
 from eventlm.engine.replicas.controller import ReplicaController, ReplicaOwner
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker
 from eventlm.engine.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
 from eventlm.system.system import System
@@ -40,15 +41,19 @@ class Replicas:
         return [replica.worker_pid for replica in self._all]
 
     async def start(
-        self, *, must_measure: bool, on_progress: OnStartProgress | None = None
+        self,
+        *,
+        must_measure: bool,
+        spawned: Sequence[SpawnedWorker] = (),
+        on_progress: OnStartProgress | None = None,
     ) -> tuple[EngineSetup, WorkerReady]:
         """Bring all first workers up; returns the setup for their KV blocks and the first one's report.
 
-        `on_progress` is called with what each of them does. Raises what keeps a worker from starting, and
-        UsageError as `with_blocks` does.
+        The first of them may be `spawned` already. `on_progress` is called with what each of them does. Raises what
+        keeps a worker from starting, and UsageError as `with_blocks` does.
         """
-        groups = self._groups()
-        started = await asyncio.gather(*(self._start_in_turns(group, must_measure, on_progress) for group in groups))
+        starts = (self._start_in_turns(group, must_measure, spawned, on_progress) for group in self._groups())
+        started = await asyncio.gather(*starts)
         ready = dict(pair for group in started for pair in group)
         num_blocks = [worker.num_blocks for worker in ready.values()]
         planned, self._setup = self._setup, with_blocks(self._setup, num_blocks)
@@ -68,7 +73,11 @@ class Replicas:
         return [self._all[first::num_devices] for first in range(num_devices)] or [[each] for each in self._all]
 
     async def _start_in_turns(
-        self, replicas: list[ReplicaController], must_measure: bool, on_progress: OnStartProgress | None
+        self,
+        replicas: list[ReplicaController],
+        must_measure: bool,
+        spawned: Sequence[SpawnedWorker],
+        on_progress: OnStartProgress | None,
     ) -> list[tuple[int, WorkerReady]]:
         """Start them one after the other, with their indices; none after one that cannot start."""
         return [
@@ -77,6 +86,7 @@ class Replicas:
                 await replica.start(
                     # All are alike, so only the first measures.
                     warm_up=must_measure and replica.index == 0,
+                    spawned=spawned[replica.index] if replica.index < len(spawned) else None,
                     on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
                 ),
             )

@@ -11,11 +11,10 @@ from typing import Any
 import msgspec
 import structlog
 
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker, spawn_worker
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.formatting import death_in_words
 from eventlm.system.parent_pipe import PipeError
-from eventlm.system.pipes import ParentPipe
-from eventlm.system.processes import Process
 from eventlm.system.system import System
 from eventlm.worker.protocol import (
     FromWorker,
@@ -39,9 +38,6 @@ LEAVE_SECONDS = 5.0
 LAST_MESSAGES_SECONDS = 0.1
 #: Raised in a process by its own code.
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT})
-#: Of a worker, unless the engine's environment has other values: compute threads that sleep while they wait, because
-#: threads that spin on a core which this process needs slow a step down tenfold, and GPUs in the order of NVML.
-ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}
 
 log = structlog.get_logger("eventlm.worker")
 
@@ -52,49 +48,42 @@ class WorkerProcess:
     def __init__(self, system: System, setup: WorkerSetup) -> None:
         self.setup = setup
         self._system = system
-        self._pipe: ParentPipe | None = None
-        self._process: Process | None = None
+        self._spawned: SpawnedWorker | None = None
         self._death: asyncio.Task[int] | None = None
         self._printing: asyncio.Task[None] | None = None
         #: The message being waited for. It outlives a call of `receive`: a cancelled future may lose its message.
         self._message: asyncio.Future[bytes] | None = None
 
-    async def start(self) -> None:
-        """Spawn the process and send it its setup. Raises EngineUnavailableError if that cannot be done."""
-        processes = self._system.processes
+    async def start(self, spawned: SpawnedWorker | None = None) -> None:
+        """Send its setup to a process that was spawned before, or to a new one.
+
+        Raises EngineUnavailableError if that cannot be spawned.
+        """
         try:
-            self._pipe = self._system.pipes.open()
-            self._process = await processes.spawn(
-                "eventlm.worker.process",
-                *self._pipe.addresses,
-                str(processes.pid),
-                # What a library prints is no output of this program, and is logged like its other lines.
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                environment=ENVIRONMENT,
-            )
+            self._spawned = spawned or await spawn_worker(self._system)
         except (OSError, PipeError) as error:
             raise EngineUnavailableError(f"cannot start worker {self.setup.replica}: {error}") from error
-        self._death = asyncio.create_task(self._process.wait())
-        assert self._process.stdout is not None
-        self._printing = asyncio.create_task(self._log_output(self._process.stdout))
+        process = self._spawned.process
+        self._death = asyncio.create_task(process.wait())
+        assert process.stdout is not None
+        self._printing = asyncio.create_task(self._log_output(process.stdout))
         self._send(encode(self.setup))
 
     @property
     def pid(self) -> int:
         """Process id; 0 before the start."""
-        return self._process.pid if self._process is not None else 0
+        return self._spawned.process.pid if self._spawned is not None else 0
 
     @property
     def ending(self) -> str:
         """How the process died, for a person; empty while it lives."""
-        code = self._process.returncode if self._process is not None else None
+        code = self._spawned.process.returncode if self._spawned is not None else None
         return "" if code is None else death_in_words(code)
 
     @property
     def crashed(self) -> bool:
         """Whether the process was ended by a signal that a process raises by what it does, such as SIGSEGV."""
-        return self._process is not None and -(self._process.returncode or 0) in CRASH_SIGNALS
+        return self._spawned is not None and -(self._spawned.process.returncode or 0) in CRASH_SIGNALS
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
         """The worker's next message, or None once it has died and everything it sent has been read.
@@ -102,9 +91,9 @@ class WorkerProcess:
         Raises TimeoutError if there is nothing in time. No message is lost by that, nor when the caller is cancelled.
         """
         assert self._death is not None
-        assert self._pipe is not None
+        assert self._spawned is not None
         if self._message is None:
-            self._message = self._pipe.receive()
+            self._message = self._spawned.pipe.receive()
         message, death = self._message, self._death
         if not message.done():
             either: set[asyncio.Future[Any]] = {message, death}
@@ -166,8 +155,8 @@ class WorkerProcess:
         self._send(encode(message))
 
     def _send(self, *frames: bytes) -> None:
-        assert self._pipe is not None
-        self._pipe.send(*frames)
+        assert self._spawned is not None
+        self._spawned.pipe.send(*frames)
 
     async def stop(self) -> None:
         """Ask it to leave, and kill it if it does not."""
@@ -179,10 +168,8 @@ class WorkerProcess:
     async def kill(self) -> None:
         """End it now, and everything that belongs to it. Harmless when called twice."""
         try:
-            if self._process is not None and self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-                await self._process.wait()
+            if self._spawned is not None:
+                await self._spawned.kill()
             if self._printing is not None:
                 await asyncio.wait({self._printing}, timeout=LAST_LINES_SECONDS)
         finally:
@@ -190,5 +177,5 @@ class WorkerProcess:
                 self._printing.cancel()
             if self._message is not None:
                 self._message.cancel()
-            if self._pipe is not None:
-                self._pipe.close()
+            if self._spawned is not None:
+                self._spawned.pipe.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 
 from eventlm.events import Arrived, Finished, WorkerLost
 from tests.cli.conftest import StartServer
@@ -52,7 +53,9 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
 def test_a_signal_while_the_model_is_loaded(start_server: StartServer) -> None:
     server = start_server("--kv-memory", "64MiB", "--max-model-len", "512", wait=False)
     server.log_event("loading")
-    workers = wait_until(lambda: server.worker_pids)
+    workers = server.worker_pids
+    # Before the server knew what it is to do, so that it could load this meanwhile.
+    assert [Path(f"/proc/{pid}/cmdline").read_text().split("\0")[-2] for pid in workers] == ["torch"]
     assert server.stop(number=signal.SIGINT) == 0
     assert not any(map(is_running, workers))
     assert "Traceback" not in server.stderr

@@ -17,6 +17,7 @@ from eventlm.config import WorkerConfig
 from eventlm.engine.replicas import controller as replica_module
 from eventlm.engine.replicas.controller import ReplicaController, StartPhases
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import worker_setups
@@ -224,7 +225,7 @@ class ScriptedWorker:
             beat = Heartbeat(epoch=setup.epoch, busy_ns=self.busy_ns)
             self._words = [WorkerReady(epoch=setup.epoch, pid=1), *[beat] * self.num_beats.pop(0)]
 
-    async def start(self) -> None:
+    async def start(self, spawned: SpawnedWorker | None) -> None:
         pass
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:

@@ -22,10 +22,12 @@ class Starts:
 
     def __init__(self) -> None:
         self.begun: list[int] = []
+        self.options: dict[int, dict[str, Any]] = {}
         self._gates: dict[int, asyncio.Future[int]] = {}
 
     async def start(self, replica: ReplicaController, **options: Any) -> WorkerReady:
         self.begun.append(replica.index)
+        self.options[replica.index] = options
         gate = self._gates[replica.index] = asyncio.get_running_loop().create_future()
         return WorkerReady(epoch=1, pid=1, num_blocks=await gate, model_fingerprint="m", host={})
 
@@ -88,3 +90,14 @@ async def test_replicas_that_measure_nothing_start_at_once(
         await starts.end(index, num_blocks)
     setup, _ = await task
     assert setup.core.num_blocks == num_blocks
+
+
+async def test_each_takes_the_process_that_was_spawned_for_it(starts: Starts) -> None:
+    spawned: Any = [object(), object()]
+    replicas = replicas_with(devices=[], num_blocks=64)
+    task = asyncio.create_task(replicas.start(must_measure=False, spawned=spawned))
+    await let_run()
+    assert [starts.options[index]["spawned"] for index in range(3)] == [*spawned, None]
+    for index in starts.begun:
+        await starts.end(index, 64)
+    await task

@@ -1,0 +1,63 @@
+"""Workers that are spawned before an engine knows what they are to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from eventlm.engine.replicas.spawned_worker import spawn_worker, spawned_ahead
+from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.system.system import real_system
+from eventlm.worker.protocol import WorkerReady
+from tests.engine.replicas.test_worker_process import SETUP, contents, next_word
+from tests.processes import is_running
+
+
+async def test_one_gets_its_setup_later_and_the_others_end() -> None:
+    async with spawned_ahead(real_system(), 3) as spawned:
+        pids = [each.process.pid for each in spawned]
+        assert len({*pids, os.getpid()}) == 4
+        worker = WorkerProcess(real_system(), SETUP)
+        await worker.start(spawned[1])
+        ready = await next_word(worker)
+        assert isinstance(ready, WorkerReady)
+        assert ready.pid == worker.pid == pids[1]
+        await worker.stop()
+        assert [is_running(pid) for pid in pids] == [True, False, True]
+    assert not any(map(is_running, pids))
+
+
+async def test_those_that_wait_end_with_a_command_that_fails() -> None:
+    with pytest.raises(LookupError):
+        async with spawned_ahead(real_system(), 2) as spawned:
+            raise LookupError
+    assert [is_running(each.process.pid) for each in spawned] == [False, False]
+
+
+async def test_libraries_are_loaded_before_there_is_a_setup() -> None:
+    # It prints something.
+    worker = await spawn_worker(real_system(), "no_such_library", "this")
+    assert worker.process.stdout is not None
+    assert await worker.process.stdout.readline() == b"The Zen of Python, by Tim Peters\n"
+    await worker.kill()
+    worker.pipe.close()
+
+
+async def test_a_library_that_is_missing_keeps_no_worker_from_starting() -> None:
+    async with spawned_ahead(real_system(), 1, "no_such_library") as spawned:
+        worker = WorkerProcess(real_system(), SETUP)
+        await worker.start(spawned[0])
+        assert isinstance(await next_word(worker), WorkerReady)
+        await worker.kill()
+
+
+async def test_what_cannot_be_spawned_is_left_to_the_start(
+    monkeypatch: pytest.MonkeyPatch, nothing_left_behind: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    async with spawned_ahead(real_system(), 2) as spawned:
+        assert list(spawned) == []
+        assert contents(nothing_left_behind) == []
