@@ -23,6 +23,7 @@ from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.config.structs import AUTO
 from eventlm.errors import ExitCode
 from eventlm.formatting import counted
+from eventlm.system.collector import lasting_objects
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
@@ -115,17 +116,18 @@ async def _serve(config: Config) -> None:
 
 
 async def _serve_with(system: System, config: Config, spawned: Sequence[SpawnedWorker]) -> None:
-    import structlog
-    from msgspec import structs
+    with lasting_objects():
+        import structlog
+        from msgspec import structs
 
-    from eventlm.bootstrap.composition import compose
-    from eventlm.bootstrap.front_ends import ServerWithFrontEnds
-    from eventlm.bootstrap.text_parts import TextParts
-    from eventlm.cli.serve.front_end import make_context
-    from eventlm.engine.setup import resolve_plugins
-    from eventlm.server.auth.api_keys import ApiKeys
-    from eventlm.server.http_server import check_config, run_server
-    from eventlm.server.scheduling import check_key_classes
+        from eventlm.bootstrap.composition import compose
+        from eventlm.bootstrap.front_ends import ServerWithFrontEnds
+        from eventlm.bootstrap.text_parts import TextParts
+        from eventlm.cli.serve.front_end import make_context
+        from eventlm.engine.setup import resolve_plugins
+        from eventlm.server.auth.api_keys import ApiKeys
+        from eventlm.server.http_server import check_config, run_server
+        from eventlm.server.scheduling import check_key_classes
 
     log = structlog.get_logger("eventlm.serve")
     # All that can be wrong is found before a model is fetched.
