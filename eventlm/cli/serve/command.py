@@ -96,9 +96,6 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
     """Serve until a signal; returns 0 after a clean end."""
     import uvloop
 
-    from eventlm.cli.logging_setup import configure_logging
-
-    configure_logging(config.log)
     uvloop.run(_serve(config))
     return 0
 
@@ -109,7 +106,7 @@ async def _serve(config: Config) -> None:
     from eventlm.worker.protocol import FAKE_MODEL
 
     system = real_system()
-    # They load torch, which takes as long as everything up to the engine's start.
+    # They load torch, which takes as long as everything else up to the engine's start.
     num_workers = config.scheduler.replicas if config.model.model != FAKE_MODEL else 0
     async with spawned_ahead(system, num_workers, "torch") as spawned:
         await _serve_with(system, config, spawned)
@@ -123,12 +120,14 @@ async def _serve_with(system: System, config: Config, spawned: Sequence[SpawnedW
         from eventlm.bootstrap.composition import compose
         from eventlm.bootstrap.front_ends import ServerWithFrontEnds
         from eventlm.bootstrap.text_parts import TextParts
+        from eventlm.cli.logging_setup import configure_logging
         from eventlm.cli.serve.front_end import make_context
         from eventlm.engine.setup import resolve_plugins
         from eventlm.server.auth.api_keys import ApiKeys
         from eventlm.server.http_server import check_config, run_server
         from eventlm.server.scheduling import check_key_classes
 
+    configure_logging(config.log)
     log = structlog.get_logger("eventlm.serve")
     # All that can be wrong is found before a model is fetched.
     resolve_plugins(config.scheduler)
