@@ -24,7 +24,7 @@ from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, available_builds
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.experts import route
-from eventlm.models.rope import angles
+from eventlm.models.rope import compiled_angles
 from eventlm.models.spec import AttentionSpec, ExpertsSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from eventlm.models.weights.decoder_weights import model_weights
 from eventlm.system.processors import usable_cores
@@ -57,9 +57,9 @@ class Bench:
         packed = PACKED_TYPES.get(kind)
         shapes = {key: shape for key, shape in model_weights(MODEL).items() if len(shape) == 2}
         types = {(key.name, key.layer, key.expert): kind for key in shapes if packed and key.expert >= 0}
-        ropes = [angles(rope, 64) for rope in MODEL.ropes]
+        ropes = [compiled_angles(rope, 64) for rope in MODEL.ropes]
         self.decoder = CpuDecoder(
-            build, native_model(MODEL, 64), ropes, is_int8=kind == "int8", types=types, num_threads=num_threads
+            build, native_model(MODEL), ropes, is_int8=kind == "int8", types=types, num_threads=num_threads
         )
         self._weights = {"router": torch.randn(128, 2048) * 0.1, "embedding": torch.randn(4096, 2048).bfloat16()}
         values = torch.rand(2048, 2048) - 0.5

@@ -21,7 +21,7 @@ from eventlm.kernels import host_memory
 from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, DrawRows, KVLayers
 from eventlm.kernels.cpu.native import PACKED_TYPES, available_builds
 from eventlm.models.cpu_kernels import native_model
-from eventlm.models.rope import angles
+from eventlm.models.rope import compiled_angles
 from eventlm.models.spec import AttentionSpec, FeedForwardSpec, LayerSpec, ModelSpec, NormSpec, RopeSpec
 from eventlm.models.weights.decoder_weights import model_weights
 from eventlm.system.processors import usable_cores
@@ -52,8 +52,8 @@ def load(build: str, kind: str, num_threads: int) -> CpuDecoder:
     shapes = {key: shape for key, shape in model_weights(MODEL).items() if len(shape) == 2}
     packed = PACKED_TYPES.get(kind)
     types = {(key.name, key.layer, key.expert): kind for key in shapes} if packed else None
-    ropes = [angles(rope, 64) for rope in MODEL.ropes]
-    model = native_model(MODEL, 64)
+    ropes = [compiled_angles(rope, 64) for rope in MODEL.ropes]
+    model = native_model(MODEL)
     decoder = CpuDecoder(build, model, ropes, is_int8=kind == "int8", types=types, num_threads=num_threads)
     for key, (num_out, num_in) in shapes.items():
         for first in range(0, num_out, 4096):

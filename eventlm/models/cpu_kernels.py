@@ -116,7 +116,7 @@ def _choose(wanted: str, config: ModelSpec, *, model: str, dtype: str, block_siz
     elif not build:
         reason = f"it is {_NOT_COMPILED}"
     else:
-        reason = unsupported(native_model(config, config.max_position_embeddings), block_size)
+        reason = unsupported(native_model(config), block_size)
     if not reason:
         return ForwardChoice(build, "")
     if wanted != AUTO:
@@ -124,14 +124,13 @@ def _choose(wanted: str, config: ModelSpec, *, model: str, dtype: str, block_siz
     return ForwardChoice("", reason)
 
 
-def native_model(config: ModelSpec, max_positions: int) -> NativeModel:
+def native_model(config: ModelSpec) -> NativeModel:
     """The model as the compiled decoder takes it."""
     inputs = config.layer_inputs
     shape = NativeShape(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
-        max_positions=max_positions,
         is_tied=config.tie_word_embeddings,
         is_layer_norm=config.norm.kind == "layer",
         inputs_size=inputs.size if inputs is not None else 0,
@@ -206,6 +205,7 @@ def _put_attention(to: Instruction, attention: AttentionSpec) -> None:
     to.window, to.soft_cap, to.score_divisor = attention.window, attention.soft_cap, 1 / attention.scale
     to.has_output_gate = attention.has_output_gate
     if attention.rope is not None:
-        to.rotary_dim, to.is_interleaved = attention.rope.rotary_dim, attention.rope.is_interleaved
+        to.rotary_dim, to.num_turned = attention.rope.rotary_dim, attention.rope.num_turned
+        to.is_interleaved = attention.rope.is_interleaved
         to.query_scaling_beta = attention.query_scaling_beta
         to.positions_per_scale = attention.rope.original_max_position_embeddings

@@ -20,7 +20,7 @@ from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
-from eventlm.models.rope import angles
+from eventlm.models.rope import compiled_angles
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import matrix_types
 from eventlm.models.weights.stored_weights import WeightFile
@@ -88,9 +88,8 @@ def load_cpu_decoder(
     try:
         decoder = CpuDecoder(
             build,
-            native_model(model, max_positions),
-            # It copies them, and no name here keeps them while weights are loaded.
-            [angles(rope, max_positions) for rope in model.ropes],
+            native_model(model),
+            [compiled_angles(rope, max_positions) for rope in model.ropes],
             is_int8=quantization == "int8",
             types={(key.name, key.layer, key.expert): kind for key, kind in types.items()},
             num_threads=num_threads,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from eventlm.models.spec import ModelSpec, RopeSpec
 
@@ -20,26 +21,34 @@ class Rotation(NamedTuple):
 
 
 class RopeTable:
-    """Cosines and signed sines of every position below `max_positions`, computed once."""
+    """The rotation of every position below `max_positions`."""
 
     def __init__(self, rope: RopeSpec, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        cos, sin = angles(rope, max_positions, dtype=dtype, device=device)
+        self._cos, self._sin = angles(rope, max_positions, dtype=dtype, device=device)
+        self._num_still = rope.rotary_dim // 2 - rope.num_turned
         self._is_interleaved = rope.is_interleaved
-        if rope.is_interleaved:
-            self._cos = torch.stack((cos, cos), dim=-1).flatten(-2)
-            self._sin = torch.stack((-sin, sin), dim=-1).flatten(-2)
-        else:
-            self._cos = torch.cat((cos, cos), dim=-1)
-            self._sin = torch.cat((-sin, sin), dim=-1)
 
     def at(self, positions_T: Tensor) -> Rotation:
         """The rotation of tokens at these positions."""
-        return Rotation(self._cos[positions_T].unsqueeze(1), self._sin[positions_T].unsqueeze(1), self._is_interleaved)
+        cos, sin = self._cos[positions_T], self._sin[positions_T]
+        if self._num_still:
+            cos, sin = pad(cos, (0, self._num_still), value=1.0), pad(sin, (0, self._num_still))
+        if self._is_interleaved:
+            cos, sin = _of_neighbours(cos, sin)
+        else:
+            cos, sin = torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return Rotation(cos.unsqueeze(1), sin.unsqueeze(1), self._is_interleaved)
 
 
 def rope_tables(model: ModelSpec, max_positions: int, *, dtype: torch.dtype, device: torch.device) -> list[RopeTable]:
     """One for each of `ModelSpec.ropes`, as `Decoder.forward` takes them."""
     return [RopeTable(rope, max_positions, dtype=dtype, device=device) for rope in model.ropes]
+
+
+def compiled_angles(rope: RopeSpec, max_positions: int) -> tuple[Tensor, Tensor]:
+    """`angles` as the compiled decoder reads them: of neighbours, there for both, the sine of the first negative."""
+    cos, sin = angles(rope, max_positions)
+    return _of_neighbours(cos, sin) if rope.is_interleaved else (cos, sin)
 
 
 def angles(
@@ -49,19 +58,26 @@ def angles(
     dtype: torch.dtype = torch.float32,
     device: torch.device | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position below `max_positions`, each [max_positions, rotary_dim / 2].
+    """Cosines and sines of every position below `max_positions`, each [max_positions, `RopeSpec.num_turned`].
 
     Both are multiplied by the attention factor. Always computed in float32 on the CPU, so that they are the same for
     every `device`.
     """
     positions = torch.arange(max_positions, dtype=torch.float32)
-    angles_PR = torch.outer(positions, inverse_frequencies(rope, max_positions))
-    cos, sin = angles_PR.cos() * rope.attention_factor, angles_PR.sin() * rope.attention_factor
+    cos = torch.outer(positions, inverse_frequencies(rope, max_positions))
+    sin = cos.sin().mul_(rope.attention_factor)
+    # In place, for they may be large.
+    cos.cos_().mul_(rope.attention_factor)
     return cos.to(device, dtype), sin.to(device, dtype)
 
 
+def _of_neighbours(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """What both elements of each pair are multiplied by, one beside the other."""
+    return torch.stack((cos, cos), dim=-1).flatten(-2), torch.stack((-sin, sin), dim=-1).flatten(-2)
+
+
 def inverse_frequencies(rope: RopeSpec, max_positions: int) -> Tensor:
-    """Angle per position of each pair of elements, float32 [rotary_dim / 2].
+    """Angle per position of each pair of elements that turns, float32 [`RopeSpec.num_turned`].
 
     `linear` divides all of them (Chen et al., 2023); `llama3` divides the slow ones, keeps the fast ones, and
     blends in between (Llama 3.1), and so does `yarn` by the number of the pair (Peng et al., 2023). `longrope` divides
@@ -73,9 +89,7 @@ def inverse_frequencies(rope: RopeSpec, max_positions: int) -> Tensor:
     if rope.type == "longrope":
         is_long = max_positions > rope.original_max_position_embeddings
         return 1.0 / (torch.tensor(rope.long_factor if is_long else rope.short_factor) * powers)
-    frequencies = 1.0 / powers
-    if rope.type == "proportional":
-        frequencies[rope.num_pairs :] = 0
+    frequencies = (1.0 / powers)[: rope.num_turned]
     if rope.type in ("linear", "proportional"):
         return frequencies / rope.factor
     if rope.type == "llama3":

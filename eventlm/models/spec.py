@@ -48,6 +48,11 @@ class RopeSpec(Struct, frozen=True, kw_only=True):
     #: Of proportional: how many pairs turn, the first ones.
     num_pairs: int = 0
 
+    @property
+    def num_turned(self) -> int:
+        """Pairs that turn, the first ones."""
+        return self.num_pairs if self.type == "proportional" else self.rotary_dim // 2
+
 
 class NormSpec(Struct, frozen=True, kw_only=True):
     """A norm. `offset` is added to its weights: Gemma's checkpoints store them less one."""
@@ -453,5 +458,5 @@ def _extras(model: ModelSpec) -> Iterator[str]:
             yield "attention scores of a scale of their own"
         if attention.rope is None:
             yield "layers without rotary embeddings"
-        elif attention.rope.is_interleaved or attention.rope.rotary_dim != attention.head_dim:
+        elif attention.rope.is_interleaved or 2 * attention.rope.num_turned != attention.head_dim:
             yield "rotary embeddings of neighbouring elements or of a part of a head"

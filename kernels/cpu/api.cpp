@@ -24,7 +24,7 @@ namespace {
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
 // another for none.
-constexpr int kInterface = 11;
+constexpr int kInterface = 12;
 
 template <class Work>
 std::int32_t run(Work&& work) {

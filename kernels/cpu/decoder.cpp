@@ -38,6 +38,8 @@ std::int32_t num_mixed(const Instruction& now) {
                                     : static_cast<std::int32_t>(round_up(now.num_channels, kPanel)) + num_given(now);
 }
 
+// Up to its own.
+std::int32_t num_ropes(const Instruction& now) { return now.kind == Kind::heads ? now.rope + 1 : 0; }
 bool is_kept(const Instruction& now) { return now.kind == Kind::keep; }
 bool needs_exact(const Instruction& now) { return now.kind == Kind::route || now.kind == Kind::delta; }
 // Elements of all query heads: inputs of `output`; and of all keys.
@@ -55,6 +57,8 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
                  const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads)
     : shape_(shape),
       program_(program),
+      cosines_(cosines, cosines + most_of(program, num_ropes)),
+      sines_(sines, sines + most_of(program, num_ropes)),
       team_(num_threads),
       weights_(shape, program, is_int8, types),
       hidden_stride_(round_up(shape.hidden_size, kPanel) + kLanes),
@@ -81,27 +85,8 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
     first_operations_.push_back(count);
     count += num_operations(now.kind);
     if (now.kind == Kind::attend) plan_of(now);
-    if (now.kind == Kind::heads && now.rope >= 0) add_rope(now, cosines[now.rope], sines[now.rope]);
   }
   operations_ = std::vector<Operation>(count);
-}
-
-// Of neighbours that turn together, cosines and sines are there for both, as turn_head takes them.
-void Decoder::add_rope(const Instruction& heads, const float* cosines, const float* sines) {
-  if (ropes_.size() <= static_cast<std::size_t>(heads.rope)) ropes_.resize(heads.rope + 1);
-  RopeTable& rope = ropes_[heads.rope];
-  if (rope.size > 0) return;
-  const std::size_t num_angles = static_cast<std::size_t>(shape_.max_positions) * heads.rotary_dim / 2;
-  rope.size = heads.is_interleaved ? heads.rotary_dim : heads.rotary_dim / 2;
-  if (!heads.is_interleaved) {
-    rope.cosines.assign(cosines, cosines + num_angles);
-    rope.sines.assign(sines, sines + num_angles);
-    return;
-  }
-  for (std::size_t i = 0; i < num_angles; i++) {
-    rope.cosines.insert(rope.cosines.end(), 2, cosines[i]);
-    rope.sines.insert(rope.sines.end(), {-sines[i], sines[i]});
-  }
 }
 
 AttentionPlan& Decoder::plan_of(const Instruction& attend) {
@@ -410,11 +395,11 @@ void Decoder::turn_and_store(const Step& step, const Instruction& heads, const K
   const int dim = heads.head_dim, row = token_rows_[token];
   const int position = step.rows[row].start + static_cast<int>(token) - step.first_token[row];
   const int key_head = head - heads.num_heads;
-  Rotation rotation{nullptr, nullptr, 0, false};
+  Rotation rotation{nullptr, nullptr, 0, 0, false};
   if (heads.rope >= 0) {
-    const RopeTable& rope = ropes_[heads.rope];
-    const std::size_t angles = position * rope.size;
-    rotation = {&rope.cosines[angles], &rope.sines[angles], heads.rotary_dim, heads.is_interleaved != 0};
+    const std::size_t size = heads.is_interleaved ? 2 * heads.num_turned : heads.num_turned, angles = position * size;
+    rotation = {cosines_[heads.rope] + angles, sines_[heads.rope] + angles, heads.rotary_dim, heads.num_turned,
+                heads.is_interleaved != 0};
   }
   if (norm != nullptr && !norm->bias.empty()) {
     norm_of(sums, *norm, dim, [sums](std::size_t i, f32x16 values) { store(sums + i, values); });

@@ -50,15 +50,10 @@ void grow(Buffer& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
-// Cosines and sines of a rotary embedding, `size` numbers of each for a position.
-struct RopeTable {
-  Aligned<float> cosines, sines;
-  std::size_t size = 0;
-};
-
 class Decoder {
  public:
-  // cosines, sines: of each rotary embedding, [max_positions, rotary_dim / 2]. types: see Weights.
+  // cosines, sines: of each rotary embedding, a row for each position, as Rotation has them. They are read where they
+  // lie, as long as this lives. types: see Weights.
   Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
           const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads);
 
@@ -107,7 +102,6 @@ class Decoder {
  private:
   struct Step;
 
-  void add_rope(const Instruction& heads, const float* cosines, const float* sines);
   AttentionPlan& plan_of(const Instruction& attend);
   void reserve(std::size_t num_tokens);
   void run_program(const Step& step);
@@ -153,7 +147,7 @@ class Decoder {
 
   const Shape shape_;
   const std::vector<Instruction> program_;
-  std::vector<RopeTable> ropes_;
+  const std::vector<const float*> cosines_, sines_;
   Team team_;
   Weights weights_;
 

@@ -77,8 +77,8 @@ class DrawRows(NamedTuple):
 class CpuDecoder:
     """Weights are given one by one, then it runs, all in one thread at a time.
 
-    ropes: cosines and sines of each rotary embedding, [max_positions, rotary_dim / 2], by the number that instructions
-    have of them.
+    ropes: cosines and sines of each rotary embedding, as `compiled_angles` makes them, by the number that instructions
+    have of them. They are kept, and read where they lie.
 
     is_int8: matrices are int8, inputs become so (quantize.h).
 
@@ -104,9 +104,9 @@ class CpuDecoder:
         self._norm_offset = model.norm_offset
         self._weight_bytes = 1 if is_int8 else 2
         self._types = types or {}
-        tables = [[table.float().contiguous() for table in tables] for tables in zip(*ropes, strict=True)] or [[], []]
+        self._ropes = ropes
+        cosines, sines = (array("Q", [tables[kind].data_ptr() for tables in ropes]) for kind in (0, 1))
         typed = self._typed_weights()
-        cosines, sines = (array("Q", [table.data_ptr() for table in kind]) for kind in tables)
         self._handle = self._functions.eventlm_decoder(
             ctypes.byref(shape),
             (Instruction * len(model.instructions))(*model.instructions),

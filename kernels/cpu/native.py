@@ -25,7 +25,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 11
+_INTERFACE = 12
 _LANES = 16
 #: Outputs of a panel: packed.h's kPanel.
 PANEL = 32
@@ -100,7 +100,6 @@ class NativeShape(ctypes.Structure):
                 "vocab_size",
                 "hidden_size",
                 "num_layers",
-                "max_positions",
                 "is_tied",
                 "is_layer_norm",
                 "inputs_size",
@@ -131,6 +130,7 @@ class Instruction(ctypes.Structure):
                 "rope",
                 "rotary_dim",
                 "is_interleaved",
+                "num_turned",
                 "window",
                 "positions_per_scale",
                 "num_experts",

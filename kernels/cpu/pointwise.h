@@ -59,11 +59,11 @@ EVENTLM_INLINE void norm_of(const float* x, const Norm& norm, std::size_t size, 
   }
 }
 
-// Which elements of a head are rotated, its first ones, and the position's angles. Of neighbours, both are there for
-// each element, the sine of an even one negative.
+// The first `num_turned` pairs of a head's first `size` elements turn, by the position's angles. Of neighbours, they
+// are there for each element, the sine of an even one negative.
 struct Rotation {
   const float *cosines, *sines;
-  int size;
+  int size, num_turned;
   bool is_interleaved;
 };
 
@@ -71,36 +71,40 @@ struct Rotation {
 EVENTLM_INLINE void turn_head(float* head, int head_dim, const Norm* norm, const Rotation& rotation) {
   const float* weight = norm ? norm->weight.data() : nullptr;
   const float scale = norm ? inverse_rms(head, head_dim, norm->eps) : 1.0f;
+  auto norm_alone = [=](int begin, int end) {
+    for (int d = begin; norm && d < end; d++) head[d] = head[d] * scale * weight[d];
+  };
   const float *cosines = rotation.cosines, *sines = rotation.sines;
-  const int half = rotation.size / 2;
+  const int half = rotation.size / 2, count = rotation.num_turned;
   int i = 0;
   if (rotation.is_interleaved) {
-    for (int d = 0; norm && d < head_dim; d++) head[d] = head[d] * scale * weight[d];
-    for (; i + kLanes <= rotation.size; i += kLanes) {
+    norm_alone(0, head_dim);
+    for (; i + kLanes <= 2 * count; i += kLanes) {
       const f32x16 x = load<f32x16>(head + i);
       store(head + i, x * load<f32x16>(cosines + i) + exchange_lanes<1>(x) * load<f32x16>(sines + i));
     }
-    for (; i < rotation.size; i += 2) {
+    for (; i < 2 * count; i += 2) {
       const float even = head[i], odd = head[i + 1];
       head[i] = even * cosines[i] + odd * sines[i];
       head[i + 1] = odd * cosines[i + 1] + even * sines[i + 1];
     }
     return;
   }
-  for (; i + kLanes <= half; i += kLanes) {
+  for (; i + kLanes <= count; i += kLanes) {
     f32x16 first = load<f32x16>(head + i) * scale, second = load<f32x16>(head + half + i) * scale;
     if (norm) first *= load<f32x16>(weight + i), second *= load<f32x16>(weight + half + i);
     const f32x16 cosine = load<f32x16>(cosines + i), sine = load<f32x16>(sines + i);
     store(head + i, first * cosine - second * sine);
     store(head + half + i, second * cosine + first * sine);
   }
-  for (; i < half; i++) {
+  for (; i < count; i++) {
     const float first = head[i] * scale * (norm ? weight[i] : 1.0f);
     const float second = head[half + i] * scale * (norm ? weight[half + i] : 1.0f);
     head[i] = first * cosines[i] - second * sines[i];
     head[half + i] = second * cosines[i] + first * sines[i];
   }
-  for (int d = rotation.size; norm && d < head_dim; d++) head[d] = head[d] * scale * weight[d];
+  norm_alone(count, half);
+  norm_alone(half + count, head_dim);
 }
 
 // What the neurons make of their sums.

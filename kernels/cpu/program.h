@@ -7,7 +7,7 @@
 namespace eventlm {
 
 struct Shape {
-  std::int32_t vocab_size, hidden_size, num_layers, max_positions;
+  std::int32_t vocab_size, hidden_size, num_layers;
   std::int32_t is_tied;                         // the embedding is the output matrix
   std::int32_t is_layer_norm;                   // norms subtract the mean, else they are of root mean squares
   std::int32_t inputs_size, inputs_vocab_size;  // of what each layer adds by a token's id; 0 if there is none
@@ -102,6 +102,7 @@ struct Instruction {
   QkNorm qk_norm;
   std::int32_t rope;  // number of its tables; -1: none
   std::int32_t rotary_dim, is_interleaved;
+  std::int32_t num_turned;           // of its pairs, the first ones
   std::int32_t window;               // tokens that a query sees; 0: all before it
   std::int32_t positions_per_scale;  // of query_scaling_beta
   // Of `route` and `experts`, the first two of both.

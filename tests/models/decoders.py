@@ -214,7 +214,7 @@ def _paths(model_type: str, folder: Path) -> dict[str, str]:
     found = {"torch": "", "compiled": "", "transformers": ""}
     try:
         model = model_of(read_json_object(path), path)
-        found["compiled"] = unsupported(native_model(model, 256), 16)
+        found["compiled"] = unsupported(native_model(model), 16)
     except CheckpointError as error:
         found["torch"] = found["compiled"] = str(error).removeprefix(f"{path}: ")
     try:

@@ -93,9 +93,9 @@ def test_heads_of_hybrids_fill_lines() -> None:
 
 def test_heads_of_layers_that_differ_fill_lines() -> None:
     model = _model(layers=tuple(_layer(num_heads=num_heads) for num_heads in (3, 3)))
-    assert unsupported(native_model(model, 256), 16) == ""
+    assert unsupported(native_model(model), 16) == ""
     model = _model(layers=tuple(_layer(num_heads=num_heads) for num_heads in (3, 4)))
-    assert unsupported(native_model(model, 256), 16) == "48 elements of all heads are not a multiple of 32"
+    assert unsupported(native_model(model), 16) == "48 elements of all heads are not a multiple of 32"
 
 
 @pytest.mark.parametrize(("size", "is_supported"), [(32, True), (48, False), (512, True), (544, False)])
@@ -103,13 +103,13 @@ def test_inputs_of_layers_fill_panels(size: int, *, is_supported: bool) -> None:
     inputs = LayerInputsSpec(size=size, vocab_size=80, activation="silu")
     model = _model(layers=(_layer(),), layer_inputs=inputs)
     reason = f"{size} inputs of a layer are not a multiple of 32 up to 512"
-    assert unsupported(native_model(model, 256), 16) == ("" if is_supported else reason)
+    assert unsupported(native_model(model), 16) == ("" if is_supported else reason)
 
 
 def _reason(num_heads: int = 4, **sizes: int) -> str:
     sizes = {"num_key_heads": 2, "num_value_heads": 4, "key_dim": 16, "value_dim": 64, "num_taps": 4} | sizes
     recurrent = LayerSpec(recurrent=DeltaSpec(**sizes), feed_forward=FeedForwardSpec(size=96))
-    return unsupported(native_model(_model(layers=(_layer(num_heads), recurrent)), 256), 16)
+    return unsupported(native_model(_model(layers=(_layer(num_heads), recurrent))), 16)
 
 
 def _layer(num_heads: int = 4) -> LayerSpec:

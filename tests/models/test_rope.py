@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -97,9 +98,10 @@ def test_proportional_turns_only_the_first_pairs(share: float, num_pairs: int) -
     config = LlamaConfig(head_dim=64, rope_parameters=parameters)
     expected, factor = ROPE_INIT_FUNCTIONS["proportional"](config)
     rope = RopeSpec(type="proportional", theta=1e6, factor=2.0, rotary_dim=64, num_pairs=num_pairs)
-    torch.testing.assert_close(inverse_frequencies(rope, 512), expected, rtol=1e-6, atol=0)
+    found = inverse_frequencies(rope, 512)
+    torch.testing.assert_close(found, expected[:num_pairs], rtol=1e-6, atol=0)
     assert factor == 1.0
-    assert int(expected.count_nonzero()) == num_pairs
+    assert not expected[num_pairs:].any()
 
 
 @pytest.mark.parametrize(("max_positions", "is_long"), [(63, False), (64, False), (65, True)])
@@ -163,6 +165,23 @@ def test_a_table_has_both_elements_of_each_pair(is_interleaved: bool) -> None:
     assert torch.equal(rotation.cos[:, 0, second], cos)
     assert torch.equal(rotation.sin[:, 0, first], -sin)
     assert torch.equal(rotation.sin[:, 0, second], sin)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_pairs_that_do_not_turn_are_in_no_table(is_interleaved: bool) -> None:
+    rope = RopeSpec(type="proportional", rotary_dim=8, num_pairs=1, is_interleaved=is_interleaved)
+    assert [table.shape for table in angles(rope, 20)] == [(20, 1), (20, 1)]
+    whole = structs.replace(rope, type="default")
+    positions = torch.tensor([3, 0, 19])
+    found, expected = (
+        RopeTable(each, 20, dtype=torch.float32, device=torch.device("cpu")).at(positions) for each in (rope, whole)
+    )
+    turned = [0, 1] if is_interleaved else [0, 4]
+    still = [number for number in range(8) if number not in turned]
+    assert found.cos.shape == expected.cos.shape
+    for ours, theirs, one in ((found.cos, expected.cos, 1.0), (found.sin, expected.sin, 0.0)):
+        assert torch.equal(ours[..., turned], theirs[..., turned])
+        assert torch.equal(ours[..., still], torch.full_like(ours[..., still], one))
 
 
 def test_there_is_a_table_for_each_rope_of_a_model(tmp_path: Path) -> None:

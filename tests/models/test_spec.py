@@ -58,6 +58,10 @@ def test_plain_ones(changes: dict[str, Any]) -> None:
             {"attention": {"rope": RopeSpec(rotary_dim=4)}},
             "rotary embeddings of neighbouring elements or of a part of a head",
         ),
+        (
+            {"attention": {"rope": RopeSpec(type="proportional", rotary_dim=8, num_pairs=2)}},
+            "rotary embeddings of neighbouring elements or of a part of a head",
+        ),
         ({"feed_forward": {"activation": "gelu"}}, "the activation gelu"),
         ({"feed_forward": {"is_gated": False}}, "the activation silu without a gate"),
         ({"norms": "both"}, "norms or multipliers after the parts of a layer"),

@@ -20,7 +20,7 @@ from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
 from eventlm.models.loader import load_cpu_decoder, load_decoder
 from eventlm.models.program import WeightKey
-from eventlm.models.rope import angles, rope_tables
+from eventlm.models.rope import compiled_angles, rope_tables
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.decoder_weights import model_weights
 
@@ -212,8 +212,8 @@ class CompiledDecoder:
     ) -> None:
         """types, blocks: of a model's matrices of codes, see `CpuDecoder`."""
         if isinstance(source, Weighted):
-            model, ropes = source.model, [angles(rope, MAX_POSITIONS) for rope in source.model.ropes]
-            native, is_int8 = native_model(model, MAX_POSITIONS), quantization == "int8"
+            model, ropes = source.model, [compiled_angles(rope, MAX_POSITIONS) for rope in source.model.ropes]
+            native, is_int8 = native_model(model), quantization == "int8"
             self.decoder = CpuDecoder(build, native, ropes, is_int8=is_int8, types=types, num_threads=num_threads)
             for key, values in source.weights.items():
                 if blocks and key in blocks:

@@ -52,7 +52,7 @@ void Team::run(const std::function<void()>& work) noexcept {
 
 constexpr int kTokens = 1040, kPrompt = 300, kBlocks = kTokens / 16, kRows = 30;
 // 80 inputs are no whole blocks of 64.
-constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 4, .max_positions = kTokens,
+constexpr Shape kShape = {.vocab_size = 100, .hidden_size = 80, .num_layers = 4,
                           .is_tied = 1, .is_layer_norm = 0, .inputs_size = 32, .inputs_vocab_size = 100, .eps = 1e-5f,
                           .logits_multiplier = 0.5f, .logits_soft_cap = 30};
 constexpr int kHeadDim = 32;
@@ -72,7 +72,7 @@ std::vector<Instruction> make_program() {
   add(Kind::inputs, 0);
   add(Kind::norm, 0, Weight::attention_norm);
   Instruction& first = add(Kind::heads, 0);
-  first.rotary_dim = 32, first.num_value_heads = 0, first.has_value_norm = 1;
+  first.rotary_dim = 32, first.num_turned = 16, first.num_value_heads = 0, first.has_value_norm = 1;
   add(Kind::attend, 0);
   add(Kind::multiply_add, 0, Weight::output);
   add(Kind::norm, 0, Weight::feed_forward_norm);
@@ -86,7 +86,7 @@ std::vector<Instruction> make_program() {
   add(Kind::scale, 0);
   add(Kind::take, 1);
   Instruction& heads = add(Kind::heads, 1);
-  heads.qk_norm = QkNorm::whole, heads.rope = 1, heads.rotary_dim = 16, heads.is_interleaved = 1;
+  heads.qk_norm = QkNorm::whole, heads.rope = 1, heads.rotary_dim = 16, heads.num_turned = 8, heads.is_interleaved = 1;
   heads.positions_per_scale = 64, heads.query_scaling_beta = 0.1f;
   Instruction& attend = add(Kind::attend, 1);
   attend.window = 50, attend.soft_cap = 20;

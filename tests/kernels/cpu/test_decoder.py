@@ -212,7 +212,7 @@ def test_what_is_not_supported(folders: dict[str, Path]) -> None:
     config = read_model(folders["llama"])
 
     def shape(**changes: int) -> NativeModel:
-        changed = native_model(config, 64)
+        changed = native_model(config)
         for name, value in changes.items():
             for part in (changed.shape, *changed.instructions):
                 if getattr(part, name, 0):

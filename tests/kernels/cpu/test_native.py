@@ -118,7 +118,7 @@ def test_missing_memory_is_an_error(tmp_path: Path, build: str) -> None:
 def test_missing_memory_for_the_embedding_is_an_error(tmp_path: Path) -> None:
     """Packed weights find room, an embedding of the same size beside them does not."""
     config = read_model(write_checkpoint(tmp_path, Shape()))
-    model = native_model(config, 64)
+    model = native_model(config)
     model.shape.vocab_size = 1 << 24  # 2 GiB
     angles = torch.zeros(64, 8)
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)

@@ -78,7 +78,7 @@ def model(*all_layers: LayerSpec, norm: dict[str, Any] | None = None, **changes:
 WIDE: dict[str, Any] = {
     "head_dim": 64,
     "num_kv_heads": 1,
-    "rope": RopeSpec(type="proportional", rotary_dim=64, num_pairs=8),
+    "rope": RopeSpec(type="proportional", rotary_dim=64, num_pairs=20),
     "qk_norm": "head",
     "scale": 0.2,
 }
