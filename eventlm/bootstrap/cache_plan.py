@@ -17,7 +17,14 @@ from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.errors import UsageError
-from eventlm.models.config import kv_bytes_per_token, resolve_dtype, resolve_kv_dtype, state_bytes
+from eventlm.models.config import (
+    activation_bytes,
+    kv_bytes_per_token,
+    resolve_dtype,
+    resolve_kv_dtype,
+    rope_bytes,
+    state_bytes,
+)
 from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
 from eventlm.models.spec import DTYPE_BYTES
@@ -30,8 +37,8 @@ from eventlm.worker.protocol import FAKE_MODEL
 FAKE_NUM_BLOCKS = 4096
 FAKE_MAX_MODEL_LEN = 8192
 
-#: With `kv_memory` auto: this share of what the weights leave free, for all replicas together, and at most so much for
-#: each.
+#: With `kv_memory` auto: this share of what weights and activations leave free, for all replicas together, and at most
+#: so much for each. The rotary tables of the context come out of it.
 AUTO_DIVISOR = 4
 MAX_AUTO_BYTES = 4 << 30
 
@@ -48,11 +55,14 @@ class CachePlan(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of the weights of a replica, of a KV block, of the cache of a sequence of the context that was asked for,
+    """Bytes of a replica's weights, of the activations of its largest step (0 on GPUs, where workers measure them), of
+    its rotary tables for one position, of a KV block, of the cache of a sequence of the context that was asked for,
     else of the shortest, and of all state slots.
     """
 
     weights: int
+    activations: int
+    position: int
     block: int
     sequence: int
     states: int
@@ -157,7 +167,7 @@ def plan_cache(
             if not num_blocks:
                 return CachePlan(0, asked or longest, warnings)
         else:
-            num_blocks, warnings = _plan_in_memory(config, folder, sizes)
+            num_blocks, warnings = _plan_in_memory(config, folder, sizes, longest)
     num_blocks, cut = _within_limit(config, num_blocks)
     warnings = [*warnings, *cut]
     capacity = (num_blocks - 1) * config.cache.block_size
@@ -183,15 +193,25 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
         weights = gpu_weight_bytes(decoder, dtype, types)
     else:
         weights = weight_bytes(decoder, dtype, model.quantization, types)
-    return _Sizes(weights, block, _num_blocks_needed(config) * block, cache.state_slots * state_bytes(decoder))
+    return _Sizes(
+        weights=weights,
+        activations=0 if is_on_gpu else activation_bytes(decoder, config.scheduler.batched_tokens()),
+        position=rope_bytes(decoder),
+        block=block,
+        sequence=_num_blocks_needed(config) * block,
+        states=cache.state_slots * state_bytes(decoder),
+    )
 
 
 def _cache_bytes(config: Config, sizes: _Sizes) -> int:
-    """Memory for the KV blocks and state slots of each replica, as far as no number of blocks is given."""
+    """Memory for the KV blocks and state slots of each replica, as far as no number of blocks is given.
+
+    With `kv_memory` auto, for its rotary tables too.
+    """
     if config.cache.kv_memory != "auto":
         return memory_bytes(config.cache.kv_memory)
     num_replicas = config.scheduler.replicas
-    left = max(free_bytes() - num_replicas * sizes.weights, 0)
+    left = max(free_bytes() - num_replicas * (sizes.weights + sizes.activations), 0)
     return min(left // AUTO_DIVISOR // num_replicas, MAX_AUTO_BYTES)
 
 
@@ -233,28 +253,44 @@ def _plan_on_gpus(config: Config, folder: Path, sizes: _Sizes, gpus: Sequence[Gp
     return num_blocks, _check_cache_fits(config, gpus, cache_bytes=cache_bytes, weights=sizes.weights, given=given)
 
 
-def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes) -> tuple[int, list[str]]:
-    """Blocks of each replica, and warnings. UsageError unless each gets its weights and a sequence into free memory."""
+def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes, longest: int) -> tuple[int, list[str]]:
+    """Blocks of each replica, and warnings. longest: context that the model was made for.
+
+    UsageError unless each gets its weights, activations and rotary tables and a sequence into free memory.
+    """
     cache, num_replicas, free = config.cache, config.scheduler.replicas, free_bytes()
-    if num_replicas * (sizes.weights + sizes.sequence + sizes.states) > free:
-        takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes)
+    asked = config.model.max_model_len
+    num_blocks = cache.num_blocks or _num_blocks_within(config, sizes, asked or longest)
+    tables = sizes.position * (asked or min(longest, max(num_blocks - 1, 1) * cache.block_size))
+    left = free - num_replicas * (sizes.weights + sizes.activations + tables)
+    if num_replicas * (sizes.sequence + sizes.states) > left:
+        takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes, tables)
         raise UsageError(
             f"{takes}, and {_mib(free)} of memory are free; {remedy}take a smaller model, or end other programs"
         )
-    left = free - num_replicas * sizes.weights
-    num_blocks = cache.num_blocks
-    if num_blocks:
+    if cache.num_blocks:
         _check_against_all(config, num_blocks * sizes.block + sizes.states, f"--num-blocks {num_blocks}")
-    else:
-        num_blocks = max(_cache_bytes(config, sizes) - sizes.states, 0) // sizes.block
     cache_bytes = num_replicas * (num_blocks * sizes.block + sizes.states)
     if cache_bytes <= left:
         return num_blocks, []
     warning = (
-        f"the KV cache may grow to {_mib(cache_bytes)}, and the weights leave {_mib(left)} of the memory that is free; "
-        "when it is full the system may end a worker; lower --kv-memory or --num-blocks"
+        f"the KV cache may grow to {_mib(cache_bytes)}, and weights, activations and rotary tables leave {_mib(left)} "
+        "of the memory that is free; when it is full the system may end a worker; lower --kv-memory or --num-blocks"
     )
     return num_blocks, [warning]
+
+
+def _num_blocks_within(config: Config, sizes: _Sizes, longest: int) -> int:
+    """KV blocks that the memory for the cache holds, with `kv_memory` auto beside the context's rotary tables.
+
+    longest: context in tokens that the tables may have.
+    """
+    num_bytes = max(_cache_bytes(config, sizes) - sizes.states, 0)
+    if config.cache.kv_memory != "auto":
+        return num_bytes // sizes.block
+    # The tables are of all positions in the blocks, or of the longest context if that is shorter.
+    with_tables = sizes.block + config.cache.block_size * sizes.position
+    return max(num_bytes // with_tables, (num_bytes - longest * sizes.position) // sizes.block)
 
 
 def _too_small(config: Config, sizes: _Sizes | None, num_blocks: int) -> UsageError:
@@ -294,26 +330,39 @@ def _check_against_all(config: Config, cache_bytes: int, given: str) -> None:
         )
 
 
-def _takes_and_remedy(config: Config, folder: Path, num_replicas: int, sizes: _Sizes) -> tuple[str, str]:
+def _takes_and_remedy(config: Config, folder: Path, num_replicas: int, sizes: _Sizes, tables: int) -> tuple[str, str]:
     """The least that so many replicas in one memory take, and how to take less, both in words."""
     of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
-    weights = f"{folder}: its weights take {_mib(sizes.weights)}{of_each}"
-    states = f", the states of {config.cache.state_slots} slots {_mib(sizes.states)}" if sizes.states else ""
-    takes = f"{weights}, the KV cache of one sequence {_mib(sizes.sequence)}{states}"
-    remedy = "lower --replicas, " if num_replicas > 1 else ""
-    return takes, remedy + ("lower --max-model-len, " if config.model.max_model_len else "")
+    parts = {
+        "activations": sizes.activations,
+        "rotary tables": tables,
+        "the KV cache of one sequence": sizes.sequence,
+        f"the states of {config.cache.state_slots} slots": sizes.states,
+    }
+    takes = ", ".join(
+        (
+            f"{folder}: its weights take {_mib(sizes.weights)}{of_each}",
+            *(f"{name} {_mib(num_bytes)}" for name, num_bytes in parts.items() if num_bytes),
+        )
+    )
+    remedies = {
+        "--replicas": num_replicas > 1,
+        "--max-num-batched-tokens": config.scheduler.max_num_batched_tokens and sizes.activations,
+        "--max-model-len": config.model.max_model_len or tables > sizes.sequence,
+    }
+    return takes, "".join(f"lower {flag}, " for flag, helps in remedies.items() if helps)
 
 
 def _check_sequence_fits(config: Config, folder: Path, sizes: _Sizes, gpus: Sequence[Gpu]) -> list[str]:
-    """Whether each replica gets its weights and one sequence into its share of its GPU; warnings.
+    """Whether each replica gets its weights, rotary tables and one sequence into its share of its GPU; warnings.
 
     Raises UsageError with the figures.
     """
     flag = f"--gpu-memory-utilization {config.gpu.gpu_memory_utilization}"
-    warnings = []
+    warnings, tables = [], sizes.position * config.model.max_model_len
     for gpu, num_replicas in _shared(gpus, config.scheduler.replicas):
-        takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes)
-        needed = num_replicas * (sizes.weights + sizes.sequence)
+        takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes, tables)
+        needed = num_replicas * (sizes.weights + tables + sizes.sequence)
         allowed = gpu.total_bytes * config.gpu.memory_ppm // 1_000_000
         if needed > allowed:
             raise UsageError(

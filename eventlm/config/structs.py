@@ -129,8 +129,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             pattern=rf"^(auto|{SIZE_PATTERN})$",
             extra={"metavar": "SIZE", "allowed": "auto, or a size such as 512MiB or 2GiB"},
         ),
-        "memory for the KV blocks of each replica, such as 2GiB; auto: a quarter of what the weights leave free, at "
-        "most 4GiB; on a GPU what they leave of gpu_memory_utilization",
+        "memory for the KV blocks of each replica, such as 2GiB; auto: a quarter of what weights and activations leave "
+        "free, at most 4GiB, rotary tables included; on a GPU what they leave of gpu_memory_utilization",
     ] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "bfloat16", "int8", "fp8"],

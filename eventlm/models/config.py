@@ -110,6 +110,34 @@ def state_bytes(config: ServedModel) -> int:
     return config.state_size * DTYPE_BYTES["float32"] if isinstance(config, ModelSpec) else 0
 
 
+def rope_bytes(config: ServedModel) -> int:
+    """Bytes that rotary tables take for each position of the context, at most; transformers keeps none."""
+    return config.rope_size * DTYPE_BYTES["float32"] if isinstance(config, ModelSpec) else 0
+
+
+def activation_bytes(config: ServedModel, num_tokens: int) -> int:
+    """Bytes that the compiled forward pass works on in a step of so many tokens, at most; 0 if transformers computes.
+
+    As if all were float32 and a model had all that one can have between its products, see `kernels/cpu/decoder.h`.
+    """
+    if isinstance(config, TransformersModel):
+        return 0
+    hidden, layers = config.hidden_size, config.layers
+    heads = [(3 * each.num_heads + each.num_kv_heads) * each.head_dim for each in config.attentions.values()]
+    channels = [4 * layer.recurrent.num_channels for layer in layers if layer.recurrent is not None]
+    neurons = [layer.dense.size for layer in layers if layer.dense is not None]
+    inputs = [config.num_layers * config.layer_inputs.size] if config.layer_inputs is not None else []
+    size = 6 * hidden + sum(max(each, default=0) for each in (heads, channels, neurons, inputs))
+    # Rows of each expert are padded to a tile.
+    of_experts = [
+        3 * num_tokens * each.num_experts
+        + (num_tokens * each.num_active + 15 * each.num_experts) * (hidden + each.expert.size)
+        for each in (layer.experts for layer in layers)
+        if each is not None
+    ]
+    return DTYPE_BYTES["float32"] * (num_tokens * size + max(of_experts, default=0))
+
+
 def resolve_kv_dtype(config: ServedModel, dtype: str, requested: str) -> str:
     """The dtype to keep keys and values in: `requested`, or for `auto` `dtype`, what is computed in.
 

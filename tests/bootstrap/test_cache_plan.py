@@ -50,6 +50,12 @@ def checkpoint(tmp_path: Path) -> Path:
 
 #: In float32.
 WEIGHT_BYTES = 4 * (2 * 100 * 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32) + 32)
+#: Cosines and sines of four pairs.
+POSITION_BYTES = 4 * 2 * 4
+#: Of a step of 512 tokens, the most that there are by default.
+ACTIVATION_BYTES = 4 * 512 * (6 * 32 + (3 * 4 + 2) * 8 + 64)
+#: What a replica holds, whatever the context.
+HELD_BYTES = WEIGHT_BYTES + ACTIVATION_BYTES
 
 
 def config_with(**overrides: object) -> Config:
@@ -87,12 +93,41 @@ def test_blocks_fill_the_memory_that_is_given(checkpoint: Path) -> None:
     assert plan_cache(config_with(kv_memory=f"{50 * BLOCK_BYTES}B", dtype="bfloat16"), checkpoint).num_blocks == 100
 
 
-def test_auto_is_a_quarter_of_what_the_weights_leave_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
-    left = 4 * 100 * BLOCK_BYTES
-    assert plan_in(config_with(), checkpoint, free=left + WEIGHT_BYTES).num_blocks == 100
-    assert plan_in(config_with(replicas=2), checkpoint, free=left + 2 * WEIGHT_BYTES).num_blocks == 50
-    assert plan_in(config_with(), checkpoint, free=1 << 60).num_blocks == (4 << 30) // BLOCK_BYTES
+def test_auto_is_a_quarter_of_what_is_left_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
+    tables = 512 * POSITION_BYTES
+    left = 4 * (100 * BLOCK_BYTES + tables)
+    assert plan_in(config_with(), checkpoint, free=left + HELD_BYTES).num_blocks == 100
+    assert plan_in(config_with(), checkpoint, free=left + HELD_BYTES - 4).num_blocks == 99
+    assert plan_in(config_with(replicas=2), checkpoint, free=2 * (left + HELD_BYTES)).num_blocks == 100
+    assert plan_in(config_with(), checkpoint, free=1 << 60).num_blocks == ((4 << 30) - tables) // BLOCK_BYTES
     assert plan_cache(config_with(), checkpoint).num_blocks > 0
+
+
+@pytest.mark.parametrize("position_bytes", [POSITION_BYTES, 1 << 20])
+def test_auto_gives_way_to_the_rotary_tables_of_its_context(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, position_bytes: int
+) -> None:
+    monkeypatch.setattr(cache_plan, "rope_bytes", lambda model: position_bytes)
+    free = HELD_BYTES + 4 * 11 * (BLOCK_BYTES + 16 * position_bytes)
+    plan = plan_in(config_with(), checkpoint, free=free)
+    assert (plan.num_blocks, plan.max_model_len) == (11, 160)
+    assert plan_in(config_with(), checkpoint, free=free - 4).num_blocks == 10
+    # Tables of a context that is asked for are all counted.
+    num_bytes = 12 * BLOCK_BYTES + 161 * position_bytes
+    assert plan_in(config_with(max_model_len=161), checkpoint, free=HELD_BYTES + 4 * num_bytes).num_blocks == 12
+    with pytest.raises(UsageError, match="a context of 161 tokens needs 12 KV blocks"):
+        plan_in(config_with(max_model_len=161), checkpoint, free=HELD_BYTES + 4 * num_bytes - 4)
+
+
+def test_the_rotary_tables_of_the_context_must_fit_beside_a_cache_that_is_given(checkpoint: Path) -> None:
+    least = HELD_BYTES + 512 * POSITION_BYTES + 2 * BLOCK_BYTES
+    given = config_with(kv_memory="1MiB")
+    assert plan_in(given, checkpoint, free=least).max_model_len == 512
+    with pytest.raises(
+        UsageError, match=r"activations 753,664 bytes, rotary tables 16,384 bytes.*; lower --max-model-"
+    ):
+        plan_in(given, checkpoint, free=least - 1)
+    assert plan_in(config_with(kv_memory="1MiB", max_model_len=16), checkpoint, free=least - 1).max_model_len == 16
 
 
 def test_the_context_is_cut_to_one_block_less_than_the_pool_with_a_warning(checkpoint: Path) -> None:
@@ -138,25 +173,28 @@ def test_a_context_that_cannot_be_had_is_an_error(checkpoint: Path, overrides: d
 
 
 def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None:
-    least = WEIGHT_BYTES + 2 * BLOCK_BYTES
+    least = HELD_BYTES + 16 * POSITION_BYTES + 2 * BLOCK_BYTES
     assert plan_in(config_with(num_blocks=2), checkpoint, free=least).num_blocks == 2
     with pytest.raises(UsageError) as raised:
         plan_in(config_with(num_blocks=2), checkpoint, free=least - 1)
     assert str(raised.value) == (
-        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, the KV cache of one sequence 8,192 bytes, and "
-        f"{least - 1:,} bytes of memory are free; take a smaller model, or end other programs"
+        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, activations 753,664 bytes, rotary tables 512 bytes, "
+        f"the KV cache of one sequence 8,192 bytes, and {least - 1:,} bytes of memory are free; take a smaller model, "
+        "or end other programs"
     )
     with pytest.raises(UsageError, match=r"for each of 2 replicas, .*; lower --replicas, take"):
         plan_in(config_with(num_blocks=2, replicas=2), checkpoint, free=2 * least - 1)
     with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*; lower --max-model-len, take"):
         plan_in(config_with(max_model_len=512), checkpoint, free=least)
+    with pytest.raises(UsageError, match=r"activations 2 MiB, .*; lower --max-num-batched-tokens, take"):
+        plan_in(config_with(num_blocks=2, max_num_batched_tokens=2048), checkpoint, free=least)
 
 
 def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:
     """Of 32 and 64 inputs, the fewer padded."""
     matrices = 100 * (64 + 4) + 2 * ((2 * 32 + 2 * 16 + 2 * 64) * (64 + 4) + 32 * (64 + 4))
     floats = 2 * (100 * 32 + 2 * 2 * 32 + 32)
-    least = matrices + floats + 2 * BLOCK_BYTES // 2
+    least = matrices + floats + ACTIVATION_BYTES + 16 * POSITION_BYTES + 2 * BLOCK_BYTES // 2
     options = {"num_blocks": 2, "quantization": "int8"}
     assert plan_in(config_with(**options), checkpoint, free=least).num_blocks == 2
     with pytest.raises(UsageError, match=f"its weights take {matrices + floats:,} bytes"):
@@ -165,10 +203,10 @@ def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:
 
 
 def test_a_cache_that_memory_may_not_hold_is_warned_of(checkpoint: Path) -> None:
-    free = WEIGHT_BYTES + 40 * BLOCK_BYTES
+    free = HELD_BYTES + 512 * POSITION_BYTES + 40 * BLOCK_BYTES
     assert plan_in(config_with(num_blocks=40), checkpoint, free=free).warnings == []
     [warning] = plan_in(config_with(num_blocks=41), checkpoint, free=free).warnings
-    assert "may grow to 167,936 bytes, and the weights leave 163,840 bytes of the memory that is free" in warning
+    assert "may grow to 167,936 bytes, and weights, activations and rotary tables leave 163,840 bytes of" in warning
 
 
 def test_a_cache_that_all_of_memory_does_not_hold_is_an_error(checkpoint: Path) -> None:
@@ -272,7 +310,7 @@ def test_fewer_sequences_run_where_half_of_the_memory_does_not_hold_their_states
     config, (warning,) = plan_states(config_with(kv_memory="2MiB"), recurrent)
     assert (config.cache.state_slots, config.scheduler.max_num_seqs) == (10, 7)
     assert "lowered from 256 to 7" in warning
-    with machine((1 << 23) + WEIGHT_BYTES, None):
+    with machine((1 << 23) + HELD_BYTES, None):
         assert plan_states(config_with(), recurrent)[0] == config_with(state_slots=10, max_num_seqs=7)
 
 

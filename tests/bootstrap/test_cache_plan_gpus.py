@@ -70,8 +70,10 @@ def test_weights_and_one_sequence_must_fit_into_the_share(checkpoint: Path) -> N
     )
     with pytest.raises(UsageError, match=r"GPU 0 \(NVIDIA A10\); or take a smaller model"):
         plan_cache(half, checkpoint, [a_gpu(LEAST - 1)])
-    with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*; raise it, lower --max-model-len, or take"):
-        plan_cache(config_with(max_model_len=512), checkpoint, [a_gpu(LEAST + 33 * BLOCK_BYTES)])
+    with pytest.raises(
+        UsageError, match=r"tables 16,384 bytes, .* sequence 135,168 bytes.*; raise it, lower --max-model-len, or take"
+    ):
+        plan_cache(config_with(max_model_len=512), checkpoint, [a_gpu(LEAST + 36 * BLOCK_BYTES)])
 
 
 def test_what_other_programs_hold_is_counted(checkpoint: Path) -> None:

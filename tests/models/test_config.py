@@ -1,17 +1,36 @@
 from __future__ import annotations
 
+import ctypes
 import json
 import subprocess
 import sys
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from msgspec import structs
 
 from eventlm.errors import CheckpointError
-from eventlm.models.config import kv_bytes_per_token, model_fingerprint, read_model, resolve_dtype
-from eventlm.models.spec import FeedForwardSpec, NormSpec, RopeSpec, why_not_plain
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
+from eventlm.kernels.cpu.native import available_builds
+from eventlm.kernels.sequence_states import StateRow, StepStates
+from eventlm.models.config import activation_bytes, kv_bytes_per_token, model_fingerprint, read_model, resolve_dtype
+from eventlm.models.cpu_kernels import native_model
+from eventlm.models.rope import compiled_angles
+from eventlm.models.spec import (
+    AttentionSpec,
+    DeltaSpec,
+    ExpertsSpec,
+    FeedForwardSpec,
+    LayerInputsSpec,
+    LayerSpec,
+    ModelSpec,
+    NormSpec,
+    RopeSpec,
+    why_not_plain,
+)
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -117,6 +136,81 @@ def test_kv_bytes_and_dtype(tmp_path: Path) -> None:
     assert kv_bytes_per_token(config, "bfloat16") == 2 * (3 * 2 * 8 + 4 * 16) * 2
     with pytest.raises(CheckpointError, match="float64"):
         resolve_dtype(config, "float64")
+
+
+class _Allocated(ctypes.Structure):
+    """What glibc's mallinfo2 gives."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def _allocated_bytes() -> int:
+    function = ctypes.CDLL(None).mallinfo2
+    function.restype = _Allocated
+    found = function()
+    return int(found.uordblks + found.hblkhd)
+
+
+_ATTENTION = AttentionSpec(num_heads=8, num_kv_heads=2, head_dim=64, rope=RopeSpec(rotary_dim=64), scale=1.0)
+_DENSE = FeedForwardSpec(size=1536)
+_EXPERTS = ExpertsSpec(num_experts=64, num_active=8, expert=FeedForwardSpec(size=192))
+_DELTA = DeltaSpec(num_key_heads=4, num_value_heads=8, key_dim=64, value_dim=64, num_taps=4)
+
+
+def _model(*layers: LayerSpec, **changes: Any) -> ModelSpec:
+    return ModelSpec(
+        architecture="",
+        vocab_size=64,
+        hidden_size=512,
+        layers=layers,
+        norm=NormSpec(eps=1e-6),
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+        **changes,
+    )
+
+
+@pytest.mark.skipif(not available_builds(), reason="not compiled")
+@pytest.mark.parametrize("num_tokens", [16, 300])
+@pytest.mark.parametrize(
+    "model",
+    [
+        _model(LayerSpec(attention=_ATTENTION, feed_forward=_DENSE)),
+        _model(
+            *[LayerSpec(attention=structs.replace(_ATTENTION, qk_norm="whole"), feed_forward=_DENSE, norms="both")] * 8,
+            layer_inputs=LayerInputsSpec(size=256, vocab_size=64, activation="silu"),
+        ),
+        _model(LayerSpec(attention=_ATTENTION, feed_forward=_EXPERTS)),
+        _model(
+            LayerSpec(recurrent=_DELTA, feed_forward=_DENSE),
+            LayerSpec(attention=structs.replace(_ATTENTION, has_output_gate=True), feed_forward=_DENSE),
+        ),
+    ],
+)
+def test_a_step_works_on_no_more_than_is_counted(model: ModelSpec, num_tokens: int) -> None:
+    """Nor on a third of it: with codes, whose inputs take most, and without."""
+    counted = activation_bytes(model, num_tokens)
+    ropes = [compiled_angles(rope, num_tokens) for rope in model.ropes]
+    num_blocks = num_tokens // 16 + 1
+    rows = [DecoderRow(0, num_tokens, array("i", range(num_blocks)))]
+    kv = KVLayers(
+        [shape and torch.zeros(2, num_blocks, *shape[:1], 16, shape[1]).bfloat16() for shape in model.kv_shapes]
+    )
+    states = StepStates(torch.zeros(1, model.state_size), [StateRow(num_tokens, 0, -1)] if model.state_size else [])
+    for types in ({}, {("output", next(iter(model.attentions)), -1): "Q8_0"}):
+        decoder = CpuDecoder(available_builds()[0], native_model(model), ropes, types=types, num_threads=1)
+        before = _allocated_bytes()
+        hidden_TH = decoder.forward([1] * num_tokens, rows, kv, states)
+        assert len(hidden_TH) == num_tokens
+        assert counted / 3 < _allocated_bytes() - before <= counted
+        del decoder, hidden_TH
 
 
 @pytest.mark.parametrize(

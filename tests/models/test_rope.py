@@ -10,10 +10,11 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from eventlm.models.config import read_model
-from eventlm.models.rope import RopeTable, angles, inverse_frequencies, rope_tables
+from eventlm.models.config import read_model, rope_bytes
+from eventlm.models.rope import RopeTable, angles, compiled_angles, inverse_frequencies, rope_tables
 from eventlm.models.spec import RopeSpec
 from tests.checkpoints import edit_json, make_checkpoint
+from tests.models.test_decoder import ATTENTION, LAYER, MODEL
 
 LLAMA3_FACTORS: dict[str, Any] = {
     "rope_type": "llama3",
@@ -182,6 +183,18 @@ def test_pairs_that_do_not_turn_are_in_no_table(is_interleaved: bool) -> None:
     for ours, theirs, one in ((found.cos, expected.cos, 1.0), (found.sin, expected.sin, 0.0)):
         assert torch.equal(ours[..., turned], theirs[..., turned])
         assert torch.equal(ours[..., still], torch.full_like(ours[..., still], one))
+
+
+def test_compiled_tables_take_what_is_counted() -> None:
+    ropes = [
+        RopeSpec(rotary_dim=8),
+        RopeSpec(rotary_dim=6, is_interleaved=True),
+        RopeSpec(type="proportional", rotary_dim=8, num_pairs=1),
+    ]
+    attentions = [structs.replace(ATTENTION, rope=rope) for rope in [*ropes, None, ropes[0]]]
+    layers = tuple(structs.replace(LAYER, attention=attention) for attention in attentions)
+    tables = [table for rope in ropes for table in compiled_angles(rope, 20)]
+    assert sum(table.nbytes for table in tables) == 20 * rope_bytes(structs.replace(MODEL, layers=layers))
 
 
 def test_there_is_a_table_for_each_rope_of_a_model(tmp_path: Path) -> None:
