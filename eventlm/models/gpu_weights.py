@@ -21,16 +21,15 @@ from eventlm.kernels.gpu.packed_matmul import packed_matmul
 from eventlm.kernels.gpu.packed_weight import PackedWeight, empty_packed
 from eventlm.kernels.gpu.tuned import tuned
 from eventlm.kernels.pointwise import activate, activate_gated
-from eventlm.models.config import read_model, resolve_dtype
+from eventlm.models.config import resolve_dtype
 from eventlm.models.decoder import LAPS, Decoder
 from eventlm.models.experts import Chosen
-from eventlm.models.loader import default_dtype, torch_dtype
+from eventlm.models.loader import default_dtype, find_checkpoint, torch_dtype
 from eventlm.models.program import FLOAT32_WEIGHTS, LOOKED_UP, Experts, WeightKey
 from eventlm.models.spec import ModelSpec
-from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types
 from eventlm.models.weights.stored_weights import WeightFile
-from eventlm.models.weights.weight_reader import check_quantized, read_pieces
+from eventlm.models.weights.weight_reader import read_pieces
 from eventlm.types import OnProgress
 
 #: x [T, in], matrix, bias [N] or None: [T, N].
@@ -163,10 +162,7 @@ def load_gpu_weights(
 
     Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
     """
-    folder = Path(folder)
-    model = read_model(folder)
-    files = find_weights(folder, model)
-    check_quantized(files)
+    model, files = find_checkpoint(folder)
     with default_dtype(torch_dtype(resolve_dtype(model, dtype))):
         types = gpu_types(files, model)
         decoder = GpuWeights(model, types, device, is_invariant=is_invariant)

@@ -21,6 +21,7 @@ from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.rope import compiled_angles
+from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import matrix_types
 from eventlm.models.weights.stored_weights import WeightFile
@@ -31,6 +32,17 @@ from eventlm.types import OnProgress
 def torch_dtype(name: str) -> torch.dtype:
     """The torch dtype of a resolved dtype name."""
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+
+
+def find_checkpoint(folder: str | Path) -> tuple[ModelSpec, list[WeightFile]]:
+    """The model of the checkpoint in `folder`, and the files with its weights, see `find_weights`.
+
+    Raises CheckpointError before there is memory for any weight.
+    """
+    model = read_model(folder)
+    files = find_weights(Path(folder), model)
+    check_quantized(files)
+    return model, files
 
 
 def load_decoder(
@@ -45,10 +57,7 @@ def load_decoder(
     Raises CheckpointError naming the file and the tensor if one is missing, unexpected, cut short, or of another
     shape than config.json gives.
     """
-    folder = Path(folder)
-    model = read_model(folder)
-    files = find_weights(folder, model)
-    check_quantized(files)
+    model, files = find_checkpoint(folder)
     with default_dtype(torch_dtype(resolve_dtype(model, dtype, quantization))):
         decoder = Decoder(model)
     if quantization == "int8":
@@ -76,10 +85,7 @@ def load_cpu_decoder(
 
     Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
     """
-    folder = Path(folder)
-    model = read_model(folder)
-    files = find_weights(folder, model)
-    check_quantized(files)
+    model, files = find_checkpoint(folder)
     types = matrix_types(files, model, quantization)
     # The others of them are rounded.
     kept = types if quantization == "none" else {}
