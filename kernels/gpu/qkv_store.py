@@ -106,26 +106,26 @@ def _qkv_store_kernel(
         scales = None
         if kv_scales is not None:
             scales = kv_scales + block * scales_block_stride + kv_heads * scales_head_stride + place
-        first, second = _load_halves(row + (H + kv_heads) * D, columns, kv_heads < K, D)
-        first_value, second_value = _load_halves(row + (H + K + kv_heads) * D, columns, kv_heads < K, D)
+        first, second = load_halves(row + (H + kv_heads) * D, columns, kv_heads < K, D)
+        first_value, second_value = load_halves(row + (H + K + kv_heads) * D, columns, kv_heads < K, D)
         DTYPE: tl.constexpr = qkv.dtype.element_ty
         first, second = _turned(first, second, k_weight, eps, token_cos, token_sin, columns, D, DTYPE)
-        _store_halves(cache, scales, first, second, columns, kv_heads < K, D)
+        store_halves(cache, scales, first, second, columns, kv_heads < K, D)
         cache += cache_part_stride
         if kv_scales is not None:
             scales += scales_part_stride
-        _store_halves(cache, scales, first_value, second_value, columns, kv_heads < K, D)
+        store_halves(cache, scales, first_value, second_value, columns, kv_heads < K, D)
 
 
 @triton.jit
 def _turn_queries(row, heads, weight, eps, cos, sin, columns, H: tl.constexpr, D: tl.constexpr):
-    first, second = _load_halves(row + heads * D, columns, heads < H, D)
+    first, second = load_halves(row + heads * D, columns, heads < H, D)
     first, second = _turned(first, second, weight, eps, cos, sin, columns, D, row.dtype.element_ty)
-    _store_halves(row + heads * D, None, first, second, columns, heads < H, D)
+    store_halves(row + heads * D, None, first, second, columns, heads < H, D)
 
 
 @triton.jit
-def _load_halves(heads, columns, head_mask, D: tl.constexpr):
+def load_halves(heads, columns, head_mask, D: tl.constexpr):
     """Both halves of heads in float32, from pointers to their beginnings; 0 where the mask is."""
     mask = head_mask[:, None] & (columns < D // 2)
     pointers = heads[:, None] + columns
@@ -135,7 +135,7 @@ def _load_halves(heads, columns, head_mask, D: tl.constexpr):
 
 
 @triton.jit
-def _store_halves(heads, scales, first, second, columns, head_mask, D: tl.constexpr):
+def store_halves(heads, scales, first, second, columns, head_mask, D: tl.constexpr):
     """Both halves of heads to pointers to their beginnings; as fp8 with `scales`, unless these are None."""
     if scales is not None:
         largest = tl.maximum(tl.max(tl.abs(first), axis=1), tl.max(tl.abs(second), axis=1))

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from eventlm.kernels.gpu.qkv_store import load_halves, store_halves
 from eventlm.kernels.gpu.tuned import next_power_of_2
 
 
@@ -26,7 +27,7 @@ def store_heads(
         *(*k_TKD.stride()[:2], *v_TKD.stride()[:2], *kv_cache.stride()[:4]),
         *(kv_scales.stride()[:3] if kv_scales is not None else (0, 0, 0)),
         D=head_dim,
-        BLOCK_D=next_power_of_2(head_dim),
+        HALF_BLOCK=next_power_of_2(head_dim // 2),
         BLOCK_SIZE=kv_cache.shape[3],
         num_warps=1,
     )
@@ -51,33 +52,22 @@ def _store_heads_kernel(
     scales_block_stride,
     scales_head_stride,
     D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    token, heads = tl.program_id(0).to(tl.int64), tl.program_id(1) + tl.arange(0, 1)
     slot = tl.load(cache_slots + token)
     if slot < 0:
         return
+    columns, mask = tl.arange(0, HALF_BLOCK)[None, :], heads >= 0
     block, place = slot // BLOCK_SIZE, slot % BLOCK_SIZE
-    cache = kv_cache + block * cache_block_stride + head * cache_head_stride + place * cache_place_stride
-    scale = None
+    cache = kv_cache + block * cache_block_stride + heads * cache_head_stride + place * cache_place_stride
+    scales = None
     if kv_scales is not None:
-        scale = kv_scales + block * scales_block_stride + head * scales_head_stride + place
-    _store_head(keys + token * key_stride + head * key_head_stride, cache, scale, D, BLOCK_D)
-    cache += cache_part_stride
+        scales = kv_scales + block * scales_block_stride + heads * scales_head_stride + place
+    first, second = load_halves(keys + token * key_stride + heads * key_head_stride, columns, mask, D)
+    store_halves(cache, scales, first, second, columns, mask, D)
     if kv_scales is not None:
-        scale += scales_part_stride
-    _store_head(values + token * value_stride + head * value_head_stride, cache, scale, D, BLOCK_D)
-
-
-@triton.jit
-def _store_head(source, target, scale, D: tl.constexpr, BLOCK_D: tl.constexpr):
-    """As fp8 if there is a scale, as `qkv_store` does."""
-    columns = tl.arange(0, BLOCK_D)
-    mask = columns < D
-    numbers = tl.load(source + columns, mask=mask, other=0.0).to(tl.float32)
-    if scale is not None:
-        largest = tl.max(tl.abs(numbers), axis=0)
-        tl.store(scale, tl.div_rn(largest, 448.0))
-        numbers *= tl.where(largest > 1e-30, tl.div_rn(1.0, largest) * 448.0, 0.0)
-    tl.store(target + columns, numbers.to(target.dtype.element_ty), mask=mask)
+        scales += scales_part_stride
+    first, second = load_halves(values + token * value_stride + heads * value_head_stride, columns, mask, D)
+    store_halves(cache + cache_part_stride, scales, first, second, columns, mask, D)
