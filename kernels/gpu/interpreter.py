@@ -5,6 +5,8 @@ Kernels with products, or loops up to what is not a constant, import this module
 
 from __future__ import annotations
 
+import functools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,29 @@ def _mend_products() -> None:
     interpreter.InterpreterBuilder.create_dot = mended
 
 
+def _mend_slow_launches() -> None:
+    """Each launch, and each call of a function within it, looks through Triton's language for what it has to replace, and
+    each operation makes a table of NumPy's types: half of the time of a small kernel. Here a launch replaces all at once,
+    which leaves nothing to its calls, and types are remembered.
+    """
+    from triton.runtime import interpreter
+
+    patch_lang, numpy_type = interpreter._patch_lang, functools.cache(interpreter._get_np_dtype)
+    scope = interpreter._LangPatchScope()
+
+    def patch(fn: Any) -> Any:
+        nonlocal scope
+        if scope._changes:
+            return interpreter._LangPatchScope()
+        scope = patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        return scope
+
+    interpreter._patch_lang = patch
+    interpreter._get_np_dtype = lambda each: np.dtype(np.uint64) if each.scalar.is_ptr() else numpy_type(each.scalar)
+
+
 if _IS_INTERPRETED:
     _mend_products()
+    _mend_slow_launches()
     if triton.__version__.startswith("3.6."):
         _mend_bounds_of_loops()
