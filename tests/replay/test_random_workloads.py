@@ -25,10 +25,10 @@ from tests.workload import BATCHERS, MILLISECOND, POLICIES, ROUTERS, Chaos, Outc
 
 pytestmark = pytest.mark.long
 
-#: Four with each combination of plug-ins, in a minute of two idle cores; the soak test runs those that follow.
-NUM_WORKLOADS = 192
-NUM_RECORDED_AGAIN = 36
-NUM_DELAYED = 36
+#: Two with each combination of plug-ins; the soak test runs those that follow.
+NUM_WORKLOADS = 96
+NUM_RECORDED_AGAIN = 18
+NUM_DELAYED = 18
 #: In two of them a step that launches nothing preempts somebody, and then there is room for another.
 PLANNED_AGAIN = (33, 48)
 NUM_SOAKED = 20_000
@@ -60,12 +60,11 @@ def test_workloads_end_as_they_must_within_all_invariants(recorded: Recorded) ->
     for often in ("preempt memory", "preempt admission", "preempt lost", "reject queue_full", "stop", "eos", "length"):
         assert counts[often] > 50, often
     for seldom in ("cancelled", "deadline", "front_end_lost", "error", "complete", "grammar", "stop_token"):
-        assert counts[seldom] > 50, seldom
+        assert counts[seldom] > 25, seldom
 
 
-@pytest.mark.parametrize("hash_seed", [1, 2])
-def test_workloads_verify_under_another_hash_seed(recorded: Recorded, hash_seed: int) -> None:
-    counts = in_processes("verify", recorded.folder, 0, NUM_WORKLOADS, hash_seed=hash_seed)
+def test_workloads_verify_under_another_hash_seed(recorded: Recorded) -> None:
+    counts = in_processes("verify", recorded.folder, 0, NUM_WORKLOADS, hash_seed=1)
     assert counts["decisions verified"] == sum(recorded.counts[tag] for tag in DECISION_TAGS)
     assert counts["checkpoints"] == recorded.counts["checkpoint"]
     assert counts["segments"] == NUM_WORKLOADS + recorded.counts["snapshot"] > 2 * NUM_WORKLOADS

@@ -114,7 +114,7 @@ def test_all_kernels_and_caches_give_the_same_tokens_again(
     assert result.num_tokens > 100
 
 
-@pytest.mark.parametrize("block_size", [16, 8])
+@pytest.mark.parametrize("block_size", [16, pytest.param(8, marks=pytest.mark.soak)])
 def test_a_model_that_transformers_computes_gives_the_same_tokens_again(
     tmp_path: Path, checkpoint: Path, block_size: int
 ) -> None:
