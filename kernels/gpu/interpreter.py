@@ -72,6 +72,7 @@ def _mend_slow_launches() -> None:
 
 if _IS_INTERPRETED:
     _mend_products()
-    _mend_slow_launches()
     if triton.__version__.startswith("3.6."):
         _mend_bounds_of_loops()
+    if triton.__version__.startswith("3.7."):
+        _mend_slow_launches()

@@ -10,7 +10,7 @@ import pytest
 
 from eventlm import LLM, SamplingParams
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer
-from tests.models.families.proof import SMALL, make_checkpoint
+from tests.models.families.proof import SMALL, STABLE_BUILD, make_checkpoint
 from tests.models.families.test_qwen_next import CASES
 from tests.serving import verified
 
@@ -32,6 +32,7 @@ def chats(folder: Path, run: Path, *, prefix_cache: bool) -> tuple[list[list[int
     options: dict[str, Any] = {"dtype": "bfloat16", "block_size": BLOCK_SIZE, "num_blocks": 64, "max_num_seqs": 4}
     # Prompts of some turns come in chunks.
     options |= {"max_num_batched_tokens": 32, "max_model_len": 256, "threads": 1, "state_interval": 32}
+    options["cpu_kernels"] = STABLE_BUILD
     tokens, hits = [], []
     with LLM(folder, record=run, prefix_cache=prefix_cache, state_slots=24, **options) as llm:
         prompts: list[list[int]] = [[] for _ in range(NUM_CHATS)]

@@ -14,7 +14,7 @@ from eventlm.errors import CheckpointError
 from eventlm.models.config import model_of, read_model
 from eventlm.models.weights.find_weights import find_weights
 from tests.checkpoints import VOCAB_SIZE, make_tokenizer
-from tests.models.families.proof import SMALL, make_checkpoint, prove
+from tests.models.families.proof import SMALL, STABLE_BUILD, make_checkpoint, prove
 from tests.serving import verified
 
 #: Of full attention the heads are larger, and in one case fewer.
@@ -138,6 +138,7 @@ def test_hits_and_preemptions_change_no_token(quantization: str, tmp_path: Path)
             "max_num_seqs": 16,
             "max_model_len": 128,
             "threads": 1,
+            "cpu_kernels": STABLE_BUILD,
         }
         with LLM(folder, record=run, dtype="bfloat16", quantization=quantization, **sizes | options) as llm:
             outputs = llm.generate(prompts, params, use_tqdm=False)
