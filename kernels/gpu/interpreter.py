@@ -50,9 +50,9 @@ def _mend_products() -> None:
 
 
 def _mend_slow_launches() -> None:
-    """Each launch, and each call of a function within it, looks through Triton's language for what it has to replace, and
-    each operation makes a table of NumPy's types: half of the time of a small kernel. Here a launch replaces all at once,
-    which leaves nothing to its calls, and types are remembered.
+    """A launch, and each call of a function within it, looks through Triton's language for what it has to replace,
+    and each operation makes a table of NumPy's types: half of the time of a small kernel. Here a launch replaces
+    everything at once, which leaves nothing to its calls, and types are remembered.
     """
     from triton.runtime import interpreter
 
