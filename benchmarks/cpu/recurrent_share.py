@@ -1,10 +1,11 @@
-"""How much of a decode step are the recurrent operations of a hybrid model?
+"""What share of a decode step do the recurrent operations of a hybrid model take?
 
     python benchmarks/cpu/recurrent_share.py [--batch 1,8,32] [--context 512]
 
 The model has the shape of Qwen3.5-0.8B (18 of 24 layers have the gated delta rule) and random weights, and is written
-to a temporary folder. The table is that of `eventlm bench step`, in which `recurrent` are the convolutions, the delta
-rule and the norm after it, without the products before and behind them. Nothing else should run on the machine.
+to a temporary folder. The table is that of `eventlm bench step`, in which `recurrent` is the convolutions, the delta
+rule with the float32 products of beta and decay, and the norm after it; the other products of these layers count as
+qkv_proj and o_proj. Nothing else should run on the machine.
 """
 
 from __future__ import annotations

@@ -175,10 +175,10 @@ void multiply_codes(const Matrix& matrix, std::size_t begin, std::size_t end, co
 
 #if defined(__AMX_BF16__)
 
-// Of what codes are widened to before they are multiplied.
+// Bytes of the buffer, on the stack, that codes are widened into.
 constexpr std::size_t kWidenedBytes = 1 << 20;
 
-// The panels [begin, end) of codes as those of bf16.
+// Widens the panels [begin, end) of codes to bf16.
 inline void widen(const Matrix& matrix, std::size_t begin, std::size_t end, Matrix& to) {
   std::uint32_t* words = to.panels;
   for (std::size_t panel = begin; panel < end; panel++, words += to.panel_words()) {
@@ -196,7 +196,7 @@ inline void widen(const Matrix& matrix, std::size_t begin, std::size_t end, Matr
 }
 
 // The rows [first, last) times the panels [begin, end) of codes. Where not all of these fit into kWidenedBytes, they
-// are widened again for each block of rows. False if not even one does.
+// are widened again for each block of rows. False if not even one does: with more than 16,384 inputs.
 template <class Put>
 bool multiply_widened(const Matrix& matrix, std::size_t begin, std::size_t end, const Rows& rows, int first, int last,
                       Put&& put) {

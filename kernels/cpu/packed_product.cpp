@@ -127,7 +127,7 @@ EVENTLM_INLINE f32xn get_floats(const std::uint8_t* from, f32xn above) {
   return to_floats(widened(load<s8xn>(from))) * above;
 }
 
-// The scales of some columns, which begin with number `at` of a span's, and what their values have subtracted.
+// The scales of some columns, which begin with number `at` of a span's, and what is subtracted from their values.
 template <Format FORMAT>
 EVENTLM_INLINE void get_scales(const std::uint8_t* span, std::size_t at, f32xn above, f32xn above_minima, f32xn& scale,
                                f32xn& minimum) {

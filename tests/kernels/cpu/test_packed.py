@@ -193,10 +193,10 @@ def test_large_matrices(builds: list[str], num_out: int, num_in: int) -> None:
 def test_what_is_no_number_stays_so_in_its_row_alone(builds: list[str], value: float) -> None:
     for kind, build in itertools.product(("Q4_1", "Q6_K"), builds):
         decoder = loaded(build, kind, random_blocks(kind, 97, 768), 768)
-        rows = torch.randn(19, 768, generator=torch.Generator().manual_seed(1))
+        rows = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))
         spoilt = rows.clone()
         spoilt[[0, 7, 18], [3, 100, 700]] = value
-        is_whole = torch.ones(19, dtype=torch.bool)
+        is_whole = torch.ones(40, dtype=torch.bool)
         is_whole[[0, 7, 18]] = False
         found = decoder.logits(spoilt)
         assert found[~is_whole].isnan().all(), build
@@ -358,6 +358,18 @@ MIXES: dict[str, tuple[ModelSpec, dict[str | tuple[str, int], str]]] = {
             ("down", 2): "I8_128",
             "lm_head": "Q4_K",
         },
+    ),
+    "more panels of a head than are widened together": (
+        model(
+            structs.replace(
+                LAYER,
+                attention=structs.replace(
+                    LAYER.attention, head_dim=128, rope=RopeSpec(rotary_dim=128), scale=128**-0.5
+                ),
+            ),
+            hidden_size=5120,
+        ),
+        dict.fromkeys(("query", "key", "value", "output", "gate", "up", "down"), "Q4_0"),
     ),
     "inputs of layers, values that are keys, and keys of another layer": (
         model(
