@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels import host_memory
-from eventlm.kernels.cpu.native import EXACT_MATRICES, PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
+from eventlm.kernels.cpu.native import EXACT_MATRICES, HEADS, PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
 from eventlm.kernels.sequence_states import NO_STATES, StateRow, StepStates
 
 #: In the order of decoder.h's Part.
@@ -86,7 +86,8 @@ class CpuDecoder:
     its block's, and those of MULTIPLIED_TOGETHER all have one. The output matrix that is the embedding as well is
     called that. The expert is -1 for what is not one expert's, here and below.
 
-    MemoryError if the packed weights find no room, or the threads, or what a call works on.
+    ValueError for tables that are not as instructions have them. MemoryError if the packed weights find no room, or
+    the threads, or what a call works on.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class CpuDecoder:
         types: Mapping[tuple[str, int, int], str] | None = None,
         num_threads: int,
     ) -> None:
+        _check_ropes(model.instructions, ropes)
         self._functions = library(build)
         self._shape = shape = model.shape
         self._norm_offset = model.norm_offset
@@ -264,6 +266,19 @@ class CpuDecoder:
         """Time since the start by part of the forward pass."""
         times = self._functions.eventlm_times(self._handle)
         return {name: times[number] for number, name in enumerate(PARTS)}
+
+
+def _check_ropes(instructions: Sequence[Instruction], ropes: Sequence[tuple[Tensor, Tensor]]) -> None:
+    for each in instructions:
+        if each.kind != HEADS or each.rope < 0:
+            continue
+        width = 2 * each.num_turned if each.is_interleaved else each.num_turned
+        for name, table in zip(("cosines", "sines"), ropes[each.rope], strict=True):
+            if table.dtype != torch.float32 or not table.is_contiguous() or table.shape[1:] != (width,):
+                raise ValueError(
+                    f"{name} of rotary embedding {each.rope}: must be contiguous, torch.float32 [positions, {width}], "
+                    f"are {table.dtype} {list(table.shape)} with strides {list(table.stride())}"
+                )
 
 
 def _state_rows(rows: Sequence[StateRow]) -> tuple[array[int], ...]:

@@ -49,6 +49,8 @@ WEIGHTS = (
 EXACT_MATRICES = ("router", "taps", "delta_beta", "delta_decay")
 #: Weights that one product multiplies by: all of them are of codes, or none is.
 MULTIPLIED_TOGETHER = (("query", "key", "value", "output_gate"), ("mixed", "delta_gate"), ("gate", "up"))
+#: program.h's Kind::heads.
+HEADS = 3
 #: In the orders of program.h's QkNorm and Activation.
 QK_NORMS = ("none", "head", "whole")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")

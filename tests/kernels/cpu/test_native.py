@@ -6,11 +6,13 @@ import re
 import resource
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from eventlm.kernels.cpu import native
 from eventlm.kernels.cpu.decoder import CpuDecoder
@@ -112,6 +114,33 @@ def test_missing_memory_is_an_error(tmp_path: Path, build: str) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     assert torch.equal(decoder.logits(hidden_SH), before)
+
+
+@is_compiled
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (torch.Tensor.double, r"torch.float64 \[64, 8\]"),
+        (lambda table: table[:, :7].contiguous(), r"torch.float32 \[64, 7\]"),
+        (lambda table: table.T.contiguous().T, r"with strides \[1, 64\]"),
+    ],
+    ids=["dtype", "width", "layout"],
+)
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("is_interleaved", [False, True])
+def test_tables_that_are_not_as_instructions_have_them_are_an_error(
+    tmp_path: Path, change: Callable[[Tensor], Tensor], found: str, kind: int, is_interleaved: bool
+) -> None:
+    model = native_model(read_model(write_checkpoint(tmp_path, Shape())))
+    for each in model.instructions:
+        each.is_interleaved = is_interleaved
+        each.num_turned = 4 if is_interleaved else 8
+    tables = [torch.zeros(64, 8), torch.zeros(64, 8)]
+    CpuDecoder("baseline", model, [(tables[0], tables[1])], num_threads=1)
+    tables[kind] = change(tables[kind])
+    name = ("cosines", "sines")[kind]
+    with pytest.raises(ValueError, match=rf"^{name} of rotary embedding 0: .*, 8\], are .*{found}"):
+        CpuDecoder("baseline", model, [(tables[0], tables[1])], num_threads=1)
 
 
 @is_compiled
