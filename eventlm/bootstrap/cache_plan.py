@@ -103,7 +103,7 @@ def plan_states(
     num_slots = cache.state_slots or 2 * num_seqs
     if not cache.state_slots and folder is not None:
         sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
-        num_slots = min(num_slots, _cache_bytes(config, sizes) // 2 // slot_bytes)
+        num_slots = min(num_slots, _cache_bytes(config, beside=sizes.weights + sizes.activations) // 2 // slot_bytes)
         # So that there are copies to start from.
         most_seqs = min(num_seqs, num_slots * 3 // 4)
         if most_seqs < num_seqs:
@@ -195,7 +195,7 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
         weights = weight_bytes(decoder, dtype, model.quantization, types)
     return _Sizes(
         weights=weights,
-        activations=0 if is_on_gpu else activation_bytes(decoder, config.scheduler.batched_tokens()),
+        activations=0 if is_on_gpu else _activation_bytes(config, decoder, block),
         position=rope_bytes(decoder),
         block=block,
         sequence=_num_blocks_needed(config) * block,
@@ -203,15 +203,29 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
     )
 
 
-def _cache_bytes(config: Config, sizes: _Sizes) -> int:
+def _activation_bytes(config: Config, decoder: ServedModel, block: int) -> int:
+    """Bytes of the activations of a replica's largest step. block: bytes of a KV block."""
+    cache, num_tokens = config.cache, config.scheduler.batched_tokens()
+    # A context is no longer than the cache, which activations make smaller.
+    num_blocks = cache.num_blocks or _cache_bytes(config, beside=0) // block
+    longest = config.model.max_model_len or decoder.max_position_embeddings
+    return activation_bytes(
+        decoder,
+        num_tokens=num_tokens,
+        num_rows=min(config.scheduler.max_num_seqs, num_tokens),
+        context=min(longest, num_blocks * cache.block_size),
+    )
+
+
+def _cache_bytes(config: Config, *, beside: int) -> int:
     """Memory for the KV blocks and state slots of each replica, as far as no number of blocks is given.
 
-    With `kv_memory` auto, for its rotary tables too.
+    With `kv_memory` auto, for its rotary tables too. beside: bytes of a replica's weights and activations.
     """
     if config.cache.kv_memory != "auto":
         return memory_bytes(config.cache.kv_memory)
     num_replicas = config.scheduler.replicas
-    left = max(free_bytes() - num_replicas * (sizes.weights + sizes.activations), 0)
+    left = max(free_bytes() - num_replicas * beside, 0)
     return min(left // AUTO_DIVISOR // num_replicas, MAX_AUTO_BYTES)
 
 
@@ -285,7 +299,7 @@ def _num_blocks_within(config: Config, sizes: _Sizes, longest: int) -> int:
 
     longest: context in tokens that the tables may have.
     """
-    num_bytes = max(_cache_bytes(config, sizes) - sizes.states, 0)
+    num_bytes = max(_cache_bytes(config, beside=sizes.weights + sizes.activations) - sizes.states, 0)
     if config.cache.kv_memory != "auto":
         return num_bytes // sizes.block
     # The tables are of all positions in the blocks, or of the longest context if that is shorter.
@@ -348,6 +362,7 @@ def _takes_and_remedy(config: Config, folder: Path, num_replicas: int, sizes: _S
     remedies = {
         "--replicas": num_replicas > 1,
         "--max-num-batched-tokens": config.scheduler.max_num_batched_tokens and sizes.activations,
+        "--max-num-seqs": sizes.activations,
         "--max-model-len": config.model.max_model_len or tables > sizes.sequence,
     }
     return takes, "".join(f"lower {flag}, " for flag, helps in remedies.items() if helps)

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import CheckpointError, UsageError
+from eventlm.kernels.cpu.native import PANEL
 from eventlm.models.checkpoint.json_files import convert_object, read_json_object
 from eventlm.models.checkpoint.safetensors_header import find_shards, read_header
 from eventlm.models.families import DECODER_NAMES, FAMILIES, MULTIMODAL, TOWER_NAMES, Multimodal
@@ -25,6 +26,7 @@ from eventlm.models.quantized.method import OLD_FILE, read_method, read_old_meth
 from eventlm.models.spec import DTYPE_BYTES, KVShape, ModelSpec, why_not_on_gpus
 from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.models.weights.tied_head import has_own_head
+from eventlm.types import ceil_div
 
 #: Dtype of what a quantized model does not quantize.
 QUANTIZED_DTYPE = "bfloat16"
@@ -38,6 +40,8 @@ _OF_THE_WHOLE = (*_DTYPE_KEYS, "tie_word_embeddings")
 #: How much of a name that is not known an error quotes, and how many names that are like it.
 _QUOTED_CHARACTERS, _NUM_NEAREST = 80, 3
 _HEADER_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+#: Tokens of its context that one pass of a decode attends to, attention_plan.h's kContextPerPass.
+_CONTEXT_PER_PASS = 1024
 _FINGERPRINT_SAMPLES = 16
 _FINGERPRINT_SAMPLE_BYTES = 4096
 
@@ -115,10 +119,11 @@ def rope_bytes(config: ServedModel) -> int:
     return config.rope_size * DTYPE_BYTES["float32"] if isinstance(config, ModelSpec) else 0
 
 
-def activation_bytes(config: ServedModel, num_tokens: int) -> int:
-    """Bytes that the compiled forward pass works on in a step of so many tokens, at most; 0 if transformers computes.
+def activation_bytes(config: ServedModel, *, num_tokens: int, num_rows: int, context: int) -> int:
+    """Bytes that the compiled forward pass works on in a step, at most, with its logits; 0 if transformers computes.
 
-    As if all were float32 and a model had all that one can have between its products, see `kernels/cpu/decoder.h`.
+    num_rows: that draw a token, or are a decode. context: tokens of the longest one's. As if all were float32 and a
+    model had all that one can have between its products, see `kernels/cpu/decoder.h`.
     """
     if isinstance(config, TransformersModel):
         return 0
@@ -135,7 +140,15 @@ def activation_bytes(config: ServedModel, num_tokens: int) -> int:
         for each in (layer.experts for layer in layers)
         if each is not None
     ]
-    return DTYPE_BYTES["float32"] * (num_tokens * size + max(of_experts, default=0))
+    # Of each head in each pass of a decode: what it gives, maximum and sum.
+    partials = [
+        ceil_div(min(context, each.window or context), _CONTEXT_PER_PASS) * each.num_heads * (each.head_dim + 2)
+        for each in config.attentions.values()
+    ]
+    # Where logits are not wanted, the best token of each panel and its score.
+    logits = config.vocab_size + 2 * ceil_div(config.vocab_size, PANEL)
+    of_rows = num_rows * (logits + max(partials, default=0))
+    return DTYPE_BYTES["float32"] * (num_tokens * size + max(of_experts, default=0) + of_rows)
 
 
 def resolve_kv_dtype(config: ServedModel, dtype: str, requested: str) -> str:

@@ -52,8 +52,10 @@ def checkpoint(tmp_path: Path) -> Path:
 WEIGHT_BYTES = 4 * (2 * 100 * 32 + 2 * (2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 64 * 32) + 32)
 #: Cosines and sines of four pairs.
 POSITION_BYTES = 4 * 2 * 4
-#: Of a step of 512 tokens, the most that there are by default.
-ACTIVATION_BYTES = 4 * 512 * (6 * 32 + (3 * 4 + 2) * 8 + 64)
+#: Of a step of 512 tokens and 256 rows, the most that there are by default: each with its logits, the best of four
+#: panels, and what one pass of its heads leaves.
+ROW_BYTES = 4 * (100 + 2 * 4 + 4 * (8 + 2))
+ACTIVATION_BYTES = 4 * 512 * (6 * 32 + (3 * 4 + 2) * 8 + 64) + 256 * ROW_BYTES
 #: What a replica holds, whatever the context.
 HELD_BYTES = WEIGHT_BYTES + ACTIVATION_BYTES
 
@@ -124,7 +126,7 @@ def test_the_rotary_tables_of_the_context_must_fit_beside_a_cache_that_is_given(
     given = config_with(kv_memory="1MiB")
     assert plan_in(given, checkpoint, free=least).max_model_len == 512
     with pytest.raises(
-        UsageError, match=r"activations 753,664 bytes, rotary tables 16,384 bytes.*; lower --max-model-"
+        UsageError, match=r"activations 905,216 bytes, rotary tables 16,384 bytes.*; lower .*lower --max-model-"
     ):
         plan_in(given, checkpoint, free=least - 1)
     assert plan_in(config_with(kv_memory="1MiB", max_model_len=16), checkpoint, free=least - 1).max_model_len == 16
@@ -178,16 +180,46 @@ def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None
     with pytest.raises(UsageError) as raised:
         plan_in(config_with(num_blocks=2), checkpoint, free=least - 1)
     assert str(raised.value) == (
-        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, activations 753,664 bytes, rotary tables 512 bytes, "
-        f"the KV cache of one sequence 8,192 bytes, and {least - 1:,} bytes of memory are free; take a smaller model, "
-        "or end other programs"
+        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, activations 905,216 bytes, rotary tables 512 bytes, "
+        f"the KV cache of one sequence 8,192 bytes, and {least - 1:,} bytes of memory are free; lower --max-num-seqs, "
+        "take a smaller model, or end other programs"
     )
-    with pytest.raises(UsageError, match=r"for each of 2 replicas, .*; lower --replicas, take"):
+    with pytest.raises(UsageError, match=r"for each of 2 replicas, .*; lower --replicas, lower --max-num-seqs, take"):
         plan_in(config_with(num_blocks=2, replicas=2), checkpoint, free=2 * least - 1)
-    with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*; lower --max-model-len, take"):
+    with pytest.raises(UsageError, match=r"one sequence 135,168 bytes.*, lower --max-model-len, take"):
         plan_in(config_with(max_model_len=512), checkpoint, free=least)
-    with pytest.raises(UsageError, match=r"activations 2 MiB, .*; lower --max-num-batched-tokens, take"):
+    with pytest.raises(
+        UsageError, match=r"activations 3 MiB, .*; lower --max-num-batched-tokens, lower --max-num-seqs"
+    ):
         plan_in(config_with(num_blocks=2, max_num_batched_tokens=2048), checkpoint, free=least)
+
+    fewer = least - 128 * ROW_BYTES
+    assert plan_in(config_with(num_blocks=2, max_num_seqs=128), checkpoint, free=fewer).num_blocks == 2
+    with pytest.raises(UsageError, match=r"activations 829,440 bytes"):
+        plan_in(config_with(num_blocks=2, max_num_seqs=128), checkpoint, free=fewer - 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_passes"),
+    [
+        ({"num_blocks": 2}, 1),
+        ({"num_blocks": 129}, 3),
+        ({"num_blocks": 129, "max_model_len": 1024}, 1),
+        ({"kv_memory": f"{65 * BLOCK_BYTES}B"}, 2),
+        ({"kv_memory": "1GiB"}, 4),
+    ],
+)
+def test_activations_are_of_the_context_that_the_cache_can_hold(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, overrides: dict[str, object], num_passes: int
+) -> None:
+    monkeypatch.setattr(cache_plan, "rope_bytes", lambda model: 0)
+    config = json.loads((checkpoint / "config.json").read_text()) | {"max_position_embeddings": 4096}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    least = HELD_BYTES + (num_passes - 1) * 256 * 4 * 4 * (8 + 2)
+    least += BLOCK_BYTES * (65 if "max_model_len" in overrides else 2)
+    assert plan_in(config_with(**overrides), checkpoint, free=least).num_blocks >= 2
+    with pytest.raises(UsageError, match="activations "):
+        plan_in(config_with(**overrides), checkpoint, free=least - 1)
 
 
 def test_int8_weights_fit_where_others_do_not(checkpoint: Path) -> None:

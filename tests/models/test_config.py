@@ -13,7 +13,7 @@ import torch
 from msgspec import structs
 
 from eventlm.errors import CheckpointError
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, DrawRows, KVLayers
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.kernels.sequence_states import StateRow, StepStates
 from eventlm.models.config import activation_bytes, kv_bytes_per_token, model_fingerprint, read_model, resolve_dtype
@@ -163,14 +163,14 @@ _EXPERTS = ExpertsSpec(num_experts=64, num_active=8, expert=FeedForwardSpec(size
 _DELTA = DeltaSpec(num_key_heads=4, num_value_heads=8, key_dim=64, value_dim=64, num_taps=4)
 
 
-def _model(*layers: LayerSpec, **changes: Any) -> ModelSpec:
+def _model(*layers: LayerSpec, vocab_size: int = 64, **changes: Any) -> ModelSpec:
     return ModelSpec(
         architecture="",
-        vocab_size=64,
+        vocab_size=vocab_size,
         hidden_size=512,
         layers=layers,
         norm=NormSpec(eps=1e-6),
-        max_position_embeddings=4096,
+        max_position_embeddings=16384,
         tie_word_embeddings=True,
         dtype="bfloat16",
         **changes,
@@ -178,11 +178,16 @@ def _model(*layers: LayerSpec, **changes: Any) -> ModelSpec:
 
 
 @pytest.mark.skipif(not available_builds(), reason="not compiled")
-@pytest.mark.parametrize("num_tokens", [16, 300])
+@pytest.mark.parametrize(
+    ("num_rows", "num_tokens", "start"),
+    [(1, 16, 0), (1, 300, 0), (64, 1, 16383)],
+    ids=["a short prompt", "a prompt", "decodes of long contexts"],
+)
 @pytest.mark.parametrize(
     "model",
     [
         _model(LayerSpec(attention=_ATTENTION, feed_forward=_DENSE)),
+        _model(LayerSpec(attention=structs.replace(_ATTENTION, window=64), feed_forward=_DENSE), vocab_size=20_000),
         _model(
             *[LayerSpec(attention=structs.replace(_ATTENTION, qk_norm="whole"), feed_forward=_DENSE, norms="both")] * 8,
             layer_inputs=LayerInputsSpec(size=256, vocab_size=64, activation="silu"),
@@ -194,23 +199,29 @@ def _model(*layers: LayerSpec, **changes: Any) -> ModelSpec:
         ),
     ],
 )
-def test_a_step_works_on_no_more_than_is_counted(model: ModelSpec, num_tokens: int) -> None:
-    """Nor on a third of it: with codes, whose inputs take most, and without."""
-    counted = activation_bytes(model, num_tokens)
-    ropes = [compiled_angles(rope, num_tokens) for rope in model.ropes]
-    num_blocks = num_tokens // 16 + 1
-    rows = [DecoderRow(0, num_tokens, array("i", range(num_blocks)))]
+def test_a_step_works_on_no_more_than_is_counted(model: ModelSpec, num_rows: int, num_tokens: int, start: int) -> None:
+    """Nor on a third of it: with codes, whose inputs take most, and without. All rows have the same blocks."""
+    context = start + num_tokens
+    counted = activation_bytes(model, num_tokens=num_rows * num_tokens, num_rows=num_rows, context=context)
+    ropes = [compiled_angles(rope, context) for rope in model.ropes]
+    num_blocks = context // 16 + 1
+    rows = [DecoderRow(start, num_tokens, array("i", range(num_blocks)))] * num_rows
     kv = KVLayers(
         [shape and torch.zeros(2, num_blocks, *shape[:1], 16, shape[1]).bfloat16() for shape in model.kv_shapes]
     )
-    states = StepStates(torch.zeros(1, model.state_size), [StateRow(num_tokens, 0, -1)] if model.state_size else [])
+    state_rows = [StateRow(num_tokens, slot, -1) for slot in range(num_rows)] if model.state_size else []
+    states = StepStates(torch.zeros(num_rows, model.state_size), state_rows)
+    draws = DrawRows([0.0] * num_rows, [0] * num_rows, [0] * num_rows)
     for types in ({}, {("output", next(iter(model.attentions)), -1): "Q8_0"}):
         decoder = CpuDecoder(available_builds()[0], native_model(model), ropes, types=types, num_threads=1)
         before = _allocated_bytes()
-        hidden_TH = decoder.forward([1] * num_tokens, rows, kv, states)
-        assert len(hidden_TH) == num_tokens
+        hidden_TH = decoder.forward([1] * num_tokens * num_rows, rows, kv, states)
+        hidden_SH = hidden_TH[num_tokens - 1 :: num_tokens]
+        decoder.draw_next(hidden_SH, draws)
+        logits_SV = decoder.logits(hidden_SH)
+        assert logits_SV.shape == (num_rows, model.vocab_size)
         assert counted / 3 < _allocated_bytes() - before <= counted
-        del decoder, hidden_TH
+        del decoder, hidden_TH, hidden_SH, logits_SV
 
 
 @pytest.mark.parametrize(
