@@ -163,7 +163,7 @@ def plan_cache(
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
         sizes = _sizes(config, decoder, types or {}, is_on_gpu=bool(gpus))
         if gpus:
-            num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus)
+            num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus, longest)
             if not num_blocks:
                 return CachePlan(0, asked or longest, warnings)
         else:
@@ -196,7 +196,7 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
     return _Sizes(
         weights=weights,
         activations=0 if is_on_gpu else _activation_bytes(config, decoder, block),
-        position=rope_bytes(decoder),
+        position=rope_bytes(decoder, dtype, is_on_gpu=is_on_gpu),
         block=block,
         sequence=_num_blocks_needed(config) * block,
         states=cache.state_slots * state_bytes(decoder),
@@ -248,23 +248,34 @@ def _within_limit(config: Config, num_blocks: int) -> tuple[int, list[str]]:
     return most, [warning]
 
 
-def _plan_on_gpus(config: Config, folder: Path, sizes: _Sizes, gpus: Sequence[Gpu]) -> tuple[int, list[str]]:
-    """Blocks of each replica, 0 if none were asked for and the workers can measure, and warnings."""
-    warnings = _check_sequence_fits(config, folder, sizes, gpus)
+def _plan_on_gpus(
+    config: Config, folder: Path, sizes: _Sizes, gpus: Sequence[Gpu], longest: int
+) -> tuple[int, list[str]]:
+    """Blocks of each replica, 0 if none were asked for and the workers can measure, and warnings.
+
+    longest: context that the model was made for.
+    """
     cache = config.cache
+    if not cache.num_blocks and cache.kv_memory == "auto":
+        # Workers make tables of the whole context before they measure.
+        tables = sizes.position * (config.model.max_model_len or longest)
+        warnings = _check_sequence_fits(config, folder, sizes, tables, gpus)
+        if gpus[0].name == INTERPRETER:
+            raise UsageError(
+                "--device cuda with TRITON_INTERPRET=1 computes on the processor, in a GPU's place: there is no "
+                "GPU memory to measure for the KV cache; give its size with --num-blocks or --kv-memory, or unset "
+                "TRITON_INTERPRET to compute on a GPU"
+            )
+        return 0, warnings
     given, num_blocks = f"--num-blocks {cache.num_blocks}", cache.num_blocks
     if not num_blocks:
-        if cache.kv_memory == "auto":
-            if gpus[0].name == INTERPRETER:
-                raise UsageError(
-                    "--device cuda with TRITON_INTERPRET=1 computes on the processor, in a GPU's place: there is no "
-                    "GPU memory to measure for the KV cache; give its size with --num-blocks or --kv-memory, or unset "
-                    "TRITON_INTERPRET to compute on a GPU"
-                )
-            return 0, warnings
         given, num_blocks = f"--kv-memory {cache.kv_memory}", memory_bytes(cache.kv_memory) // sizes.block
+    tables = _table_bytes(config, sizes, num_blocks, longest)
+    _check_sequence_fits(config, folder, sizes, tables, gpus)
     cache_bytes = num_blocks * sizes.block
-    return num_blocks, _check_cache_fits(config, gpus, cache_bytes=cache_bytes, weights=sizes.weights, given=given)
+    return num_blocks, _check_cache_fits(
+        config, gpus, cache_bytes=cache_bytes, weights=sizes.weights, tables=tables, given=given
+    )
 
 
 def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes, longest: int) -> tuple[int, list[str]]:
@@ -275,7 +286,7 @@ def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes, longest: int) -
     cache, num_replicas, free = config.cache, config.scheduler.replicas, free_bytes()
     asked = config.model.max_model_len
     num_blocks = cache.num_blocks or _num_blocks_within(config, sizes, asked or longest)
-    tables = sizes.position * (asked or min(longest, max(num_blocks - 1, 1) * cache.block_size))
+    tables = _table_bytes(config, sizes, num_blocks, longest)
     left = free - num_replicas * (sizes.weights + sizes.activations + tables)
     if num_replicas * (sizes.sequence + sizes.states) > left:
         takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes, tables)
@@ -292,6 +303,12 @@ def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes, longest: int) -
         "of the memory that is free; when it is full the system may end a worker; lower --kv-memory or --num-blocks"
     )
     return num_blocks, [warning]
+
+
+def _table_bytes(config: Config, sizes: _Sizes, num_blocks: int, longest: int) -> int:
+    """Bytes of a replica's rotary tables: of the context that was asked for, else of what so many KV blocks hold."""
+    held = max(num_blocks - 1, 1) * config.cache.block_size
+    return sizes.position * (config.model.max_model_len or min(longest, held))
 
 
 def _num_blocks_within(config: Config, sizes: _Sizes, longest: int) -> int:
@@ -319,10 +336,12 @@ def _too_small(config: Config, sizes: _Sizes | None, num_blocks: int) -> UsageEr
             f"raise --num-blocks{remedy}"
         )
     kib = ceil_div(sizes.sequence + sizes.states, 1024)
-    have = "the memory that is free" if cache.kv_memory == "auto" else f"--kv-memory {cache.kv_memory}"
-    states = f" beside {_mib(sizes.states)} of states" if sizes.states else ""
+    have, tables = f"--kv-memory {cache.kv_memory}", 0
+    if cache.kv_memory == "auto":
+        have, tables = "the memory that is free", sizes.position * asked
+    beside = _beside((("states", sizes.states), ("rotary tables", tables)))
     return UsageError(
-        f"{have} is too little: {wish} needs {needed:,} KV blocks of {sizes.block:,} bytes for each replica{states}; "
+        f"{have} is too little: {wish} needs {needed:,} KV blocks of {sizes.block:,} bytes for each replica{beside}; "
         f"give --kv-memory {kib}KiB or more{remedy}"
     )
 
@@ -368,13 +387,13 @@ def _takes_and_remedy(config: Config, folder: Path, num_replicas: int, sizes: _S
     return takes, "".join(f"lower {flag}, " for flag, helps in remedies.items() if helps)
 
 
-def _check_sequence_fits(config: Config, folder: Path, sizes: _Sizes, gpus: Sequence[Gpu]) -> list[str]:
+def _check_sequence_fits(config: Config, folder: Path, sizes: _Sizes, tables: int, gpus: Sequence[Gpu]) -> list[str]:
     """Whether each replica gets its weights, rotary tables and one sequence into its share of its GPU; warnings.
 
     Raises UsageError with the figures.
     """
     flag = f"--gpu-memory-utilization {config.gpu.gpu_memory_utilization}"
-    warnings, tables = [], sizes.position * config.model.max_model_len
+    warnings = []
     for gpu, num_replicas in _shared(gpus, config.scheduler.replicas):
         takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes, tables)
         needed = num_replicas * (sizes.weights + tables + sizes.sequence)
@@ -398,17 +417,17 @@ def _check_sequence_fits(config: Config, folder: Path, sizes: _Sizes, gpus: Sequ
 
 
 def _check_cache_fits(
-    config: Config, gpus: Sequence[Gpu], *, cache_bytes: int, weights: int = 0, given: str
+    config: Config, gpus: Sequence[Gpu], *, cache_bytes: int, weights: int = 0, tables: int = 0, given: str
 ) -> list[str]:
     """Whether the GPUs have the memory for KV caches of so many bytes a replica, which `given` asked for, and for
-    weights of so many; warnings. Raises UsageError.
+    weights and rotary tables of so many; warnings. Raises UsageError.
     """
     warnings = []
     for gpu, num_replicas in _shared(gpus, config.scheduler.replicas):
         of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
-        beside = f" beside weights of {_mib(weights)}" if weights else ""
+        beside = _beside((("weights", weights), ("rotary tables", tables)))
         takes = f"{given}: a KV cache of {_mib(cache_bytes)}{beside}{of_each} is more than"
-        needed = num_replicas * (cache_bytes + weights)
+        needed = num_replicas * (cache_bytes + weights + tables)
         if needed > gpu.total_bytes:
             raise UsageError(
                 f"{takes} all the memory of {_name(gpu)}, which is {_mib(gpu.total_bytes)}; give less, or leave "
@@ -431,6 +450,12 @@ def _name(gpu: Gpu) -> str:
 def _num_blocks_needed(config: Config) -> int:
     """KV blocks of one sequence of the context that was asked for, else of the shortest."""
     return ceil_div(max(config.model.max_model_len, 1), config.cache.block_size) + 1
+
+
+def _beside(parts: Sequence[tuple[str, int]]) -> str:
+    """What else takes memory, and how many bytes, in words; empty if none of them does."""
+    found = " and ".join(f"{_mib(num_bytes)} of {name}" for name, num_bytes in parts if num_bytes)
+    return f" beside {found}" if found else ""
 
 
 def _mib(num_bytes: int) -> str:

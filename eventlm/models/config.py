@@ -114,9 +114,16 @@ def state_bytes(config: ServedModel) -> int:
     return config.state_size * DTYPE_BYTES["float32"] if isinstance(config, ModelSpec) else 0
 
 
-def rope_bytes(config: ServedModel) -> int:
-    """Bytes that rotary tables take for each position of the context, at most; transformers keeps none."""
-    return config.rope_size * DTYPE_BYTES["float32"] if isinstance(config, ModelSpec) else 0
+def rope_bytes(config: ServedModel, dtype: str, *, is_on_gpu: bool = False) -> int:
+    """Bytes that rotary tables take for each position of the context, at most; transformers keeps none.
+
+    dtype: what GPUs compute in. The compiled forward pass has float32, and what neighbours turn by twice.
+    """
+    if isinstance(config, TransformersModel):
+        return 0
+    if is_on_gpu:
+        return 2 * sum(rope.num_turned for rope in config.ropes) * DTYPE_BYTES[dtype]
+    return sum((4 if rope.is_interleaved else 2) * rope.num_turned for rope in config.ropes) * DTYPE_BYTES["float32"]
 
 
 def activation_bytes(config: ServedModel, *, num_tokens: int, num_rows: int, context: int) -> int:

@@ -403,11 +403,6 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
         return tuple(dict.fromkeys(rope for rope in ropes if rope is not None))
 
     @property
-    def rope_size(self) -> int:
-        """Numbers, float32, that the compiled forward pass keeps of a position: cosines and sines of `ropes`."""
-        return sum((4 if rope.is_interleaved else 2) * rope.num_turned for rope in self.ropes)
-
-    @property
     def state_size(self) -> int:
         """Numbers, float32, that all layers keep of a sequence beside keys and values."""
         return sum(layer.recurrent.state_size for layer in self.layers if layer.recurrent is not None)

@@ -109,7 +109,7 @@ def test_auto_is_a_quarter_of_what_is_left_shared_by_the_replicas_and_bounded(ch
 def test_auto_gives_way_to_the_rotary_tables_of_its_context(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, position_bytes: int
 ) -> None:
-    monkeypatch.setattr(cache_plan, "rope_bytes", lambda model: position_bytes)
+    monkeypatch.setattr(cache_plan, "rope_bytes", lambda model, dtype, is_on_gpu: position_bytes)
     free = HELD_BYTES + 4 * 11 * (BLOCK_BYTES + 16 * position_bytes)
     plan = plan_in(config_with(), checkpoint, free=free)
     assert (plan.num_blocks, plan.max_model_len) == (11, 160)
@@ -117,7 +117,8 @@ def test_auto_gives_way_to_the_rotary_tables_of_its_context(
     # Tables of a context that is asked for are all counted.
     num_bytes = 12 * BLOCK_BYTES + 161 * position_bytes
     assert plan_in(config_with(max_model_len=161), checkpoint, free=HELD_BYTES + 4 * num_bytes).num_blocks == 12
-    with pytest.raises(UsageError, match="a context of 161 tokens needs 12 KV blocks"):
+    tables = "of 4,096 bytes for each replica beside .* of rotary tables; give --kv-memory "
+    with pytest.raises(UsageError, match=f"a context of 161 tokens needs 12 KV blocks {tables}"):
         plan_in(config_with(max_model_len=161), checkpoint, free=HELD_BYTES + 4 * num_bytes - 4)
 
 
@@ -192,7 +193,6 @@ def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None
         UsageError, match=r"activations 3 MiB, .*; lower --max-num-batched-tokens, lower --max-num-seqs"
     ):
         plan_in(config_with(num_blocks=2, max_num_batched_tokens=2048), checkpoint, free=least)
-
     fewer = least - 128 * ROW_BYTES
     assert plan_in(config_with(num_blocks=2, max_num_seqs=128), checkpoint, free=fewer).num_blocks == 2
     with pytest.raises(UsageError, match=r"activations 829,440 bytes"):
@@ -212,7 +212,7 @@ def test_weights_and_one_sequence_must_fit_into_memory(checkpoint: Path) -> None
 def test_activations_are_of_the_context_that_the_cache_can_hold(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, overrides: dict[str, object], num_passes: int
 ) -> None:
-    monkeypatch.setattr(cache_plan, "rope_bytes", lambda model: 0)
+    monkeypatch.setattr(cache_plan, "rope_bytes", lambda model, dtype, is_on_gpu: 0)
     config = json.loads((checkpoint / "config.json").read_text()) | {"max_position_embeddings": 4096}
     (checkpoint / "config.json").write_text(json.dumps(config))
     least = HELD_BYTES + (num_passes - 1) * 256 * 4 * 4 * (8 + 2)

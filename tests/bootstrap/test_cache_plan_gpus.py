@@ -13,12 +13,14 @@ from eventlm.kernels.gpu.code_types import code_bytes
 from eventlm.models.config import read_model
 from eventlm.models.program import WeightKey
 from eventlm.models.weights.decoder_weights import model_weights
-from tests.bootstrap.test_cache_plan import BLOCK_BYTES, WEIGHT_BYTES, checkpoint, config_with
+from tests.bootstrap.test_cache_plan import BLOCK_BYTES, POSITION_BYTES, WEIGHT_BYTES, checkpoint, config_with
 
 __all__ = ["checkpoint"]
 
-#: What a worker needs at least: its weights and one sequence of the shortest context.
-LEAST = WEIGHT_BYTES + 2 * BLOCK_BYTES
+#: Rotary tables of the whole context, float32.
+TABLE_BYTES = 512 * POSITION_BYTES
+#: What a worker needs at least: its weights, its tables and one sequence of the shortest context.
+LEAST = WEIGHT_BYTES + TABLE_BYTES + 2 * BLOCK_BYTES
 
 
 def a_gpu(total: int = 1 << 30, free: int | None = None, number: int = 0) -> Gpu:
@@ -64,24 +66,32 @@ def test_weights_and_one_sequence_must_fit_into_the_share(checkpoint: Path) -> N
     with pytest.raises(UsageError) as raised:
         plan_cache(half, checkpoint, [a_gpu(2 * LEAST - 2)])
     assert str(raised.value) == (
-        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, the KV cache of one sequence 8,192 bytes, and "
-        f"--gpu-memory-utilization 0.5 allows {LEAST - 1:,} bytes of the {2 * LEAST - 2:,} bytes of GPU 0 (NVIDIA "
-        "A10); raise it, or take a smaller model"
+        f"{checkpoint}: its weights take {WEIGHT_BYTES:,} bytes, rotary tables 16,384 bytes, the KV cache of one "
+        f"sequence 8,192 bytes, and --gpu-memory-utilization 0.5 allows {LEAST - 1:,} bytes of the {2 * LEAST - 2:,} "
+        "bytes of GPU 0 (NVIDIA A10); raise it, lower --max-model-len, or take a smaller model"
     )
-    with pytest.raises(UsageError, match=r"GPU 0 \(NVIDIA A10\); or take a smaller model"):
+    with pytest.raises(UsageError, match=r"GPU 0 \(NVIDIA A10\); lower --max-model-len, or take a"):
         plan_cache(half, checkpoint, [a_gpu(LEAST - 1)])
+    short = config_with(max_model_len=16, gpu_memory_utilization="0.5")
+    assert plan_cache(short, checkpoint, [a_gpu(2 * (LEAST - 496 * POSITION_BYTES))]).num_blocks == 0
     with pytest.raises(
         UsageError, match=r"tables 16,384 bytes, .* sequence 135,168 bytes.*; raise it, lower --max-model-len, or take"
     ):
-        plan_cache(config_with(max_model_len=512), checkpoint, [a_gpu(LEAST + 36 * BLOCK_BYTES)])
+        plan_cache(config_with(max_model_len=512), checkpoint, [a_gpu(LEAST + 32 * BLOCK_BYTES)])
+
+
+def test_rotary_tables_have_the_dtype_of_the_weights(checkpoint: Path) -> None:
+    config = config_with(dtype="bfloat16", gpu_memory_utilization=1)
+    assert plan_cache(config, checkpoint, [a_gpu(LEAST // 2)]).num_blocks == 0
+    with pytest.raises(UsageError, match="rotary tables 8,192 bytes"):
+        plan_cache(config, checkpoint, [a_gpu(LEAST // 2 - 1)])
 
 
 def test_what_other_programs_hold_is_counted(checkpoint: Path) -> None:
     with pytest.raises(UsageError) as raised:
         plan_cache(config_with(), checkpoint, [a_gpu(1 << 30, LEAST - 1)])
-    assert f"of the 1,024 MiB of GPU 0 (NVIDIA A10) {LEAST - 1:,} bytes are free; end other programs on it, which" in (
-        str(raised.value)
-    )
+    found = f"GPU 0 (NVIDIA A10) {LEAST - 1:,} bytes are free; lower --max-model-len, end other programs on it, which"
+    assert f"of the 1,024 MiB of {found}" in str(raised.value)
     plan = plan_cache(config_with(), checkpoint, [a_gpu(1 << 30, LEAST)])
     assert plan.num_blocks == 0
     assert plan.warnings == [
@@ -93,7 +103,9 @@ def test_what_other_programs_hold_is_counted(checkpoint: Path) -> None:
 def test_replicas_on_one_gpu_share_it(checkpoint: Path) -> None:
     both = config_with(replicas=2, gpu_memory_utilization=1)
     assert plan_cache(both, checkpoint, [a_gpu(2 * LEAST)]).num_blocks == 0
-    with pytest.raises(UsageError, match=r"bytes for each of 2 replicas, .* allows .*; lower --replicas, or take"):
+    with pytest.raises(
+        UsageError, match=r"bytes for each of 2 replicas, .* allows .*; lower --replicas, lower --max-model-len, or"
+    ):
         plan_cache(both, checkpoint, [a_gpu(2 * LEAST - 1)])
     assert plan_cache(both, checkpoint, [a_gpu(LEAST), a_gpu(LEAST, number=1)]).num_blocks == 0
     with pytest.raises(UsageError, match=r"GPU 1 \("):
@@ -106,15 +118,15 @@ def test_replicas_on_one_gpu_share_it(checkpoint: Path) -> None:
 
 
 def test_a_cache_that_the_gpu_has_no_memory_for_is_an_error(checkpoint: Path) -> None:
-    gpu = a_gpu(WEIGHT_BYTES + 40 * BLOCK_BYTES)
+    gpu = a_gpu(WEIGHT_BYTES + TABLE_BYTES + 40 * BLOCK_BYTES)
     options = {"gpu_memory_utilization": 1}
     assert plan_cache(config_with(num_blocks=40, **options), checkpoint, [gpu]).num_blocks == 40
     with pytest.raises(UsageError) as raised:
         plan_cache(config_with(num_blocks=41, **options), checkpoint, [gpu])
     assert str(raised.value) == (
-        f"--num-blocks 41: a KV cache of {41 * BLOCK_BYTES:,} bytes beside weights of {WEIGHT_BYTES:,} bytes is more "
-        f"than all the memory of GPU 0 (NVIDIA A10), which is {gpu.total_bytes:,} bytes; give less, or leave it out "
-        "for what fits"
+        f"--num-blocks 41: a KV cache of {41 * BLOCK_BYTES:,} bytes beside {WEIGHT_BYTES:,} bytes of weights and "
+        "16,384 bytes of rotary tables is more than all the memory of GPU 0 (NVIDIA A10), which is "
+        f"{gpu.total_bytes:,} bytes; give less, or leave it out for what fits"
     )
     wish = config_with(kv_memory=f"{40 * BLOCK_BYTES}B", replicas=2, **options)
     with pytest.raises(UsageError, match=r"--kv-memory .* for each of 2 replicas is more than all"):
@@ -122,10 +134,10 @@ def test_a_cache_that_the_gpu_has_no_memory_for_is_an_error(checkpoint: Path) ->
 
 
 def test_a_cache_that_is_more_than_is_free_is_warned_of(checkpoint: Path) -> None:
-    gpu = a_gpu(free=WEIGHT_BYTES + 40 * BLOCK_BYTES)
+    gpu = a_gpu(free=WEIGHT_BYTES + TABLE_BYTES + 40 * BLOCK_BYTES)
     assert plan_cache(config_with(num_blocks=40), checkpoint, [gpu]).warnings == []
     [warning] = plan_cache(config_with(num_blocks=41), checkpoint, [gpu]).warnings
-    assert warning.startswith("--num-blocks 41: a KV cache of 167,936 bytes beside weights of ")
+    assert warning.startswith("--num-blocks 41: a KV cache of 167,936 bytes beside ")
     assert warning.endswith(f"is free on GPU 0 (NVIDIA A10), {gpu.free_bytes:,} bytes; its worker may not start")
 
 

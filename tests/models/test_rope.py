@@ -185,7 +185,7 @@ def test_pairs_that_do_not_turn_are_in_no_table(is_interleaved: bool) -> None:
         assert torch.equal(ours[..., still], torch.full_like(ours[..., still], one))
 
 
-def test_compiled_tables_take_what_is_counted() -> None:
+def test_tables_take_what_is_counted() -> None:
     ropes = [
         RopeSpec(rotary_dim=8),
         RopeSpec(rotary_dim=6, is_interleaved=True),
@@ -193,8 +193,11 @@ def test_compiled_tables_take_what_is_counted() -> None:
     ]
     attentions = [structs.replace(ATTENTION, rope=rope) for rope in [*ropes, None, ropes[0]]]
     layers = tuple(structs.replace(LAYER, attention=attention) for attention in attentions)
-    tables = [table for rope in ropes for table in compiled_angles(rope, 20)]
-    assert sum(table.nbytes for table in tables) == 20 * rope_bytes(structs.replace(MODEL, layers=layers))
+    model = structs.replace(MODEL, layers=layers)
+    compiled = [table for rope in ropes for table in compiled_angles(rope, 20)]
+    assert sum(table.nbytes for table in compiled) == 20 * rope_bytes(model, "bfloat16")
+    on_gpu = [table for rope in ropes for table in angles(rope, 20, dtype=torch.bfloat16)]
+    assert sum(table.nbytes for table in on_gpu) == 20 * rope_bytes(model, "bfloat16", is_on_gpu=True)
 
 
 def test_there_is_a_table_for_each_rope_of_a_model(tmp_path: Path) -> None:
