@@ -99,7 +99,7 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         "int8, on CPUs: weights are rounded to 8 bits when they are loaded, with a scale for each output, and "
         "activations during a step, with a scale for each token (W8A8); int4, in the compiled forward pass: to 4 bits, "
         "with a scale and a minimum for 32 inputs, those of keys, values, embedding and output matrix to 8 bits, and "
-        "activations to 8 bits with a scale for 32 inputs (with AMX only in steps of fewer than 32 tokens); "
+        "activations to 8 bits with a scale for 32 inputs (with AMX only in steps of fewer than some 32 tokens); "
         "everything else is bfloat16",
     ] = "none"
     model_impl: Annotated[

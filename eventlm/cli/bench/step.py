@@ -34,7 +34,7 @@ floor ms is the longer of a part's bytes (weights, keys and values, as they are 
 and of its FLOPs at the peak of a product of matrices, both measured in the same run. For a whole step it is the longer
 of all its bytes and all its FLOPs. x floor is the time as a multiple of it. Products of integers (--quantization, and
 files of codes other than FP8) count at twice the peak of floats, as processors do twice as many of them as of bfloat16;
-with AMX this is not reached with codes, which are multiplied as bfloat16 from 32 tokens on.
+with AMX this is not reached with codes, which are multiplied as bfloat16 from some 32 tokens on.
 x floor may be below 1 if all weights of a part fit the processor's last-level cache, which is faster than its memory,
 or if other programs slowed the memory while it was measured.
 

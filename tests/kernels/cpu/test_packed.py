@@ -53,8 +53,6 @@ INTEGERS = ("I4_32", "I4_128", "I8_32", "I8_128")
 FLOATS = "F8_128"
 #: Tokens of one step.
 COUNTS = (1, 2, 3, 4, 5, 8, 16, 17, 33, 100)
-#: From how many on `amx` widens codes to bfloat16.
-WIDENED_FROM = 32
 
 
 def random_blocks(kind: str, num_out: int, num_in: int, *, size: float = 0.02) -> Tensor:
@@ -131,6 +129,13 @@ def as_integers(rows: Tensor) -> Tensor:
     return values.double()
 
 
+def widened_from(kind: str) -> int:
+    """From how many rows on `amx` widens codes to bfloat16."""
+    if kind == FLOATS:
+        return 16
+    return 40 if kind in ("Q6_K", "Q8_0", "I8_32", "I8_128") else 32
+
+
 def cases(kind: str) -> list[tuple[int, int]]:
     return [size for size in SIZES if kind in (*INTEGERS, FLOATS) or size[1] % PACKED_TYPES[kind].block_inputs == 0]
 
@@ -162,7 +167,7 @@ def test_products(builds: list[str], kind: str) -> None:
         of_integers = (rounded if kind == FLOATS else as_integers(normed)) @ weight.double().T
         of_widened = rounded @ weight.bfloat16().double().T
         for is_widened in (False, True):
-            counts = [count for count in COUNTS if (build == "amx" and count >= WIDENED_FROM) == is_widened]
+            counts = [count for count in COUNTS if (build == "amx" and count >= widened_from(kind)) == is_widened]
             if not counts:
                 continue
             found = decoder.logits(rows[-counts[-1] :])
@@ -193,10 +198,10 @@ def test_large_matrices(builds: list[str], num_out: int, num_in: int) -> None:
 def test_what_is_no_number_stays_so_in_its_row_alone(builds: list[str], value: float) -> None:
     for kind, build in itertools.product(("Q4_1", "Q6_K"), builds):
         decoder = loaded(build, kind, random_blocks(kind, 97, 768), 768)
-        rows = torch.randn(40, 768, generator=torch.Generator().manual_seed(1))
+        rows = torch.randn(50, 768, generator=torch.Generator().manual_seed(1))
         spoilt = rows.clone()
         spoilt[[0, 7, 18], [3, 100, 700]] = value
-        is_whole = torch.ones(40, dtype=torch.bool)
+        is_whole = torch.ones(50, dtype=torch.bool)
         is_whole[[0, 7, 18]] = False
         found = decoder.logits(spoilt)
         assert found[~is_whole].isnan().all(), build
