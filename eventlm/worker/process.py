@@ -3,8 +3,8 @@
     python -m eventlm.worker.process INBOX OUTBOX PARENT_PID [LIBRARY ...]
 
 INBOX and OUTBOX are the addresses of a pipe. The libraries are modules that are imported before the setup is awaited.
-The main thread computes. A second one sends heartbeats and ends the process when the engine has died, so that no worker
-outlives its engine.
+The main thread computes. A second one ends the process when the engine has died, so that no worker outlives its engine.
+A third one sends heartbeats.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import NoReturn
 
 from eventlm.system.child_pipe import LINGER_MS, ChildPipe, Sender
 from eventlm.system.clock import SystemClock
@@ -35,8 +34,8 @@ from eventlm.worker.protocol import (
 )
 from eventlm.worker.runner import Runner
 
-#: How often a worker that waits for its setup checks that the engine is alive; later each heartbeat does.
-PARENT_POLL_MS = 500
+#: How often a worker checks that the engine is alive.
+PARENT_POLL_S = 0.5
 #: A worker that has waited this long for a step does what can be done ahead.
 IDLE_MS = 20
 #: How often it checks whether the device is done, while a step is under way.
@@ -61,13 +60,11 @@ class Worker:
 
     def run(self, libraries: Sequence[str] = ()) -> int:
         """Import these, then serve until the engine ends it; the exit status."""
+        threading.Thread(target=self._watch_parent, daemon=True).start()
         for name in libraries:
             # What keeps one from loading is met again, and reported, where it is used.
             with contextlib.suppress(Exception), lasting_objects():
                 importlib.import_module(name)
-        while not self._pipe.poll(PARENT_POLL_MS):
-            if os.getppid() != self._parent_pid:
-                self._leave_orphaned()
         setup = decode_to_worker(self._pipe.receive()[0])
         assert isinstance(setup, WorkerSetup)
         heart = threading.Thread(target=self._beat, args=(setup,), daemon=True)
@@ -131,22 +128,25 @@ class Worker:
             if self._grammar_sender is not None:
                 self._grammar_sender.send(encode(message))
 
+    def _watch_parent(self) -> None:
+        """Runs in a thread of its own."""
+        while os.getppid() == self._parent_pid:
+            if self._is_over.wait(PARENT_POLL_S):
+                return
+        # The engine has died and cannot tidy up.
+        self._pipe.remove()
+        os._exit(1)
+
     def _beat(self, setup: WorkerSetup) -> None:
         """Runs in a thread of its own."""
         sender = self._pipe.sender()
-        while os.getppid() == self._parent_pid:
+        is_over = False
+        while not is_over:
             since_ns = self._loop.busy_since_ns if self._loop is not None else 0
             busy_ns = self._clock.monotonic_ns() - since_ns if since_ns else 0
             sender.send(encode(Heartbeat(epoch=setup.epoch, busy_ns=busy_ns)))
-            if self._is_over.wait(setup.heartbeat_ns / 1e9):
-                sender.close()
-                return
-        self._leave_orphaned()
-
-    def _leave_orphaned(self) -> NoReturn:
-        """The engine has died and cannot tidy up."""
-        self._pipe.remove()
-        os._exit(1)
+            is_over = self._is_over.wait(setup.heartbeat_ns / 1e9)
+        sender.close()
 
 
 def main() -> int:
