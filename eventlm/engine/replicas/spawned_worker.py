@@ -22,17 +22,16 @@ ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", 
 
 
 class SpawnedWorker(NamedTuple):
-    """A process that inherits nothing of this one, and waits for its setup."""
+    """A process that waits for its setup. It shares no memory and no open file with this one."""
 
     pipe: ParentPipe
     process: Process
 
-    async def kill(self) -> None:
-        """End it now; the pipe stays open. Harmless when called twice."""
+    def kill(self) -> None:
+        """Send SIGKILL; the pipe stays open. Harmless when called twice."""
         if self.process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
-            await self.process.wait()
 
 
 async def spawn_worker(system: System, *libraries: str) -> SpawnedWorker:
@@ -68,6 +67,12 @@ async def spawned_ahead(system: System, count: int, *libraries: str) -> AsyncIte
                 workers.append(await spawn_worker(system, *libraries))
         yield workers
     finally:
+        # All of them before the first wait, which a second Ctrl-C may interrupt.
         for worker in workers:
-            await worker.kill()
-            worker.pipe.close()
+            worker.kill()
+        try:
+            for worker in workers:
+                await worker.process.wait()
+        finally:
+            for worker in workers:
+                worker.pipe.close()

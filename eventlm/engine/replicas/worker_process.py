@@ -43,7 +43,7 @@ log = structlog.get_logger("eventlm.worker")
 
 
 class WorkerProcess:
-    """A process that inherits nothing of this one."""
+    """The process of one worker, from its setup to its end."""
 
     def __init__(self, system: System, setup: WorkerSetup) -> None:
         self.setup = setup
@@ -169,7 +169,8 @@ class WorkerProcess:
         """End it now, and everything that belongs to it. Harmless when called twice."""
         try:
             if self._spawned is not None:
-                await self._spawned.kill()
+                self._spawned.kill()
+                await self._spawned.process.wait()
             if self._printing is not None:
                 await asyncio.wait({self._printing}, timeout=LAST_LINES_SECONDS)
         finally:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from eventlm.engine.replicas.spawned_worker import spawn_worker, spawned_ahead
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker, spawn_worker, spawned_ahead
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.system.system import real_system
 from eventlm.worker.protocol import WorkerReady
 from tests.engine.replicas.test_worker_process import SETUP, contents, next_word
-from tests.processes import is_running
+from tests.processes import is_running, wait_until
 
 
 async def test_one_gets_its_setup_later_and_the_others_end() -> None:
@@ -37,12 +38,41 @@ async def test_those_that_wait_end_with_a_command_that_fails() -> None:
     assert [is_running(each.process.pid) for each in spawned] == [False, False]
 
 
+async def test_a_second_cancellation_leaves_none_running(nothing_left_behind: Path) -> None:
+    # Kept here, because asyncio kills a process of which nobody has a handle.
+    workers: list[SpawnedWorker] = []
+    are_up = asyncio.Event()
+
+    async def serve() -> None:
+        # It prints something, by which time they have opened their pipes: without those they could not start.
+        async with spawned_ahead(real_system(), 3, "this") as spawned:
+            workers.extend(spawned)
+            for worker in workers:
+                assert worker.process.stdout is not None
+                await worker.process.stdout.readline()
+            are_up.set()
+            await asyncio.Event().wait()
+
+    serving = asyncio.create_task(serve())
+    await are_up.wait()
+    serving.cancel()
+    # It waits for the first of them to end.
+    for _ in range(3):
+        await asyncio.sleep(0)
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    await asyncio.to_thread(wait_until, lambda: not any(is_running(each.process.pid) for each in workers))
+    assert contents(nothing_left_behind) == []
+
+
 async def test_libraries_are_loaded_before_there_is_a_setup() -> None:
     # It prints something.
     worker = await spawn_worker(real_system(), "no_such_library", "this")
     assert worker.process.stdout is not None
     assert await worker.process.stdout.readline() == b"The Zen of Python, by Tim Peters\n"
-    await worker.kill()
+    worker.kill()
+    await worker.process.wait()
     worker.pipe.close()
 
 
