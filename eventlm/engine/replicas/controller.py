@@ -36,6 +36,7 @@ from eventlm.worker.protocol import (
     WorkerReady,
     WorkerSetup,
 )
+from eventlm.worker.start_report import LOADING_LIBRARIES
 
 #: Wait before the first restart in a row, doubled with each further one.
 RESTART_SECONDS = 0.1
@@ -210,6 +211,9 @@ class ReplicaController:
     ) -> WorkerReady:
         worker = self._worker = WorkerProcess(self._system, setup)
         phases = StartPhases(self._system.clock, setup, on_progress)
+        if spawned is not None:
+            # It began to when it was spawned, and could not report it.
+            phases.note(StartProgress(epoch=setup.epoch, phase=LOADING_LIBRARIES))
         try:
             await worker.start(spawned)
             message = await worker.answer(self._config.start_timeout_seconds, phases.note)

@@ -17,7 +17,7 @@ from eventlm.config import WorkerConfig
 from eventlm.engine.replicas import controller as replica_module
 from eventlm.engine.replicas.controller import ReplicaController, StartPhases
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker
+from eventlm.engine.replicas.spawned_worker import SpawnedWorker, spawned_ahead
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import worker_setups
@@ -303,6 +303,15 @@ def test_each_phase_is_a_line_with_its_time_and_what_comes_next(monkeypatch: pyt
     whose = {"replica": 0, "epoch": 1}
     assert first == whose | {"phase": "reading weights", "next": "compiling kernels"}
     assert second == whose | {"phase": "compiling kernels"}
+
+
+async def test_one_that_dies_before_its_setup_was_loading_libraries() -> None:
+    [setup] = worker_setups(fake_setup())
+    replica = ReplicaController(real_system(), setup, WorkerConfig(), NoEngine(), print)
+    async with spawned_ahead(real_system(), 1) as spawned:
+        spawned[0].kill()
+        with pytest.raises(EngineUnavailableError, match=r"SIGKILL\) while it started \(loading libraries\)"):
+            await replica.start(warm_up=False, spawned=spawned[0])
 
 
 def test_a_start_without_phases_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
