@@ -9,7 +9,6 @@ A third one sends heartbeats.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import importlib
 import os
@@ -62,9 +61,12 @@ class Worker:
         """Import these, then serve until the engine ends it; the exit status."""
         threading.Thread(target=self._watch_parent, daemon=True).start()
         for name in libraries:
-            # What keeps one from loading is met again, and reported, where it is used.
-            with contextlib.suppress(Exception), lasting_objects():
-                importlib.import_module(name)
+            try:
+                with lasting_objects():
+                    importlib.import_module(name)
+            except Exception as error:
+                # It is met again where it is used, but a second import may fail with an error that tells less.
+                print(f"cannot import {name}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         setup = decode_to_worker(self._pipe.receive()[0])
         assert isinstance(setup, WorkerSetup)
         heart = threading.Thread(target=self._beat, args=(setup,), daemon=True)

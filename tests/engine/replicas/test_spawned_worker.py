@@ -68,7 +68,7 @@ async def test_a_second_cancellation_leaves_none_running(nothing_left_behind: Pa
 
 async def test_libraries_are_loaded_before_there_is_a_setup() -> None:
     # It prints something.
-    worker = await spawn_worker(real_system(), "no_such_library", "this")
+    worker = await spawn_worker(real_system(), "this")
     assert worker.process.stdout is not None
     assert await worker.process.stdout.readline() == b"The Zen of Python, by Tim Peters\n"
     worker.kill()
@@ -76,8 +76,12 @@ async def test_libraries_are_loaded_before_there_is_a_setup() -> None:
     worker.pipe.close()
 
 
-async def test_a_library_that_is_missing_keeps_no_worker_from_starting() -> None:
+async def test_a_library_that_is_missing_is_said_and_keeps_no_worker_from_starting() -> None:
     async with spawned_ahead(real_system(), 1, "no_such_library") as spawned:
+        output = spawned[0].process.stdout
+        assert output is not None
+        line = await output.readline()
+        assert line == b"cannot import no_such_library: ModuleNotFoundError: No module named 'no_such_library'\n"
         worker = WorkerProcess(real_system(), SETUP)
         await worker.start(spawned[0])
         assert isinstance(await next_word(worker), WorkerReady)
