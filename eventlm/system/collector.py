@@ -9,14 +9,16 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def lasting_objects() -> Iterator[None]:
-    """What is there at the end stays: the collector goes through none of it, neither meanwhile nor later.
+    """Disable the collector inside; freeze what exists at the end.
 
     For imports. A large library makes hundreds of thousands of objects, and a fifth of the time that torch takes to
     load went into looking for garbage among them.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         gc.freeze()
-        gc.enable()
+        if was_enabled:
+            gc.enable()

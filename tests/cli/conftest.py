@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ RunHere = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunHere]:
     """Run a command line in a folder of its own and in this process, which keeps its own log: for mistakes, of which
     there are many and which start no engine. Gives exit code, output and errors."""
     monkeypatch.setattr("eventlm.cli.logging_setup.configure_logging", lambda *_, **__: None)
@@ -25,7 +26,9 @@ def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         code = main(arguments)
         return code, *capsys.readouterr()
 
-    return run
+    yield run
+    # Commands freeze what they load, as if the process were theirs to its end.
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -36,3 +36,13 @@ def test_an_error_leaves_the_collector_running() -> None:
     with pytest.raises(LookupError), lasting_objects():
         raise LookupError
     assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with lasting_objects():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
