@@ -101,28 +101,35 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
 
 
 async def _serve(config: Config) -> None:
+    from msgspec import structs
+
     from eventlm.engine.replicas.spawned_worker import spawned_ahead
+    from eventlm.engine.setup import resolve_plugins
+    from eventlm.system.processors import usable_cores
     from eventlm.system.system import real_system
     from eventlm.worker.protocol import FAKE_MODEL
 
     system = real_system()
-    # They load torch, which takes as long as everything else up to the engine's start.
-    num_workers = config.scheduler.replicas if config.model.model != FAKE_MODEL else 0
+    # A mistake in them is found before there are processes to end.
+    resolve_plugins(config.scheduler)
+    # Workers inherit the limit.
+    server, few_files = raise_file_limit(config.server)
+    config = structs.replace(config, server=server)
+    # They load torch, which takes as long as everything else up to the engine's start, and a core each.
+    num_workers = min(config.scheduler.replicas, usable_cores()) if config.model.model != FAKE_MODEL else 0
     async with spawned_ahead(system, num_workers, "torch") as spawned:
-        await _serve_with(system, config, spawned)
+        await _serve_with(system, config, few_files, spawned)
 
 
-async def _serve_with(system: System, config: Config, spawned: Sequence[SpawnedWorker]) -> None:
+async def _serve_with(system: System, config: Config, few_files: list[str], spawned: Sequence[SpawnedWorker]) -> None:
     with lasting_objects():
         import structlog
-        from msgspec import structs
 
         from eventlm.bootstrap.composition import compose
         from eventlm.bootstrap.front_ends import ServerWithFrontEnds
         from eventlm.bootstrap.text_parts import TextParts
         from eventlm.cli.logging_setup import configure_logging
         from eventlm.cli.serve.front_end import make_context
-        from eventlm.engine.setup import resolve_plugins
         from eventlm.server.auth.api_keys import ApiKeys
         from eventlm.server.http_server import check_config, run_server
         from eventlm.server.scheduling import check_key_classes
@@ -130,12 +137,9 @@ async def _serve_with(system: System, config: Config, spawned: Sequence[SpawnedW
     configure_logging(config.log)
     log = structlog.get_logger("eventlm.serve")
     # All that can be wrong is found before a model is fetched.
-    resolve_plugins(config.scheduler)
     await check_config(config.server)
     keys = ApiKeys(system, config.server)
     config, no_record = _choose_record(config)
-    server, few_files = raise_file_limit(config.server)
-    config = structs.replace(config, server=server)
     engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
     for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
         log.warning(warning)
