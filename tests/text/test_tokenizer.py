@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
 from transformers import AutoTokenizer
 
 from eventlm.errors import CheckpointError
@@ -165,6 +166,24 @@ def test_broken_folders(tmp_path: Path, name: str, content: bytes | None, messag
         (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=message):
         CheckpointTokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.ByteLevel(),
+        decoders.Metaspace(),
+        decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        ),
+        decoders.WordPiece(),
+    ],
+    ids=lambda decoder: type(decoder).__name__,
+)
+def test_a_decoder_s_state_is_its_part_of_tokenizer_json(decoder: decoders.Decoder) -> None:
+    backend = Backend(models.BPE())
+    backend.decoder = decoder
+    assert json.loads(backend.decoder.__getstate__()) == json.loads(backend.to_str())["decoder"]
 
 
 def test_an_unknown_decoder_is_named(tmp_path: Path) -> None:
