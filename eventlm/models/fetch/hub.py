@@ -14,8 +14,8 @@ from eventlm.system.child_process import last_line, run_child
 _SCRIPT = Path(__file__).with_name("hub_snapshot.py")
 #: The hub's own rule for names, and what names one of the GGUF files; what has another form is a path.
 _REPO_ID = re.compile(r"([A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*)(?::([\w.-]+))?", re.ASCII)
-#: Other names of two types in the names of files.
-_ALIASES = ("FP16", "FP32")
+#: The beginning of a quantized type in the name of a file.
+_TYPE = re.compile(r"(?<![A-Z0-9])(?:[IT]?Q[0-9]+|NVFP4)")
 
 
 def is_repo_id(text: str) -> bool:
@@ -26,8 +26,8 @@ def is_repo_id(text: str) -> bool:
 def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True, may_fetch: bool = True) -> Path:
     """The snapshot folder of a repository; files that are not in the cache are fetched, with progress on stderr.
 
-    Of ORG/NAME:QUANTIZATION it is the GGUF file of that quantization, or the first of its parts, which are all that is
-    fetched.
+    Of ORG/NAME:QUANTIZATION it is the GGUF file with that text in its name, or the first of its parts, which are all
+    that is fetched.
 
     `revision` is a branch, a tag or a commit; empty is the main branch. Only config, tokenizer, chat template and
     safetensors are fetched; `with_weights=False` leaves the last out and needs a tokenizer only. Without a network,
@@ -49,12 +49,15 @@ def pull_repo(repo_id: str, revision: str = "", *, with_weights: bool = True, ma
 
 
 def _check_type(quantization: str) -> None:
-    """Raise PullError unless the text has the beginning of a type that can be run, as UD-Q8_K_XL has that of Q8_0."""
+    """Raise PullError if the text contains the prefixes of unsupported types only (IQ2_XXS, Q9_Z).
+
+    UD-Q8_K_XL contains Q8, which is supported. Any other text may be part of a file's name.
+    """
     # It loads numpy, which only such files cost.
     from eventlm.models.gguf.header import TENSOR_TYPES
 
-    beginnings = {kind.partition("_")[0] for kind in (*TENSOR_TYPES, *_ALIASES)}
-    if not re.search(rf"(?<![A-Z])(?:{'|'.join(beginnings)})(?![0-9])", quantization.upper()):
+    found = set(_TYPE.findall(quantization.upper()))
+    if found and found.isdisjoint(kind.partition("_")[0] for kind in TENSOR_TYPES):
         raise PullError(
             f"{quantization} is not a type of GGUF files that can be run (supported: {', '.join(TENSOR_TYPES)}, and "
             "mixtures of these such as Q4_K_M)",

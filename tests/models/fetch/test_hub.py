@@ -156,8 +156,8 @@ def test_none_or_several_gguf_files(hub: HubServer) -> None:
     )
 
 
-def test_what_is_no_type_is_not_asked_for(hub: HubServer) -> None:
-    for quantization in ("Q9_Z", "IQ2_XXS", "TQ1_0", "NVFP4", "Q40", "latest"):
+def test_unsupported_types_are_not_asked_for(hub: HubServer) -> None:
+    for quantization in ("Q9_Z", "IQ1_S", "UD-IQ2_XXS", "iq3_m", "TQ1_0", "TQ2_0", "NVFP4", "Q40"):
         assert error_of(f"acme/tiny:{quantization}", code=ExitCode.USAGE) == (
             f"{quantization} is not a type of GGUF files that can be run (supported: {', '.join(TENSOR_TYPES)}, and "
             "mixtures of these such as Q4_K_M)"
@@ -165,10 +165,24 @@ def test_what_is_no_type_is_not_asked_for(hub: HubServer) -> None:
     assert hub.requests == []
 
 
-def test_what_may_be_a_type_is_asked_for(hub: HubServer) -> None:
-    hub.files = {f"tiny-{name}.gguf": b"x" for name in ("Q8_0", "IQ4_XS", "UD-Q6_K_XL", "it-fp16")}
-    for quantization, name in (("q8", "Q8_0"), ("UD-Q6_K", "UD-Q6_K_XL"), ("it-fp16", "it-fp16")):
-        assert pull_repo(f"acme/tiny:{quantization}").name == f"tiny-{name}.gguf"
+def test_any_other_text_may_be_part_of_a_name(hub: HubServer) -> None:
+    hub.files = {
+        f"tiny-{name}.gguf": b"x" for name in ("Q8_0", "IQ4_XS", "UD-Q6_K_XL", "it-fp16", "XLQ4_K_M", "q9-Q5_0")
+    }
+    for text, name in (
+        *(("q8", "Q8_0"), ("UD-Q6_K", "UD-Q6_K_XL"), ("iq4", "IQ4_XS"), ("y-it", "it-fp16")),
+        *(("XLQ4_K_M", "XLQ4_K_M"), ("q9-Q5_0", "q9-Q5_0")),
+    ):
+        assert pull_repo(f"acme/tiny:{text}").name == f"tiny-{name}.gguf"
+    assert error_of("acme/tiny:latest", code=ExitCode.USAGE).startswith("acme/tiny has no GGUF file of latest; it has ")
+
+
+def test_a_name_without_a_type(hub: HubServer) -> None:
+    hub.files = {"model.gguf": b"x"}
+    assert pull_repo("acme/tiny:model").name == "model.gguf"
+    assert error_of("acme/tiny:gemma-2b", code=ExitCode.USAGE) == (
+        "acme/tiny has no GGUF file of gemma-2b; it has model.gguf"
+    )
 
 
 def test_the_token_is_sent_and_never_shown(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
