@@ -102,8 +102,8 @@ def check_files(folder: Path) -> None:
         for name, info in read_header(path).tensors.items():
             if info.dtype not in STORED_DTYPES and name.endswith(("weight", *QUANTIZED_PARTS)):
                 raise CheckpointError(
-                    f"{path}: tensor {name} has dtype {info.dtype}, as quantized weights have, and transformers "
-                    "computes without such; take the model in bfloat16 or float16"
+                    f"{path}: tensor {name} has dtype {info.dtype}, so the weights are quantized; the transformers "
+                    "path runs only unquantized weights. Use a bfloat16 or float16 checkpoint"
                 )
 
 
