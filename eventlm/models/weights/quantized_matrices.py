@@ -13,8 +13,6 @@ from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS,
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.tensor_rows import rows_of
 
-#: Methods that have the experts of a layer in one tensor, if a checkpoint has them so.
-METHODS_OF_STACKS = ("fp8", "mxfp4")
 #: Ends of the names of parts that are no tensors of a module: of experts that are one tensor in a layer.
 _ENDS_OF_STACKS = {
     "_packed": "weight_packed",

@@ -18,10 +18,10 @@ from eventlm.models.checkpoint.safetensors_header import (
     tensors_by_offset,
 )
 from eventlm.models.program import WeightKey
-from eventlm.models.quantized.scheme import PARTS, Method
+from eventlm.models.quantized.scheme import PARTS
 from eventlm.models.spec import ModelSpec, TensorNames
 from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
-from eventlm.models.weights.quantized_matrices import METHODS_OF_STACKS, Parts, whole_names
+from eventlm.models.weights.quantized_matrices import Parts, whole_names
 from eventlm.models.weights.stored_weights import STORED_DTYPES, StoredWeight, WeightFile
 from eventlm.models.weights.tensor_names import checkpoint_tensors, tensor_name
 from eventlm.models.weights.tensor_rows import row_runs
@@ -29,6 +29,8 @@ from eventlm.models.weights.tensor_rows import row_runs
 #: End of the names of buffers in old checkpoints. They are not weights.
 _OLD_BUFFER = "rotary_emb.inv_freq"
 _UNQUANTIZED = "take the model in bfloat16 or float16 (--quantization int8 quantizes it while it loads)"
+#: After the name of a tensor with all experts of a layer: parts of layouts that cannot be read.
+_UNREAD_STACKS: tuple[str, ...] = (".weight_packed", "_packed", ".qweight", "_scale")
 #: Ends of the names of tensors that only quantized checkpoints have.
 QUANTIZED_PARTS = (
     *(part for part in PARTS if part not in ("weight", "bias")),
@@ -57,7 +59,7 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
     is_head_taken = not (model.tie_word_embeddings and has_embedding)
     parts = None
     if model.quantized:
-        _check_stacks(found, known, names, model.quantized)
+        _check_stacks(found, known, names)
         parts = Parts(model.quantized, _stacks_of_rows(known, names))
     files = []
     for path, tensors in found.items():
@@ -86,20 +88,22 @@ def find_in_safetensors(folder: Path, model: ModelSpec) -> list[WeightFile]:
     return files
 
 
-def _check_stacks(
-    found: Mapping[Path, list[_Found]], known: Mapping[str, list[WeightKey]], names: TensorNames, method: Method
-) -> None:
-    """Raise CheckpointError for codes of all experts of a layer in one tensor, where the method has no such tensors."""
-    if not names.stacking or method.name in METHODS_OF_STACKS:
+def _check_stacks(found: Mapping[Path, list[_Found]], known: Mapping[str, list[WeightKey]], names: TensorNames) -> None:
+    """Raise CheckpointError for quantized experts of a layer in one tensor, in a layout that cannot be read."""
+    if not names.stacking:
         return
-    stacks = tuple(name for name, keys in known.items() if keys[0].expert >= 0)
+    ends = _UNREAD_STACKS
+    if names.stacking == "columns":
+        # Their codes may be [in, out] or [out, in], which shapes do not tell if both are equal.
+        ends += (".weight",)
+    unread = {f"{name}{end}" for name, keys in known.items() if keys[0].expert >= 0 for end in ends}
     for path, tensors in found.items():
         for name, role, info in tensors:
-            if role.startswith(stacks) and len(info.shape) > 2 and info.dtype not in STORED_DTYPES:
+            if role in unread:
                 raise CheckpointError(
-                    f"{path}: tensor {name} has the codes of all experts of a layer ({info.dtype}, shape "
-                    f"{list(info.shape)}), and {method.name} is read with tensors of each expert; take a checkpoint "
-                    "that has these"
+                    f"{path}: tensor {name} ({info.dtype}, shape {list(info.shape)}) belongs to the quantized experts "
+                    "of a layer in one tensor, in a layout that is not supported; use a checkpoint with separate "
+                    "tensors for each expert"
                 )
 
 
@@ -111,7 +115,7 @@ def _stacks_of_rows(known: Mapping[str, list[WeightKey]], names: TensorNames) ->
 
 
 def _names_in(found: Iterable[list[_Found]], model: ModelSpec) -> TensorNames:
-    """The names by which the most tensors are there."""
+    """The naming scheme that matches the most tensors."""
     roles = {tensor.role for tensors in found for tensor in tensors}
     if model.quantized:
         roles |= {whole for role in roles for whole in whole_names(role)}

@@ -372,6 +372,29 @@ def write_fp8_experts(folder: Path, *, is_stacked: bool) -> Any:
     return model
 
 
+def write_expert_stacks(folder: Path, case: Case) -> dict[str, Tensor]:
+    """A Qwen3-MoE in a case's format, with the experts of a layer in `.weight` and `.weight_scale`.
+
+    Returns the numbers of these, float32 [experts, out, in], by module.
+    """
+    fields = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "head_dim": 32}
+    model = make_checkpoint(folder, "Qwen3MoeForCausalLM", **FIELDS | fields)
+    rng = np.random.default_rng(1)
+    tensors: Tensors = {}
+    values: dict[str, Tensor] = {}
+    for name, weight in model.named_parameters():
+        pack = case.pack_of(name) if ".experts." in name else None
+        if pack is None:
+            tensors[name] = weight.detach().bfloat16()
+            continue
+        quantized = [pack(matrix, rng) for matrix in weight.detach().double().numpy()]
+        values[name] = torch.stack([one.values for one in quantized])
+        for part in ("weight", "weight_scale"):
+            tensors[f"{name}.{part}"] = torch.stack([one.parts[part] for one in quantized])
+    save(folder, tensors, case.config)
+    return values
+
+
 def save(folder: Path, tensors: Tensors, config: dict[str, Any]) -> None:
     """Tensors in two files, and the config."""
     names = {name: f"model-{1 + ('scale' in name or 'zero' in name)}.safetensors" for name in tensors}

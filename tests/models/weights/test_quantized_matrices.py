@@ -199,8 +199,8 @@ def old_packed_stack(name: str, stack: Tensor) -> Tensors:
     return {part.replace(".weight_", "_"): tensor for part, tensor in parts.items()}
 
 
-def int8_stack(name: str, stack: Tensor) -> Tensors:
-    return {f"{name}.weight": stack.to(torch.int8), f"{name}.weight_scale": torch.ones(*stack.shape[:2], 1)}
+def gptq_stack(name: str, stack: Tensor) -> Tensors:
+    return {f"{name}.qweight": torch.zeros(len(stack), stack.shape[2] // 8, stack.shape[1], dtype=torch.int32)}
 
 
 def float8_stack(name: str, stack: Tensor) -> Tensors:
@@ -211,12 +211,13 @@ def float8_stack(name: str, stack: Tensor) -> Tensors:
     ("case", "stack", "found"),
     [
         ("packed", packed_stack, ("down_proj.weight_packed", "I32", [3, 128, 16])),
-        ("packed", old_packed_stack, ("down_proj_packed", "I32", [3, 128, 16])),
-        ("int8", int8_stack, ("down_proj.weight", "I8", [3, 128, 128])),
-        ("float8 by channel", float8_stack, ("down_proj", "F8_E4M3", [3, 128, 128])),
+        ("packed", old_packed_stack, ("down_proj_scale", "F32", [3, 128, 2])),
+        ("gptq", gptq_stack, ("down_proj.qweight", "I32", [3, 16, 128])),
+        ("float8 by channel", float8_stack, ("down_proj_scale", "F32", [3, 128, 1])),
+        ("fp8 by channel", float8_stack, ("down_proj_scale", "F32", [3, 128, 1])),
     ],
 )
-def test_experts_in_one_tensor_of_a_format_that_has_none(
+def test_experts_in_one_tensor_of_an_unsupported_layout(
     case: str, stack: Callable[[str, Tensor], Tensors], found: tuple[str, str, list[int]], tmp_path: Path
 ) -> None:
     fields = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
@@ -232,9 +233,21 @@ def test_experts_in_one_tensor_of_a_format_that_has_none(
         load_decoder(tmp_path, dtype="float32")
     end, dtype, shape = found
     assert str(caught.value) == (
-        f"{path}: tensor model.layers.0.mlp.experts.{end} has the codes of all experts of a layer ({dtype}, shape "
-        f"{shape}), and compressed-tensors is read with tensors of each expert; take a checkpoint that has these"
+        f"{path}: tensor model.layers.0.mlp.experts.{end} ({dtype}, shape {shape}) belongs to the quantized experts of "
+        "a layer in one tensor, in a layout that is not supported; use a checkpoint with separate tensors for each "
+        "expert"
     )
+
+
+def test_codes_of_interleaved_experts(tmp_path: Path) -> None:
+    """Of gpt-oss, [in, out] or [out, in] cannot be told where a matrix is a square."""
+    write_gpt_oss(tmp_path)
+    edit_json(tmp_path / "config.json", quantization_config=CASES["int8"].config)
+    path = tmp_path / "model-2.safetensors"
+    codes = {f"{EXPERTS}.weight": torch.zeros(3, 64, 96, dtype=torch.int8)}
+    save_file(load_file(path) | codes, path)
+    with pytest.raises(CheckpointError, match=r"experts\.down_proj\.weight \(I8, shape \[3, 64, 96\]\) belongs to the"):
+        load_decoder(tmp_path, dtype="float32")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from tests.models.quantized.checkpoints import (
     FIELDS,
     fp4_codes,
     fp8,
+    write_expert_stacks,
     write_fp8_experts,
     write_gpt_oss,
     write_quantized,
@@ -207,6 +208,16 @@ def test_experts_in_fp8(is_stacked: bool, tmp_path: Path) -> None:
         decoder = CompiledDecoder(tmp_path, build)
         logits = only(decoder.run([sequence], [[0, 1, 2]], [[Piece(0, 0, 33)], [Piece(0, 33, 40)]])).logits_TV
         assert relative_error(logits, expected) < 0.1, build
+
+
+@pytest.mark.parametrize("case", ["int8", "int8 by tensor", "float8 by channel", "float8 by block", "fp8 by channel"])
+def test_experts_in_one_tensor_of_bytes(case: str, tmp_path: Path) -> None:
+    values = write_expert_stacks(tmp_path, CASES[case])
+    weights = load_decoder(tmp_path, dtype="float32").weights
+    for layer in range(2):
+        for name, end in (("gate_up", "gate_up_proj"), ("down", "down_proj")):
+            for expert, expected in enumerate(values[f"model.layers.{layer}.mlp.experts.{end}"]):
+                assert torch.equal(weights[WeightKey(name, layer, "weight", expert)], expected), (layer, name, expert)
 
 
 def test_quantized_matrices_are_rounded_anew_if_asked(tmp_path: Path) -> None:
