@@ -30,6 +30,8 @@ from tests.docs.pages import (
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 #: Folders of the repository: code in backticks that begins with one is a path.
 _ROOTS = ("benchmarks/", "docs/", "eventlm/", "examples/", "kernels/", "policies/", "replay/", "tests/")
+#: A loop of a shell, in one line or with `do` on the next.
+_LOOP = re.compile(r"^ *(?:until|while) [^\n]*(?:;|\n) *do\b", re.M)
 #: What only a user has.
 _INVENTED = {"my_package.shortest:Shortest"}
 COMMANDS = [command for page in PAGES for command in commands(page)]
@@ -128,7 +130,7 @@ def test_scripts_exist_and_have_the_flags(command: Command) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_no_command_waits_for_ever(page: Path) -> None:
     """A server that does not start ends what waits for it: `curl --retry`, not a loop."""
-    assert not re.findall(r"^ *(?:until|while) .*; do .*", page.read_text(), re.M)
+    assert not _LOOP.search(page.read_text())
 
 
 @pytest.mark.skipif(not (REPOSITORY / ".git").exists(), reason="no checkout")
@@ -161,6 +163,10 @@ def test_wrong_pages_would_be_found() -> None:
     with pytest.raises(UsageError):
         parse(["serve", "--port", "many"])
     assert anchors("# One `two`: three\n## `[x]`: y z\n") == {"one-two-three", "x-y-z"}
+    assert _LOOP.search("x\nuntil curl -sf localhost; do sleep 1; done")
+    assert _LOOP.search("while true\n  do sleep 1\ndone")
+    assert _LOOP.search("    while true;\n    do\n")
+    assert not _LOOP.search("until it is\nready, do this")
     assert split_line("A=1 eventlm serve > log & curl x | jq .a") == [["eventlm", "serve"], ["curl", "x"], ["jq", ".a"]]
 
 
