@@ -220,7 +220,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plots", nargs="+", choices=LABELS, default=list(LABELS), metavar="PLOT")
     parser.add_argument("--model", type=Path, help="checkpoint folder; if it is not there the random one is kept in it")
-    parser.add_argument("--output", type=Path, default=Path("cpu_cost.png"), metavar="FILE")
+    parser.add_argument("--output", type=Path, default=Path("cost.png"), metavar="FILE")
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write the figures as well")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tolerance", type=float, default=0.1, help="above which a point is a cliff, a share")
