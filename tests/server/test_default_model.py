@@ -1,4 +1,4 @@
-"""The default model behind a real server, in float32: streams equal whole replies, parameters have their effect."""
+"""The default model behind a real server: streams equal whole replies, parameters have their effect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WORDS = ("blue", "river", "seven", "music", "Über", "code", "tea", "winter", "j
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ["--dtype", "float32", "--no-prefix-cache", "--max-model-len", "256", "--kv-memory", "64MiB"]
+    flags = ["--no-prefix-cache", "--max-model-len", "256", "--kv-memory", "64MiB"]
     with serve(tmp_path_factory.mktemp("server"), *flags) as server:
         yield server
 
