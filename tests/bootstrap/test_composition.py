@@ -166,6 +166,12 @@ def test_threads_without_a_processor(
     assert [said in warning for warning in warnings] == [True] * bool(said)
 
 
+@pytest.fixture(scope="module")
+def compilable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What transformers tells of a folder is asked for once."""
+    return write_checkpoint(tmp_path_factory.mktemp("compilable"), Shape())
+
+
 @pytest.mark.skipif("baseline" not in native.available_builds(), reason="no build of the forward pass is compiled")
 @pytest.mark.parametrize(
     ("options", "said"),
@@ -181,12 +187,11 @@ def test_threads_without_a_processor(
     ],
 )
 def test_threads_that_are_not_pinned(
-    options: dict[str, object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: dict[str, object], said: str, compilable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("eventlm.bootstrap.composition.usable_cores", lambda: 8)
     monkeypatch.setattr("eventlm.engine.setup.spread_processors", lambda: [0])
-    folder = write_checkpoint(tmp_path, Shape())
-    wish = {"model": str(folder), "num_blocks": 300, "threads": 1, "pin_threads": True} | options
+    wish = {"model": str(compilable), "num_blocks": 300, "threads": 1, "pin_threads": True} | options
     engine, warnings = compose_engine(load_config(None, wish, environment={}))
     assert [warning.endswith(said) for warning in warnings] == [True] * bool(said)
     is_pinned = worker_setups(engine.setup)[0].processors == [0]
