@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,10 +91,16 @@ def test_policy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["what_if.ipynb"])
 def test_notebooks(name: str, tmp_path: Path) -> None:
-    notebook = nbformat.read(EXAMPLES / name, as_version=4)
+    """On the first sixth of the workload."""
+    examples = shutil.copytree(EXAMPLES, tmp_path / "examples")
+    script = examples / "bug_hunt" / "make_workload.py"
+    shorter = script.read_text().replace("range(600)", "range(100)")
+    assert shorter != script.read_text()
+    script.write_text(shorter)
+    notebook = nbformat.read(examples / name, as_version=4)
     nbformat.validate(notebook)
     assert all(not cell.get("outputs") for cell in notebook.cells)
-    client = NotebookClient(notebook, timeout=PATIENCE_SECONDS, resources={"metadata": {"path": str(EXAMPLES)}})
+    client = NotebookClient(notebook, timeout=PATIENCE_SECONDS, resources={"metadata": {"path": str(examples)}})
     client.execute()
     printed = "".join(
         output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()) if "text" in output
