@@ -45,7 +45,7 @@ async def test_streams_equal_whole_replies_and_both_are_right(start_server: Star
             assert [(choice.text, choice.finish_reason) for choice in whole.choices] == wanted
             assert list(zip(streamed, reasons, strict=True)) == wanted
 
-        await asyncio.gather(*(one(random_request(rng, seed)) for seed in range(80)))
+        await asyncio.gather(*(one(random_request(rng, seed)) for seed in range(40)))
     trace = server.stop_and_verify()
     assert set(trace.finish_reasons) == {"length", "stop"}
     assert len(trace.of(TextEnded)) >= trace.finish_reasons["stop"] > 10

@@ -93,7 +93,7 @@ async def run_swarm(start_server: StartServer, seed: int, *, num_clients: int) -
 
 @pytest.mark.parametrize("seed", [1, 5])
 async def test_swarm(start_server: StartServer, seed: int) -> None:
-    await run_swarm(start_server, seed, num_clients=60)
+    await run_swarm(start_server, seed, num_clients=40)
 
 
 @pytest.mark.soak
