@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHECKED := eventlm kernels policies replay tests benchmarks docs examples
 
+# Tests start processes by the hundred, each of which would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test nightly check docs install checkpoints soak mutants kernel-table
 
 run: install
