@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 from pathlib import Path
-from typing import Literal
 
 import pytest
 
@@ -108,11 +107,8 @@ async def test_every_flag_reaches_the_request() -> None:
     assert (request.scheduling.skip_cache_read, request.scheduling.offline) == (True, True)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_a_checkpoint_by_its_folder_and_in_the_hubs_cache(
-    tmp_path: Path, family: Literal["llama", "qwen3"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = make_checkpoint(tmp_path / "checkpoint", family=family)
+def test_a_checkpoint_by_its_folder_and_in_the_hubs_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path / "checkpoint")
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     make_cached(tmp_path / "hub", {path.name: path.read_bytes() for path in folder.iterdir()})
