@@ -60,9 +60,9 @@ def load(build: str, kind: str, num_threads: int) -> CpuDecoder:
             num_rows = min(4096, num_out - first)
             if packed:
                 blocks = torch.randint(0, 48, (num_rows, packed.row_bytes(num_in)), dtype=torch.uint8)
-            if kind == "MXFP4":
-                # Powers of two so small that products are not normal numbers would be slow.
-                blocks[:, :: packed.block_bytes] += 100
+                if kind == "MXFP4":
+                    # Powers of two so small that products are not normal numbers would be slow.
+                    blocks[:, :: packed.block_bytes] += 100
                 decoder.load_packed(key.name, key.layer, blocks, first)
             else:
                 decoder.load(key.name, key.layer, torch.rand(num_rows, num_in) - 0.5, first)
