@@ -12,6 +12,7 @@ import pytest
 from eventlm.models.fetch.default_model import DEFAULT_MODEL
 from eventlm.models.fetch.pull import cached
 from eventlm.text.tokenizer import CheckpointTokenizer
+from tests.models.families.proof import STABLE_BUILD
 from tests.serving import Server, serve
 
 PROMPTS = (
@@ -28,7 +29,7 @@ WORDS = ("blue", "river", "seven", "music", "Über", "code", "tea", "winter", "j
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    flags = ["--no-prefix-cache", "--max-model-len", "256", "--kv-memory", "64MiB"]
+    flags = ["--no-prefix-cache", "--max-model-len", "256", "--kv-memory", "64MiB", "--cpu-kernels", STABLE_BUILD]
     with serve(tmp_path_factory.mktemp("server"), *flags) as server:
         yield server
 
