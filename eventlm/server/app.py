@@ -14,15 +14,15 @@ from eventlm.errors import UnknownModelError
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.cors import answer_preflight, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
-from eventlm.server.endpoints.chat import chat_completions
-from eventlm.server.endpoints.completions import completions
-from eventlm.server.endpoints.embeddings import EmbeddingList, EmbeddingRequest, embeddings
+from eventlm.server.openai.chat import chat_completions
+from eventlm.server.openai.completions import completions
+from eventlm.server.openai.embeddings import EmbeddingList, EmbeddingRequest, embeddings
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
 from eventlm.server.endpoints.openapi import JSON, SERVER_SENT_EVENTS, Endpoint, Parameter, openapi_document
 from eventlm.server.endpoints.request_info import ExplainReply, RequestInfo, explain_request, request_info
 from eventlm.server.endpoints.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
-from eventlm.server.endpoints.tokenization import (
+from eventlm.server.vllm.tokenization import (
     Detokenization,
     DetokenizeRequest,
     Tokenization,
@@ -41,7 +41,7 @@ from eventlm.server.middleware import (
     observe,
     set_headers,
 )
-from eventlm.server.responses import (
+from eventlm.server.openai.replies import (
     CancelledReply,
     ChatCompletion,
     ChatCompletionChunk,

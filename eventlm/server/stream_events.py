@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from eventlm.server.errors import ApiError, from_generation_error
-from eventlm.server.responses import ReplyIdentity, TokenIds, Usage
+from eventlm.server.openai.replies import ReplyIdentity, TokenIds, Usage
 from eventlm.server.timings import with_timings
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.echo import Echo

@@ -12,12 +12,12 @@ from eventlm.engine.request import ResumedReply, UnknownReplyError
 from eventlm.errors import InputError
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response
-from eventlm.server.endpoints.chat import CHAT_PREFIX, ChatReplies
-from eventlm.server.endpoints.completions import CompletionReplies
+from eventlm.server.openai.chat import CHAT_PREFIX, ChatReplies
+from eventlm.server.openai.completions import CompletionReplies
 from eventlm.server.errors import reply_not_found
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
-from eventlm.server.responses import CancelledReply, ReplyIdentity
+from eventlm.server.openai.replies import CancelledReply, ReplyIdentity
 from eventlm.server.stream import EdgeState, send_events
 from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
 from eventlm.text import generation as generations

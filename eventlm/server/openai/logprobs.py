@@ -8,7 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from eventlm.engine.request import Request
 from eventlm.sampling_params import TokenLogprobs
-from eventlm.server.responses import (
+from eventlm.server.openai.replies import (
     ChatLogprobs,
     CompletionLogprobs,
     PromptLogprob,

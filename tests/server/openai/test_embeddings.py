@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from eventlm.engine.request import EngineUnavailableError, QueueFullError
-from eventlm.server.endpoints.embeddings import _truncated
+from eventlm.server.openai.embeddings import _truncated
 from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.http_exchange import Reply
 from tests.processes import wait_until

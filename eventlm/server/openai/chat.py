@@ -10,9 +10,9 @@ from msgspec import UNSET
 
 from eventlm.engine.request import Request
 from eventlm.server.context import CONTEXT, read_body
-from eventlm.server.logprobs import chat_logprobs, prompt_logprobs
+from eventlm.server.openai.logprobs import chat_logprobs, prompt_logprobs
 from eventlm.server.middleware import take_request_id
-from eventlm.server.responses import (
+from eventlm.server.openai.replies import (
     ChatChoice,
     ChatChunkChoice,
     ChatCompletion,

@@ -12,8 +12,8 @@ import pytest
 from eventlm.engine.request import FinishedOutput, Request
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
-from eventlm.server.endpoints.completions import CompletionReplies
-from eventlm.server.responses import ReplyIdentity
+from eventlm.server.openai.completions import CompletionReplies
+from eventlm.server.openai.replies import ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation import Generation

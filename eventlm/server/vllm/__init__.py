@@ -1,0 +1,1 @@
+"""Endpoints and fields that vLLM has beside OpenAI's API."""
