@@ -11,26 +11,16 @@ from aiohttp.http import HttpVersion11
 
 from eventlm._version import __version__
 from eventlm.errors import UnknownModelError
+from eventlm.server.api import APIS, Api
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.cors import answer_preflight, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
-from eventlm.server.openai.chat import chat_completions
-from eventlm.server.openai.completions import completions
-from eventlm.server.openai.embeddings import EmbeddingList, EmbeddingRequest, embeddings
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
-from eventlm.server.endpoints.openapi import JSON, SERVER_SENT_EVENTS, Endpoint, Parameter, openapi_document
+from eventlm.server.endpoints.openapi import JSON, Endpoint, Parameter, openapi_document
 from eventlm.server.endpoints.request_info import ExplainReply, RequestInfo, explain_request, request_info
 from eventlm.server.endpoints.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
-from eventlm.server.vllm.tokenization import (
-    Detokenization,
-    DetokenizeRequest,
-    Tokenization,
-    TokenizeChatRequest,
-    TokenizeRequest,
-    detokenize,
-    tokenize,
-)
+from eventlm.server.errors import ERROR_FORMS, ErrorForm
 from eventlm.server.middleware import (
     HEALTH_PATH,
     METRICS_PATH,
@@ -41,6 +31,9 @@ from eventlm.server.middleware import (
     observe,
     set_headers,
 )
+from eventlm.server.openai.chat import CHAT, chat_completions
+from eventlm.server.openai.completions import COMPLETIONS, completions
+from eventlm.server.openai.embeddings import EMBEDDINGS, EmbeddingList, EmbeddingRequest, embeddings
 from eventlm.server.openai.replies import (
     CancelledReply,
     ChatCompletion,
@@ -51,7 +44,17 @@ from eventlm.server.openai.replies import (
     ModelList,
     Version,
 )
+from eventlm.server.reply_format import SERVER_SENT_EVENTS
 from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.server.vllm.tokenization import (
+    Detokenization,
+    DetokenizeRequest,
+    Tokenization,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest
 
 
@@ -60,6 +63,8 @@ def make_app(context: ServerContext) -> web.Application:
     across_origins = bool(context.config.cors_origin)
     app = web.Application(middlewares=[observe, *([answer_preflight] if across_origins else []), authenticate])
     app[CONTEXT] = context
+    app[APIS] = APIS_BY_PREFIX
+    app[ERROR_FORMS] = ERROR_FORMS_BY_PATH
     app.on_response_prepare.append(set_headers)
     if across_origins:
         app.on_response_prepare.append(set_cors_headers)
@@ -122,7 +127,13 @@ async def _openapi(request: web.Request) -> web.Response:
 
 @cache
 def _openapi_json() -> bytes:
-    return msgspec.json.encode(openapi_document(ENDPOINTS))
+    return msgspec.json.encode(openapi_document(ENDPOINTS, ERROR_FORMS_BY_PATH))
+
+
+#: All APIs that generate.
+APIS_BY_PREFIX: dict[str, Api[Any]] = {api.prefix: api for api in (CHAT, COMPLETIONS, EMBEDDINGS)}
+#: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
+ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {}
 
 
 def _generating(path: str, handler: Handler, body: Any, reply: Any, chunk: Any = None) -> Endpoint:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -145,7 +145,7 @@ class ServerContext:
                 raise unavailable("The server is shutting down; try another one or try again.") from error
             raise timed_out(f"The request's body did not come within {seconds} s.") from error
 
-    async def submit(self, group: list[Request], submission: Submission, *, prompt_param: str) -> Generation:
+    async def submit(self, group: Sequence[Request], submission: Submission, *, prompt_param: str) -> Generation:
         """Submit a group. Raises ApiError. The generation must be released."""
         try:
             generation = await generations.submit(self.engine, self.tokenizer, group, submission, self.formats)

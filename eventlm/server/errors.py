@@ -1,8 +1,9 @@
-"""Errors as clients get them: every one in OpenAI's envelope."""
+"""Errors as clients get them: in OpenAI's envelope, or in the form of the API that was called."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import msgspec
 import structlog
@@ -78,14 +79,29 @@ class ApiError(EventLMError):
             self.headers["x-should-retry"] = "false"
 
     def to_json(self) -> bytes:
-        """The envelope as a body or as a `data:` line."""
+        """OpenAI's envelope as a body."""
         return msgspec.json.encode(self.envelope)
 
-    def to_response(self) -> web.Response:
-        """The error as a whole reply."""
-        return web.Response(
-            status=self.status, body=self.to_json(), content_type="application/json", headers=self.headers
-        )
+    def to_response(self, form: ErrorForm | None = None, request_id: str = "") -> web.Response:
+        """The error as a whole reply, in OpenAI's envelope or another form."""
+        body = self.to_json() if form is None else msgspec.json.encode(form.make(self, request_id))
+        return web.Response(status=self.status, body=body, content_type="application/json", headers=self.headers)
+
+
+class ErrorForm(NamedTuple):
+    """The form that an API has for errors. make: from an error and the request's id to a struct of type `envelope`."""
+
+    envelope: Any
+    make: Callable[[ApiError, str], Any]
+
+
+#: The forms other than OpenAI's, by the beginning of the paths that have them.
+ERROR_FORMS = web.AppKey("error_forms", dict[str, ErrorForm])
+
+
+def error_form(forms: dict[str, ErrorForm], path: str) -> ErrorForm | None:
+    """The form of the errors of a path; None: OpenAI's."""
+    return next((form for prefix, form in forms.items() if path.startswith(prefix)), None)
 
 
 def from_input_error(error: InputError) -> ApiError:

@@ -14,8 +14,10 @@ from eventlm.server.auth.api_keys import ANYBODY, PRINCIPAL, ApiKeys, Principal,
 from eventlm.server.context import CONTEXT, release_body
 from eventlm.server.errors import (
     CANCELLED,
+    ERROR_FORMS,
     ApiError,
     api_error,
+    error_form,
     from_http_exception,
     internal_error,
     rate_limit_headers,
@@ -144,15 +146,16 @@ def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except web.HTTPException as error:
-        return from_http_exception(error, method=request.method, path=request.path).to_response()
+    except web.HTTPException as failure:
+        error = from_http_exception(failure, method=request.method, path=request.path)
     except ConnectionError:
         raise
-    except EventLMError as error:
-        return api_error(error).to_response()
+    except EventLMError as failure:
+        error = api_error(failure)
     except Exception:
         _log.exception("a request failed", path=request.rel_url.raw_path)
-        return internal_error().to_response()
+        error = internal_error()
+    return error.to_response(error_form(request.app[ERROR_FORMS], request.path), request[REQUEST_ID])
 
 
 @web.middleware
@@ -165,20 +168,26 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     scope = scopes.get(called)
     request[PRINCIPAL] = principal = ANYBODY if called in scopes and scope is None else _find_principal(request, keys)
     if scope is not None and scope not in principal.scopes:
-        raise _lacks_scope(scope, keys, sent_one="Authorization" in request.headers)
+        raise _lacks_scope(scope, keys, sent_one=bool(_sent_key(request)))
     return await handler(request)
 
 
 def _find_principal(request: web.Request, keys: ApiKeys) -> Principal:
     if not keys:
         return ANYBODY
-    scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not sent.strip():
+    sent = _sent_key(request)
+    if not sent:
         raise ApiError(401, "You did not provide an API key: send 'Authorization: Bearer KEY'.", headers=ASK_FOR_KEY)
-    principal = keys.find(sent.strip())
+    principal = keys.find(sent)
     if principal is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=ASK_FOR_KEY)
     return principal
+
+
+def _sent_key(request: web.Request) -> str:
+    """The key of a request: its bearer token, or the header in which Anthropic's clients send it; empty if none."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
 
 
 def _lacks_scope(scope: Scope, keys: ApiKeys, *, sent_one: bool) -> ApiError:

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiohttp import web
-
 from eventlm.config.options import nearest
 from eventlm.config.structs import AUTO_CLASS, DEFAULT_CLASS, ServiceClass
 from eventlm.errors import InputError
-from eventlm.server.auth.api_keys import PRINCIPAL, Principal
-from eventlm.server.context import CONTEXT, ServerContext
+from eventlm.server.auth.api_keys import Principal
+from eventlm.server.context import ServerContext
 from eventlm.server.errors import ApiError
-from eventlm.text.protocol import LatencyObjective, SchedulingFields
+from eventlm.text.protocol import LatencyObjective, RequestFields
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 CLASS_HEADER = "x-eventlm-class"
@@ -28,12 +26,14 @@ CLASS_HEADER = "x-eventlm-class"
 TIERS = (AUTO_CLASS, DEFAULT_CLASS, "flex", "scale", "priority")
 
 
-def scheduling_fields(request: web.Request, body: SchedulingFields) -> dict[str, Any]:
-    """The fields of `SchedulingParams` from the body, the headers and the key. Raises ApiError.
+def scheduling_fields(
+    context: ServerContext, principal: Principal, class_header: str, body: RequestFields
+) -> dict[str, Any]:
+    """The fields of `SchedulingParams` from the body, the header `x-eventlm-class` and the key. Raises ApiError.
 
     Sets `service_tier` of the body to the tier in use, if a tier was asked for or the request has a class.
     """
-    name = _apply_class(request, body)
+    name = _apply_class(context, principal, class_header, body)
     slo = body.slo or LatencyObjective()
     return {
         "service_class": name,
@@ -45,13 +45,12 @@ def scheduling_fields(request: web.Request, body: SchedulingFields) -> dict[str,
     }
 
 
-def _apply_class(request: web.Request, body: SchedulingFields) -> str:
+def _apply_class(context: ServerContext, principal: Principal, class_header: str, body: RequestFields) -> str:
     """Find the request's class and apply its defaults. Returns its name, empty for none."""
-    context, principal = request.app[CONTEXT], request[PRINCIPAL]
     classes = context.classes
     choice = context.config.requests_choose_class
     may_choose = choice == "always" or (choice == "auto" and not context.keys.service_classes)
-    name = _name(request.headers.get(CLASS_HEADER, ""), body.service_tier or "", principal, classes, may_choose)
+    name = _name(class_header, body.service_tier or "", principal, classes, may_choose)
     found = classes.get(name, ServiceClass())
     if not may_choose and body.priority is not None and body.priority < found.priority:
         raise _forbidden(
@@ -102,7 +101,7 @@ def _forbidden(param: str, message: str) -> ApiError:
     return ApiError(403, message, param=param, code="service_class_not_allowed")
 
 
-def _fill_in(body: SchedulingFields, found: ServiceClass) -> None:
+def _fill_in(body: RequestFields, found: ServiceClass) -> None:
     if body.priority is None:
         body.priority = found.priority
     if body.deadline_ms is None and found.deadline_ms:

@@ -14,7 +14,7 @@ class Chance(Protocol):
         ...
 
     def identity(self, prefix: str) -> str:
-        """A unique id that begins with `prefix-`."""
+        """A unique id that begins with `prefix`."""
         ...
 
 
@@ -27,4 +27,4 @@ class SystemChance:
 
     def identity(self, prefix: str) -> str:
         """As Chance says."""
-        return f"{prefix}-{secrets.token_hex(16)}"
+        return f"{prefix}{secrets.token_hex(16)}"

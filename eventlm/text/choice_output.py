@@ -127,17 +127,20 @@ def part_of(logprobs: TokenLogprobs | None, start: int, end: int | None) -> Toke
 
 
 class Portion:
-    """Outputs by choice, in the order of each choice's first."""
+    """Outputs of a few choices in order. num_outputs: the engine's outputs that they come from."""
 
-    __slots__ = ("by_choice", "num_outputs")
+    __slots__ = ("num_outputs", "outputs")
 
     def __init__(self) -> None:
         self.num_outputs = 0
-        self.by_choice: dict[int, list[ChoiceOutput]] = {}
+        self.outputs: list[ChoiceOutput] = []
 
     def joined(self) -> list[ChoiceOutput]:
-        """One output for each choice."""
-        return [join_outputs(outputs) if len(outputs) > 1 else outputs[0] for outputs in self.by_choice.values()]
+        """One output for each choice, in the order of each choice's first."""
+        by_choice: dict[int, list[ChoiceOutput]] = {}
+        for output in self.outputs:
+            by_choice.setdefault(output.choice, []).append(output)
+        return [join_outputs(outputs) if len(outputs) > 1 else outputs[0] for outputs in by_choice.values()]
 
 
 def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:

@@ -130,7 +130,8 @@ class Generation:
 
     num_outputs: the engine's outputs taken so far; num_tokens: tokens of all choices in them. finish_reasons and rows:
     of the choices that are over, with their metrics by choice. first_token_ns: when the first token of any choice
-    came, by the engine's clock; 0 before.
+    came, by the engine's clock; 0 before. joins_outputs: whether outputs that wait together are joined; may be set
+    before the first is taken.
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class Generation:
         now_ns: Callable[[], int],
     ) -> None:
         self._now_ns = now_ns
+        self.joins_outputs = True
         self.group = group
         self.handles = handles
         self.num_outputs = 0
@@ -183,7 +185,7 @@ class Generation:
                 yield output
 
     async def take(self, *, least: int = 1, most: int = MAX_OUTPUTS_TAKEN) -> list[ChoiceOutput]:
-        """The next `least` to `most` outputs of the engine, joined into one for each choice.
+        """The next `least` to `most` outputs of the engine, joined into one for each choice unless they must not be.
 
         Raises TakenOverError, and what the engine raises.
         """
@@ -192,7 +194,7 @@ class Generation:
             if isinstance(ahead, EventLMError):
                 raise ahead
             self.num_outputs += ahead.num_outputs
-            return ahead.joined()
+            return self._joined(ahead)
         if len(self._outputs) < least:
             await self._outputs.wait(least)
         elif len(self._outputs) > most:
@@ -205,7 +207,10 @@ class Generation:
             return [] if found is None else [found]
         portion = Portion()
         self._read(portion, taken)
-        return portion.joined()
+        return self._joined(portion)
+
+    def _joined(self, portion: Portion) -> list[ChoiceOutput]:
+        return portion.joined() if self.joins_outputs else portion.outputs
 
     async def read_until(self, done: Awaitable[None]) -> None:
         """Await `done` and keep the outputs that come meanwhile for `take`, so that ends of texts are found in time.
@@ -249,7 +254,7 @@ class Generation:
         for index, output in taken:
             found = self._take(index, output)
             if found is not None:
-                portion.by_choice.setdefault(found.choice, []).append(found)
+                portion.outputs.append(found)
 
     def cancel(self, reason: str = CLIENT_LEFT) -> None:
         """End the requests of the group that are not over."""

@@ -85,9 +85,13 @@ class EventlmOptions(Struct, forbid_unknown_fields=True):
     timings: bool | None = None
 
 
-class SchedulingFields(Struct, kw_only=True):
-    """How a request is scheduled. `eventlm.server.scheduling` has the defaults."""
+class RequestFields(Struct, kw_only=True):
+    """The fields that the bodies of all generating endpoints have: the request's id, and how it is scheduled.
 
+    `eventlm.server.scheduling` has the defaults.
+    """
+
+    request_id: RequestId | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     deadline_ms: Milliseconds | None = None
     drop_if_late: bool | None = None
@@ -112,13 +116,13 @@ _NOT_IN_BODIES = {"guided_decoding", "eos_token_ids", "bad_words_token_ids", "gr
 SAMPLING_FIELDS = tuple(field for field in structs.fields(SamplingParams) if field.name not in _NOT_IN_BODIES)
 
 if TYPE_CHECKING:
-    _SamplingFields = SchedulingFields
+    _SamplingFields = RequestFields
 else:
     #: Those fields with their limits. In a body each may be null, which is the same as absent.
     _SamplingFields = msgspec.defstruct(
         "SamplingFields",
         [(field.name, field.type | None, None) for field in SAMPLING_FIELDS],
-        bases=(SchedulingFields,),
+        bases=(RequestFields,),
         kw_only=True,
     )
 
@@ -182,7 +186,6 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     return_token_ids: bool | None = None
     #: In log-probabilities: `token_id:` and the id in place of a token's text.
     return_tokens_as_token_ids: bool | None = None
-    request_id: RequestId | None = None
     #: Of these two only the form is checked; they are neither logged nor recorded. The bounds are OpenAI's.
     user: str | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=16)] | None = None
@@ -206,11 +209,6 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     def generates(self) -> bool:
         """Whether there is any output."""
         return True
-
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream reports its usage at its end."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class ContentPart(Struct):

@@ -16,10 +16,10 @@ from aiohttp import web
 
 from eventlm._version import __version__
 from eventlm.server.auth.api_keys import Scope
-from eventlm.server.errors import CANCELLED, ErrorEnvelope
+from eventlm.server.errors import CANCELLED, ErrorEnvelope, ErrorForm, error_form
+from eventlm.server.reply_format import SERVER_SENT_EVENTS
 
 JSON = "application/json"
-SERVER_SENT_EVENTS = "text/event-stream"
 
 #: Statuses of errors: of all endpoints, and of those with a body, with a key, and that generate.
 _ANY_ERRORS = (400, 413, 500)
@@ -45,8 +45,8 @@ class Endpoint(NamedTuple):
     """One operation: its route and its description.
 
     body: struct of the JSON body, or alternatives. reply: type of a 200; None for text. media_types: of the 200. chunk:
-    struct of a stream's events. generates: uses the engine, see `middleware.generating`. errors: further statuses.
-    scope: needed by the key; None: no key is needed.
+    struct of a stream's events, which come as `chunk_type`. generates: uses the engine, see `middleware.generating`.
+    errors: further statuses. scope: needed by the key; None: no key is needed.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -56,6 +56,7 @@ class Endpoint(NamedTuple):
     reply: Any = None
     media_types: tuple[str, ...] = (JSON,)
     chunk: Any = None
+    chunk_type: str = SERVER_SENT_EVENTS
     generates: bool = False
     errors: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
@@ -68,15 +69,20 @@ def openapi_path(path: str) -> str:
     return _NAMED_PART.sub(r"{\1}", path)
 
 
-def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The description as a JSON object."""
-    types = list(_types(endpoints))
+def openapi_document(endpoints: Sequence[Endpoint], forms: dict[str, ErrorForm]) -> dict[str, Any]:
+    """The description as a JSON object. forms: of errors, by the beginning of their paths."""
+    types = list(_types(endpoints, forms))
     found, components = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = dict(zip(types, found, strict=True))
-    statuses = {status for endpoint in endpoints for status in _errors(endpoint)}
     paths: dict[str, dict[str, Any]] = {}
+    errors: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
-        paths.setdefault(openapi_path(endpoint.path), {})[endpoint.method.lower()] = _operation(endpoint, schemas)
+        form = error_form(forms, endpoint.path)
+        envelope = ErrorEnvelope if form is None else form.envelope
+        names = {status: _error_name(status, envelope) for status in sorted(_errors(endpoint))}
+        errors |= {name: _error(status, schemas[envelope]) for status, name in names.items()}
+        operation = _operation(endpoint, schemas, names)
+        paths.setdefault(openapi_path(endpoint.path), {})[endpoint.method.lower()] = operation
     return {
         "openapi": "3.1.0",
         "info": {
@@ -87,15 +93,20 @@ def openapi_document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": dict(sorted(components.items())),
-            "responses": {str(status): _error(status, schemas[ErrorEnvelope]) for status in sorted(statuses)},
+            "responses": dict(sorted(errors.items())),
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _types(endpoints: Sequence[Endpoint]) -> Iterator[Any]:
+def _error_name(status: int, envelope: Any) -> str:
+    """The name of an error in the components."""
+    return str(status) if envelope is ErrorEnvelope else f"{status}{envelope.__name__}"
+
+
+def _types(endpoints: Sequence[Endpoint], forms: dict[str, ErrorForm]) -> Iterator[Any]:
     """Each type in the document once."""
-    seen = [ErrorEnvelope]
+    seen = [ErrorEnvelope, *(form.envelope for form in forms.values())]
     for endpoint in endpoints:
         seen += [*_bodies(endpoint), endpoint.reply, endpoint.chunk, *(each.type for each in endpoint.parameters)]
     return iter(dict.fromkeys(type_ for type_ in seen if type_ is not None))
@@ -105,13 +116,13 @@ def _bodies(endpoint: Endpoint) -> tuple[Any, ...]:
     return endpoint.body if isinstance(endpoint.body, tuple) else (endpoint.body,)
 
 
-def _operation(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _operation(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, str]) -> dict[str, Any]:
     summary, _, description = (inspect.getdoc(endpoint.handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
         "operationId": _operation_id(endpoint),
         "summary": " ".join(summary.split()),
         "parameters": list(_parameters(endpoint, schemas)),
-        "responses": _responses(endpoint, schemas),
+        "responses": _responses(endpoint, schemas, errors),
     }
     if description:
         operation["description"] = description
@@ -137,17 +148,17 @@ def _parameters(endpoint: Endpoint, schemas: dict[Any, Any]) -> Iterator[dict[st
         yield {"name": name, "in": location, "schema": schemas[type_], "description": description}
 
 
-def _responses(endpoint: Endpoint, schemas: dict[Any, Any]) -> dict[str, Any]:
+def _responses(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, str]) -> dict[str, Any]:
     schema = {"type": "string"} if endpoint.reply is None else schemas[endpoint.reply]
     text = {"type": "string"}
     content: dict[str, Any] = {each: {"schema": schema if each == JSON else text} for each in endpoint.media_types}
     if endpoint.chunk is not None:
-        content[SERVER_SENT_EVENTS] = {"schema": schemas[endpoint.chunk]}
+        content[endpoint.chunk_type] = {"schema": schemas[endpoint.chunk]}
     responses: dict[str, Any] = {"200": {"description": "Success", "headers": _headers(200), "content": content}}
     if endpoint.can_be_empty:
         responses["204"] = {"description": "The client has received everything", "headers": _headers(204)}
-    for status in sorted(_errors(endpoint)):
-        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    for status, name in errors.items():
+        responses[str(status)] = {"$ref": f"#/components/responses/{name}"}
     return responses
 
 

@@ -4,32 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 from aiohttp import web
 from msgspec import Meta
 
 from eventlm.engine.request import ResumedReply, UnknownReplyError
 from eventlm.errors import InputError
+from eventlm.server.answer import send_events
+from eventlm.server.api import APIS, stream_again
 from eventlm.server.auth.api_keys import PRINCIPAL
-from eventlm.server.context import CONTEXT, ServerContext, json_response
-from eventlm.server.openai.chat import CHAT_PREFIX, ChatReplies
-from eventlm.server.openai.completions import CompletionReplies
+from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.errors import reply_not_found
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
-from eventlm.server.openai.replies import CancelledReply, ReplyIdentity
-from eventlm.server.stream import EdgeState, send_events
-from eventlm.server.stream_events import EVENT_ID_PATTERN, ReplyFormat, StreamEvents, StreamPosition
+from eventlm.server.openai.replies import CancelledReply
+from eventlm.server.stream_events import EVENT_ID_PATTERN, StreamEvents, StreamPosition
 from eventlm.text import generation as generations
-from eventlm.text.decoding import decode_request
 from eventlm.text.generation import MAX_OUTPUTS_TAKEN, Generation
-from eventlm.text.protocol import (
-    UNSUPPORTED_IN_CHAT,
-    UNSUPPORTED_IN_COMPLETIONS,
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
 
 LAST_EVENT_ID = "Last-Event-ID"
 FROM = "from"
@@ -79,7 +69,9 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
         raise reply_not_found(reply_id) from error
     request[GENERATION] = generation
     try:
-        return await _send_rest(request, reply, generation, position)
+        replies = stream_again(context, request.app[APIS], reply, generation)
+        events = StreamEvents(generation, replies, has_ids=True)
+        return await _send_rest(request, reply, events, generation, position)
     finally:
         context.engine.leave(reply.submission.reply_id, reply.reader)
 
@@ -100,19 +92,16 @@ def _position(request: web.Request) -> StreamPosition:
 
 
 async def _send_rest(
-    request: web.Request, reply: ResumedReply, generation: Generation, position: StreamPosition
+    request: web.Request, reply: ResumedReply, events: StreamEvents, generation: Generation, position: StreamPosition
 ) -> web.StreamResponse:
     """Send what follows a position."""
     if position.end > reply.num_outputs:
         param = _position_param(request)
         raise InputError(param, f"Invalid value for '{param}': no event of this stream has had that id.")
-    context = request.app[CONTEXT]
-    body, replies = _replies(context, reply)
-    events = StreamEvents(generation, replies, body, has_ids=True)
     rest = await _catch_up(events, generation, position)
-    if generation.is_over and position.skip >= events.num_tail_events and not position.size:
+    if generation.is_over and events.error is None and not rest and not events.tail():
         return web.Response(status=204)
-    stream = EventStream(request, context.config)
+    stream = EventStream(request, request.app[CONTEXT].config, events.framing.media_type)
     await stream.start()
     await stream.write(rest)
     return await send_events(stream, events, generation)
@@ -127,16 +116,3 @@ async def _catch_up(events: StreamEvents, generation: Generation, position: Stre
     if not position.size:
         return b""
     return events.take(await generation.take(least=position.size, most=position.size))
-
-
-def _replies(context: ServerContext, reply: ResumedReply) -> tuple[GenerationRequest, ReplyFormat]:
-    """The request, and the format that makes the same chunks again."""
-    state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
-    identity = ReplyIdentity(reply.submission.reply_id, state.created)
-    if identity.reply_id.startswith(CHAT_PREFIX):
-        chat = decode_request(state.body, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
-        chat.service_tier = state.service_tier
-        return chat, ChatReplies(chat, context.tokenizer, reply.group, identity, context.formats)
-    body = decode_request(state.body, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
-    body.service_tier = state.service_tier
-    return body, CompletionReplies(body, context.tokenizer, reply.group, identity, state.echoes)

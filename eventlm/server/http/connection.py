@@ -36,7 +36,7 @@ _REFUSALS_PER_LINE = 1000
 def request_id(chance: Chance, request: web.BaseRequest) -> str:
     """The client's id for the request if it sent a valid one, else a fresh one."""
     sent = request.headers.get(REQUEST_ID_HEADER, "")
-    return sent if SANE_REQUEST_ID.fullmatch(sent) else chance.identity("req")
+    return sent if SANE_REQUEST_ID.fullmatch(sent) else chance.identity("req-")
 
 
 class Gate:
@@ -239,7 +239,7 @@ def _raw_reply(chance: Chance, error: ApiError) -> bytes:
         "Content-Type": "application/json",
         "Content-Length": str(len(body)),
         "Connection": "close",
-        REQUEST_ID_HEADER: chance.identity("req"),
+        REQUEST_ID_HEADER: chance.identity("req-"),
         **error.headers,
     }
     lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]

@@ -1,4 +1,4 @@
-"""Server-sent events over HTTP, with a bound on the data that waits for a slow client.
+"""A streamed reply over HTTP, with a bound on the data that waits for a slow client.
 
 The bound (`max_stream_buffer`) holds for the process's buffer and, where supported, for unsent data in the kernel.
 Above it the writer waits and joins further outputs into fewer events. The connection limits that time.
@@ -16,14 +16,14 @@ from aiohttp.http_writer import StreamWriter
 from eventlm.config import ServerConfig
 from eventlm.config.structs import memory_bytes
 
-_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream:
     """One streamed reply: `start`, `write` and `end`, which raise ConnectionError when the client is gone."""
 
-    def __init__(self, request: web.Request, config: ServerConfig) -> None:
-        self.response = web.StreamResponse(headers=_HEADERS)
+    def __init__(self, request: web.Request, config: ServerConfig, media_type: str) -> None:
+        self.response = web.StreamResponse(headers={"Content-Type": f"{media_type}; charset=utf-8", **_HEADERS})
         self._request = request
         self._max_waiting_bytes = memory_bytes(config.max_stream_buffer)
         self._writer: StreamWriter | None = None

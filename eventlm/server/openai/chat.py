@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET
 
 from eventlm.engine.request import Request
-from eventlm.server.context import CONTEXT, read_body
+from eventlm.server.answer import answer
+from eventlm.server.api import Api, Caller, Prepared
+from eventlm.server.context import ServerContext
+from eventlm.server.openai.chunks import ChunkedReplies
 from eventlm.server.openai.logprobs import chat_logprobs, prompt_logprobs
-from eventlm.server.middleware import take_request_id
 from eventlm.server.openai.replies import (
     ChatChoice,
     ChatChunkChoice,
@@ -22,28 +25,23 @@ from eventlm.server.openai.replies import (
     ChatReplyMessage,
     FunctionCall,
     FunctionCallDelta,
-    ReplyIdentity,
     TokenIds,
     ToolCall,
     ToolCallDelta,
     Usage,
 )
-from eventlm.server.scheduling import scheduling_fields
-from eventlm.server.stream import answer
-from eventlm.server.stream_events import ReplyFormat
+from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
 from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
+from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import NO_FORMATS, Formats
 from eventlm.text.tools.message import MessageDelta, MessageParser, message_format, parse_message
 
-#: How the ids of chats begin.
-CHAT_PREFIX = "chatcmpl"
 
-
-class ChatReplies(ReplyFormat):
+class ChatReplies(ChunkedReplies):
     """Chat replies."""
 
     prompt_param = "messages"
@@ -187,14 +185,38 @@ def message_delta(message: MessageDelta, reply_id: str, choice: int) -> ChatDelt
     )
 
 
+class Chat(Api[ChatCompletionRequest]):
+    """Conversations."""
+
+    prefix = "chatcmpl-"
+
+    def decode(self, data: bytes) -> ChatCompletionRequest:
+        return decode_request(data, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+
+    async def prompts(
+        self,
+        context: ServerContext,
+        body: ChatCompletionRequest,
+        caller: Caller,
+        received_ns: int,
+        scheduling: Mapping[str, Any],
+    ) -> Prepared:
+        return Prepared([await context.requests.chat(body, received_ns, **scheduling)])
+
+    def replies(
+        self,
+        context: ServerContext,
+        body: ChatCompletionRequest,
+        group: Sequence[Request],
+        identity: ReplyIdentity,
+        echoes: Sequence[Echo],
+    ) -> ReplyFormat:
+        return ChatReplies(body, context.tokenizer, group, identity, context.formats)
+
+
+CHAT = Chat()
+
+
 async def chat_completions(request: web.Request) -> web.StreamResponse:
     """Answer a conversation."""
-    context = request.app[CONTEXT]
-    received_ns = context.engine.now_ns()
-    body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
-    take_request_id(request, body.request_id)
-    group = [await context.requests.chat(body, received_ns, **scheduling_fields(request, body))]
-    replies = ChatReplies(
-        body, context.tokenizer, group, ReplyIdentity.draw(context.system, CHAT_PREFIX), context.formats
-    )
-    return await answer(request, body, group, replies)
+    return await answer(request, CHAT)

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from aiohttp import web
 from msgspec import UNSET
 
 from eventlm.engine.request import Request
-from eventlm.server.context import CONTEXT, read_body
+from eventlm.server.answer import answer
+from eventlm.server.api import Api, Caller, Prepared
+from eventlm.server.context import ServerContext
+from eventlm.server.openai.chunks import ChunkedReplies
 from eventlm.server.openai.logprobs import CompletionLogprobsMaker, join_logprobs, prompt_logprobs
-from eventlm.server.middleware import take_request_id
 from eventlm.server.openai.replies import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    ReplyIdentity,
     TokenIds,
     Usage,
 )
-from eventlm.server.scheduling import scheduling_fields
-from eventlm.server.stream import answer
-from eventlm.server.stream_events import ReplyFormat
+from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
@@ -29,11 +29,8 @@ from eventlm.text.generation import Generation
 from eventlm.text.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 
-#: How the ids of completions begin.
-COMPLETION_PREFIX = "cmpl"
 
-
-class CompletionReplies(ReplyFormat):
+class CompletionReplies(ChunkedReplies):
     """Completion replies. `echoes` are the prompts to show, if any."""
 
     prompt_param = "prompt"
@@ -135,14 +132,38 @@ class CompletionReplies(ReplyFormat):
         )
 
 
+class Completions(Api[CompletionRequest]):
+    """Continuations of prompts."""
+
+    prefix = "cmpl-"
+
+    def decode(self, data: bytes) -> CompletionRequest:
+        return decode_request(data, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+
+    async def prompts(
+        self,
+        context: ServerContext,
+        body: CompletionRequest,
+        caller: Caller,
+        received_ns: int,
+        scheduling: Mapping[str, Any],
+    ) -> Prepared:
+        return Prepared(*await context.requests.completions(body, received_ns, **scheduling))
+
+    def replies(
+        self,
+        context: ServerContext,
+        body: CompletionRequest,
+        group: Sequence[Request],
+        identity: ReplyIdentity,
+        echoes: Sequence[Echo],
+    ) -> ReplyFormat:
+        return CompletionReplies(body, context.tokenizer, group, identity, echoes)
+
+
+COMPLETIONS = Completions()
+
+
 async def completions(request: web.Request) -> web.StreamResponse:
     """Continue one or more prompts as they stand."""
-    context = request.app[CONTEXT]
-    received_ns = context.engine.now_ns()
-    body = decode_request(await read_body(request), CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
-    take_request_id(request, body.request_id)
-    fields = scheduling_fields(request, body)
-    group, echoes = await context.requests.completions(body, received_ns, **fields)
-    identity = ReplyIdentity.draw(context.system, COMPLETION_PREFIX)
-    replies = CompletionReplies(body, context.tokenizer, group, identity, echoes)
-    return await answer(request, body, group, replies)
+    return await answer(request, COMPLETIONS)

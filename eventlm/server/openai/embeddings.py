@@ -6,25 +6,28 @@ import base64
 import math
 import sys
 from array import array
-from contextlib import aclosing
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from eventlm.engine.request import Request, Submission
+from eventlm.engine.request import Request
 from eventlm.errors import InputError, UnknownModelError
 from eventlm.sampling_params import Pooling, SamplingParams
-from eventlm.server.auth.api_keys import PRINCIPAL
-from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.answer import answer
+from eventlm.server.api import Api, Caller, Prepared
+from eventlm.server.context import ServerContext
 from eventlm.server.errors import internal_error
-from eventlm.server.middleware import GENERATION, REQUEST_ID, take_request_id
-from eventlm.server.scheduling import scheduling_fields
-from eventlm.server.timings import EventlmReply, timings
+from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
+from eventlm.server.timings import EventlmReply
+from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.decoding import decode_request
+from eventlm.text.echo import Echo
 from eventlm.text.generation import Generation
-from eventlm.text.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestId, SchedulingFields
+from eventlm.text.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestFields
 from eventlm.text.request_builder import read_prompts
+from eventlm.text.tokenizer import Tokenizer
 
 PARAM = "input"
 #: vLLM's fields without support, each with the values that ask for nothing.
@@ -36,7 +39,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-class EmbeddingRequest(SchedulingFields, kw_only=True):
+class EmbeddingRequest(RequestFields, kw_only=True):
     """Body of `POST /v1/embeddings`. `input` is a text, token ids, or a list of either.
 
     dimensions: keep only so many of the first ones. normalize: to length 1, which is done unless it is false.
@@ -49,7 +52,6 @@ class EmbeddingRequest(SchedulingFields, kw_only=True):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
     user: str | None = None
-    request_id: RequestId | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
     add_special_tokens: bool | None = None
     normalize: bool | None = None
@@ -85,39 +87,68 @@ class EmbeddingList(Struct, frozen=True, kw_only=True):
     usage: EmbeddingUsage
 
 
-async def embeddings(request: web.Request) -> web.Response:
-    """The vectors of one or more inputs."""
-    context = request.app[CONTEXT]
-    received_ns = context.engine.now_ns()
-    body = decode_request(await read_body(request), EmbeddingRequest, UNSUPPORTED)
-    take_request_id(request, body.request_id)
-    _check(context, body)
-    group = await _group(context, body, received_ns, scheduling_fields(request, body))
-    principal = request[PRINCIPAL]
-    submission = Submission(
-        reply_id=context.system.chance.identity("embd"),
-        owner=principal.owner,
-        limits=principal.limits,
-        request_id=request[REQUEST_ID],
-    )
-    generation = await context.submit(group, submission, prompt_param=PARAM)
-    request[GENERATION] = generation
-    try:
-        vectors = await _collect(generation, body)
-    finally:
-        context.release(generation)
-    num_tokens = sum(len(each.prompt_token_ids) for each in group)
-    return json_response(
-        EmbeddingList(
-            id=submission.reply_id,
-            created=context.system.clock.unix_s(),
-            model=body.model,
-            service_tier=body.used_tier,
-            eventlm=timings(generation.rows) if body.wants_timings else UNSET,
-            data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(vectors)],
+class EmbeddingReplies(ReplyFormat):
+    """Vectors in the order of the inputs."""
+
+    prompt_param = PARAM
+
+    def __init__(self, body: EmbeddingRequest, tokenizer: Tokenizer, identity: ReplyIdentity) -> None:
+        super().__init__(tokenizer, identity)
+        self._body = body
+
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> EmbeddingList:
+        if not all(output.embedding for output in choices):
+            raise internal_error()
+        num_tokens = generation.token_counts().prompt
+        return EmbeddingList(
+            id=self.identity.reply_id,
+            created=self.identity.created,
+            model=self._body.model,
+            service_tier=self._body.used_tier,
+            data=[
+                Embedding(index=index, embedding=_encode(output.embedding, self._body))
+                for index, output in enumerate(choices)
+            ],
             usage=EmbeddingUsage(num_tokens, num_tokens),
         )
-    )
+
+
+class Embeddings(Api[EmbeddingRequest]):
+    """Vectors of texts."""
+
+    prefix = "embd-"
+
+    def decode(self, data: bytes) -> EmbeddingRequest:
+        return decode_request(data, EmbeddingRequest, UNSUPPORTED)
+
+    async def prompts(
+        self,
+        context: ServerContext,
+        body: EmbeddingRequest,
+        caller: Caller,
+        received_ns: int,
+        scheduling: Mapping[str, Any],
+    ) -> Prepared:
+        _check(context, body)
+        return Prepared(await _group(context, body, received_ns, scheduling))
+
+    def replies(
+        self,
+        context: ServerContext,
+        body: EmbeddingRequest,
+        group: Sequence[Request],
+        identity: ReplyIdentity,
+        echoes: Sequence[Echo],
+    ) -> ReplyFormat:
+        return EmbeddingReplies(body, context.tokenizer, identity)
+
+
+EMBEDDINGS = Embeddings()
+
+
+async def embeddings(request: web.Request) -> web.StreamResponse:
+    """The vectors of one or more inputs."""
+    return await answer(request, EMBEDDINGS)
 
 
 def _check(context: ServerContext, body: EmbeddingRequest) -> None:
@@ -139,7 +170,7 @@ def _check(context: ServerContext, body: EmbeddingRequest) -> None:
 
 
 async def _group(
-    context: ServerContext, body: EmbeddingRequest, received_ns: int, scheduling: dict[str, Any]
+    context: ServerContext, body: EmbeddingRequest, received_ns: int, scheduling: Mapping[str, Any]
 ) -> list[Request]:
     """One request for each input. Raises InputError."""
     inputs = read_prompts(body.input, context.vocab_size, PARAM)
@@ -187,21 +218,6 @@ def _truncated(token_ids: list[int], plain: list[int], kept: int) -> list[int]:
     if before is None or kept <= num_special:
         return token_ids[-kept:]
     return token_ids[:before] + plain[num_special - kept :] + token_ids[before + len(plain) :]
-
-
-async def _collect(generation: Generation, body: EmbeddingRequest) -> list[list[float] | str]:
-    """The vectors in the order of the inputs. Raises what ended one of them without a vector."""
-    found: list[list[float] | str | None] = [None] * generation.num_choices
-    async with aclosing(generation.outputs()) as outputs:
-        async for output in outputs:
-            if (error := output.error) is not None:
-                raise error
-            if output.embedding:
-                found[output.choice] = _encode(output.embedding, body)
-    vectors = [vector for vector in found if vector is not None]
-    if len(vectors) < len(found):
-        raise internal_error()
-    return vectors
 
 
 def _encode(data: bytes, body: EmbeddingRequest) -> list[float] | str:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.server.timings import EventlmReply
-from eventlm.system.system import System
 from eventlm.text.choice_output import ApiFinishReason
 from eventlm.text.generation import UsageCounts
-
-
-class ReplyIdentity(NamedTuple):
-    """The id and the time, in seconds, of a reply and of all its chunks."""
-
-    reply_id: str
-    created: int
-
-    @classmethod
-    def draw(cls, system: System, prefix: str) -> ReplyIdentity:
-        """The identity of a new reply."""
-        return cls(system.chance.identity(prefix), system.clock.unix_s())
 
 
 class PromptTokensDetails(Struct, frozen=True):

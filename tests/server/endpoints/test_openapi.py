@@ -8,7 +8,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from eventlm.server.app import ENDPOINTS, make_app
+from eventlm.server.app import ENDPOINTS, ERROR_FORMS_BY_PATH, make_app
 from eventlm.server.endpoints.openapi import openapi_document
 from tests.server.conftest import RunningServer
 
@@ -17,7 +17,7 @@ METHODS = {"get", "post", "put", "patch", "delete"}
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return openapi_document(ENDPOINTS)
+    return openapi_document(ENDPOINTS, ERROR_FORMS_BY_PATH)
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

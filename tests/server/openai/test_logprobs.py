@@ -13,7 +13,7 @@ from eventlm.engine.request import FinishedOutput, Request
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.server.openai.completions import CompletionReplies
-from eventlm.server.openai.replies import ReplyIdentity
+from eventlm.server.reply_format import ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation import Generation

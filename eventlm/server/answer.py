@@ -1,0 +1,89 @@
+"""Answers to generating requests: as one JSON object, or as a stream of events."""
+
+from __future__ import annotations
+
+import structlog
+from aiohttp import web
+
+from eventlm.errors import EventLMError
+from eventlm.server.api import Api, BodyT, Caller, Exchange
+from eventlm.server.auth.api_keys import PRINCIPAL
+from eventlm.server.context import CONTEXT, json_response, read_body
+from eventlm.server.errors import api_error, internal_error
+from eventlm.server.http.event_stream import EventStream
+from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR, take_request_id
+from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.server.stream_events import StreamEvents
+from eventlm.text.generation import Generation
+
+_log = structlog.get_logger("eventlm.server")
+
+
+async def answer(request: web.Request, api: Api[BodyT]) -> web.StreamResponse:
+    """Answer a request through an API."""
+    context = request.app[CONTEXT]
+    received_ns = context.engine.now_ns()
+    data = await read_body(request)
+    body = api.decode(data)
+    take_request_id(request, body.request_id)
+    exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
+    generation = await exchange.submit(context)
+    request[GENERATION] = generation
+    if exchange.stream is None:
+        try:
+            return json_response(await exchange.whole(generation))
+        finally:
+            context.release(generation)
+    stream = EventStream(request, context.config, exchange.stream.framing.media_type)
+    is_resumable, reply_id = exchange.submission.is_resumable, exchange.submission.reply_id
+    try:
+        return await send_events(stream, StreamEvents(generation, exchange.stream, has_ids=is_resumable), generation)
+    finally:
+        if is_resumable:
+            context.engine.leave(reply_id, 0)
+        # A client that has not received the id cannot resume.
+        if is_resumable and stream.is_started:
+            context.detach(generation)
+        else:
+            context.release(generation)
+
+
+def caller(request: web.Request) -> Caller:
+    """Who sent a request."""
+    return Caller(request[PRINCIPAL], request[REQUEST_ID], request.headers.get(CLASS_HEADER, ""))
+
+
+async def send_events(stream: EventStream, events: StreamEvents, generation: Generation) -> web.StreamResponse:
+    """Send a generation's events up to its end or an error."""
+    reads_on = True
+    try:
+        while events.error is None and not generation.is_over:
+            data = events.take(await generation.take())
+            if data:
+                # Until the first event, an error is still a reply with its own status.
+                if not stream.is_started:
+                    await stream.start()
+                stream.send(data)
+                if stream.is_full:
+                    await generation.read_until(stream.drain())
+        error = events.error
+        tail = events.tail() if error is None else b""
+    except EventLMError as failure:
+        error = api_error(failure)
+    except ConnectionError:
+        raise
+    except Exception:
+        if not stream.is_started:
+            raise
+        _log.exception("a stream failed")
+        # Its text cannot be read any further.
+        error, reads_on = internal_error(), False
+    if error is not None:
+        if not stream.is_started:
+            raise error
+        stream.response[STREAM_ERROR] = error
+        tail = events.failure(error)
+    end = stream.end(tail)
+    # Another reader may need the text after an error.
+    await (generation.read_until(end) if reads_on else end)
+    return stream.response

@@ -1,0 +1,159 @@
+"""The APIs that generate, and the way of a body through one.
+
+Chats, completions, embeddings and the APIs of others are each an `Api`: bodies become requests, outputs become replies.
+Everything between is shared, so limits, classes, deadlines, timings, explanations and resumption work alike.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import Struct
+
+from eventlm.engine.request import Request, ResumedReply, Submission
+from eventlm.server.auth.api_keys import Principal
+from eventlm.server.context import ServerContext
+from eventlm.server.reply_format import ReplyFormat, ReplyIdentity, StreamFormat
+from eventlm.server.scheduling import scheduling_fields
+from eventlm.server.timings import with_timings
+from eventlm.text.choice_output import ChoiceOutput, join_outputs
+from eventlm.text.echo import Echo
+from eventlm.text.generation import Generation
+from eventlm.text.protocol import RequestFields
+
+BodyT = TypeVar("BodyT", bound=RequestFields)
+
+
+class Caller(NamedTuple):
+    """Who sends a body. request_id: of the HTTP request. class_header: the service class that its header names."""
+
+    principal: Principal
+    request_id: str
+    class_header: str = ""
+
+
+class Prepared(NamedTuple):
+    """The requests that a body makes, and what to echo of each."""
+
+    group: Sequence[Request]
+    echoes: Sequence[Echo] = ()
+
+
+class Api(ABC, Generic[BodyT]):
+    """One API. Instances have no state."""
+
+    #: How the ids of its replies begin. No API's prefix begins with another's.
+    prefix: str
+    #: Whether the events of its streams are numbered. Those that can be resumed have events for each output then, so
+    #: that the numbers do not depend on how outputs were joined.
+    numbers_events: bool = False
+
+    @abstractmethod
+    def decode(self, data: bytes) -> BodyT:
+        """The body in a request's bytes. Raises InputError."""
+
+    @abstractmethod
+    async def prompts(
+        self, context: ServerContext, body: BodyT, caller: Caller, received_ns: int, scheduling: Mapping[str, Any]
+    ) -> Prepared:
+        """The requests of a body that came at `received_ns` of the engine's clock. Raises InputError or ApiError.
+
+        scheduling: the fields of `SchedulingParams` that are decided already.
+        """
+
+    @abstractmethod
+    def replies(
+        self,
+        context: ServerContext,
+        body: BodyT,
+        group: Sequence[Request],
+        identity: ReplyIdentity,
+        echoes: Sequence[Echo],
+    ) -> ReplyFormat:
+        """The format of the replies to a body; the same again for the same arguments."""
+
+    def wants_stream(self, body: BodyT) -> bool:
+        """Whether the body asks for a stream. Only those of a `StreamFormat` get one."""
+        return bool(getattr(body, "stream", False))
+
+
+#: All APIs by their prefixes.
+APIS = web.AppKey("apis", dict[str, Api[Any]])
+
+
+class EdgeState(Struct, frozen=True, array_like=True):
+    """The state from which a reply can be made again."""
+
+    created: int
+    body: bytes
+    service_tier: str | None
+    echoes: list[Echo]
+
+
+class Exchange(NamedTuple):
+    """A body that is ready to be submitted. stream: the format of the stream, if it asks for one."""
+
+    body: RequestFields
+    group: Sequence[Request]
+    replies: ReplyFormat
+    stream: StreamFormat | None
+    submission: Submission
+    joins_outputs: bool
+
+    @classmethod
+    async def prepare(
+        cls, context: ServerContext, api: Api[BodyT], body: BodyT, data: bytes, caller: Caller, received_ns: int
+    ) -> Exchange:
+        """data: the bytes of the body. Raises InputError or ApiError."""
+        scheduling = scheduling_fields(context, caller.principal, caller.class_header, body)
+        group, echoes = await api.prompts(context, body, caller, received_ns, scheduling)
+        identity = ReplyIdentity.draw(context.system, api.prefix)
+        replies = api.replies(context, body, group, identity, echoes)
+        stream = replies if isinstance(replies, StreamFormat) and api.wants_stream(body) else None
+        is_resumable = stream is not None and context.config.resume_seconds > 0 and stream.framing.can_have_ids
+        state = EdgeState(identity.created, data, body.service_tier, list(echoes))
+        submission = Submission(
+            reply_id=identity.reply_id,
+            owner=caller.principal.owner,
+            edge_state=msgspec.msgpack.encode(state) if is_resumable else b"",
+            is_resumable=is_resumable,
+            limits=caller.principal.limits,
+            request_id=caller.request_id,
+        )
+        return cls(body, group, replies, stream, submission, not (api.numbers_events and is_resumable))
+
+    async def submit(self, context: ServerContext) -> Generation:
+        """Submit the group. Raises ApiError. The generation must be released."""
+        generation = await context.submit(self.group, self.submission, prompt_param=self.replies.prompt_param)
+        generation.joins_outputs = self.joins_outputs
+        return generation
+
+    async def whole(self, generation: Generation) -> Any:
+        """The reply without streaming. Raises what ended a choice early."""
+        pieces: list[list[ChoiceOutput]] = [[] for _ in range(generation.num_choices)]
+        while not generation.is_over:
+            for output in await generation.take():
+                if (error := output.error) is not None:
+                    raise error
+                pieces[output.choice].append(output)
+        reply = await self.replies.whole([join_outputs(outputs) for outputs in pieces], generation)
+        return with_timings(reply, generation.rows) if self.body.wants_timings else reply
+
+
+def stream_again(
+    context: ServerContext, apis: dict[str, Api[Any]], reply: ResumedReply, generation: Generation
+) -> StreamFormat:
+    """The format that makes the same events again from the outputs of a resumable reply."""
+    api = next(api for prefix, api in apis.items() if reply.submission.reply_id.startswith(prefix))
+    generation.joins_outputs = not api.numbers_events
+    state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
+    body = api.decode(state.body)
+    body.service_tier = state.service_tier
+    identity = ReplyIdentity(reply.submission.reply_id, state.created)
+    replies = api.replies(context, body, reply.group, identity, state.echoes)
+    assert isinstance(replies, StreamFormat)
+    return replies
