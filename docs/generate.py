@@ -9,6 +9,7 @@ is run, in a folder that has the files of `examples/bug_hunt`, and what follows 
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 import re
 import shutil
@@ -33,6 +34,8 @@ from eventlm.models.families import FAMILIES, MULTIMODAL
 from eventlm.models.gguf.config_json import ARCHITECTURES
 from eventlm.models.gguf.header import TENSOR_TYPES
 from eventlm.models.gguf.tokenizer_json import SPLITS
+from eventlm.server.app import ENDPOINTS
+from eventlm.server.endpoints.openapi import Endpoint, openapi_path, unless
 
 PAGES = Path(__file__).parent
 REPOSITORY = PAGES.parent
@@ -319,6 +322,36 @@ def _gguf(_: str) -> str:
     return "\n".join(["| | can be run |", "|---|---|", *(f"| {name} | {cell} |" for name, cell in rows.items())])
 
 
+# ---- Endpoints ----
+
+
+def _endpoints(_: str) -> str:
+    return "\n\n".join(part for endpoint in ENDPOINTS for part in _endpoint(endpoint))
+
+
+def _endpoint(endpoint: Endpoint) -> Iterator[str]:
+    """What an endpoint does, and what becomes of each parameter."""
+    yield f"## `{endpoint.method} {openapi_path(endpoint.path)}`"
+    yield " ".join((inspect.getdoc(endpoint.handler) or "").split())
+    parameters = {
+        "header": [f"`{each.name}`" for each in endpoint.parameters if each.location == "header"],
+        "query": [f"`{each.name}`" for each in endpoint.parameters if each.location == "query"],
+        "honoured": [f"`{name}`" for name in _names(endpoint.body) if name not in endpoint.ignored],
+        "ignored": [f"`{name}` ({reason})" for name, reason in endpoint.ignored.items()],
+        "refused": [f"`{name}`{unless(neutral)}" for name, neutral in endpoint.refused.items()],
+    }
+    rows = [f"| {fate} | {_cell(', '.join(names))} |" for fate, names in parameters.items() if names]
+    if rows:
+        yield "\n".join(["| | parameters |", "|---|---|", *rows])
+
+
+def _names(body: Any) -> Iterator[str]:
+    """The names of a body's fields, without those of a second form that the first has."""
+    forms = body if isinstance(body, tuple) else (body,)
+    fields = [field.encode_name for form in forms if form is not None for field in msgspec.structs.fields(form)]
+    return iter(dict.fromkeys(fields))
+
+
 def _cell(text: str) -> str:
     """Text for a table's cell."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
@@ -332,6 +365,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "commands": _commands,
     "models": _models,
     "decoders": _decoders,
+    "endpoints": _endpoints,
     "gguf": _gguf,
     "exit_codes": _exit_codes,
 }

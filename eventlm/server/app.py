@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -33,7 +34,13 @@ from eventlm.server.middleware import (
 )
 from eventlm.server.openai.chat import CHAT, chat_completions
 from eventlm.server.openai.completions import COMPLETIONS, completions
-from eventlm.server.openai.embeddings import EMBEDDINGS, EmbeddingList, EmbeddingRequest, embeddings
+from eventlm.server.openai.embeddings import (
+    EMBEDDINGS,
+    UNSUPPORTED_IN_EMBEDDINGS,
+    EmbeddingList,
+    EmbeddingRequest,
+    embeddings,
+)
 from eventlm.server.openai.replies import (
     CancelledReply,
     ChatCompletion,
@@ -55,7 +62,13 @@ from eventlm.server.vllm.tokenization import (
     detokenize,
     tokenize,
 )
-from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest
+from eventlm.text.protocol import (
+    IGNORED,
+    UNSUPPORTED_IN_CHAT,
+    UNSUPPORTED_IN_COMPLETIONS,
+    ChatCompletionRequest,
+    CompletionRequest,
+)
 
 
 def make_app(context: ServerContext) -> web.Application:
@@ -136,17 +149,45 @@ APIS_BY_PREFIX: dict[str, Api[Any]] = {api.prefix: api for api in (CHAT, COMPLET
 ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {}
 
 
-def _generating(path: str, handler: Handler, body: Any, reply: Any, chunk: Any = None) -> Endpoint:
+def _generating(
+    path: str,
+    handler: Handler,
+    body: Any,
+    reply: Any,
+    chunk: Any = None,
+    *,
+    refused: Mapping[str, tuple[Any, ...]],
+) -> Endpoint:
     """An endpoint that submits requests."""
     parameter = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
-    return Endpoint("POST", path, handler, body, reply, chunk=chunk, generates=True, parameters=(parameter,))
+    return Endpoint(
+        "POST",
+        path,
+        handler,
+        body,
+        reply,
+        chunk=chunk,
+        generates=True,
+        parameters=(parameter,),
+        ignored=IGNORED,
+        refused=refused,
+    )
 
 
 #: All endpoints. `/openapi.json` is made from this.
 ENDPOINTS = (
-    _generating("/v1/chat/completions", chat_completions, ChatCompletionRequest, ChatCompletion, ChatCompletionChunk),
-    _generating("/v1/completions", completions, CompletionRequest, Completion, Completion),
-    _generating("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingList),
+    _generating(
+        "/v1/chat/completions",
+        chat_completions,
+        ChatCompletionRequest,
+        ChatCompletion,
+        ChatCompletionChunk,
+        refused=UNSUPPORTED_IN_CHAT,
+    ),
+    _generating(
+        "/v1/completions", completions, CompletionRequest, Completion, Completion, refused=UNSUPPORTED_IN_COMPLETIONS
+    ),
+    _generating("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingList, refused=UNSUPPORTED_IN_EMBEDDINGS),
     Endpoint(
         "GET",
         "/v1/stream/{id:.+}",

@@ -302,6 +302,16 @@ class CompletionRequest(GenerationRequest, kw_only=True):
         return self.max_tokens != 0
 
 
+#: Fields that are accepted and change nothing, with the reason.
+IGNORED = {
+    "store": "chats and completions are not kept",
+    "prediction": "a hint that makes OpenAI's models faster and never changes the text",
+    "mm_processor_kwargs": "about images, and models here take text only",
+    "user": "neither recorded nor logged",
+    "metadata": "neither recorded nor logged",
+    "safety_identifier": "neither recorded nor logged",
+    "prompt_cache_key": "prefixes are shared without it",
+}
 #: Unsupported fields, each with its neutral values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "length_penalty": (1,),

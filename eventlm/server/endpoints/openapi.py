@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Literal, NamedTuple
 
@@ -46,7 +46,8 @@ class Endpoint(NamedTuple):
 
     body: struct of the JSON body, or alternatives. reply: type of a 200; None for text. media_types: of the 200. chunk:
     struct of a stream's events, which come as `chunk_type`. generates: uses the engine, see `middleware.generating`.
-    errors: further statuses. scope: needed by the key; None: no key is needed.
+    errors: further statuses. scope: needed by the key; None: no key is needed. ignored: parameters that are accepted
+    and change nothing, with the reason. refused: parameters that are an error unless they have one of these values.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -62,6 +63,8 @@ class Endpoint(NamedTuple):
     parameters: tuple[Parameter, ...] = ()
     can_be_empty: bool = False
     scope: Scope | None = "inference"
+    ignored: Mapping[str, str] = {}
+    refused: Mapping[str, tuple[Any, ...]] = {}
 
 
 def openapi_path(path: str) -> str:
@@ -116,6 +119,21 @@ def _bodies(endpoint: Endpoint) -> tuple[Any, ...]:
     return endpoint.body if isinstance(endpoint.body, tuple) else (endpoint.body,)
 
 
+def _notes(endpoint: Endpoint) -> Iterator[str]:
+    """What happens to parameters that are not honoured."""
+    if endpoint.ignored:
+        reasons = "; ".join(f"`{name}` ({reason})" for name, reason in endpoint.ignored.items())
+        yield f"Accepted and ignored: {reasons}."
+    if endpoint.refused:
+        yield f"Refused: {', '.join(f'`{name}`{unless(neutral)}' for name, neutral in endpoint.refused.items())}."
+
+
+def unless(neutral: tuple[Any, ...]) -> str:
+    """In which case a refused parameter is accepted, in words."""
+    values = " or ".join(msgspec.json.encode(value).decode() for value in neutral)
+    return f" (unless {values})" if values else ""
+
+
 def _operation(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, str]) -> dict[str, Any]:
     summary, _, description = (inspect.getdoc(endpoint.handler) or "").partition("\n\n")
     operation: dict[str, Any] = {
@@ -124,8 +142,8 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, st
         "parameters": list(_parameters(endpoint, schemas)),
         "responses": _responses(endpoint, schemas, errors),
     }
-    if description:
-        operation["description"] = description
+    if paragraphs := [*filter(None, [description]), *_notes(endpoint)]:
+        operation["description"] = "\n\n".join(paragraphs)
     if endpoint.body is not None:
         bodies = [schemas[body] for body in _bodies(endpoint)]
         schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}

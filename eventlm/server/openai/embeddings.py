@@ -31,7 +31,7 @@ from eventlm.text.tokenizer import Tokenizer
 
 PARAM = "input"
 #: vLLM's fields without support, each with the values that ask for nothing.
-UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+UNSUPPORTED_IN_EMBEDDINGS: dict[str, tuple[Any, ...]] = {
     "messages": (),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
@@ -119,7 +119,7 @@ class Embeddings(Api[EmbeddingRequest]):
     prefix = "embd-"
 
     def decode(self, data: bytes) -> EmbeddingRequest:
-        return decode_request(data, EmbeddingRequest, UNSUPPORTED)
+        return decode_request(data, EmbeddingRequest, UNSUPPORTED_IN_EMBEDDINGS)
 
     async def prompts(
         self,
