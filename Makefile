@@ -8,7 +8,7 @@ CHECKED := eventlm kernels policies replay tests benchmarks docs examples
 # Tests start processes by the hundred, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test nightly check docs install checkpoints soak mutants kernel-table
+.PHONY: run test nightly check docs install browser checkpoints soak mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
@@ -45,6 +45,12 @@ kernel-table: $(STAMP)
 
 install: $(STAMP)
 	$(BIN)/eventlm pull smollm2
+
+# For the tests of the chat page, which are skipped without one; on Debian and its kin, as root.
+browser:
+	@for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
+	apt-get update -qq && { apt-get install -qq --yes --no-install-recommends chromium-headless-shell || \
+	apt-get install -qq --yes --no-install-recommends chromium; }
 
 # The default model in the form that transformers reads, which tests compare it with.
 checkpoints: install

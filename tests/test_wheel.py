@@ -140,6 +140,10 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
         assert f"eventlm/{expected}" in names
     models = {path.name for path in (REPOSITORY / "replay" / "cost" / "models").iterdir()}
     assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost/models/")}
+    pages = {path.name for path in (REPOSITORY / "eventlm" / "server" / "chat_page" / "static").iterdir()}
+    assert {f"eventlm/server/chat_page/static/{name}" for name in pages} == {
+        name for name in names if name.startswith("eventlm/server/chat_page/static/")
+    }
     kernels = {path.name for path in (REPOSITORY / "kernels" / "gpu").iterdir() if path.suffix in (".py", ".toml")}
     assert {f"eventlm/kernels/gpu/{name}" for name in kernels} == {
         name for name in names if name.startswith("eventlm/kernels/gpu/")
@@ -162,6 +166,7 @@ def test_it_serves_and_replays(wheel: Path, tmp_path: Path) -> None:
     server = Server(empty, "--model", "fake", environment=BARE, program=[str(eventlm)])
     try:
         server.wait_ready()
+        assert server.request("GET", "/ui/main.js").status == 200
         assert server.complete(seed=4).json()["choices"][0]["text"] == fake_text(4, 8)
         assert server.stop() == 0
     finally:

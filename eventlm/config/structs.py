@@ -274,6 +274,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "origin of a web page that may use the server from browsers, such as https://chat.example.com; * for all; may "
         "be repeated",
     ] = []
+    ui: Annotated[bool, "serve the chat page at /"] = True
     drain_seconds: Annotated[int, Meta(ge=0), "how long requests may run after SIGTERM before they are cancelled"] = 30
     resume_seconds: Annotated[
         int,

@@ -13,6 +13,7 @@ from aiohttp.http import HttpVersion11
 from eventlm._version import __version__
 from eventlm.errors import UnknownModelError
 from eventlm.server.api import APIS, Api
+from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.cors import answer_preflight, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
@@ -82,7 +83,7 @@ def make_app(context: ServerContext) -> web.Application:
     if across_origins:
         app.on_response_prepare.append(set_cors_headers)
     scopes = app[SCOPES] = {}
-    for endpoint in ENDPOINTS:
+    for endpoint in _endpoints(has_page=context.config.ui):
         handler = generating(endpoint.handler) if endpoint.generates else endpoint.handler
         scopes[handler] = endpoint.scope
         # A GET answers a HEAD too.
@@ -135,12 +136,17 @@ async def _version(request: web.Request) -> web.Response:
 
 async def _openapi(request: web.Request) -> web.Response:
     """This description of the server."""
-    return web.Response(body=_openapi_json(), content_type=JSON)
+    return web.Response(body=_openapi_json(has_page=request.app[CONTEXT].config.ui), content_type=JSON)
 
 
 @cache
-def _openapi_json() -> bytes:
-    return msgspec.json.encode(openapi_document(ENDPOINTS, ERROR_FORMS_BY_PATH))
+def _openapi_json(*, has_page: bool) -> bytes:
+    return msgspec.json.encode(openapi_document(_endpoints(has_page=has_page), ERROR_FORMS_BY_PATH))
+
+
+def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
+    """All, or all except the chat page."""
+    return tuple(endpoint for endpoint in ENDPOINTS if has_page or endpoint not in CHAT_PAGE_ENDPOINTS)
 
 
 #: All APIs that generate.
@@ -225,5 +231,6 @@ ENDPOINTS = (
     Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
     Endpoint("GET", "/version", _version, reply=Version, scope=None),
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
+    *CHAT_PAGE_ENDPOINTS,
     *ADMIN_ENDPOINTS,
 )

@@ -40,6 +40,8 @@ METRICS_PATH = "/metrics"
 #: Paths that monitors poll. They are logged at the level debug.
 _POLLED = (HEALTH_PATH, METRICS_PATH)
 _NOT_COUNTED = (*_POLLED, "/version")
+#: The chat page's files, of which a browser asks for twenty at a time. They are logged at that level too.
+CHAT_PAGE_FOLDER = "/ui/"
 #: The scope that a key needs, by handler; None: no key is needed.
 SCOPES = web.AppKey("scopes", dict[Handler, Scope | None])
 #: The error that ended a stream after its status was sent.
@@ -120,7 +122,7 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, status: 
     generation = request.get(GENERATION)
     if generation is not None:
         fields |= _generated(generation, started_ns)
-    if request.path in _POLLED:
+    if request.path in _POLLED or request.path.startswith(CHAT_PAGE_FOLDER):
         _log.debug("request", **fields)
     elif status >= 500 or (error is not None and error.status >= 500):
         _log.warning("request", **fields)

@@ -27,7 +27,7 @@ def test_unknown_model(server: RunningServer) -> None:
     assert_error(server.request("GET", "/v1/models/gpt-9"), 404, INVALID, "model", "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/v2/models", "/v1", "/v1/chat", "/v1/images", "/%00%ff", "/v1/models/"])
+@pytest.mark.parametrize("path", ["//", "/v2/models", "/v1", "/v1/chat", "/v1/images", "/%00%ff", "/v1/models/"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_unknown_path(server: RunningServer, method: str, path: str) -> None:
     assert_error(server.request(method, path), 404, INVALID, None, "unknown_url", message=method)

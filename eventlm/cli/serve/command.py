@@ -292,6 +292,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
         + (f", KV cache {kv_memory} in {counted(setup.core.num_blocks, 'block')} each" if kv_memory else "")
         + (f", {counted(num_slots, 'state slot')} each" if num_slots else ""),
         f"recording to {record}" if record else "not recording; --record DIR keeps a trace of the run",
+        *([f"chat with it in a browser: {url}"] if setup.config.server.ui else []),
         "try it:",
         *hint.splitlines(),
     ]

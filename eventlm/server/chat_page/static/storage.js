@@ -1,0 +1,44 @@
+// The browser's storage, or memory where the browser forbids it: then nothing outlives the page.
+
+function browserStorage() {
+  try {
+    const probe = "eventlm.probe";
+    localStorage.setItem(probe, "");
+    localStorage.removeItem(probe);
+    return localStorage;
+  } catch (error) {
+    // A full storage can still be read, and some of it deleted.
+    return error.name === "QuotaExceededError" ? localStorage : null;
+  }
+}
+
+const memory = new Map();
+const storage = browserStorage();
+
+export const isKept = storage !== null;
+
+/** The value of a key as it was saved; null if there is none or it is not JSON. */
+export function load(key) {
+  try {
+    return JSON.parse((storage ? storage.getItem(key) : memory.get(key)) ?? "null");
+  } catch {
+    return null;
+  }
+}
+
+/** Throws QuotaExceededError when the storage is full. */
+export function save(key, value) {
+  const text = JSON.stringify(value);
+  if (storage) storage.setItem(key, text);
+  else memory.set(key, text);
+}
+
+export function remove(key) {
+  if (storage) storage.removeItem(key);
+  else memory.delete(key);
+}
+
+export function keys(prefix) {
+  const all = storage ? Object.keys(storage) : [...memory.keys()];
+  return all.filter((key) => key.startsWith(prefix));
+}

@@ -1,0 +1,444 @@
+"""The chat page in a browser, against a server that runs: what its reader does and sees."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from eventlm.config import ServerConfig
+from eventlm.engine.request import EngineUnavailableError, QueueFullError
+from eventlm.server.auth.api_keys import ApiKeys
+from eventlm.system.system import real_system
+from eventlm.text.fake_tokenizer import FakeTokenizer
+from tests.processes import wait_until
+from tests.server.chat_page.opened_page import OpenedPage
+from tests.server.conftest import RunningServer
+from tests.server.engine_double import spell
+from tests.server.tool_calls import CALL, TOOLS
+from tests.serving import Server, fake_text, serve
+
+pytestmark = pytest.mark.long
+
+StartServer = Callable[..., RunningServer]
+OpenPage = Callable[..., OpenedPage]
+PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
+
+
+@pytest.fixture
+def page(server: RunningServer, open_page: OpenPage) -> OpenedPage:
+    server.engine.max_model_len = 4096
+    return open_page(server.url)
+
+
+@pytest.fixture(scope="module")
+def fake_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serve(tmp_path_factory.mktemp("server"), "--model", "fake") as server:
+        yield server
+
+
+def last_prompt(server: RunningServer) -> str:
+    """What the engine was asked last."""
+    tokenizer = FakeTokenizer()
+    ids = server.engine.requests[-1].prompt_token_ids
+    return b"".join(tokenizer.special_bytes.get(each) or tokenizer.token_bytes(each) for each in ids).decode()
+
+
+def turns(*texts: str) -> str:
+    """The prompt of a conversation."""
+    roles = ("user", "assistant")
+    messages = [f"<|im_start|>{roles[number % 2]}\n{text}<|im_end|>\n" for number, text in enumerate(texts)]
+    return "".join(messages) + "<|im_start|>assistant\n"
+
+
+def test_a_conversation_outlives_a_reload(fake_server: Server, open_page: OpenPage) -> None:
+    page = open_page(fake_server.url)
+    page.set(seed="4", maxTokens="40")
+    said = fake_text(4, 40)
+    page.ask("What is an event?")
+    for _ in range(2):
+        expect(page.reply).to_have_text(said)
+        expect(page.replies).to_contain_text("40 tokens · ")
+        expect(page.replies).to_contain_text(" tokens/s · first token after ")
+        expect(page.sidebar.get_by_role("link")).to_have_text("What is an event?")
+        page.reload()
+    page.ask("And a log?")
+    expect(page.replies).to_have_count(2)
+    expect(page.questions).to_have_text(["What is an event?", "And a log?"])
+    # The address of the server, without that of the conversation, leads to a new one.
+    page.page.goto(fake_server.url)
+    expect(page.questions).to_have_count(0)
+    page.sidebar.get_by_role("link").click()
+    expect(page.replies).to_have_count(2)
+    page.page.go_back()
+    expect(page.questions).to_have_count(0)
+
+
+def test_a_reply_is_shown_as_it_comes(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.most_said = 5
+    page.send("hi")
+    expect(page.reply).to_have_text("Hello")
+    expect(page.button("Stop")).to_be_visible()
+    expect(page.button("Generate again")).to_have_count(0)
+    server.engine.most_said = 100
+    expect(page.reply).to_have_text("Hello, world")
+    page.wait_complete()
+    expect(page.composer).to_be_focused()
+    expect(page.composer).to_be_empty()
+
+
+@pytest.mark.parametrize(("resume_seconds", "by_whom"), [(0, "client"), (60, "owner")])
+def test_stop_ends_it_on_the_server(
+    start_server: StartServer, open_page: OpenPage, resume_seconds: int, by_whom: str
+) -> None:
+    """Even where it would go on without its client."""
+    server = start_server(resume_seconds=resume_seconds)
+    server.engine.script_end, server.engine.most_said = None, 5
+    page = open_page(server.url)
+    for number, stop in enumerate((lambda: page.button("Stop").click(), lambda: page.page.keyboard.press("Escape"))):
+        page.send("hi")
+        expect(page.reply).to_have_text("Hello")
+        stop()
+        expect(page.replies.last).to_contain_text("Stopped.")
+        expect(page.reply).to_have_text("Hello")
+        wait_until(lambda number=number: server.engine.cancelled_by.get(number) == by_whom)
+        server.engine.most_said += 5
+
+
+def test_the_reader_is_not_taken_away_from_what_is_read(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.script = spell("line\n\n" * 100)
+    page.ask("hi")
+    server.engine.most_said = server.engine.num_said + 60
+    page.send("more")
+    expect(page.reply).to_contain_text("line")
+    scroller = page.page.locator("#scroller")
+    scroller.evaluate("node => { node.scrollTop = 100; }")
+    expect(page.button("Go to the end")).to_be_visible()
+    expect(page.button("Edit and send again")).to_have_count(0)
+    server.engine.most_said = 10_000
+    page.wait_complete()
+    assert scroller.evaluate("node => node.scrollTop") == 100
+    expect(page.button("Edit and send again").first).to_be_attached()
+    page.button("Go to the end").click()
+    expect(page.button("Generate again")).to_be_in_viewport()
+    expect(page.button("Go to the end")).not_to_be_visible()
+
+
+def test_a_reply_is_generated_again(server: RunningServer, page: OpenedPage) -> None:
+    page.ask("hi", "Hello, world")
+    server.engine.script = spell("Good morning")
+    page.button("Generate again").click()
+    expect(page.reply).to_have_text("Good morning")
+    expect(page.replies).to_have_count(1)
+    assert last_prompt(server) == turns("hi")
+
+
+def test_a_message_is_edited_and_sent_again(server: RunningServer, page: OpenedPage) -> None:
+    page.ask("hi")
+    page.ask("bye")
+    assert last_prompt(server) == turns("hi", "Hello, world", "bye")
+    page.questions.first.hover()
+    page.button("Edit and send again").first.click()
+    page.page.keyboard.press("Escape")
+    expect(page.questions).to_have_text(["hi", "bye"])
+    page.button("Edit and send again").first.click()
+    editor = page.page.get_by_label("Edit the message")
+    expect(editor).to_be_focused()
+    editor.fill("good day")
+    editor.press("Enter")
+    expect(page.questions).to_have_text(["good day"])
+    page.wait_complete()
+    assert last_prompt(server) == turns("good day")
+
+
+def test_what_is_set_is_sent(server: RunningServer, page: OpenedPage) -> None:
+    fields = {"systemPrompt": "Be brief.", "temperature": "0.5", "topP": "0.9", "maxTokens": "5", "seed": "7"}
+    page.set(**fields, moreParameters='{"top_k": 3, "stream": false}')
+    for _ in range(2):
+        page.ask("hi", "The reply has reached its limit of tokens.")
+        expect(page.reply).to_have_text("Hello")
+        sampling = server.engine.requests[-1].sampling
+        assert (sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.top_k) == (0.5, 0.9, 5, 3)
+        assert sampling.seed == 7
+        assert last_prompt(server).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhi<")
+        page.reload()
+    page.button("Settings").click()
+    page.button("Reset").click()
+    page.button("Save").click()
+    page.ask("hi", "Hello, world")
+    assert "Be brief." not in last_prompt(server)
+
+
+def test_what_cannot_be_set_is_refused_at_once(page: OpenedPage) -> None:
+    for field, value in (("moreParameters", "{"), ("moreParameters", "[1]"), ("topP", "2"), ("maxTokens", "0.5")):
+        page.set(**{field: value})
+        wrong = page.page.locator(f"#settings [name={field}]")
+        expect(wrong).to_be_visible()
+        assert wrong.evaluate("field => field.validationMessage")
+        page.page.keyboard.press("Escape")
+        expect(wrong).not_to_be_visible()
+        page.button("Settings").click()
+        expect(wrong).to_have_value("")
+        page.button("Close").click()
+
+
+def test_a_wrong_key(start_server: StartServer, open_page: OpenPage) -> None:
+    server = start_server(api_key="schlüssel")
+    page = open_page(server.url)
+    expect(page.notice).to_contain_text("This server needs an API key.")
+    page.button("Enter API key").click()
+    expect(page.page.get_by_label("API key")).to_be_focused()
+    page.page.keyboard.type("wrong")
+    page.page.keyboard.press("Enter")
+    expect(page.notice).to_contain_text("The server does not accept this API key. Incorrect API key provided.")
+    page.send("hi")
+    expect(page.composer).to_have_value("hi")
+    expect(page.questions).to_have_count(0)
+    page.set(apiKey="schlüssel")
+    expect(page.notice).not_to_be_visible()
+    page.ask("hi", "Hello, world")
+    # A key may be withdrawn in the middle of a conversation.
+    server.context.keys = ApiKeys(real_system(), ServerConfig(api_key="another"))
+    page.ask("and now?", "The server does not accept this API key.", "Incorrect API key provided.")
+    server.context.keys = ApiKeys(real_system(), ServerConfig(api_key="schlüssel"))
+    page.button("Try again").click()
+    expect(page.reply).to_have_text("Hello, world")
+
+
+def test_errors_are_told_and_tried_again(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.submit_error = QueueFullError("the queue is full: 1024 sequences wait")
+    page.ask(
+        "hi", "The server has too much to do for now. Try again in 1 s.", "The queue is full: 1024 sequences wait."
+    )
+    server.engine.submit_error = None
+    page.button("Try again").click()
+    page.wait_complete()
+    expect(page.replies).to_have_count(1)
+    expect(page.reply).to_have_text("Hello, world")
+    page.set(maxTokens="5000")
+    page.ask("more", "The conversation is too long for this model.", "4096")
+    # What failed before its first word is no part of the conversation.
+    page.set(maxTokens="50")
+    page.ask("less", "Hello, world")
+    assert last_prompt(server).count("assistant") == 2
+
+
+def test_an_error_in_the_middle_of_a_reply(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.most_said = 5
+    page.send("hi")
+    expect(page.reply).to_have_text("Hello")
+    server.loop.call_soon_threadsafe(server.engine.fail, EngineUnavailableError("the engine has died"))
+    expect(page.replies).to_contain_text("The engine has died")
+    expect(page.reply).to_have_text("Hello")
+    page.reload()
+    expect(page.replies).to_contain_text("The engine has died")
+
+
+def test_a_server_that_is_gone(start_server: StartServer, open_page: OpenPage) -> None:
+    server = start_server(drain_seconds=0)
+    page = open_page(server.url)
+    server.call(server._server.close())
+    page.ask("hi", "The server cannot be reached.", "Check that the server is running")
+
+
+def test_a_page_that_is_left_in_the_middle_says_so(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.most_said = 5
+    page.send("hi")
+    expect(page.reply).to_have_text("Hello")
+    page.reload()
+    wait_until(lambda: server.engine.cancelled_by == {0: "client"})
+    expect(page.reply).to_have_text("Hello")
+    expect(page.replies).to_contain_text("The page was left before the reply was complete.")
+
+
+def test_replies_of_several_conversations_go_on(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.most_said = 5
+    page.send("first")
+    expect(page.reply).to_have_text("Hello")
+    page.button("New conversation").click()
+    expect(page.button("Send")).to_be_visible()
+    server.engine.most_said = 100
+    page.ask("second", "Hello, world")
+    page.sidebar.get_by_role("link", name="first").click()
+    page.wait_complete()
+    expect(page.reply).to_have_text("Hello, world")
+
+
+def test_reasoning_is_folded_and_can_be_hidden(start_server: StartServer, open_page: OpenPage) -> None:
+    server = start_server(reasoning_parser="qwen3")
+    server.engine.script = spell("<think>\nIs it?\n</think>\n\nYes.")
+    page = open_page(server.url)
+    page.ask("hi")
+    expect(page.reply).to_have_text("Yes.")
+    reasoning = page.replies.get_by_text("Is it?")
+    expect(reasoning).not_to_be_visible()
+    page.replies.get_by_text("Reasoning").click()
+    expect(reasoning).to_be_visible()
+    page.button("Settings").click()
+    page.page.get_by_label("Show the model's reasoning").uncheck()
+    page.button("Save").click()
+    expect(page.replies.get_by_text("Reasoning")).not_to_be_visible()
+    page.ask("again")
+    assert "Is it?" not in last_prompt(server)
+
+
+def test_tools_are_called_and_answered(start_server: StartServer, open_page: OpenPage) -> None:
+    server = start_server(tool_parser="hermes")
+    server.engine.max_model_len = 4096
+    page = open_page(server.url)
+    page.set(moreParameters=json.dumps({"tools": TOOLS}))
+    server.engine.script = spell(CALL)
+    page.ask("How is the weather?", "Call of get_weather", '"city": "Zürich 🙂"')
+    server.engine.script = spell("It snows.")
+    page.page.get_by_label("Result of get_weather").fill("snow")
+    page.button("Send results").click()
+    expect(page.reply).to_have_text("It snows.")
+    expect(page.page.get_by_label("Result of get_weather")).to_contain_text("snow")
+    prompt = last_prompt(server)
+    assert "<tool_response>\nsnow\n</tool_response>" in prompt
+    assert prompt.index("How is the weather?") < prompt.index("Zürich") < prompt.index("snow")
+
+
+def test_a_model_without_a_chat_template_continues_the_text(server: RunningServer, page: OpenedPage) -> None:
+    server.context.tokenizer.chat_template = None
+    for question, prompt in (("Once", "Once"), ("and then", "Once\nHello, world\nand then")):
+        page.ask(question, "This model has no chat template", "it continues the text")
+        expect(page.reply).to_have_text("Hello, world")
+        assert last_prompt(server) == "<|bos|>" + prompt
+
+
+def test_the_model_can_be_chosen(page: OpenedPage) -> None:
+    expect(page.model_picker.locator("option")).to_have_text(["test", "org/test"])
+    page.model_picker.select_option("org/test")
+    for _ in range(2):
+        with page.page.expect_request("**/v1/chat/completions") as sent:
+            page.ask("hi")
+        assert sent.value.post_data_json["model"] == "org/test"
+        page.reload()
+        expect(page.model_picker).to_have_value("org/test")
+
+
+def test_conversations_are_renamed_exported_and_deleted(page: OpenedPage, tmp_path: Path) -> None:
+    page.set(apiKey="secret")
+    page.ask("one")
+    page.button("New conversation").click()
+    page.ask("two")
+    titles = page.sidebar.get_by_role("link")
+    expect(titles).to_have_text(["two", "one"])
+    page.button("Rename this conversation").click()
+    title = page.page.get_by_label("Title of the conversation")
+    expect(title).to_have_value("two")
+    title.fill("Zwei / 2")
+    title.press("Enter")
+    expect(titles).to_have_text(["Zwei / 2", "one"])
+    with page.page.expect_download() as download:
+        page.button("Export this conversation as JSON").click()
+    assert download.value.suggested_filename == "Zwei-2.json"
+    download.value.save_as(tmp_path / "exported.json")
+    exported = json.loads((tmp_path / "exported.json").read_text())
+    assert [(message["role"], message["content"]) for message in exported["messages"]] == [
+        ("user", "two"),
+        ("assistant", "Hello, world"),
+    ]
+    assert "secret" not in json.dumps(exported)
+    page.button("Delete this conversation").click()
+    expect(titles).to_have_text(["one"])
+    expect(page.questions).to_have_count(0)
+    page.button("Undo").click()
+    expect(titles).to_have_text(["Zwei / 2", "one"])
+    page.button("Settings").click()
+    page.button("Delete all conversations").click()
+    expect(titles).to_have_count(0)
+    page.reload()
+    expect(titles).to_have_count(0)
+
+
+def test_another_tab_shows_the_same_conversations(page: OpenedPage) -> None:
+    other = page.context.new_page()
+    other.goto(page.page.url)
+    page.ask("one")
+    expect(other.get_by_role("link", name="one")).to_be_visible()
+    page.button("Delete this conversation").click()
+    expect(other.get_by_role("link", name="one")).to_have_count(0)
+
+
+def test_a_full_storage_is_told(page: OpenedPage) -> None:
+    page.page.evaluate("""() => {
+        for (let size = 1 << 20; size; size >>= 1)
+            try { for (let n = 0; ; n++) localStorage.setItem(`${size}.${n}`, "x".repeat(size)); } catch {}
+    }""")
+    page.ask("hi", "Hello, world")
+    expect(page.notice).to_contain_text("The browser has no room for more.")
+    page.reload()
+    expect(page.model_picker).to_have_value("test")
+
+
+def test_the_theme_is_that_of_the_system_until_it_is_chosen(server: RunningServer, open_page: OpenPage) -> None:
+    brightness = "() => getComputedStyle(document.body).backgroundColor.match(/\\d+/g).reduce((a, b) => a + +b, 0) / 3"
+    for scheme in ("light", "dark"):
+        page = open_page(server.url, color_scheme=scheme)
+        for theme, is_light in (("as the system", scheme == "light"), ("light", True), ("dark", False)):
+            expect(page.button(f"Theme: {theme}")).to_be_visible()
+            assert (page.page.evaluate(brightness) > 128) == is_light
+            page.button(f"Theme: {theme}").click()
+        page.button("Theme: as the system").click()
+        page.reload()
+        assert page.page.evaluate(brightness) > 128
+        expect(page.button("Theme: light")).to_be_visible()
+
+
+def test_code_and_replies_are_copied(server: RunningServer, open_page: OpenPage) -> None:
+    text = "So:\n\n```python\nprint(1)\n```"
+    server.engine.script = spell(text)
+    page = open_page(server.url, permissions=["clipboard-read", "clipboard-write"])
+    page.ask("hi")
+    for name, copied in (("Copy code", "print(1)"), ("Copy reply", text)):
+        page.button(name).click()
+        wait_until(lambda copied=copied: page.page.evaluate("navigator.clipboard.readText()") == copied)
+
+
+def test_a_phone_shows_the_list_over_the_page(server: RunningServer, open_page: OpenPage) -> None:
+    server.engine.script = spell("```\n" + "wide " * 100 + "\n```\n" + "long" * 100)
+    page = open_page(server.url, **PHONE)
+    expect(page.sidebar).not_to_be_visible()
+    page.composer.fill("hi")
+    # The key of a phone's keyboard starts a new line.
+    page.composer.press("Enter")
+    expect(page.composer).to_have_value("hi\n")
+    page.button("Send").tap()
+    page.wait_complete()
+    assert page.page.evaluate("document.documentElement.scrollWidth") == 390
+    page.button("Conversations").tap()
+    page.button("New conversation").tap()
+    expect(page.sidebar).not_to_be_visible()
+    expect(page.questions).to_have_count(0)
+    page.button("Conversations").tap()
+    page.page.keyboard.press("Escape")
+    expect(page.sidebar).not_to_be_visible()
+
+
+def test_it_can_be_used_without_a_mouse(server: RunningServer, page: OpenedPage) -> None:
+    expect(page.composer).to_be_focused()
+    page.page.keyboard.type("two")
+    page.page.keyboard.press("Shift+Enter")
+    page.page.keyboard.type("lines")
+    page.page.keyboard.press("Enter")
+    expect(page.reply).to_have_text("Hello, world")
+    page.wait_complete()
+    assert last_prompt(server) == turns("two\nlines")
+    reached = []
+    for _ in range(30):
+        page.page.keyboard.press("Tab")
+        reached.append(
+            page.page.evaluate("document.activeElement.ariaLabel ?? document.activeElement.textContent.trim()")
+        )
+    for name in ("New conversation", "two", "Rename this conversation", "Settings", "Copy reply", "Generate again"):
+        assert name in reached
+    page.button("Settings").press("Enter")
+    unnamed = """() => [...document.querySelectorAll("button, input, textarea, select")]
+        .filter((each) => !(each.ariaLabel || each.labels?.length || each.textContent.trim()))
+        .map((each) => each.outerHTML)"""
+    assert page.page.evaluate(unnamed) == []
