@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import structlog
 from aiohttp import web
 
@@ -29,15 +32,19 @@ async def answer(request: web.Request, api: Api[BodyT]) -> web.StreamResponse:
     exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
     generation = await exchange.submit(context)
     request[GENERATION] = generation
+    ended = partial(api.ended, context, body, exchange.submission.owner, exchange.replies)
     if exchange.stream is None:
         try:
-            return json_response(await exchange.whole(generation))
+            reply = await exchange.whole(generation)
+            await ended()
+            return json_response(reply)
         finally:
             context.release(generation)
     stream = EventStream(request, context.config, exchange.stream.framing.media_type)
     is_resumable, reply_id = exchange.submission.is_resumable, exchange.submission.reply_id
     try:
-        return await send_events(stream, StreamEvents(generation, exchange.stream, has_ids=is_resumable), generation)
+        events = StreamEvents(generation, exchange.stream, has_ids=is_resumable)
+        return await send_events(stream, events, generation, ended)
     finally:
         if is_resumable:
             context.engine.leave(reply_id, 0)
@@ -53,8 +60,13 @@ def caller(request: web.Request) -> Caller:
     return Caller(request[PRINCIPAL], request[REQUEST_ID], request.headers.get(CLASS_HEADER, ""))
 
 
-async def send_events(stream: EventStream, events: StreamEvents, generation: Generation) -> web.StreamResponse:
-    """Send a generation's events up to its end or an error."""
+async def send_events(
+    stream: EventStream,
+    events: StreamEvents,
+    generation: Generation,
+    ended: Callable[[], Awaitable[None]] | None = None,
+) -> web.StreamResponse:
+    """Send a generation's events up to its end or an error. `ended` is awaited before the last ones are sent."""
     reads_on = True
     try:
         while events.error is None and not generation.is_over:
@@ -83,6 +95,8 @@ async def send_events(stream: EventStream, events: StreamEvents, generation: Gen
             raise error
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
+    if ended is not None:
+        await ended()
     end = stream.end(tail)
     # Another reader may need the text after an error.
     await (generation.read_until(end) if reads_on else end)

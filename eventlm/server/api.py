@@ -80,6 +80,12 @@ class Api(ABC, Generic[BodyT]):
         """Whether the body asks for a stream. Only those of a `StreamFormat` get one."""
         return bool(getattr(body, "stream", False))
 
+    async def ended(self, context: ServerContext, body: BodyT, owner: str, replies: ReplyFormat) -> None:
+        """A reply of these to a body is over. Its client gets the end of it when this returns.
+
+        replies: have made the end, whole or of a stream, which may be an error. A stream that is resumed ends once.
+        """
+
 
 #: All APIs by their prefixes.
 APIS = web.AppKey("apis", dict[str, Api[Any]])

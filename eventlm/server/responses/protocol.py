@@ -1,0 +1,176 @@
+"""The bodies of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta, Struct
+
+from eventlm.errors import InputError
+from eventlm.text.decoding import convert_request, decode_object
+from eventlm.text.protocol import UNSUPPORTED, GenerationRequest, NumLogprobs, ReasoningEffort
+
+LOGPROBS = "message.output_text.logprobs"
+#: What `include` may name. Reasoning is never encrypted here: its text is in the item.
+INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+Verbosity = Literal["low", "medium", "high"]
+#: Identifiers that are only kept and shown.
+Identifier = Annotated[str, Meta(max_length=512)]
+
+_RUN_AT_CLIENT = "run it at the client and offer it as a function"
+#: Fields with a meaning elsewhere, and what to do instead.
+_REFUSED = {
+    "prompt": "prompt templates are kept at OpenAI; send their text as 'instructions' and 'input'",
+    "context_management": "compact the conversation at the client, or set 'truncation' to 'auto'",
+    "moderation": "moderate at the client",
+    "max_tokens": "here it is called 'max_output_tokens'",
+    "max_completion_tokens": "here it is called 'max_output_tokens'",
+    "messages": "here it is called 'input'",
+    "response_format": "here it is called 'text.format'",
+    "logprobs": f"here they come with 'include': [\"{LOGPROBS}\"]",
+    "n": "send as many requests",
+    "prompt_logprobs": "use /v1/chat/completions",
+    "return_token_ids": "use /v1/chat/completions",
+    "return_tokens_as_token_ids": "use /v1/chat/completions",
+    "echo": "use /v1/completions",
+}
+#: Values of these fields that say nothing.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "context_management": ([],),
+    "n": (1,),
+    "logprobs": (False,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "echo": (False,),
+}
+
+
+class Part(Struct, omit_defaults=True, kw_only=True):
+    """A part of a message, of a function's output or of reasoning."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+    annotations: list[Any] | None = None
+
+
+class InputItem(Struct, omit_defaults=True, kw_only=True):
+    """One item of a conversation. Without a `type` it is a message, or a reference if it has no role.
+
+    call_id, name, arguments: of a function call; output: what the function returned. summary, content,
+    encrypted_content: of reasoning.
+    """
+
+    type: str | None = None
+    id: str | None = None
+    status: ItemStatus | None = None
+    role: str | None = None
+    content: str | list[Part] | None = None
+    phase: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[Part] | None = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+
+
+class TextFormat(Struct):
+    """`text.format`. A schema is enforced with and without `strict`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextConfig(Struct):
+    """`text`. `verbosity` has no effect."""
+
+    format: TextFormat | None = None
+    verbosity: Verbosity | None = None
+
+
+class ReasoningConfig(Struct):
+    """`reasoning`. `effort` is for templates that read it; summaries are empty, since the reasoning itself is shown."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class ConversationRef(Struct):
+    """A conversation by its id."""
+
+    id: str
+
+
+class InputFields(GenerationRequest, kw_only=True):
+    """What makes a prompt, and how it is continued."""
+
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: str | ConversationRef | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of the conversation, in either form."""
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
+
+
+class ResponsesRequest(InputFields, kw_only=True):
+    """Body of `POST /v1/responses`.
+
+    max_tool_calls: of tools that run at the server, of which there are none. prompt_cache_key, safety_identifier: only
+    shown again.
+    """
+
+    include: list[str] | None = None
+    top_logprobs: NumLogprobs | None = None
+    max_tool_calls: Annotated[int, Meta(ge=0)] | None = None
+    background: bool | None = None
+    store: bool | None = None
+    prompt_cache_key: Identifier | None = None
+    safety_identifier: Identifier | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether the text comes with log-probabilities."""
+        return LOGPROBS in (self.include or ())
+
+
+class InputTokensRequest(InputFields, kw_only=True):
+    """Body of `POST /v1/responses/input_tokens`."""
+
+    model: str | None = None  # type: ignore[assignment]
+
+
+BodyT = TypeVar("BodyT", bound=InputFields)
+
+
+def decode_body(data: bytes, type_: type[BodyT]) -> BodyT:
+    """The body in a request's bytes. Raises InputError."""
+    raw = decode_object(data)
+    for name, remedy in _REFUSED.items():
+        value = raw.get(name)
+        if value is not None and value not in _NEUTRAL.get(name, ()):
+            raise InputError(name, f"'{name}' is not supported in /v1/responses; {remedy}.")
+    body = convert_request(raw, type_, UNSUPPORTED)
+    if isinstance(body, ResponsesRequest):
+        for index, name in enumerate(body.include or ()):
+            if name not in INCLUDABLE:
+                known = ", ".join(f"'{each}'" for each in INCLUDABLE)
+                param = f"include[{index}]"
+                raise InputError(param, f"Invalid value for '{param}': this server can include {known}.")
+    return body
