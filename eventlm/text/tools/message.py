@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Union
 
 import msgspec
 from msgspec import Struct
@@ -12,7 +13,15 @@ from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.definitions import ToolUse
 from eventlm.text.tools.formats import Formats, ReasoningState
-from eventlm.text.tools.parser_events import CallArguments, CallStart, Content, ParserEvent, Reasoning, StreamParser
+from eventlm.text.tools.parser_events import (
+    CallArguments,
+    CallEnd,
+    CallStart,
+    Content,
+    ParserEvent,
+    Reasoning,
+    StreamParser,
+)
 
 #: Enough to see how a prompt ends, even where each token is a character.
 _NUM_LAST_TOKENS = 32
@@ -89,8 +98,12 @@ class CallDelta(Struct):
     arguments: str
 
 
+#: One part of a message, among others in their order.
+MessagePart = Union[Content, Reasoning, CallDelta, CallEnd]  # noqa: UP007
+
+
 class MessageDelta(Struct):
-    """The next part of a message."""
+    """The next part of a message, without the order of what it has."""
 
     content: str = ""
     reasoning: str = ""
@@ -133,58 +146,81 @@ class MessageParser:
 
     def push(self, text: str) -> MessageDelta:
         """The part of the message that the next piece of text makes certain."""
-        delta = MessageDelta()
-        if self._reasoning is None:
-            self._take_content(text, delta)
-        else:
-            self._take(self._reasoning.push(text), delta)
-        return delta
+        return _delta(self.parts(text))
 
     def close(self) -> MessageDelta:
         """The rest, at the end of the text."""
-        delta = MessageDelta()
+        return _delta(self.last_parts())
+
+    def parts(self, text: str) -> list[MessagePart]:
+        """What `push` returns, in the order of the text."""
+        parts: list[MessagePart] = []
+        if self._reasoning is None:
+            self._take_content(text, parts)
+        else:
+            self._take(self._reasoning.push(text), parts)
+        return parts
+
+    def last_parts(self) -> list[MessagePart]:
+        """What `close` returns, in the order of the text."""
+        parts: list[MessagePart] = []
         if self._reasoning is not None:
-            self._take(self._reasoning.close(), delta)
+            self._take(self._reasoning.close(), parts)
         if self._tools is not None:
-            self._take_calls(self._tools.close(), delta)
+            self._take_calls(self._tools.close(), parts)
         if self._format.is_forced:
             # The text held back is the start of a call that was cut short, not content.
-            delta.content = ""
-        return delta
+            return [part for part in parts if not isinstance(part, Content)]
+        return parts
 
-    def _take(self, events: list[ParserEvent], delta: MessageDelta) -> None:
+    def _take(self, events: list[ParserEvent], parts: list[MessagePart]) -> None:
         for event in events:
             if isinstance(event, Content):
-                self._take_content(event.text, delta)
+                self._take_content(event.text, parts)
             elif isinstance(event, Reasoning) and self._format.shows_reasoning:
-                delta.reasoning += event.text
+                parts.append(event)
 
-    def _take_content(self, text: str, delta: MessageDelta) -> None:
-        if self._tools is None:
-            delta.content += text
-        else:
-            self._take_calls(self._tools.push(text), delta)
+    def _take_content(self, text: str, parts: list[MessagePart]) -> None:
+        if self._tools is not None:
+            self._take_calls(self._tools.push(text), parts)
+        elif text:
+            parts.append(Content(text))
 
-    def _take_calls(self, events: list[ParserEvent], delta: MessageDelta) -> None:
+    def _take_calls(self, events: list[ParserEvent], parts: list[MessagePart]) -> None:
         for event in events:
             if self.is_over:
                 return
             if isinstance(event, Content):
-                delta.content += event.text
+                parts.append(event)
             elif isinstance(event, CallStart):
-                delta.calls.append(CallDelta(self.num_calls, event.name, ""))
+                parts.append(CallDelta(self.num_calls, event.name, ""))
                 self.num_calls += 1
             elif isinstance(event, CallArguments):
-                self._add_arguments(event.text, delta)
+                self._add_arguments(event.text, parts)
             else:
                 self._num_complete_calls += 1
                 self.is_over = self._format.one_call
+                parts.append(CallEnd())
 
-    def _add_arguments(self, text: str, delta: MessageDelta) -> None:
-        index = self.num_calls - 1
-        if not delta.calls or delta.calls[-1].index != index:
-            delta.calls.append(CallDelta(index, "", ""))
-        delta.calls[-1].arguments += text
+    def _add_arguments(self, text: str, parts: list[MessagePart]) -> None:
+        last = parts[-1] if parts else None
+        if isinstance(last, CallDelta):
+            last.arguments += text
+        else:
+            parts.append(CallDelta(self.num_calls - 1, "", text))
+
+
+def _delta(parts: list[MessagePart]) -> MessageDelta:
+    """The parts of each kind together."""
+    delta = MessageDelta()
+    for part in parts:
+        if isinstance(part, Content):
+            delta.content += part.text
+        elif isinstance(part, Reasoning):
+            delta.reasoning += part.text
+        elif isinstance(part, CallDelta):
+            delta.calls.append(part)
+    return delta
 
 
 def parse_message(text: str, format: MessageFormat, formats: Formats) -> tuple[MessageDelta, MessageParser]:

@@ -17,7 +17,7 @@ from eventlm.text.tools.message import (
     end_of_call,
     parse_message,
 )
-from eventlm.text.tools.parser_events import CallArguments, CallStart, Content
+from eventlm.text.tools.parser_events import CallArguments, CallEnd, CallStart, Content, Reasoning
 from tests.text.tools.cuttings import NAMES, cut, formats, parse_pieces, random_text
 
 NUM_TEXTS = 1500
@@ -134,3 +134,18 @@ def test_long_texts_in_small_pieces_take_linear_time() -> None:
     text = f'<tool_call>{{"name": "add", "arguments": {value}}}</tool_call>'
     pieces = [piece for index in range(0, len(text), 4) for piece in parser.push(text[index : index + 4])]
     assert "".join(piece.text for piece in pieces if isinstance(piece, CallArguments)) == value
+
+
+def test_parts_are_in_the_order_of_the_text() -> None:
+    format = MessageFormat(tool_names=NAMES, reasoning="possible")
+    parser = MessageParser(format, formats("hermes", "qwen3"))
+    text = f"<think>Hm.</think>One.\n{CALL}\nTwo.{CALL}"
+    assert [*parser.parts(text), *parser.last_parts()] == [
+        Reasoning("Hm."),
+        Content("One."),
+        CallDelta(0, "add", '{"a": 1}'),
+        CallEnd(),
+        Content("\nTwo."),
+        CallDelta(1, "add", '{"a": 1}'),
+        CallEnd(),
+    ]
