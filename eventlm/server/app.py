@@ -53,6 +53,8 @@ from eventlm.server.openai.replies import (
     Version,
 )
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
+from eventlm.server.responses.create import RESPONSES
+from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.vllm.tokenization import (
     Detokenization,
@@ -150,7 +152,7 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
 
 
 #: All APIs that generate.
-APIS_BY_PREFIX: dict[str, Api[Any]] = {api.prefix: api for api in (CHAT, COMPLETIONS, EMBEDDINGS)}
+APIS_BY_PREFIX: dict[str, Api[Any]] = {api.prefix: api for api in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
 #: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
 ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {}
 
@@ -194,6 +196,7 @@ ENDPOINTS = (
         "/v1/completions", completions, CompletionRequest, Completion, Completion, refused=UNSUPPORTED_IN_COMPLETIONS
     ),
     _generating("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingList, refused=UNSUPPORTED_IN_EMBEDDINGS),
+    *RESPONSES_ENDPOINTS,
     Endpoint(
         "GET",
         "/v1/stream/{id:.+}",

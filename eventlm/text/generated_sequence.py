@@ -55,7 +55,7 @@ def generated_sequences(tokenizer: Tokenizer, request: Request, formats: Formats
     format = message_format(request)
     include_stop = params.include_stop_str_in_output
     stops = StopStrings(params.stop_strings) if params.stop_strings else None
-    token_bytes = _token_bytes(tokenizer, request)
+    token_bytes = text_bytes(tokenizer, request)
     ends = [*(params.stop_token_ids or ()), *(() if params.ignore_eos else params.eos_token_ids)]
     return [
         GeneratedSequence(
@@ -73,7 +73,7 @@ def generated_sequences(tokenizer: Tokenizer, request: Request, formats: Formats
     ]
 
 
-def _token_bytes(tokenizer: Tokenizer, request: Request) -> Callable[[int], bytes]:
+def text_bytes(tokenizer: Tokenizer, request: Request) -> Callable[[int], bytes]:
     """The bytes that each token adds to the text."""
     if not request.sampling.skip_special_tokens:
         return tokenizer.raw_token_bytes

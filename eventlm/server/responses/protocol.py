@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.errors import InputError
 from eventlm.text.decoding import convert_request, decode_object
@@ -18,31 +18,45 @@ Verbosity = Literal["low", "medium", "high"]
 #: Identifiers that are only kept and shown.
 Identifier = Annotated[str, Meta(max_length=512)]
 
-_RUN_AT_CLIENT = "run it at the client and offer it as a function"
-#: Fields with a meaning elsewhere, and what to do instead.
-_REFUSED = {
-    "prompt": "prompt templates are kept at OpenAI; send their text as 'instructions' and 'input'",
-    "context_management": "compact the conversation at the client, or set 'truncation' to 'auto'",
-    "moderation": "moderate at the client",
-    "max_tokens": "here it is called 'max_output_tokens'",
-    "max_completion_tokens": "here it is called 'max_output_tokens'",
-    "messages": "here it is called 'input'",
-    "response_format": "here it is called 'text.format'",
-    "logprobs": f"here they come with 'include': [\"{LOGPROBS}\"]",
-    "n": "send as many requests",
-    "prompt_logprobs": "use /v1/chat/completions",
-    "return_token_ids": "use /v1/chat/completions",
-    "return_tokens_as_token_ids": "use /v1/chat/completions",
-    "echo": "use /v1/completions",
+#: Fields that change nothing, and why.
+IGNORED = {
+    "max_tool_calls": "of tools that run at the server, of which there are none",
+    "prompt_cache_key": "shown again; prefixes are shared without it",
+    "safety_identifier": "shown again",
+    "user": "shown again",
 }
-#: Values of these fields that say nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+#: Fields that are errors, each with its neutral values.
+UNSUPPORTED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
+    **UNSUPPORTED,
+    "prompt": (),
     "context_management": ([],),
-    "n": (1,),
+    "moderation": (),
+    "max_tokens": (),
+    "max_completion_tokens": (),
+    "messages": (),
+    "response_format": (),
     "logprobs": (False,),
+    "n": (1,),
+    "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
     "echo": (False,),
+}
+#: What to do instead of some of them.
+_REMEDIES = {
+    "prompt": "prompt templates are kept at OpenAI; send their text as 'instructions' and 'input'",
+    "context_management": "compact the conversation at the client, or set 'truncation' to \"auto\"",
+    "moderation": "moderate at the client",
+    "max_tokens": "here it is 'max_output_tokens'",
+    "max_completion_tokens": "here it is 'max_output_tokens'",
+    "messages": "here it is 'input'",
+    "response_format": "here it is 'text.format'",
+    "logprobs": f"here it is 'include': [\"{LOGPROBS}\"] with 'top_logprobs'",
+    "n": "send several requests",
+    "prompt_logprobs": "/v1/chat/completions has it",
+    "return_token_ids": "/v1/chat/completions has it",
+    "return_tokens_as_token_ids": "/v1/chat/completions has it",
+    "echo": "/v1/completions has it",
 }
 
 
@@ -76,7 +90,7 @@ class InputItem(Struct, omit_defaults=True, kw_only=True):
     encrypted_content: str | None = None
 
 
-class TextFormat(Struct):
+class TextFormat(Struct, omit_defaults=True):
     """`text.format`. A schema is enforced with and without `strict`."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -98,7 +112,7 @@ class ReasoningConfig(Struct):
 
     effort: ReasoningEffort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | UnsetType | None = UNSET
 
 
 class ConversationRef(Struct):
@@ -162,15 +176,13 @@ BodyT = TypeVar("BodyT", bound=InputFields)
 def decode_body(data: bytes, type_: type[BodyT]) -> BodyT:
     """The body in a request's bytes. Raises InputError."""
     raw = decode_object(data)
-    for name, remedy in _REFUSED.items():
+    for name, remedy in _REMEDIES.items():
         value = raw.get(name)
-        if value is not None and value not in _NEUTRAL.get(name, ()):
-            raise InputError(name, f"'{name}' is not supported in /v1/responses; {remedy}.")
-    body = convert_request(raw, type_, UNSUPPORTED)
-    if isinstance(body, ResponsesRequest):
-        for index, name in enumerate(body.include or ()):
-            if name not in INCLUDABLE:
-                known = ", ".join(f"'{each}'" for each in INCLUDABLE)
-                param = f"include[{index}]"
-                raise InputError(param, f"Invalid value for '{param}': this server can include {known}.")
+        if value is not None and value not in UNSUPPORTED_IN_RESPONSES[name]:
+            raise InputError(name, f"'{name}' is not a parameter of /v1/responses: {remedy}.")
+    body = convert_request(raw, type_, UNSUPPORTED_IN_RESPONSES)
+    for index, name in enumerate(body.include or () if isinstance(body, ResponsesRequest) else ()):
+        if name not in INCLUDABLE:
+            param, known = f"include[{index}]", ", ".join(map(repr, INCLUDABLE))
+            raise InputError(param, f"Invalid value for '{param}': this server can include {known}.")
     return body

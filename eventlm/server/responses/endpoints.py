@@ -1,0 +1,34 @@
+"""The endpoints of the Responses API."""
+
+from __future__ import annotations
+
+from eventlm.server.endpoints.openapi import Endpoint, Parameter
+from eventlm.server.responses.create import count_input_tokens, create_response
+from eventlm.server.responses.events import ResponseEvent
+from eventlm.server.responses.protocol import IGNORED, UNSUPPORTED_IN_RESPONSES, InputTokensRequest, ResponsesRequest
+from eventlm.server.responses.replies import InputTokens, Response
+from eventlm.server.scheduling import CLASS_HEADER
+
+RESPONSES_ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/responses",
+        create_response,
+        ResponsesRequest,
+        Response,
+        chunk=ResponseEvent,
+        generates=True,
+        parameters=(Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it."),),
+        ignored=IGNORED,
+        refused=UNSUPPORTED_IN_RESPONSES,
+    ),
+    Endpoint(
+        "POST",
+        "/v1/responses/input_tokens",
+        count_input_tokens,
+        InputTokensRequest,
+        InputTokens,
+        errors=(503,),
+        refused=UNSUPPORTED_IN_RESPONSES,
+    ),
+)

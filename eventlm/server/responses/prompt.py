@@ -1,0 +1,165 @@
+"""The prompt of a response: its instructions, what came before and its input, shortened if it may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from eventlm.engine.request import Request
+from eventlm.errors import InputError, MissingParameterError, PromptTooLongError
+from eventlm.server.api import Caller
+from eventlm.server.context import ServerContext
+from eventlm.server.responses.history import earlier_items, referenced_items
+from eventlm.server.responses.items import Messages, input_items, is_reference
+from eventlm.server.responses.protocol import InputFields, InputItem
+from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
+from eventlm.text.protocol import ChatMessage
+from eventlm.text.tools.definitions import requested_tools
+
+#: Roles of messages that `truncation` keeps.
+_KEPT_ROLES = ("system", "developer")
+
+
+class Conversation(NamedTuple):
+    """The messages of a prompt, and the path of what each comes from."""
+
+    messages: list[ChatMessage]
+    params: list[str]
+
+    def after(self, num_dropped: int) -> Conversation:
+        """The conversation without its first messages, but for those that instruct."""
+        kept, left = [], num_dropped
+        for index, message in enumerate(self.messages):
+            if message.role in _KEPT_ROLES or left == 0:
+                kept.append(index)
+            else:
+                left -= 1
+        return Conversation([self.messages[index] for index in kept], [self.params[index] for index in kept])
+
+
+async def read_conversation(context: ServerContext, body: InputFields, caller: Caller) -> Conversation:
+    """The conversation of a body, whose references are replaced by what they stand for. Raises InputError, ApiError."""
+    earlier = await earlier_items(context, body, caller)
+    items = input_items(body.input)
+    if not items and not earlier:
+        if body.input is None:
+            raise MissingParameterError("input")
+        raise InputError("input", "Invalid value for 'input': it is empty.")
+    if any(map(is_reference, items)):
+        body.input = items = await _resolved(context, items, caller)
+    found = Messages()
+    found.add_all(earlier, "previous_response_id" if body.conversation is None else "conversation")
+    found.add_all(items, "input")
+    return _with_instructions(Conversation(found.messages, found.params), body.instructions)
+
+
+async def make_request(
+    context: ServerContext,
+    body: InputFields,
+    conversation: Conversation,
+    model: str,
+    received_ns: int,
+    scheduling: Mapping[str, Any],
+) -> Request:
+    """The request of a conversation, shortened if it is too long and may be. Raises InputError."""
+
+    async def make(conversation: Conversation) -> Request:
+        chat = chat_request(body, conversation.messages, model)
+        try:
+            return await context.requests.chat(chat, received_ns, **scheduling)
+        except InputError as error:
+            if not may_be_lenient(body, error):
+                raise
+        chat = chat_request(body, conversation.messages, model, default_strict=False)
+        return await context.requests.chat(chat, received_ns, **scheduling)
+
+    with native_names(conversation.params):
+        try:
+            return await make(conversation)
+        except PromptTooLongError:
+            shorter = await _shortened(context, body, conversation, model) if body.truncation == "auto" else None
+            if shorter is None:
+                raise
+    with native_names(shorter.params):
+        return await make(shorter)
+
+
+async def count_tokens(context: ServerContext, body: InputFields, conversation: Conversation, model: str) -> int:
+    """How many tokens the prompt of a conversation has. Raises InputError."""
+    with native_names(conversation.params):
+        num_tokens = await _num_tokens(context, body, conversation, model)
+        if body.truncation == "auto" and num_tokens > _most_tokens(context, body):
+            shorter = await _shortened(context, body, conversation, model)
+            if shorter is not None:
+                num_tokens = await _num_tokens(context, body, shorter, model)
+        return num_tokens
+
+
+async def _resolved(context: ServerContext, items: list[InputItem], caller: Caller) -> list[InputItem]:
+    """Items with what references among them stand for."""
+    found = await referenced_items(context, [item.id or "" for item in items if is_reference(item)], caller)
+    resolved = []
+    for index, item in enumerate(items):
+        if not is_reference(item):
+            resolved.append(item)
+        elif item.id in found:
+            resolved.append(found[item.id])
+        else:
+            param = f"input[{index}].id"
+            raise InputError(
+                param, f"Invalid value for '{param}': no item has the id '{item.id}'; send the item itself."
+            )
+    return resolved
+
+
+def _with_instructions(conversation: Conversation, instructions: str | None) -> Conversation:
+    """Instructions come first. Many templates take one message of the kind, so a first one like that joins them."""
+    if not instructions:
+        return conversation
+    messages, params = conversation
+    role, text, rest = "system", instructions, 0
+    if messages[0].role in _KEPT_ROLES:
+        content = messages[0].content
+        joined = content if isinstance(content, str) else "\n".join(part.text or "" for part in content or ())
+        role, text, rest = messages[0].role, f"{instructions}\n\n{joined}", 1
+    return Conversation([ChatMessage(role=role, content=text), *messages[rest:]], ["instructions", *params[rest:]])
+
+
+async def _shortened(
+    context: ServerContext, body: InputFields, conversation: Conversation, model: str
+) -> Conversation | None:
+    """The longest end of a conversation that fits; None if none does.
+
+    It begins with a user's message if it can, and never with the output of a call that is gone.
+    """
+    droppable = [message.role for message in conversation.messages if message.role not in _KEPT_ROLES]
+    cuts = [number for number, role in enumerate(droppable) if number and role != "tool"]
+    low, high = 0, len(cuts)
+    while low < high:
+        middle = (low + high) // 2
+        if await _fits(context, body, conversation.after(cuts[middle]), model):
+            high = middle
+        else:
+            low = middle + 1
+    fitting = cuts[low:]
+    if not fitting:
+        return None
+    return conversation.after(next((cut for cut in fitting if droppable[cut] == "user"), fitting[0]))
+
+
+async def _fits(context: ServerContext, body: InputFields, conversation: Conversation, model: str) -> bool:
+    try:
+        return await _num_tokens(context, body, conversation, model) <= _most_tokens(context, body)
+    except InputError:
+        # Templates refuse some beginnings.
+        return False
+
+
+def _most_tokens(context: ServerContext, body: InputFields) -> int:
+    """The longest prompt that leaves room for the output."""
+    return context.engine.max_model_len - (body.max_output_tokens or 1)
+
+
+async def _num_tokens(context: ServerContext, body: InputFields, conversation: Conversation, model: str) -> int:
+    chat = chat_request(body, conversation.messages, model)
+    return len(await context.requests.encode_messages(chat, requested_tools(chat, context.formats)))

@@ -1,0 +1,170 @@
+"""Responses as they are sent: whole, or as a stream of events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from msgspec import structs
+
+from eventlm.engine.request import Request
+from eventlm.server.errors import CANCELLED, ApiError
+from eventlm.server.reply_format import NAMED_EVENTS, ReplyIdentity, StreamFormat
+from eventlm.server.responses.events import Completed, Created, Error, Failed, Incomplete, InProgress
+from eventlm.server.responses.logprobs import TokenTexts
+from eventlm.server.responses.output import Output
+from eventlm.server.responses.protocol import ConversationRef, ReasoningConfig, ResponsesRequest, TextConfig, TextFormat
+from eventlm.server.responses.replies import IncompleteDetails, Response, ResponseError, ResponseUsage
+from eventlm.server.timings import timings
+from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
+from eventlm.text.generation import Generation
+from eventlm.text.tokenizer import Tokenizer
+from eventlm.text.tools.formats import NO_FORMATS, Formats
+from eventlm.text.tools.message import MessageParser, message_format
+from eventlm.text.tools.parser_events import Content
+from eventlm.types import NANOSECONDS_PER_SECOND
+
+
+class ResponseReplies(StreamFormat):
+    """The response to one request. response: as it is, with its output once it has ended."""
+
+    prompt_param = "input"
+    framing = NAMED_EVENTS
+
+    def __init__(
+        self,
+        body: ResponsesRequest,
+        tokenizer: Tokenizer,
+        group: Sequence[Request],
+        identity: ReplyIdentity,
+        formats: Formats = NO_FORMATS,
+    ) -> None:
+        super().__init__(tokenizer, identity)
+        [request] = group
+        format = message_format(request)
+        self._parser = None if format.is_plain else MessageParser(format, formats)
+        self._tokens = TokenTexts(tokenizer, request) if body.wants_logprobs else None
+        self._includes_timings = body.wants_timings
+        self._output = Output(identity.reply_id)
+        self._is_cut = False
+        self.response = begun_response(body, request, identity)
+
+    def begin(self, generation: Generation) -> Sequence[Any]:
+        number = self._output.number
+        return [Created(number(), self.response), InProgress(number(), self.response)]
+
+    def events(self, output: ChoiceOutput, generation: Generation) -> Sequence[Any]:
+        if self._tokens is not None:
+            events = self._with_logprobs(output, self._tokens)
+        elif self._parser is not None:
+            events = [event for part in self._parser.parts(output.text) for event in self._output.add(part)]
+        else:
+            events = self._output.add(Content(output.text)) if output.text else []
+        if output.finished is not None:
+            events += self._close(output)
+        return events
+
+    def end(self, generation: Generation) -> Sequence[Any]:
+        response = self._end(generation)
+        event = Incomplete if response.status == "incomplete" else Completed
+        if self._includes_timings:
+            response = structs.replace(response, eventlm=timings(generation.rows))
+        return [event(self._output.number(), response)]
+
+    def failure(self, error: ApiError) -> Sequence[Any]:
+        body, number = error.envelope.error, self._output.number
+        events = self._output.end_item("incomplete")
+        is_cancelled = error.status == CANCELLED
+        self.response = structs.replace(
+            self.response,
+            status="cancelled" if is_cancelled else "failed",
+            error=None if is_cancelled else ResponseError(_code(error), body.message),
+            output=self._output.items,
+        )
+        events.append(Error(number(), body.code, body.message, body.param))
+        events.append(Failed(number(), self.response))
+        return events
+
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Response:
+        [output] = choices
+        self.events(output, generation)
+        return self._end(generation)
+
+    def _with_logprobs(self, output: ChoiceOutput, tokens: TokenTexts) -> list[Any]:
+        events: list[Any] = []
+        for text in tokens.pieces(output):
+            parts = self._parser.parts(text) if self._parser is not None else [Content(text)] if text else []
+            for part in parts:
+                if isinstance(part, Content):
+                    events += self._output.add(part, tokens.of_content(len(part.text)))
+                else:
+                    tokens.skip()
+                    events += self._output.add(part)
+        return events
+
+    def _close(self, output: ChoiceOutput) -> list[Any]:
+        """The rest, after the last text."""
+        assert output.finished is not None
+        self._is_cut = api_finish_reason(output.finished.reason) == "length"
+        events: list[Any] = []
+        for part in self._parser.last_parts() if self._parser is not None else ():
+            logprobs = []
+            if self._tokens is not None and isinstance(part, Content):
+                logprobs = self._tokens.of_content(len(part.text))
+            events += self._output.add(part, logprobs)
+        rest = self._tokens.rest() if self._tokens is not None else []
+        return events + self._output.end("incomplete" if self._is_cut else "completed", rest)
+
+    def _end(self, generation: Generation) -> Response:
+        """The response that has ended."""
+        row = generation.rows.get(0)
+        seconds = row.request_e2e_time // NANOSECONDS_PER_SECOND if row is not None else 0
+        self.response = structs.replace(
+            self.response,
+            status="incomplete" if self._is_cut else "completed",
+            completed_at=None if self._is_cut else self.identity.created + seconds,
+            incomplete_details=IncompleteDetails("max_output_tokens") if self._is_cut else None,
+            output=self._output.items,
+            usage=ResponseUsage.of(generation.token_counts()),
+        )
+        return self.response
+
+
+def begun_response(body: ResponsesRequest, request: Request, identity: ReplyIdentity) -> Response:
+    """A response without output."""
+    conversation = body.conversation_id
+    text = body.text or TextConfig()
+    return Response(
+        id=identity.reply_id,
+        created_at=identity.created,
+        status="in_progress",
+        background=bool(body.background),
+        conversation=None if conversation is None else ConversationRef(conversation),
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=body.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        previous_response_id=body.previous_response_id,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning=body.reasoning or ReasoningConfig(),
+        safety_identifier=body.safety_identifier,
+        service_tier=body.used_tier,
+        store=body.store is not False,
+        temperature=request.sampling.temperature,
+        text=structs.replace(text, format=text.format or TextFormat("text")),
+        tool_choice="auto" if body.tool_choice is None else body.tool_choice,
+        tools=body.tools or [],
+        top_logprobs=body.top_logprobs or 0,
+        top_p=request.sampling.top_p,
+        truncation=body.truncation or "disabled",
+        user=body.user,
+    )
+
+
+def _code(error: ApiError) -> str:
+    """The one of OpenAI's codes for failed responses that comes next to an error."""
+    if error.envelope.error.code == "rate_limit_exceeded":
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if error.status == 400 else "server_error"
