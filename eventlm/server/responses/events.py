@@ -18,27 +18,27 @@ class _Lifecycle(Struct, frozen=True, tag_field="type"):
     response: Response
 
 
-class Created(_Lifecycle, frozen=True, tag="response.created"):
+class ResponseCreated(_Lifecycle, frozen=True, tag="response.created"):
     """The first event: the response as it was accepted."""
 
 
-class InProgress(_Lifecycle, frozen=True, tag="response.in_progress"):
+class ResponseInProgress(_Lifecycle, frozen=True, tag="response.in_progress"):
     """It is being generated."""
 
 
-class Completed(_Lifecycle, frozen=True, tag="response.completed"):
+class ResponseCompleted(_Lifecycle, frozen=True, tag="response.completed"):
     """The last event of a complete response."""
 
 
-class Incomplete(_Lifecycle, frozen=True, tag="response.incomplete"):
+class ResponseIncomplete(_Lifecycle, frozen=True, tag="response.incomplete"):
     """The last event of a response that reached a limit."""
 
 
-class Failed(_Lifecycle, frozen=True, tag="response.failed"):
+class ResponseFailed(_Lifecycle, frozen=True, tag="response.failed"):
     """The last event of a response that ended with an error."""
 
 
-class Error(Struct, frozen=True, tag_field="type", tag="error"):
+class ResponseErrorEvent(Struct, frozen=True, tag_field="type", tag="error"):
     """What went wrong, in this server's words. `response.failed` follows, with one of OpenAI's codes."""
 
     sequence_number: int
@@ -47,7 +47,7 @@ class Error(Struct, frozen=True, tag_field="type", tag="error"):
     param: str | None
 
 
-class ItemAdded(Struct, frozen=True, tag_field="type", tag="response.output_item.added"):
+class OutputItemAdded(Struct, frozen=True, tag_field="type", tag="response.output_item.added"):
     """An item begins."""
 
     sequence_number: int
@@ -55,7 +55,7 @@ class ItemAdded(Struct, frozen=True, tag_field="type", tag="response.output_item
     item: OutputItem
 
 
-class ItemDone(Struct, frozen=True, tag_field="type", tag="response.output_item.done"):
+class OutputItemDone(Struct, frozen=True, tag_field="type", tag="response.output_item.done"):
     """An item is over."""
 
     sequence_number: int
@@ -63,7 +63,7 @@ class ItemDone(Struct, frozen=True, tag_field="type", tag="response.output_item.
     item: OutputItem
 
 
-class PartAdded(Struct, frozen=True, tag_field="type", tag="response.content_part.added"):
+class ContentPartAdded(Struct, frozen=True, tag_field="type", tag="response.content_part.added"):
     """The part of a message or of reasoning begins."""
 
     sequence_number: int
@@ -73,7 +73,7 @@ class PartAdded(Struct, frozen=True, tag_field="type", tag="response.content_par
     part: OutputText | ReasoningText
 
 
-class PartDone(Struct, frozen=True, tag_field="type", tag="response.content_part.done"):
+class ContentPartDone(Struct, frozen=True, tag_field="type", tag="response.content_part.done"):
     """The part is over."""
 
     sequence_number: int
@@ -83,7 +83,7 @@ class PartDone(Struct, frozen=True, tag_field="type", tag="response.content_part
     part: OutputText | ReasoningText
 
 
-class TextDelta(Struct, gc=False, tag_field="type", tag="response.output_text.delta"):
+class OutputTextDelta(Struct, gc=False, tag_field="type", tag="response.output_text.delta"):
     """The next text of a message, with the log-probabilities of its tokens if they were asked for."""
 
     sequence_number: int
@@ -94,7 +94,7 @@ class TextDelta(Struct, gc=False, tag_field="type", tag="response.output_text.de
     logprobs: list[TokenLogprob]
 
 
-class TextDone(Struct, frozen=True, tag_field="type", tag="response.output_text.done"):
+class OutputTextDone(Struct, frozen=True, tag_field="type", tag="response.output_text.done"):
     """The whole text of a message."""
 
     sequence_number: int
@@ -105,7 +105,7 @@ class TextDone(Struct, frozen=True, tag_field="type", tag="response.output_text.
     logprobs: list[TokenLogprob]
 
 
-class ReasoningDelta(Struct, gc=False, tag_field="type", tag="response.reasoning_text.delta"):
+class ReasoningTextDelta(Struct, gc=False, tag_field="type", tag="response.reasoning_text.delta"):
     """The next text of reasoning."""
 
     sequence_number: int
@@ -115,7 +115,7 @@ class ReasoningDelta(Struct, gc=False, tag_field="type", tag="response.reasoning
     delta: str
 
 
-class ReasoningDone(Struct, frozen=True, tag_field="type", tag="response.reasoning_text.done"):
+class ReasoningTextDone(Struct, frozen=True, tag_field="type", tag="response.reasoning_text.done"):
     """The whole text of reasoning."""
 
     sequence_number: int
@@ -125,7 +125,7 @@ class ReasoningDone(Struct, frozen=True, tag_field="type", tag="response.reasoni
     text: str
 
 
-class ArgumentsDelta(Struct, gc=False, tag_field="type", tag="response.function_call_arguments.delta"):
+class CallArgumentsDelta(Struct, gc=False, tag_field="type", tag="response.function_call_arguments.delta"):
     """The next text of a call's arguments."""
 
     sequence_number: int
@@ -134,7 +134,7 @@ class ArgumentsDelta(Struct, gc=False, tag_field="type", tag="response.function_
     delta: str
 
 
-class ArgumentsDone(Struct, frozen=True, tag_field="type", tag="response.function_call_arguments.done"):
+class CallArgumentsDone(Struct, frozen=True, tag_field="type", tag="response.function_call_arguments.done"):
     """The whole arguments of a call."""
 
     sequence_number: int
@@ -145,20 +145,20 @@ class ArgumentsDone(Struct, frozen=True, tag_field="type", tag="response.functio
 
 
 ResponseEvent = Union[  # noqa: UP007
-    Created,
-    InProgress,
-    ItemAdded,
-    PartAdded,
-    TextDelta,
-    TextDone,
-    ReasoningDelta,
-    ReasoningDone,
-    ArgumentsDelta,
-    ArgumentsDone,
-    PartDone,
-    ItemDone,
-    Completed,
-    Incomplete,
-    Error,
-    Failed,
+    ResponseCreated,
+    ResponseInProgress,
+    OutputItemAdded,
+    ContentPartAdded,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
+    CallArgumentsDelta,
+    CallArgumentsDone,
+    ContentPartDone,
+    OutputItemDone,
+    ResponseCompleted,
+    ResponseIncomplete,
+    ResponseErrorEvent,
+    ResponseFailed,
 ]

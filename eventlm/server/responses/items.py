@@ -8,7 +8,7 @@ from hashlib import blake2b
 from msgspec import structs
 
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
-from eventlm.server.responses.protocol import InputItem, Part
+from eventlm.server.responses.protocol import InputItem, InputPart
 from eventlm.text.protocol import CalledFunction, ChatMessage, ContentPart, MessageToolCall
 
 #: How the ids of items begin.
@@ -25,7 +25,7 @@ def item_id(type_: str, reply_id: str, place: str) -> str:
 def input_items(input: str | list[InputItem] | None) -> list[InputItem]:
     """The items of an input in either form."""
     if isinstance(input, str):
-        return [InputItem(type="message", role="user", content=[Part(type="input_text", text=input)])]
+        return [InputItem(type="message", role="user", content=[InputPart(type="input_text", text=input)])]
     return [] if input is None else input
 
 
@@ -55,11 +55,11 @@ def _shown(item: InputItem, reply_id: str, index: int) -> InputItem:
     if isinstance(item.content, str):
         is_output = item.role == "assistant"
         kind = "output_text" if is_output else "input_text"
-        shown.content = [Part(type=kind, text=item.content, annotations=[] if is_output else None)]
+        shown.content = [InputPart(type=kind, text=item.content, annotations=[] if is_output else None)]
     return shown
 
 
-class Messages:
+class ItemMessages:
     """The messages of a chat, from items without references.
 
     What the model wrote without a pause is one message: reasoning, a text, calls. messages, params: each message, and
@@ -150,14 +150,14 @@ class Messages:
         self.params.append(param)
 
 
-def _content(content: str | list[Part], param: str) -> str | list[ContentPart]:
+def _content(content: str | list[InputPart], param: str) -> str | list[ContentPart]:
     """The content of a chat's message. Raises InputError for anything but text."""
     if isinstance(content, str):
         return content
     return [_part(part, f"{param}[{index}]") for index, part in enumerate(content)]
 
 
-def _part(part: Part, param: str) -> ContentPart:
+def _part(part: InputPart, param: str) -> ContentPart:
     if part.type not in _TEXT_PARTS:
         raise InputError(
             f"{param}.type",

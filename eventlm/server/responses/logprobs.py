@@ -23,10 +23,14 @@ class _Token(NamedTuple):
 
 
 class TokenTexts:
-    """Cuts the text of one sequence into that of its tokens, and knows which of them a message has."""
+    """Cuts the text of one sequence into that of its tokens, and knows which of them a message has.
 
-    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+    is_plain: all text is the message's, so it need not be cut.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, request: Request, *, is_plain: bool) -> None:
         self._tokenizer = tokenizer
+        self._is_plain = is_plain
         self._detokenizer = Detokenizer(text_bytes(tokenizer, request))
         #: Tokens whose text has not come, since it is held back, and what has come of it.
         self._ahead: deque[_Token] = deque()
@@ -37,7 +41,12 @@ class TokenTexts:
     def pieces(self, output: ChoiceOutput) -> Iterator[str]:
         """The text of the next output, cut where its tokens end."""
         found = chat_logprobs(self._tokenizer, output, as_token_ids=False)
-        for token_id, logprob in zip(output.token_ids, found.content if found is not None else (), strict=True):
+        logprobs = found.content if found is not None else []
+        if self._is_plain:
+            self._since += [_Token(logprob, 0) for logprob in logprobs]
+            yield output.text
+            return
+        for token_id, logprob in zip(output.token_ids, logprobs, strict=True):
             self._ahead.append(_Token(logprob, len(self._detokenizer.push([token_id]))))
         self._text += output.text
         while self._ahead and (end := self._ahead[0].num_characters) <= len(self._text):

@@ -13,16 +13,16 @@ from msgspec import structs
 from eventlm.server.openai.chat import call_id
 from eventlm.server.openai.replies import TokenLogprob
 from eventlm.server.responses.events import (
-    ArgumentsDelta,
-    ArgumentsDone,
-    ItemAdded,
-    ItemDone,
-    PartAdded,
-    PartDone,
-    ReasoningDelta,
-    ReasoningDone,
-    TextDelta,
-    TextDone,
+    CallArgumentsDelta,
+    CallArgumentsDone,
+    ContentPartAdded,
+    ContentPartDone,
+    OutputItemAdded,
+    OutputItemDone,
+    OutputTextDelta,
+    OutputTextDone,
+    ReasoningTextDelta,
+    ReasoningTextDone,
 )
 from eventlm.server.responses.items import item_id
 from eventlm.server.responses.protocol import ItemStatus
@@ -40,7 +40,7 @@ from eventlm.text.tools.parser_events import Content, Reasoning
 _NO_LOGPROBS: list[TokenLogprob] = []
 
 
-class Output:
+class ResponseOutput:
     """The output of one response. items: those that are done. num_events: the number of the next event.
 
     Each method returns the events of what it did.
@@ -95,21 +95,21 @@ class Output:
             case OutputMessage():
                 part = OutputText(text, logprobs=self._logprobs)
                 events = [
-                    TextDone(self.number(), item.id, index, 0, text, self._logprobs),
-                    PartDone(self.number(), item.id, index, 0, part),
+                    OutputTextDone(self.number(), item.id, index, 0, text, self._logprobs),
+                    ContentPartDone(self.number(), item.id, index, 0, part),
                 ]
                 done: OutputItem = structs.replace(item, status=status, content=[part])
             case ReasoningItem():
                 thought = ReasoningText(text)
                 events = [
-                    ReasoningDone(self.number(), item.id, index, 0, text),
-                    PartDone(self.number(), item.id, index, 0, thought),
+                    ReasoningTextDone(self.number(), item.id, index, 0, text),
+                    ContentPartDone(self.number(), item.id, index, 0, thought),
                 ]
                 done = structs.replace(item, status=status, content=[thought])
             case FunctionCallItem():
-                events = [ArgumentsDone(self.number(), item.id, index, item.name, text)]
+                events = [CallArgumentsDone(self.number(), item.id, index, item.name, text)]
                 done = structs.replace(item, status=status, arguments=text)
-        events.append(ItemDone(self.number(), index, done))
+        events.append(OutputItemDone(self.number(), index, done))
         self.items.append(done)
         return events
 
@@ -117,21 +117,21 @@ class Output:
         events: list[Any] = []
         if not isinstance(self._item, OutputMessage):
             events = self._begin(OutputMessage(id=self._new_id("message"), status="in_progress", content=[]))
-            events.append(PartAdded(self.number(), self._item_id, len(self.items), 0, OutputText("")))
+            events.append(ContentPartAdded(self.number(), self._item_id, len(self.items), 0, OutputText("")))
         self._texts.append(text)
         if logprobs:
             self._logprobs += logprobs
         if text or logprobs:
-            events.append(TextDelta(self.number(), self._item_id, len(self.items), 0, text, logprobs))
+            events.append(OutputTextDelta(self.number(), self._item_id, len(self.items), 0, text, logprobs))
         return events
 
     def _add_reasoning(self, text: str) -> list[Any]:
         events: list[Any] = []
         if not isinstance(self._item, ReasoningItem):
             events = self._begin(ReasoningItem(id=self._new_id("reasoning"), status="in_progress", content=[]))
-            events.append(PartAdded(self.number(), self._item_id, len(self.items), 0, ReasoningText("")))
+            events.append(ContentPartAdded(self.number(), self._item_id, len(self.items), 0, ReasoningText("")))
         self._texts.append(text)
-        events.append(ReasoningDelta(self.number(), self._item_id, len(self.items), 0, text))
+        events.append(ReasoningTextDelta(self.number(), self._item_id, len(self.items), 0, text))
         return events
 
     def _add_call(self, call: CallDelta) -> list[Any]:
@@ -147,13 +147,13 @@ class Output:
             events = self._begin(item)
         if call.arguments:
             self._texts.append(call.arguments)
-            events.append(ArgumentsDelta(self.number(), self._item_id, len(self.items), call.arguments))
+            events.append(CallArgumentsDelta(self.number(), self._item_id, len(self.items), call.arguments))
         return events
 
     def _begin(self, item: OutputItem) -> list[Any]:
         events = self.end_item("completed")
         self._item, self._item_id, self._texts, self._logprobs = item, item.id, [], []
-        events.append(ItemAdded(self.number(), len(self.items), item))
+        events.append(OutputItemAdded(self.number(), len(self.items), item))
         return events
 
     def _new_id(self, type_: str) -> str:

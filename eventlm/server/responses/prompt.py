@@ -10,7 +10,7 @@ from eventlm.errors import InputError, MissingParameterError, PromptTooLongError
 from eventlm.server.api import Caller
 from eventlm.server.context import ServerContext
 from eventlm.server.responses.history import earlier_items, referenced_items
-from eventlm.server.responses.items import Messages, input_items, is_reference
+from eventlm.server.responses.items import ItemMessages, input_items, is_reference
 from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
 from eventlm.text.protocol import ChatMessage
@@ -20,13 +20,13 @@ from eventlm.text.tools.definitions import requested_tools
 _KEPT_ROLES = ("system", "developer")
 
 
-class Conversation(NamedTuple):
+class PromptMessages(NamedTuple):
     """The messages of a prompt, and the path of what each comes from."""
 
     messages: list[ChatMessage]
     params: list[str]
 
-    def after(self, num_dropped: int) -> Conversation:
+    def after(self, num_dropped: int) -> PromptMessages:
         """The conversation without its first messages, but for those that instruct."""
         kept, left = [], num_dropped
         for index, message in enumerate(self.messages):
@@ -34,10 +34,10 @@ class Conversation(NamedTuple):
                 kept.append(index)
             else:
                 left -= 1
-        return Conversation([self.messages[index] for index in kept], [self.params[index] for index in kept])
+        return PromptMessages([self.messages[index] for index in kept], [self.params[index] for index in kept])
 
 
-async def read_conversation(context: ServerContext, body: InputFields, caller: Caller) -> Conversation:
+async def read_conversation(context: ServerContext, body: InputFields, caller: Caller) -> PromptMessages:
     """The conversation of a body, whose references are replaced by what they stand for. Raises InputError, ApiError."""
     earlier = await earlier_items(context, body, caller)
     items = input_items(body.input)
@@ -47,23 +47,23 @@ async def read_conversation(context: ServerContext, body: InputFields, caller: C
         raise InputError("input", "Invalid value for 'input': it is empty.")
     if any(map(is_reference, items)):
         body.input = items = await _resolved(context, items, caller)
-    found = Messages()
+    found = ItemMessages()
     found.add_all(earlier, "previous_response_id" if body.conversation is None else "conversation")
     found.add_all(items, "input")
-    return _with_instructions(Conversation(found.messages, found.params), body.instructions)
+    return _with_instructions(PromptMessages(found.messages, found.params), body.instructions)
 
 
 async def make_request(
     context: ServerContext,
     body: InputFields,
-    conversation: Conversation,
+    conversation: PromptMessages,
     model: str,
     received_ns: int,
     scheduling: Mapping[str, Any],
 ) -> Request:
     """The request of a conversation, shortened if it is too long and may be. Raises InputError."""
 
-    async def make(conversation: Conversation) -> Request:
+    async def make(conversation: PromptMessages) -> Request:
         chat = chat_request(body, conversation.messages, model)
         try:
             return await context.requests.chat(chat, received_ns, **scheduling)
@@ -84,7 +84,7 @@ async def make_request(
         return await make(shorter)
 
 
-async def count_tokens(context: ServerContext, body: InputFields, conversation: Conversation, model: str) -> int:
+async def count_tokens(context: ServerContext, body: InputFields, conversation: PromptMessages, model: str) -> int:
     """How many tokens the prompt of a conversation has. Raises InputError."""
     with native_names(conversation.params):
         num_tokens = await _num_tokens(context, body, conversation, model)
@@ -112,7 +112,7 @@ async def _resolved(context: ServerContext, items: list[InputItem], caller: Call
     return resolved
 
 
-def _with_instructions(conversation: Conversation, instructions: str | None) -> Conversation:
+def _with_instructions(conversation: PromptMessages, instructions: str | None) -> PromptMessages:
     """Instructions come first. Many templates take one message of the kind, so a first one like that joins them."""
     if not instructions:
         return conversation
@@ -122,12 +122,12 @@ def _with_instructions(conversation: Conversation, instructions: str | None) -> 
         content = messages[0].content
         joined = content if isinstance(content, str) else "\n".join(part.text or "" for part in content or ())
         role, text, rest = messages[0].role, f"{instructions}\n\n{joined}", 1
-    return Conversation([ChatMessage(role=role, content=text), *messages[rest:]], ["instructions", *params[rest:]])
+    return PromptMessages([ChatMessage(role=role, content=text), *messages[rest:]], ["instructions", *params[rest:]])
 
 
 async def _shortened(
-    context: ServerContext, body: InputFields, conversation: Conversation, model: str
-) -> Conversation | None:
+    context: ServerContext, body: InputFields, conversation: PromptMessages, model: str
+) -> PromptMessages | None:
     """The longest end of a conversation that fits; None if none does.
 
     It begins with a user's message if it can, and never with the output of a call that is gone.
@@ -147,7 +147,7 @@ async def _shortened(
     return conversation.after(next((cut for cut in fitting if droppable[cut] == "user"), fitting[0]))
 
 
-async def _fits(context: ServerContext, body: InputFields, conversation: Conversation, model: str) -> bool:
+async def _fits(context: ServerContext, body: InputFields, conversation: PromptMessages, model: str) -> bool:
     try:
         return await _num_tokens(context, body, conversation, model) <= _most_tokens(context, body)
     except InputError:
@@ -160,6 +160,6 @@ def _most_tokens(context: ServerContext, body: InputFields) -> int:
     return context.engine.max_model_len - (body.max_output_tokens or 1)
 
 
-async def _num_tokens(context: ServerContext, body: InputFields, conversation: Conversation, model: str) -> int:
+async def _num_tokens(context: ServerContext, body: InputFields, conversation: PromptMessages, model: str) -> int:
     chat = chat_request(body, conversation.messages, model)
     return len(await context.requests.encode_messages(chat, requested_tools(chat, context.formats)))

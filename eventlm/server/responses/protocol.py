@@ -60,7 +60,7 @@ _REMEDIES = {
 }
 
 
-class Part(Struct, omit_defaults=True, kw_only=True):
+class InputPart(Struct, omit_defaults=True, kw_only=True):
     """A part of a message, of a function's output or of reasoning."""
 
     type: str
@@ -80,13 +80,13 @@ class InputItem(Struct, omit_defaults=True, kw_only=True):
     id: str | None = None
     status: ItemStatus | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[InputPart] | None = None
     phase: str | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
     encrypted_content: str | None = None
 
 

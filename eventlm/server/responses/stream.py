@@ -10,9 +10,16 @@ from msgspec import structs
 from eventlm.engine.request import Request
 from eventlm.server.errors import CANCELLED, ApiError
 from eventlm.server.reply_format import NAMED_EVENTS, ReplyIdentity, StreamFormat
-from eventlm.server.responses.events import Completed, Created, Error, Failed, Incomplete, InProgress
+from eventlm.server.responses.events import (
+    ResponseCompleted,
+    ResponseCreated,
+    ResponseErrorEvent,
+    ResponseFailed,
+    ResponseIncomplete,
+    ResponseInProgress,
+)
 from eventlm.server.responses.logprobs import TokenTexts
-from eventlm.server.responses.output import Output
+from eventlm.server.responses.output import ResponseOutput
 from eventlm.server.responses.protocol import ConversationRef, ReasoningConfig, ResponsesRequest, TextConfig, TextFormat
 from eventlm.server.responses.replies import IncompleteDetails, Response, ResponseError, ResponseUsage
 from eventlm.server.timings import timings
@@ -43,15 +50,15 @@ class ResponseReplies(StreamFormat):
         [request] = group
         format = message_format(request)
         self._parser = None if format.is_plain else MessageParser(format, formats)
-        self._tokens = TokenTexts(tokenizer, request) if body.wants_logprobs else None
+        self._tokens = TokenTexts(tokenizer, request, is_plain=format.is_plain) if body.wants_logprobs else None
         self._includes_timings = body.wants_timings
-        self._output = Output(identity.reply_id)
+        self._output = ResponseOutput(identity.reply_id)
         self._is_cut = False
         self.response = begun_response(body, request, identity)
 
     def begin(self, generation: Generation) -> Sequence[Any]:
         number = self._output.number
-        return [Created(number(), self.response), InProgress(number(), self.response)]
+        return [ResponseCreated(number(), self.response), ResponseInProgress(number(), self.response)]
 
     def events(self, output: ChoiceOutput, generation: Generation) -> Sequence[Any]:
         if self._tokens is not None:
@@ -66,7 +73,7 @@ class ResponseReplies(StreamFormat):
 
     def end(self, generation: Generation) -> Sequence[Any]:
         response = self._end(generation)
-        event = Incomplete if response.status == "incomplete" else Completed
+        event = ResponseIncomplete if response.status == "incomplete" else ResponseCompleted
         if self._includes_timings:
             response = structs.replace(response, eventlm=timings(generation.rows))
         return [event(self._output.number(), response)]
@@ -81,8 +88,8 @@ class ResponseReplies(StreamFormat):
             error=None if is_cancelled else ResponseError(_code(error), body.message),
             output=self._output.items,
         )
-        events.append(Error(number(), body.code, body.message, body.param))
-        events.append(Failed(number(), self.response))
+        events.append(ResponseErrorEvent(number(), body.code, body.message, body.param))
+        events.append(ResponseFailed(number(), self.response))
         return events
 
     async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Response:
