@@ -83,7 +83,8 @@ class Api(ABC, Generic[BodyT]):
     async def ended(self, context: ServerContext, body: BodyT, owner: str, replies: ReplyFormat) -> None:
         """A reply of these to a body is over. Its client gets the end of it when this returns.
 
-        replies: have made the end, whole or of a stream, which may be an error. A stream that is resumed ends once.
+        replies: have made the end, whole or of a stream, which may be an error. Not called again for a stream that is
+        resumed. Raises nothing.
         """
 
 

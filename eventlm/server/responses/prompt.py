@@ -97,6 +97,9 @@ async def count_tokens(context: ServerContext, body: InputFields, conversation: 
 
 async def _resolved(context: ServerContext, items: list[InputItem], caller: Caller) -> list[InputItem]:
     """Items with what references among them stand for."""
+    for index, item in enumerate(items):
+        if is_reference(item) and not item.id:
+            raise MissingParameterError(f"input[{index}].id")
     found = await referenced_items(context, [item.id or "" for item in items if is_reference(item)], caller)
     resolved = []
     for index, item in enumerate(items):

@@ -136,6 +136,8 @@ class InputFields(GenerationRequest, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    #: As chats have it, for those that say that they want none.
+    logprobs: bool | None = None
 
     @property
     def conversation_id(self) -> str | None:

@@ -1,0 +1,26 @@
+"""The endpoints are described."""
+
+from __future__ import annotations
+
+from msgspec import structs
+
+from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
+from eventlm.server.responses.protocol import IGNORED, ResponsesRequest
+from tests.server.conftest import RunningServer
+
+
+def test_what_the_description_says_of_a_response(server: RunningServer) -> None:
+    document = server.request("GET", "/openapi.json").json()
+    operation = document["paths"]["/v1/responses"]["post"]
+    content = operation["responses"]["200"]["content"]
+    assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/Response"}
+    events = content["text/event-stream"]["schema"]
+    assert {"$ref": "#/components/schemas/OutputTextDelta"} in events["anyOf"]
+    assert set(document["paths"]["/v1/responses/input_tokens"]) == {"post"}
+
+
+def test_the_lists_of_parameters_name_fields() -> None:
+    fields = {field.encode_name for field in structs.fields(ResponsesRequest)}
+    assert set(IGNORED) <= fields
+    assert all(endpoint.refused for endpoint in RESPONSES_ENDPOINTS)
+    assert not IGNORED.keys() & RESPONSES_ENDPOINTS[0].refused.keys()
