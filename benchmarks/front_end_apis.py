@@ -114,14 +114,15 @@ async def stream_seconds(name: str, script: Script) -> tuple[float, int]:
 async def measure(num_tokens: int, num_rounds: int) -> list[dict[str, Any]]:
     """A row for each case and API."""
     rows = []
-    gc.disable()
     for script in scripts(num_tokens):
+        gc.collect()
+        gc.disable()
         fastest: dict[str, tuple[float, int]] = {}
         for _ in range(num_rounds):
             for name in APIS:
                 found = await stream_seconds(name, script)
                 fastest[name] = min(found, fastest.get(name, found))
-            gc.collect()
+        gc.enable()
         count = len(script.token_ids)
         rows += [
             {
