@@ -69,7 +69,8 @@ class Description:
             self._validator(schema).validate(reply.json())
         elif media_type == "text/event-stream":
             events = list(_events(reply))
-            assert events.pop() == "[DONE]"
+            # Events with a type have one that ends the stream.
+            assert "type" in events[-1] or events.pop() == "[DONE]"
             assert events
             for event in events:
                 self._validator(schema).validate(event)

@@ -53,16 +53,30 @@ FIELDS = (
     "documents", "continue_final_message", "add_generation_prompt", "encoding_format", "dimensions", "pooling",
     "truncate_prompt_tokens", "return_token_strs", "return_token_ids", "guided_regex", "service_tier", "best_of",
     "eventlm", "normalize", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "suffix", "guided_json",
+    "instructions", "max_output_tokens", "previous_response_id", "conversation", "background", "store", "include",
+    "reasoning", "text", "truncation", "prompt_cache_key",
 )  # fmt: skip
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]}
-TOOL = {"type": "function", "function": {"name": "look_up", "description": "Look.", "parameters": SCHEMA}}
+LOOK_UP = {"name": "look_up", "description": "Look.", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": LOOK_UP}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arguments": '{"a": 3}'}}
 CALLED = [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "1", "content": "4"}]
-FORMAT = {"type": "json_schema", "json_schema": {"name": "b", "schema": SCHEMA, "strict": True}}
+NAMED_SCHEMA = {"name": "b", "schema": SCHEMA, "strict": True}
+FORMAT = {"type": "json_schema", "json_schema": NAMED_SCHEMA}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
+ITEMS = [
+    *MESSAGES[:1],
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+    {"type": "function_call", "call_id": "1", "name": "look_up", "arguments": '{"a": 3}'},
+    {"type": "function_call_output", "call_id": "1", "output": "4"},
+]
+FUNCTION = {"type": "function", **LOOK_UP}
+CHOICE = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look_up"}]}
 #: Bodies that are right, with the paths to which they belong.
 TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": MESSAGES, "max_tokens": 4}),
@@ -74,6 +88,11 @@ TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": 1, "logprobs": 1, "echo": True, "prompt_logprobs": 1}),
     (COMPLETIONS, {"prompt": "a", "stream": True, "priority": 1, "slo": {"ttft_ms": 5}, "eventlm": {"timings": True}}),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 9, "structured_outputs": {"regex": "[a-z]{3}"}, "seed": 1}),
+    (RESPONSES, {"input": ITEMS, "max_output_tokens": 4, "instructions": "Be brief.", "truncation": "auto"}),
+    (RESPONSES, {"input": "hi", "max_output_tokens": 20, "tools": [FUNCTION], "tool_choice": CHOICE, "stream": True}),
+    (RESPONSES, {"input": "hi", "max_output_tokens": 4, "include": ["message.output_text.logprobs"], "stream": True}),
+    (RESPONSES, {"input": "hi", "max_output_tokens": 9, "text": {"format": {"type": "json_schema", **NAMED_SCHEMA}}}),
+    (f"{RESPONSES}/input_tokens", {"input": ITEMS, "tools": [FUNCTION]}),
     (EMBEDDINGS, {"input": ["a", "b"], "dimensions": 4}),
     (EMBEDDINGS, {"input": [1, 2, 3], "encoding_format": "base64", "pooling": "mean"}),
     ("/v1/tokenize", {"prompt": "a", "return_token_strs": True}),
