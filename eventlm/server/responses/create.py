@@ -65,7 +65,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
-    """How many tokens the prompt of a response would have."""
+    """How many tokens the prompt of a response would have. What does not change the prompt has no effect."""
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_body(await read_body(request), InputTokensRequest)

@@ -23,14 +23,10 @@ class _Token(NamedTuple):
 
 
 class TokenTexts:
-    """Cuts the text of one sequence into that of its tokens, and knows which of them a message has.
+    """Cuts the text of one sequence into that of its tokens, and knows which of them a message has."""
 
-    is_plain: all text is the message's, so it need not be cut.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, request: Request, *, is_plain: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
         self._tokenizer = tokenizer
-        self._is_plain = is_plain
         self._detokenizer = Detokenizer(text_bytes(tokenizer, request))
         #: Tokens whose text has not come, since it is held back, and what has come of it.
         self._ahead: deque[_Token] = deque()
@@ -40,13 +36,7 @@ class TokenTexts:
 
     def pieces(self, output: ChoiceOutput) -> Iterator[str]:
         """The text of the next output, cut where its tokens end."""
-        found = chat_logprobs(self._tokenizer, output, as_token_ids=False)
-        logprobs = found.content if found is not None else []
-        if self._is_plain:
-            self._since += [_Token(logprob, 0) for logprob in logprobs]
-            yield output.text
-            return
-        for token_id, logprob in zip(output.token_ids, logprobs, strict=True):
+        for token_id, logprob in zip(output.token_ids, token_logprobs(self._tokenizer, output), strict=True):
             self._ahead.append(_Token(logprob, len(self._detokenizer.push([token_id]))))
         self._text += output.text
         while self._ahead and (end := self._ahead[0].num_characters) <= len(self._text):
@@ -75,3 +65,9 @@ class TokenTexts:
     def skip(self) -> None:
         """The text up to here is not the message's."""
         self._since = []
+
+
+def token_logprobs(tokenizer: Tokenizer, output: ChoiceOutput) -> list[TokenLogprob]:
+    """Those of all tokens of an output."""
+    found = chat_logprobs(tokenizer, output, as_token_ids=False)
+    return [] if found is None else found.content

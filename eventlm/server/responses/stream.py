@@ -9,6 +9,7 @@ from msgspec import structs
 
 from eventlm.engine.request import Request
 from eventlm.server.errors import CANCELLED, ApiError
+from eventlm.server.openai.replies import TokenLogprob
 from eventlm.server.reply_format import NAMED_EVENTS, ReplyIdentity, StreamFormat
 from eventlm.server.responses.events import (
     ResponseCompleted,
@@ -18,7 +19,7 @@ from eventlm.server.responses.events import (
     ResponseIncomplete,
     ResponseInProgress,
 )
-from eventlm.server.responses.logprobs import TokenTexts
+from eventlm.server.responses.logprobs import TokenTexts, token_logprobs
 from eventlm.server.responses.output import ResponseOutput
 from eventlm.server.responses.protocol import ConversationRef, ReasoningConfig, ResponsesRequest, TextConfig, TextFormat
 from eventlm.server.responses.replies import IncompleteDetails, Response, ResponseError, ResponseUsage
@@ -27,7 +28,7 @@ from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
 from eventlm.text.generation import Generation
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import NO_FORMATS, Formats
-from eventlm.text.tools.message import MessageParser, message_format
+from eventlm.text.tools.message import MessageParser, MessagePart, message_format
 from eventlm.text.tools.parser_events import Content
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -50,7 +51,11 @@ class ResponseReplies(StreamFormat):
         [request] = group
         format = message_format(request)
         self._parser = None if format.is_plain else MessageParser(format, formats)
-        self._tokens = TokenTexts(tokenizer, request, is_plain=format.is_plain) if body.wants_logprobs else None
+        self._wants_logprobs = body.wants_logprobs
+        #: Needed where not all text is the message's.
+        self._tokens = TokenTexts(tokenizer, request)
+        #: Of tokens whose text is held back, where all of it is.
+        self._logprobs: list[TokenLogprob] = []
         self._includes_timings = body.wants_timings
         self._output = ResponseOutput(identity.reply_id)
         self._is_cut = False
@@ -61,12 +66,12 @@ class ResponseReplies(StreamFormat):
         return [ResponseCreated(number(), self.response), ResponseInProgress(number(), self.response)]
 
     def events(self, output: ChoiceOutput, generation: Generation) -> Sequence[Any]:
-        if self._tokens is not None:
-            events = self._with_logprobs(output, self._tokens)
-        elif self._parser is not None:
-            events = [event for part in self._parser.parts(output.text) for event in self._output.add(part)]
+        if self._parser is None:
+            events = self._plain(output)
+        elif self._wants_logprobs:
+            events = self._with_logprobs(output, self._parser)
         else:
-            events = self._output.add(Content(output.text)) if output.text else []
+            events = [event for part in self._parser.parts(output.text) for event in self._output.add(part)]
         if output.finished is not None:
             events += self._close(output)
         return events
@@ -97,29 +102,42 @@ class ResponseReplies(StreamFormat):
         self.events(output, generation)
         return self._end(generation)
 
-    def _with_logprobs(self, output: ChoiceOutput, tokens: TokenTexts) -> list[Any]:
+    def _plain(self, output: ChoiceOutput) -> list[Any]:
+        """All text is the message's."""
+        if self._wants_logprobs:
+            self._logprobs += token_logprobs(self._tokenizer, output)
+        if not output.text:
+            return []
+        logprobs = self._logprobs
+        if logprobs:
+            self._logprobs = []
+        return self._output.add(Content(output.text), logprobs)
+
+    def _with_logprobs(self, output: ChoiceOutput, parser: MessageParser) -> list[Any]:
         events: list[Any] = []
-        for text in tokens.pieces(output):
-            parts = self._parser.parts(text) if self._parser is not None else [Content(text)] if text else []
-            for part in parts:
-                if isinstance(part, Content):
-                    events += self._output.add(part, tokens.of_content(len(part.text)))
-                else:
-                    tokens.skip()
-                    events += self._output.add(part)
+        for text in self._tokens.pieces(output):
+            events += self._add_with_logprobs(parser.parts(text))
+        return events
+
+    def _add_with_logprobs(self, parts: list[MessagePart]) -> list[Any]:
+        """Parts that end where the last piece of the text does."""
+        events: list[Any] = []
+        for part in parts:
+            if isinstance(part, Content):
+                events += self._output.add(part, self._tokens.of_content(len(part.text)))
+            else:
+                self._tokens.skip()
+                events += self._output.add(part)
         return events
 
     def _close(self, output: ChoiceOutput) -> list[Any]:
         """The rest, after the last text."""
         assert output.finished is not None
         self._is_cut = api_finish_reason(output.finished.reason) == "length"
-        events: list[Any] = []
-        for part in self._parser.last_parts() if self._parser is not None else ():
-            logprobs = []
-            if self._tokens is not None and isinstance(part, Content):
-                logprobs = self._tokens.of_content(len(part.text))
-            events += self._output.add(part, logprobs)
-        rest = self._tokens.rest() if self._tokens is not None else []
+        events, rest = [], self._logprobs
+        if self._parser is not None:
+            events = self._add_with_logprobs(self._parser.last_parts())
+            rest = self._tokens.rest()
         return events + self._output.end("incomplete" if self._is_cut else "completed", rest)
 
     def _end(self, generation: Generation) -> Response:
