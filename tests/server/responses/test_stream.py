@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.engine.request import EngineUnavailableError
+from eventlm.engine.request import BY_OPERATOR, BY_OWNER, EngineUnavailableError
 from tests.server.conftest import RunningServer
 from tests.server.engine_double import spell
 from tests.server.responses.responding import TOOLS, respond, streamed
@@ -282,6 +282,25 @@ def test_an_error_in_the_middle(server: RunningServer) -> None:
     assert response["error"] == {"code": "server_error", "message": message}
     [item] = response["output"]
     assert (item["status"], item["content"][0]["text"]) == ("incomplete", "Hello, world")
+
+
+@pytest.mark.parametrize(
+    ("reason", "by", "code", "status", "error"),
+    [
+        ("deadline", "", "deadline_exceeded", "failed", "server_error"),
+        ("cancelled", BY_OPERATOR, "aborted", "failed", "server_error"),
+        ("cancelled", BY_OWNER, "cancelled", "cancelled", None),
+    ],
+)
+def test_why_a_response_ended_early(
+    server: RunningServer, reason: Any, by: str, code: str, status: str, error: str | None
+) -> None:
+    server.engine.script_end = reason
+    server.engine.cancelled_by[0] = by
+    *_, told, failed = streamed(server)
+    assert (told["type"], told["code"], failed["type"]) == ("error", code, "response.failed")
+    response = failed["response"]
+    assert (response["status"], response["error"] and response["error"]["code"]) == (status, error)
 
 
 def test_an_error_before_the_first_event_has_its_status(server: RunningServer) -> None:
