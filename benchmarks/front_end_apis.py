@@ -153,8 +153,8 @@ async def read_streams(url: str, path: str, body: dict[str, Any], num_streams: i
 
 def measure_server(num_tokens: int, num_rounds: int, num_streams: int) -> list[dict[str, Any]]:
     """The same of a server as users start it."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from front_end_cost import Server, cpu_seconds
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from benchmarks.front_end_cost import Server, cpu_seconds
 
     fastest: dict[str, float] = {}
     limits = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
