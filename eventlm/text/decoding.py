@@ -13,11 +13,12 @@ from msgspec import Struct, inspect
 
 from eventlm.config.options import did_you_mean
 from eventlm.errors import InputError, InvalidJsonError, InvalidTypeError, UnknownParameterError
-from eventlm.field_errors import field_error, split_message
+from eventlm.field_errors import field_error, out_of_bounds, split_message
+from eventlm.sampling_params import LARGEST_LOGIT_BIAS
 
 #: Reasons for fields that will not be supported.
 _REASONS = {
-    "chat_template": "is not accepted: a template is a program, and this server runs only the one in the model's folder"
+    "kv_transfer_params": "is not supported: this server keeps every prompt's keys and values in its own workers",
 }
 
 #: JSON has no other keys than strings.
@@ -28,6 +29,11 @@ _FORMATS = {
     repr(TOKEN_ID_PATTERN): 'each key must be a token id, such as "50256"',
     repr(FUNCTION_NAME_PATTERN): "it must have 1 to 64 letters, digits, underscores or dashes",
 }
+
+#: Most pairs of `logit_bias`.
+MAX_LOGIT_BIASES = 1024
+#: Keys that a message names, and how much of each.
+_MAX_NAMED_KEYS, _MAX_KEY_CHARACTERS = 5, 64
 
 RequestT = TypeVar("RequestT", bound=Struct)
 
@@ -57,7 +63,7 @@ def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dic
         with _collector_paused():
             request = _convert(raw, type_)
     except msgspec.ValidationError as error:
-        raise validation_error(str(error), type_=type_) from error
+        raise validation_error(str(error), type_=type_, value=raw) from error
     except RecursionError as error:
         raise InvalidJsonError("it is nested too deeply") from error
     for name, neutral in unsupported.items():
@@ -121,20 +127,56 @@ def _decode_json(body: bytes) -> Any:
         raise InvalidJsonError(str(error).partition(" - at ")[0]) from error
 
 
-def validation_error(text: str, root: str = "", type_: Any = None) -> InputError:
+def validation_error(text: str, root: str = "", type_: Any = None, value: Any = None) -> InputError:
     """The error for a message of msgspec such as "Expected `int`, got `str` - at `$.messages[0].role`".
 
     `root`: the path of the converted value in the body. `type_`: its type, to list the values of enumerated fields.
+    `value`: what was converted, to quote the number that is out of its bounds.
     """
     problem, subpath = split_message(text)
     path = (f"{root}.{subpath}" if root and not subpath.startswith("[") else root + subpath).strip(".")
+    found = _value_at(value, subpath)
+    if subpath == "logit_bias" and isinstance(found, dict):
+        return _logit_bias_error(found)
     if unknown := _UNKNOWN_FIELD.match(problem):
         return _unknown_parameter(path, unknown[1], _fields_at(type_, subpath))
     if problem.startswith("Invalid enum value") and (words := _words_at(type_, subpath)):
         problem = f"supported values are {', '.join(map(repr, words))}"
     if wrong := _WRONG_FORMAT.fullmatch(problem):
         problem = _FORMATS[wrong[1]]
-    return field_error(problem, path)
+    return field_error(problem, path, found)
+
+
+def _logit_bias_error(biases: dict[str, Any]) -> InputError:
+    """The error for the keys and biases of an object that is not a `logit_bias`, which are named as they came."""
+    if wrong := [key for key in biases if not re.match(TOKEN_ID_PATTERN, key)]:
+        named = ", ".join(repr(key[:_MAX_KEY_CHARACTERS]) for key in wrong[:_MAX_NAMED_KEYS])
+        more = f" and {len(wrong) - _MAX_NAMED_KEYS} more" if len(wrong) > _MAX_NAMED_KEYS else ""
+        return InputError(
+            "logit_bias",
+            f"Invalid value for 'logit_bias': {_FORMATS[repr(TOKEN_ID_PATTERN)]}; these are not: {named}{more}.",
+        )
+    for key, bias in biases.items():
+        param = f"logit_bias.{key}"
+        if type(bias) not in (int, float):
+            return InvalidTypeError(param, f"Invalid type for '{param}': the bias of a token must be a number.")
+        if bias < -LARGEST_LOGIT_BIAS:
+            return out_of_bounds(param, ">=", -LARGEST_LOGIT_BIAS, bias)
+        if bias > LARGEST_LOGIT_BIAS:
+            return out_of_bounds(param, "<=", LARGEST_LOGIT_BIAS, bias)
+    return InputError("logit_bias", f"Invalid value for 'logit_bias': at most {MAX_LOGIT_BIASES} pairs are allowed.")
+
+
+def _value_at(value: Any, subpath: str) -> Any:
+    """What a decoded value has at a path such as `slo.ttft_ms`; None if that is not the path of anything."""
+    for step in _STEPS.findall(subpath):
+        if isinstance(value, dict):
+            value = value.get(step)
+        elif isinstance(value, list) and step.isdecimal() and int(step) < len(value):
+            value = value[int(step)]
+        else:
+            return None
+    return value
 
 
 def _unknown_parameter(path: str, name: str, known: list[str]) -> InputError:
