@@ -90,7 +90,8 @@ class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
     `include_stop_str_in_output`; `stop_token_ids` end it too, and so does the model's end of sequence unless
     `ignore_eos`. `min_tokens` come before any of these. `max_tokens` None is as many as the context holds. `logprobs`
     and `prompt_logprobs` ask for the log-probability of each token, of the logits before anything else here changes
-    them, and of that many of the most likely ones, -1 for the whole vocabulary. `bad_words` are never completed; only
+    them, and of that many of the most likely ones, -1 for the whole vocabulary; `logprob_token_ids` of these tokens in
+    place of the most likely ones of an output. `bad_words` are never completed; only
     `allowed_token_ids`, if given, are drawn; `logit_bias` is added to the logits of its token ids.
     `skip_special_tokens` leaves them out of the text. `structured_outputs` says what the whole text must match;
     `guided_decoding` is its older name.
@@ -119,6 +120,7 @@ class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
     min_tokens: Annotated[int, Meta(ge=0, le=_LARGEST_INT)] = 0
     logprobs: NumLogprobs | None = None
     prompt_logprobs: NumLogprobs | None = None
+    logprob_token_ids: list[TokenId] | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
     logit_bias: dict[TokenId, LogitBias] | None = None
@@ -142,6 +144,9 @@ class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
         self.bad_words = _items("bad_words", self.bad_words)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = _items("allowed_token_ids", self.allowed_token_ids)
+        if self.logprob_token_ids is not None:
+            self.logprob_token_ids = _items("logprob_token_ids", self.logprob_token_ids)
+            self.logprobs = 0 if self.logprobs is None else self.logprobs
         self.seed = None if self.seed == -1 else self.seed
         # As in vLLM, true asks for one.
         self.logprobs = 1 if self.logprobs is True else self.logprobs
@@ -150,9 +155,7 @@ class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
             checked: Any = msgspec.convert(self, _Checked, from_attributes=True)
         except msgspec.ValidationError as error:
             problem, path = split_message(str(error))
-            if ", got " not in problem and hasattr(self, path):
-                problem += f", got {getattr(self, path)!r}"
-            raise field_error(problem, path) from error
+            raise field_error(problem, path, getattr(self, path, None)) from error
         if self.structured_outputs is not None:
             self.structured_outputs = _checked_structure("structured_outputs", checked.structured_outputs)
         if self.guided_decoding is not None:
@@ -161,8 +164,9 @@ class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
             raise InputError("seed", "Invalid value for 'seed': expected an integer of at most 64 bits.")
         _check_texts("stop", self.stop)
         _check_texts("bad_words", self.bad_words)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InputError("allowed_token_ids", "Invalid value for 'allowed_token_ids': it is empty.")
+        for name in ("allowed_token_ids", "logprob_token_ids"):
+            if getattr(self, name) == []:
+                raise InputError(name, f"Invalid value for '{name}': it is empty.")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(
                 "min_tokens",
@@ -189,6 +193,11 @@ class SamplingParams(Struct, omit_defaults=True, metaclass=_CheckedWhenCalled):
     def noise_seed(self) -> int:
         """The seed in force as an unsigned 64-bit integer. The engine has set it if the request had none."""
         return (self.seed or 0) % 2**64
+
+    @property
+    def num_listed_logprobs(self) -> int | None:
+        """How many tokens the log-probabilities of an output token list, -1 for all; None: there are none."""
+        return self.logprobs if self.logprob_token_ids is None else len(self.logprob_token_ids)
 
     def for_worker(self, seed: int) -> SamplingParams:
         """With the seed in force and without texts: workers and records have token ids only."""
@@ -234,7 +243,7 @@ class TokenLogprobs(Struct, frozen=True, kw_only=True):
     """Log-probabilities of consecutive tokens, with one entry of each list per token.
 
     logprobs: the token's own. ranks: its index among all by likelihood, from 1. top_ids, top_logprobs: the most
-    likely tokens, best first, as many as were asked for.
+    likely tokens, best first, as many as were asked for, or the tokens that were asked for.
     """
 
     logprobs: list[float]

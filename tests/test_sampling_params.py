@@ -32,6 +32,7 @@ VLLM_DEFAULTS = {
     "min_tokens": 0,
     "logprobs": None,
     "prompt_logprobs": None,
+    "logprob_token_ids": None,
     "skip_special_tokens": True,
     "include_stop_str_in_output": False,
     "logit_bias": None,

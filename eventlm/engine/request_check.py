@@ -123,6 +123,7 @@ def _named_ids(params: SamplingParams) -> Iterator[tuple[str, Iterable[int]]]:
     yield "logit_bias", params.logit_bias or ()
     yield "allowed_token_ids", params.allowed_token_ids or ()
     yield "stop_token_ids", params.stop_token_ids or ()
+    yield "logprob_token_ids", params.logprob_token_ids or ()
     for word in params.bad_words_token_ids:
         yield "bad_words", word
 
@@ -134,5 +135,5 @@ def _check_ids(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
         return
     wrong = smallest if smallest < 0 else largest
     raise TokenIdError(
-        f"{name} has the token id {wrong}, which the model does not have: its ids are from 0 to {end - 1}"
+        f"{name} has the token id {wrong}, which is out of vocabulary: the model's ids are from 0 to {end - 1}"
     )

@@ -88,7 +88,7 @@ def _extras_problems(
         if ends.get(row) == "error" and not num_tokens and row not in by_row:
             continue
         extras = by_row.get(row, RowExtras(row=row))
-        if problem := _logprobs_problem(extras.logprobs, num_tokens, request.sampling.logprobs, vocab_size):
+        if problem := _logprobs_problem(extras.logprobs, num_tokens, request.sampling.num_listed_logprobs, vocab_size):
             yield f"the log-probabilities of row {row} {problem}"
         for problem in _prompt_problems(launched, extras, request, vocab_size):
             yield f"{problem} of row {row}"

@@ -122,18 +122,24 @@ class Collector:
         completion.finish_reason = "length" if api_finish_reason(choice.finished.reason) == "length" else "stop"
         completion.stop_reason = choice.stop_reason
         if self._group[number].sampling.logprobs is not None:
-            completion.logprobs = self._logprob_dicts(choice.token_ids, choice.logprobs)
+            is_named = self._group[number].sampling.logprob_token_ids is not None
+            completion.logprobs = self._logprob_dicts(choice.token_ids, choice.logprobs, are_likeliest=not is_named)
             completion.cumulative_logprob = sum(sum(each.logprobs) for each in choice.logprobs)
         return completion
 
-    def _logprob_dicts(self, token_ids: Sequence[int], pieces: Sequence[TokenLogprobs]) -> list[TokenLogprobDict]:
-        """One dict for each token: itself first, then the most likely ones, best first."""
+    def _logprob_dicts(
+        self, token_ids: Sequence[int], pieces: Sequence[TokenLogprobs], *, are_likeliest: bool = True
+    ) -> list[TokenLogprobDict]:
+        """One dict for each token: itself first, then the most likely ones, best first; or others, without ranks."""
         dicts: list[TokenLogprobDict] = []
         for piece in pieces:
             tokens = token_ids[len(dicts) : len(dicts) + len(piece.logprobs)]
             dicts += [
-                {each: Logprob(logprob, rank, self._token_text(each)) for each, (logprob, rank) in found.items()}
-                for found in piece.by_token(tokens)
+                {
+                    each: Logprob(logprob, rank if are_likeliest or each == token else None, self._token_text(each))
+                    for each, (logprob, rank) in found.items()
+                }
+                for token, found in zip(tokens, piece.by_token(tokens), strict=True)
             ]
         return dicts
 

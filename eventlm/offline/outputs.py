@@ -8,10 +8,13 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """Log-probability of a token, its rank by likelihood (from 1), and its text."""
+    """Log-probability of a token, its rank by likelihood (from 1), and its text.
+
+    A token of `logprob_token_ids` has no rank.
+    """
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 

@@ -93,6 +93,15 @@ def test_log_probabilities_are_dicts_by_token() -> None:
     assert completion.cumulative_logprob == -5.25
 
 
+def test_named_tokens_have_no_rank() -> None:
+    found = collector(request(logprob_token_ids=[99, 97]))
+    found.add(ChoiceOutput(0, "a", [97], logprobs((-0.25, 1, {99: -7.0, 97: -0.25}))))
+    whole = found.add(end(0))
+    assert whole is not None
+    assert isinstance(whole[1], RequestOutput)
+    assert whole[1].outputs[0].logprobs == [{97: Logprob(-0.25, 1, "a"), 99: Logprob(-7.0, None, "c")}]
+
+
 def test_an_embedding_has_length_one() -> None:
     found = collector(request(kind="pool"))
     found.add(ChoiceOutput(0, embedding=struct.pack("<3f", 3.0, 0.0, -4.0)))

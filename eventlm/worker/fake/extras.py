@@ -10,6 +10,7 @@ import math
 import struct
 from collections.abc import Callable
 
+import msgspec
 import xxhash
 
 from eventlm.sampling_params import TokenLogprobs
@@ -35,6 +36,8 @@ def fake_extras(number: int, row: Row, produced: list[int], draw: Draw) -> RowEx
         indices = range(sequence.position, sequence.position + len(produced))
         wheres = [draw("rank", params.noise_seed, sequence.id.index, index) for index in indices]
         logprobs = _token_logprobs(produced, wheres, params.logprobs)
+        if params.logprob_token_ids is not None:
+            logprobs = _of_named(logprobs, produced, wheres, params.logprob_token_ids)
     num_top = 0 if params.prompt_logprobs is None and sequence.kind == "score" else params.prompt_logprobs
     start, end = row.start + 1, min(row.start + 1 + row.num_tokens, sequence.num_prompt_tokens)
     if num_top is not None and start < end:
@@ -68,6 +71,23 @@ def _token_logprobs(token_ids: list[int], wheres: list[int], num_top: int) -> To
         top_ids=top_ids,
         top_logprobs=[[_logprob(rank) for rank in range(1, num_top + 1)] for _ in token_ids],
     )
+
+
+def _of_named(logprobs: TokenLogprobs, token_ids: list[int], wheres: list[int], named: list[int]) -> TokenLogprobs:
+    """The same with the named tokens in place of the most likely ones: those of ids that have no probability too."""
+    values = []
+    for token, rank, where in zip(token_ids, logprobs.ranks, wheres, strict=True):
+        base, own, step = token - token % NUM_FAKE_TOKENS, token % NUM_FAKE_TOKENS, where >> 8 | 1
+        inverse = pow(step, -1, NUM_FAKE_TOKENS)
+        # Rank r has the token own + step * (r - rank).
+        ranks = [1 + (rank - 1 + (each - base - own) * inverse) % NUM_FAKE_TOKENS for each in named]
+        values.append(
+            [
+                _logprob(rank) if base <= each < base + NUM_FAKE_TOKENS else -math.inf
+                for each, rank in zip(named, ranks, strict=True)
+            ]
+        )
+    return msgspec.structs.replace(logprobs, top_ids=[named for _ in token_ids], top_logprobs=values)
 
 
 def _logprob(rank: int) -> float:

@@ -85,12 +85,24 @@ def _add_logprobs(
     ]
     if not wanted:
         return
-    indices, counts = [index for index, _ in wanted], [count for _, count in wanted]
+    listed = {index: rows[sampled_rows[index]].sequence.params.logprob_token_ids for index, _ in wanted}
+    # Rows that name tokens need none of the most likely ones.
+    counts = [0 if listed[index] else count for index, count in wanted]
+    indices = [index for index, _ in wanted]
     num_top = -1 if min(counts) < 0 else max(counts)
     drawn_ids = torch.tensor([drawn[index] for index in indices], device=logits_SV.device)
     logprobs = token_logprobs(lambda span: logits_SV[indices[span]], drawn_ids, logits_SV.shape[1], num_top)
     for index, (at, count) in enumerate(zip(indices, counts, strict=True)):
-        found[sampled_rows[at]]["logprobs"] = one_of(logprobs, index, count)
+        found[sampled_rows[at]]["logprobs"] = one_of(logprobs, index, count, _of_named(logits_SV[at], listed[at]))
+
+
+def _of_named(logits_V: Tensor, token_ids: list[int] | None) -> tuple[list[int], list[float]] | None:
+    """The tokens that a request names, and their log-probabilities at a position with these logits."""
+    if not token_ids:
+        return None
+    logits_V = logits_V.float()
+    ids = torch.tensor(token_ids, device=logits_V.device)
+    return token_ids, (logits_V[ids] - logits_V.logsumexp(dim=-1)).tolist()
 
 
 def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: OutputLayer, own_TH: Tensor) -> None:
@@ -151,12 +163,15 @@ def token_logprobs(logits_of: LogitsOf, token_ids_N: Tensor, vocab_size: int, nu
     return found
 
 
-def one_of(logprobs: TokenLogprobs, index: int, num_top: int) -> TokenLogprobs:
-    """Those of one token, with `num_top` of the most likely ones (all, if negative)."""
+def one_of(
+    logprobs: TokenLogprobs, index: int, num_top: int, named: tuple[list[int], list[float]] | None = None
+) -> TokenLogprobs:
+    """Those of one token, with `num_top` of the most likely ones (all, if negative), or with `named` ones."""
     top = slice(None) if num_top < 0 else slice(num_top)
+    top_ids, top_logprobs = named or (logprobs.top_ids[index][top], logprobs.top_logprobs[index][top])
     return TokenLogprobs(
         logprobs=[logprobs.logprobs[index]],
         ranks=[logprobs.ranks[index]],
-        top_ids=[logprobs.top_ids[index][top]],
-        top_logprobs=[logprobs.top_logprobs[index][top]],
+        top_ids=[top_ids],
+        top_logprobs=[top_logprobs],
     )

@@ -55,6 +55,21 @@ def check(found: TokenLogprobs, token_ids: list[int], num_top: int) -> None:
             assert token not in ids
 
 
+def test_named_tokens_have_the_values_of_the_most_likely_ones() -> None:
+    tokens, extras = run([5], num_decodes=9, logprobs=NUM_FAKE_TOKENS)
+    named = [3, 500, *tokens[:2], 5 * NUM_FAKE_TOKENS]
+    again, named_extras = run([5], num_decodes=9, logprob_token_ids=named)
+    assert again == tokens
+    for each, other in zip(extras, named_extras, strict=True):
+        assert each.logprobs is not None
+        assert other.logprobs is not None
+        assert other.logprobs.logprobs == each.logprobs.logprobs
+        assert other.logprobs.top_ids == [named] * len(each.logprobs.top_ids)
+        rows = zip(each.logprobs.top_ids, each.logprobs.top_logprobs, strict=True)
+        found = [dict(zip(ids, values, strict=True)) for ids, values in rows]
+        assert other.logprobs.top_logprobs == [[row.get(token, -math.inf) for token in named] for row in found]
+
+
 @pytest.mark.parametrize("num_top", [0, 1, 2, 20, NUM_FAKE_TOKENS])
 def test_output(num_top: int) -> None:
     tokens, extras = run([5], num_decodes=20, logprobs=num_top)

@@ -74,6 +74,21 @@ def test_logprobs_are_the_model_s_whatever_the_parameters_do(pair: Pair, schedul
     assert max(joined(schedule, (1, 0)).ranks) > 1
 
 
+def test_logprobs_of_named_tokens_beside_rows_with_others(pair: Pair, schedule: Schedule) -> None:
+    named = [7, 300, 0, VOCAB_SIZE - 1]
+    prefill(schedule, [LENGTH], params=structs.replace(GREEDY, logprobs=3, logprob_token_ids=named))
+    prefill(schedule, [LENGTH], request=2, params=structs.replace(GREEDY, logprobs=2))
+    schedule.decode({(request, 0): prompt_of(LENGTH, seed=request) for request in (1, 2)}, 5)
+    output = schedule.outputs[1, 0]
+    rows = logits_of(pair.model, prompt_of(LENGTH, seed=1) + output[:-1])[LENGTH - 1 :].log_softmax(dim=-1)
+    found = joined(schedule, (1, 0))
+    assert found.top_ids == [named] * len(output)
+    assert np.array(found.top_logprobs) == pytest.approx(rows[:, named].numpy(), abs=1e-4)
+    assert found.logprobs == pytest.approx(rows.gather(1, torch.tensor(output)[:, None])[:, 0].tolist(), abs=1e-4)
+    assert found.ranks == [1] * len(output)
+    assert {len(ids) for ids in joined(schedule, (2, 0)).top_ids} == {2}
+
+
 @pytest.mark.parametrize("sizes", [[LENGTH], [1, 1, 30, 29], [7, 13, 40, 1], [60, 1]])
 @pytest.mark.parametrize("kind", ["generate", "score"])
 def test_prompt_logprobs_of_chunks(pair: Pair, schedule: Schedule, sizes: list[int], kind: Any) -> None:
