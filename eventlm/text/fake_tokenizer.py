@@ -40,6 +40,8 @@ _CHAT_TEMPLATE = """\
 class FakeTokenizer(Tokenizer):
     """Bytes, four special tokens, and a piece of text for any other id."""
 
+    grammar_vocab_size = _FIRST_PIECE
+
     def __init__(self, vocab_size: int = 1024) -> None:
         self.vocab_size = vocab_size
         self.special_tokens = {"bos_token": "<|bos|>", "eos_token": "<|eos|>"}

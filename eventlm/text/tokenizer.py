@@ -22,7 +22,7 @@ class Tokenizer(ABC):
     """A tokenizer with its chat template, if it has one.
 
     special_tokens: those that a chat template uses by name. special_bytes: the bytes of each special token by its id.
-    Token ids are below `vocab_size`.
+    Token ids are below `vocab_size`. grammar_vocab_size: how many of them grammars know, if not all of the model's.
     """
 
     vocab_size: int
@@ -30,6 +30,7 @@ class Tokenizer(ABC):
     special_bytes: dict[int, bytes]
     eos_token_id: int | None
     chat_template: ChatTemplate | None
+    grammar_vocab_size: int | None = None
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -15,6 +15,7 @@ from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.tools.call_parser import CallSyntax
 from eventlm.text.tools.definitions import FunctionDefinition, ToolUse
 from eventlm.text.tools.formats import Formats, ReasoningState
+from eventlm.text.tools.reasoning_budget import ReasoningBudget
 from eventlm.text.tools.schema_check import without_annotations
 
 _SPACE = r"[ \t\r\n]{0,32}"
@@ -31,27 +32,34 @@ async def reply_grammar(
     special_marks: Set[str],
     content: str,
     checker: GrammarChecker,
+    budget: ReasoningBudget | None = None,
 ) -> str:
     """The grammar of a whole reply; empty if anything is allowed.
 
     content: the grammar of the content, empty if it has none. special_marks: the marks of the formats that are special
-    tokens of the vocabulary, which no text matches. Raises InputError with the path of the part of a tool's schema that
-    cannot be followed.
+    tokens of the vocabulary, which no text matches. budget: of the reasoning. Raises InputError with the path of the
+    part of a tool's schema that cannot be followed.
     """
     has_calls = use is not None and (use.is_constrained or bool(content))
     if not has_calls and (not content or reasoning == "closed"):
-        return content
+        return content if budget is None or reasoning == "closed" else budget.grammar(reasoning)
+
+    def grammar(budget: ReasoningBudget | None) -> str:
+        lark = reply_lark(use, formats, reasoning, special_marks, has_content=bool(content), budget=budget)
+        parts: list[dict[str, Any]] = [{"lark_grammar": lark}]
+        if content and (use is None or use.mode == "auto"):
+            [part] = json.loads(content)["grammars"]
+            parts.append(part | {"name": "content"})
+        return grammar_of_parts(parts, "tools")
+
     try:
-        lark = reply_lark(use, formats, reasoning, special_marks, has_content=bool(content))
+        requested = RequestedGrammar(grammar(None), "tools")
     except RecursionError as error:
         raise invalid_grammar("tools", "a schema is nested too deeply") from error
-    parts: list[dict[str, Any]] = [{"lark_grammar": lark}]
-    if content and (use is None or use.mode == "auto"):
-        [part] = json.loads(content)["grammars"]
-        parts.append(part | {"name": "content"})
-    requested = RequestedGrammar(grammar_of_parts(parts, "tools"), "tools")
     try:
-        return await checker.check(requested)
+        checked = await checker.check(requested)
+        # The checker does not know the vocabulary, whose tokens a budget counts.
+        return checked if budget is None else grammar(budget)
     except InputError:
         # Check the schemas one by one to find the one at fault. If none is, they are too large together.
         for index in use.callable if use is not None else ():
@@ -69,6 +77,7 @@ def reply_lark(
     special_marks: Set[str],
     *,
     has_content: bool = False,
+    budget: ReasoningBudget | None = None,
 ) -> str:
     """The grammar as Lark."""
     first = ""
@@ -84,7 +93,7 @@ def reply_lark(
         start = f"@content | {writer.forced(use)}"
     else:
         start = writer.triggered(first)
-    return writer.grammar(writer.after_reasoning(start, reasoning), use)
+    return writer.grammar(writer.after_reasoning(start, reasoning, budget), use)
 
 
 class _Writer:
@@ -117,13 +126,17 @@ class _Writer:
         head, next_head = self._until("head", "FIRST", begin), self._until("next_head", "ANYTHING", begin)
         return f"FIRST | {head} call ({next_head} call)* ANYTHING"
 
-    def after_reasoning(self, start: str, state: ReasoningState) -> str:
-        """Free reasoning, then the constrained reply."""
+    def after_reasoning(self, start: str, state: ReasoningState, budget: ReasoningBudget | None) -> str:
+        """Free reasoning, within its budget, then the constrained reply."""
         format = self._formats.reasoning
         if format is None or state == "closed":
             return start
         self._rules.append(f"reply: {start}")
-        inside = f"{self._until('thought', 'ANYTHING', format.end)} SPACE reply"
+        if budget is None:
+            inside = f"{self._until('thought', 'ANYTHING', format.end)} SPACE reply"
+        else:
+            self._rules += budget.rules()
+            inside = "thinking SPACE reply"
         return inside if state == "open" else f"{self._text(format.begin)} {inside} | reply"
 
     def grammar(self, start: str, use: ToolUse | None) -> str:
