@@ -309,6 +309,11 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "format of reasoning: qwen3, deepseek_r1, another installed one or module:Class; auto takes what the chat "
         "template shows, none leaves reasoning in the text",
     ] = "auto"
+    trust_request_chat_template: Annotated[
+        bool,
+        "whether a request may bring its own chat template, which runs in a process of its own with limits of time and "
+        "memory",
+    ] = False
 
 
 class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -28,6 +28,7 @@ from eventlm.text.engine import Engine
 from eventlm.text.generation import Generation
 from eventlm.text.output_queue import TakenOverError
 from eventlm.text.request_builder import RequestBuilder
+from eventlm.text.request_template import RequestTemplates
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import find_formats
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
@@ -77,6 +78,7 @@ class ServerContext:
             defaults=defaults or SamplingParams(),
             vocab_size=self.vocab_size,
             formats=self.formats,
+            templates=RequestTemplates(system.processes if config.trust_request_chat_template else None),
         )
         self.engine_pid = engine_pid or system.processes.pid
         self.created = created or system.clock.unix_s()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 from typing import Any
 
 import msgspec
 
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
-from eventlm.text.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError
-from eventlm.text.protocol import ROLES, ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
+from eventlm.text.chat_template import RESERVED_NAMES, ChatTemplate, ChatTemplateError, TemplateSource
+from eventlm.text.protocol import ROLE_PATTERN, ROLES, ChatCompletionRequest, ChatMessage, ContentPart, MessageToolCall
 from eventlm.text.tools.formats import ToolFormat
 from eventlm.text.tools.tool_prompt import write_tools_as_text
 
+#: What a role may be.
+ROLES_TO_USE = f"it must be {', '.join(map(repr, ROLES))} or another word that the chat template knows"
 #: Fields of messages of one role only.
 _ROLE_OF_FIELD = {"tool_calls": "assistant", "refusal": "assistant", "tool_call_id": "tool"}
 
@@ -22,13 +27,33 @@ def render_chat(
     *,
     tools: list[dict[str, Any]] | None = None,
     tool_format: ToolFormat | None = None,
+    param: str = "messages",
 ) -> str:
-    """The prompt of a conversation. Raises InputError.
+    """The prompt of a conversation, by the model's template. Raises InputError. See `template_arguments`."""
+    arguments = template_arguments(body, template, tools=tools, tool_format=tool_format, param=param)
+    try:
+        text = template.render(**arguments)
+    except ChatTemplateError as error:
+        raise refused_by_template(body, error, param) from error
+    check_rendered_roles(body, text, param)
+    return text
+
+
+def template_arguments(
+    body: ChatCompletionRequest,
+    template: TemplateSource,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    tool_format: ToolFormat | None = None,
+    param: str = "messages",
+) -> dict[str, Any]:
+    """What `ChatTemplate.render` takes. Raises InputError.
 
     tools: the definitions of those that can be called. tool_format: how they are written in the messages where the
-    template does not know of any.
+    template does not know of any. param: where the body has the messages.
     """
-    messages = chat_messages(body, knows_developer=template.knows_developer)
+    messages = chat_messages(body, knows_developer=template.knows_developer, param=param)
+    _check_spelling(body, template, param)
     if body.documents and "documents" not in template.source:
         raise InputError(
             "documents",
@@ -45,21 +70,52 @@ def render_chat(
     try:
         if tool_format is not None and not template.knows_tools:
             messages = write_tools_as_text(messages, tools or [], tool_format.syntax)
-        return template.render(
-            messages,
-            tools=tools,
-            documents=body.documents,
-            add_generation_prompt=body.add_generation_prompt is not False and not continues,
-            continue_final_message=continues,
-            variables=_variables(template, body),
-        )
     except RecursionError as error:
-        raise InputError("messages", "Tools or their calls are nested too deeply.") from error
-    except ChatTemplateError as error:
-        raise InputError("messages", f"Invalid value for 'messages': {error}.") from error
+        raise InputError(param, "Tools or their calls are nested too deeply.") from error
+    return {
+        "messages": messages,
+        "tools": tools,
+        "documents": body.documents,
+        "add_generation_prompt": body.add_generation_prompt is not False and not continues,
+        "continue_final_message": continues,
+        "variables": _variables(template, body),
+    }
 
 
-def _variables(template: ChatTemplate, body: ChatCompletionRequest) -> dict[str, Any]:
+def _check_spelling(body: ChatCompletionRequest, template: TemplateSource, param: str) -> None:
+    """Raise InputError for a role such as `assitant`, unless the template names it."""
+    for index, message in enumerate(body.messages):
+        if message.role in ROLES or message.role in template.source:
+            continue
+        if meant := difflib.get_close_matches(message.role.lower(), ROLES, n=1, cutoff=0.8):
+            at = f"{param}[{index}].role"
+            raise InputError(at, f"Invalid value for '{at}': {ROLES_TO_USE}; did you mean '{meant[0]}'?")
+
+
+def refused_by_template(body: ChatCompletionRequest, error: ChatTemplateError, param: str = "messages") -> InputError:
+    """The error for a conversation that the template refused, at the first role that only a template can know."""
+    index = next((index for index, message in enumerate(body.messages) if message.role not in ROLES), None)
+    at = param if index is None else f"{param}[{index}].role"
+    return InputError(at, f"Invalid value for '{at}': {error}.")
+
+
+def check_rendered_roles(body: ChatCompletionRequest, text: str, param: str = "messages") -> None:
+    """Raise InputError for a message that the template left out of the text because it does not know its role."""
+    for index, message in enumerate(body.messages):
+        if message.role in ROLES:
+            continue
+        content = _content(message, f"{param}[{index}]").strip()
+        # Llama's template writes results of tools as JSON.
+        if not any(form in text for form in (content, json.dumps(content, ensure_ascii=False)[1:-1])):
+            at = f"{param}[{index}].role"
+            raise InputError(
+                at,
+                f"Invalid value for '{at}': the chat template leaves out messages of the role '{message.role}'; "
+                f"{ROLES_TO_USE}.",
+            )
+
+
+def _variables(template: TemplateSource, body: ChatCompletionRequest) -> dict[str, Any]:
     """What the body sets of the template's own variables. Raises InputError."""
     variables = dict(body.chat_template_kwargs or {})
     for name in variables:
@@ -77,14 +133,22 @@ def _variables(template: ChatTemplate, body: ChatCompletionRequest) -> dict[str,
     return variables
 
 
-def chat_messages(request: ChatCompletionRequest, *, knows_developer: bool = False) -> list[dict[str, Any]]:
-    """The messages in the form that chat templates take. Raises InputError.
+def echoed_text(body: ChatCompletionRequest) -> str:
+    """What the reply begins with: the last message, if the body wants that and it has the reply's role."""
+    last = body.messages[-1]
+    return _content(last, "messages[-1]") if body.echo and last.role == body.reply_role else ""
+
+
+def chat_messages(
+    request: ChatCompletionRequest, *, knows_developer: bool = False, param: str = "messages"
+) -> list[dict[str, Any]]:
+    """The messages, which the body has at `param`, in the form that chat templates take. Raises InputError.
 
     `knows_developer`: the template has that role. Otherwise it becomes `system`, its older name.
     """
     if not request.messages:
-        raise InputError("messages", "Invalid value for 'messages': at least one message is needed.")
-    messages = [_chat_message(message, f"messages[{index}]") for index, message in enumerate(request.messages)]
+        raise InputError(param, f"Invalid value for '{param}': at least one message is needed.")
+    messages = [_chat_message(message, f"{param}[{index}]") for index, message in enumerate(request.messages)]
     if not knows_developer:
         for message in messages:
             message["role"] = "system" if message["role"] == "developer" else message["role"]
@@ -110,9 +174,8 @@ def _chat_message(message: ChatMessage, param: str) -> dict[str, Any]:
 
 
 def _check_role(message: ChatMessage, param: str) -> None:
-    if message.role not in ROLES:
-        known = ", ".join(f"'{role}'" for role in ROLES)
-        raise InputError(f"{param}.role", f"Invalid value for '{param}.role': supported values are {known}.")
+    if message.role not in ROLES and not re.match(ROLE_PATTERN, message.role):
+        raise InputError(f"{param}.role", f"Invalid value for '{param}.role': {ROLES_TO_USE}.")
     for name, role in _ROLE_OF_FIELD.items():
         if getattr(message, name) and message.role != role:
             raise InputError(

@@ -20,7 +20,7 @@ from eventlm.errors import CheckpointError, EventLMError
 
 #: Names that a request cannot set.
 RESERVED_NAMES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"}
+    {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "raise_exception", "strftime_now"}
 )
 
 #: Appended to a message that is to be continued, to find its end in the text. Templates that trim remove its space.
@@ -70,23 +70,29 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-class ChatTemplate:
+class TemplateSource:
+    """The text of a template. knows_developer, knows_tools: whether it mentions the developer role, and tools."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.knows_developer = "developer" in source
+        self.knows_tools = "tool" in source
+
+
+class ChatTemplate(TemplateSource):
     """A compiled chat template with the special tokens of its tokenizer (`bos_token`, `eos_token`, ...).
 
-    knows_developer, knows_tools: whether the source mentions the developer role, and tools. Raises CheckpointError for
-    a source that does not compile.
+    Raises CheckpointError for a source that does not compile.
     """
 
     def __init__(self, source: str, special_tokens: dict[str, Any]) -> None:
+        super().__init__(source)
         try:
             self._template = _environment().from_string(source)
         except jinja2.TemplateError as error:
             line = f"line {error.lineno}: " if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise CheckpointError(f"it does not compile: {line}{error}") from error
         self._special_tokens = special_tokens
-        self.source = source
-        self.knows_developer = "developer" in source
-        self.knows_tools = "tool" in source
 
     def render(
         self,

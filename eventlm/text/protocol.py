@@ -13,12 +13,19 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
 
 from eventlm.sampling_params import LogitBias, SamplingParams, StructuredOutputsParams, TokenId
-from eventlm.text.decoding import TOKEN_ID_PATTERN
+from eventlm.text.decoding import MAX_LOGIT_BIASES, TOKEN_ID_PATTERN
 
+#: OpenAI's roles.
 ROLES = ("system", "developer", "user", "assistant", "tool")
+#: Those and others, which a template may know.
+ROLE_PATTERN = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}\Z"
 MAX_N = 128
 #: Most alternatives of a token with log-probabilities.
 MAX_LOGPROBS = 20
+#: Most tokens with log-probabilities of their own.
+MAX_LOGPROB_TOKEN_IDS = 1024
+#: Most characters of a request's own chat template.
+MAX_TEMPLATE_CHARACTERS = 64 * 1024
 #: Sequences that one body can ask for: prompts times n.
 MAX_GROUP_SEQUENCES = 2048
 
@@ -35,13 +42,20 @@ def _described(**schema: Any) -> Meta:
 REQUEST_ID_PATTERN = r"^[A-Za-z0-9._:/+=@-]{1,128}$"
 #: vLLM's: the request's id, if the header `x-request-id` has none.
 RequestId = Annotated[str, _described(pattern=REQUEST_ID_PATTERN)]
-Role = Annotated[str, _described(enum=list(ROLES))]
+Role = Annotated[
+    str,
+    Meta(
+        description="OpenAI's roles, and any other that the model's chat template writes.",
+        extra_json_schema={"pattern": r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"},
+    ),
+]
 StopString = Annotated[str, Meta(min_length=1, max_length=4096)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenIdKey = Annotated[str, Meta(pattern=TOKEN_ID_PATTERN)]
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
-Seed = Annotated[int, _described(minimum=-(2**63), maximum=2**64 - 1)]
+SMALLEST_SEED, LARGEST_SEED = -(2**63), 2**63 - 1
+Seed = Annotated[int, _described(minimum=SMALLEST_SEED, maximum=LARGEST_SEED)]
 Text = Annotated[str, _described(minLength=1)]
 #: A text, token ids, or a list of either.
 Prompts = Text | Annotated[list[Text | TokenId | list[TokenId]], _described(minItems=1)]
@@ -137,7 +151,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):
 
     model: str
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    logit_bias: Annotated[dict[TokenIdKey, LogitBias], Meta(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[TokenIdKey, LogitBias], Meta(max_length=MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: (
         Annotated[
             list[TokenId],
@@ -174,8 +188,24 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     stream_options: StreamOptions | None = None
     cache_salt: str | None = None
     add_special_tokens: bool | None = None
-    #: How many of the prompt's last tokens are kept; -1: as many as fit into the context.
+    #: How many of the prompt's tokens are kept; -1: as many as fit into the context.
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1)] | None = None
+    #: Where tokens are cut off: `left` keeps the last ones, `right` the first.
+    truncation_side: Literal["left", "right"] | None = None
+    logprob_token_ids: (
+        Annotated[
+            list[TokenId],
+            Meta(
+                min_length=1,
+                max_length=MAX_LOGPROB_TOKEN_IDS,
+                description="Tokens whose log-probabilities are reported at each position of the output beside the "
+                "output's own token, in place of the most likely ones.",
+            ),
+        ]
+        | None
+    ) = None
+    #: Texts have no such spaces, whatever this says.
+    spaces_between_special_tokens: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsParams | None = None
@@ -258,10 +288,24 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    #: In place of the model's, if the server allows that.
+    chat_template: Annotated[str, Meta(min_length=1, max_length=MAX_TEMPLATE_CHARACTERS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    #: Whether the reply begins with the last message, if that has the reply's role.
+    echo: bool | None = None
     documents: list[dict[str, Any]] | None = None
     #: For templates that read it.
     reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: (
+        Annotated[
+            int,
+            Meta(
+                ge=-1,
+                description="After so many tokens of reasoning its end mark follows. -1: no budget.",
+            ),
+        ]
+        | None
+    ) = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
@@ -276,6 +320,17 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def reply_role(self) -> str:
+        """The role of the reply's message: that of the last one if it goes on."""
+        is_new = self.add_generation_prompt is not False and not self.continue_final_message
+        return "assistant" if is_new else self.messages[-1].role
+
+    @property
+    def reasoning_budget(self) -> int | None:
+        """How many tokens the reasoning may have; None: any number."""
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -312,6 +367,8 @@ IGNORED = {
     "metadata": "neither recorded nor logged",
     "safety_identifier": "neither recorded nor logged",
     "prompt_cache_key": "prefixes are shared without it",
+    "session_id": "prefixes are shared without it",
+    "stream_interval": "chunks are joined for clients that read slowly, and for no others",
 }
 #: Unsupported fields, each with its neutral values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -320,14 +377,14 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "use_beam_search": (False,),
     "guided_whitespace_pattern": (),
-    "spaces_between_special_tokens": (True,),
-    "thinking_token_budget": (),
     "kv_transfer_params": (),
+    "ec_transfer_params": (),
+    "repetition_detection": (),
+    "watermarking": (False,),
     "vllm_xargs": ({},),
 }
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
-    "echo": (False,),
     "best_of": (1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -335,10 +392,11 @@ UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "chat_template": (),
+    "return_prompt_text": (False,),
 }
 UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
     "prompt_embeds": (),
 }

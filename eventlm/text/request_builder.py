@@ -10,6 +10,7 @@ from msgspec import structs
 
 from eventlm.engine.request import Request
 from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
+from eventlm.field_errors import out_of_bounds
 from eventlm.sampling_params import SMALLEST_TEMPERATURE, SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.text.chat_messages import render_chat
@@ -18,25 +19,33 @@ from eventlm.text.engine import Engine
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.prompt_encoder import CHARACTERS_OF_A_MESSAGE, INLINE_CHARACTERS, PromptEncoder
 from eventlm.text.protocol import (
+    LARGEST_SEED,
     MAX_GROUP_SEQUENCES,
     SAMPLING_FIELDS,
+    SMALLEST_SEED,
     ChatCompletionRequest,
     ChatMessage,
     CompletionRequest,
     GenerationRequest,
 )
+from eventlm.text.request_template import UNTRUSTED_TEMPLATES, RequestTemplates
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.call_grammar import reply_grammar
 from eventlm.text.tools.definitions import ToolUse, requested_tools
 from eventlm.text.tools.formats import NO_FORMATS, Formats
 from eventlm.text.tools.message import requested_format
+from eventlm.text.tools.reasoning_budget import ReasoningBudget, reasoning_budget
 from eventlm.types import RequestKind
+
+#: Of a number in a message.
+_MAX_DIGITS = 40
 
 
 class RequestBuilder:
     """Builds requests for one model.
 
-    vocab_size: the model's; token ids are below it. formats: of tool calls and reasoning. scheduling (of methods): the
+    vocab_size: the model's; token ids are below it. formats: of tool calls and reasoning. templates:
+    renders those that requests bring. scheduling (of methods): the
     fields of `SchedulingParams` that the caller decides.
     """
 
@@ -48,8 +57,10 @@ class RequestBuilder:
         defaults: SamplingParams,
         vocab_size: int,
         formats: Formats = NO_FORMATS,
+        templates: RequestTemplates = UNTRUSTED_TEMPLATES,
     ) -> None:
         self._engine = engine
+        self._templates = templates
         self._tokenizer = tokenizer
         self._defaults = defaults
         self._vocab_size = vocab_size
@@ -63,13 +74,18 @@ class RequestBuilder:
         self.encoder.close()
         self.grammars.close()
 
-    async def chat(self, body: ChatCompletionRequest, received_ns: int, **scheduling: Any) -> Request:
-        """The request for a conversation received at `received_ns` of the engine's clock. Raises InputError."""
+    async def chat(
+        self, body: ChatCompletionRequest, received_ns: int, *, param: str = "messages", **scheduling: Any
+    ) -> Request:
+        """The request for a conversation received at `received_ns` of the engine's clock. Errors call it `param`.
+
+        Raises InputError.
+        """
         params = self.params(body)
         formats, tokenizer = self._formats, self._tokenizer
         tools = requested_tools(body, formats)
         content_grammar = await self.grammars.requested(body)
-        prompt_token_ids = await self.encode_messages(body, tools)
+        prompt_token_ids = await self.encode_messages(body, tools, param)
         format = requested_format(body, tools, formats, tokenizer, prompt_token_ids)
         params = structs.replace(
             params,
@@ -81,12 +97,13 @@ class RequestBuilder:
                 frozenset(self._special_marks.values()),
                 content_grammar,
                 self.grammars,
+                self._reasoning_budget(body),
             ),
         )
         return self.request(
             params,
             prompt_token_ids,
-            param="messages",
+            param=param,
             cache_salt=body.cache_salt,
             visible_token_ids=() if format.is_plain else tuple(self._special_marks),
             message_format=b"" if format.is_plain else msgspec.msgpack.encode(format),
@@ -95,6 +112,18 @@ class RequestBuilder:
             received_ns=received_ns,
             **scheduling,
         )
+
+    def _reasoning_budget(self, body: ChatCompletionRequest) -> ReasoningBudget | None:
+        """What the body allows for reasoning; None: any number of tokens. Raises InputError."""
+        num_tokens = body.reasoning_budget
+        if num_tokens is None:
+            return None
+        if body.separate_reasoning is False:
+            raise InputError(
+                "thinking_token_budget", "'thinking_token_budget' is not allowed when 'separate_reasoning' is false."
+            )
+        most = min(num_tokens, self._engine.max_model_len)
+        return reasoning_budget(most, self._formats, self._tokenizer, self._vocab_size)
 
     async def completions(
         self, body: CompletionRequest, received_ns: int, **scheduling: Any
@@ -157,9 +186,10 @@ class RequestBuilder:
         vocab_size = self._vocab_size
         check_token_ids(params.stop_token_ids or (), vocab_size, "stop_token_ids")
         check_token_ids(params.allowed_token_ids or (), vocab_size, "allowed_token_ids")
+        check_token_ids(params.logprob_token_ids or (), vocab_size, "logprob_token_ids")
         for token_id in params.logit_bias or ():
             if token_id >= vocab_size:
-                raise _unknown_token(f"logit_bias.{token_id}", vocab_size)
+                raise _unknown_token(f"logit_bias.{token_id}", token_id, vocab_size)
         return structs.replace(
             params,
             temperature=params.temperature if params.temperature >= SMALLEST_TEMPERATURE else 0.0,
@@ -233,20 +263,28 @@ class RequestBuilder:
             ),
         )
 
-    async def encode_messages(self, body: ChatCompletionRequest, tools: ToolUse | None) -> list[int]:
+    async def encode_messages(
+        self, body: ChatCompletionRequest, tools: ToolUse | None, param: str = "messages"
+    ) -> list[int]:
         """The token ids of a conversation with these tools. Raises InputError."""
+        options: dict[str, Any] = {
+            "tools": tools.definitions if tools is not None else None,
+            "tool_format": self._formats.tools,
+            "param": param,
+        }
+        # The template writes the special tokens itself.
+        special = bool(body.add_special_tokens)
+        if body.chat_template is not None:
+            text = await self._templates.render(body, self._tokenizer.special_tokens, **options)
+            return self._truncate(body, await self.encoder.encode(text, add_special_tokens=special))
         template = self._tokenizer.chat_template
         if template is None:
             raise InputError(
-                "messages", "This model has no chat template; use /v1/completions, or a model that was made for chat."
+                param, "This model has no chat template; use /v1/completions, or a model that was made for chat."
             )
 
         def encode() -> list[int]:
-            text = render_chat(
-                body, template, tools=tools.definitions if tools is not None else None, tool_format=self._formats.tools
-            )
-            # The template writes the special tokens itself.
-            return self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+            return self._tokenizer.encode(render_chat(body, template, **options), add_special_tokens=special)
 
         # These may be of any size, and a template may write them at any length.
         is_unbounded = tools or body.chat_template_kwargs or body.documents or any(m.tool_calls for m in body.messages)
@@ -254,7 +292,7 @@ class RequestBuilder:
         return self._truncate(body, await self.encoder.run(INLINE_CHARACTERS + 1 if is_unbounded else size, encode))
 
     def _truncate(self, body: GenerationRequest, token_ids: list[int]) -> list[int]:
-        """The prompt's last tokens, as many as the request wants to keep. Raises InputError if that is none."""
+        """The tokens that the request wants to keep of a prompt. Raises InputError if that is none."""
         num_kept = body.truncate_prompt_tokens
         if num_kept is None:
             return token_ids
@@ -266,7 +304,7 @@ class RequestBuilder:
         if num_kept == -1:
             most_tokens = 1 if body.most_tokens is None else body.most_tokens
             num_kept = max(self._engine.max_model_len - most_tokens, 1)
-        return token_ids[-num_kept:]
+        return token_ids[:num_kept] if body.truncation_side == "right" else token_ids[-num_kept:]
 
 
 def _size(message: ChatMessage) -> int:
@@ -285,6 +323,12 @@ def _check_body(body: GenerationRequest, model_names: list[str]) -> None:
         raise InputError("prompt_logprobs", "'prompt_logprobs' is not available when 'stream' is true.")
     if isinstance(body, ChatCompletionRequest) and body.top_logprobs and not body.logprobs:
         raise InputError("top_logprobs", "'top_logprobs' is only allowed when 'logprobs' is true.")
+    if body.logprob_token_ids is not None and (body.num_logprobs is None or not body.generates):
+        needed = "'logprobs' is set" if body.generates else "there is any output"
+        raise InputError("logprob_token_ids", f"'logprob_token_ids' is only allowed when {needed}.")
+    if body.seed is not None and not SMALLEST_SEED <= body.seed <= LARGEST_SEED:
+        sign, bound = (">=", SMALLEST_SEED) if body.seed < SMALLEST_SEED else ("<=", LARGEST_SEED)
+        raise out_of_bounds("seed", sign, bound, body.seed)
     if isinstance(body, CompletionRequest):
         if not body.generates and not body.echo:
             raise InputError("max_tokens", "Invalid value for 'max_tokens': 0 is only allowed when 'echo' is true.")
@@ -295,16 +339,15 @@ def _check_body(body: GenerationRequest, model_names: list[str]) -> None:
 
 
 def read_prompts(prompt: str | list[Any], vocab_size: int, param: str) -> list[str | list[int]]:
-    """The prompts in a text, token ids or a list of either. Raises InputError for empty and mixed ones."""
+    """The prompts in a text, token ids, or a list of texts and lists of token ids. Raises InputError."""
     is_single = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
     prompts: list[Any] = [prompt] if is_single else list(prompt)
     if not prompts:
         raise InputError(param, f"Invalid value for '{param}': it is empty.")
-    kind, plural = (list, "lists of integers") if isinstance(prompts[0], list) else (str, "strings")
     for index, each in enumerate(prompts):
         path = param if is_single else f"{param}[{index}]"
-        if not isinstance(each, kind):
-            raise InvalidTypeError(path, f"Invalid type for '{path}': expected only {plural}.")
+        if not isinstance(each, str | list):
+            raise InvalidTypeError(path, f"Invalid type for '{path}': expected a string or a list of integers.")
         if not each:
             raise InputError(path, f"Invalid value for '{path}': it is empty.")
         if isinstance(each, list):
@@ -319,11 +362,15 @@ def check_token_ids(token_ids: Iterable[Any], vocab_size: int, param: str) -> No
             path = f"{param}[{index}]"
             raise InvalidTypeError(path, f"Invalid type for '{path}': expected an integer.")
         if not 0 <= token_id < vocab_size:
-            raise _unknown_token(f"{param}[{index}]", vocab_size)
+            raise _unknown_token(f"{param}[{index}]", token_id, vocab_size)
 
 
-def _unknown_token(param: str, vocab_size: int) -> InputError:
-    return InputError(param, f"Invalid value for '{param}': token ids are from 0 to {vocab_size - 1}.")
+def _unknown_token(param: str, token_id: int, vocab_size: int) -> InputError:
+    return InputError(
+        param,
+        f"Invalid value for '{param}': token id {str(token_id)[:_MAX_DIGITS]} is out of vocabulary, which has the "
+        f"{vocab_size} ids from 0 to {vocab_size - 1}.",
+    )
 
 
 def _num_logprobs(asked: int | None, vocab_size: int) -> int | None:

@@ -93,7 +93,9 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
         "messages[1].function_call",
         "invalid_value",
     ),
-    ({"role": "function", "name": "f", "content": "x"}, "messages[1].role", "invalid_value"),
+    ({"role": "a role", "content": "x"}, "messages[1].role", "invalid_value"),
+    ({"role": "Assistant", "content": "x"}, "messages[1].role", "invalid_value"),
+    ({"role": "x" * 65, "content": "x"}, "messages[1].role", "invalid_value"),
     ({"role": "user", "content": "x", "refusal": "no"}, "messages[1].refusal", "invalid_value"),
     ({"role": "assistant", "content": None}, "messages[1].content", "invalid_type"),
     ({"role": "user", "content": [{"type": "refusal"}]}, "messages[1].content[0].refusal", "invalid_type"),
@@ -161,3 +163,47 @@ def test_what_a_template_is_given() -> None:
     assert render_chat(body, template, tools=[{"name": "f"}]) == "fdx!."
     continued = msgspec.structs.replace(body, continue_final_message=True)
     assert render_chat(continued, template, tools=[{"name": "f"}]) == "fdx"
+
+
+def roles_server(server: RunningServer, source: str) -> RunningServer:
+    server.context.tokenizer.chat_template = ChatTemplate(source, {})
+    return server
+
+
+LLAMA_LIKE = (
+    "{% for message in messages %}{% if message.role == 'tool' or message.role == 'ipython' %}<ipython>"
+    "{{ message.content | tojson }}{% elif message.role in ['user', 'assistant', 'system'] %}<{{ message.role }}>"
+    "{{ message.content | trim }}{% elif message.role == 'critic' %}{{ raise_exception('No critics here') }}"
+    "{% endif %}{% endfor %}"
+)
+
+
+def test_roles_that_the_template_knows(server: RunningServer) -> None:
+    """vLLM passes any role on; what the template does with it decides."""
+    for content in ("x", [{"type": "text", "text": "x"}]):
+        for role in ("my-custom-role", "function", "ipython"):
+            assert server.chat(messages=[QUESTION, {"role": role, "content": content}]).status == 200
+            text = bytes(id_ for id_ in server.engine.requests[-1].prompt_token_ids if id_ < 256).decode()
+            assert text == f"user\nx\n{role}\nx\nassistant\n"
+    roles_server(server, LLAMA_LIKE)
+    assert server.chat(messages=[QUESTION, {"role": "ipython", "content": " 42 "}]).status == 200
+    assert bytes(server.engine.requests[-1].prompt_token_ids) == b'<user>x<ipython>" 42 "'
+    assert server.chat(messages=[QUESTION, {"role": "ipython", "content": '{"a": "é\\n"}\n\n'}]).status == 200
+
+
+@pytest.mark.parametrize(
+    ("role", "message"),
+    [
+        ("observation", "the chat template leaves out messages of the role 'observation'; it must be 'system'"),
+        ("critic", "the chat template cannot render these messages: No critics here"),
+        ("asistant", "did you mean 'assistant'?"),
+    ],
+)
+def test_roles_that_it_does_not_know(server: RunningServer, role: str, message: str) -> None:
+    messages = [QUESTION, {"role": role, "content": "y"}]
+    reply = roles_server(server, LLAMA_LIKE).chat(messages=messages)
+    assert_error(reply, 400, INVALID, "messages[1].role", "invalid_value", message=message)
+    # A template may name a word that looks like a mistake.
+    named = roles_server(server, LLAMA_LIKE.replace("'ipython'", f"'{role}'", 1))
+    assert named.chat(messages=messages).status == 200
+    assert len(server.engine.requests) == 1

@@ -27,7 +27,7 @@ from tests.server.conftest import INVALID, RunningServer, assert_error
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "utmost"},
-            "supported values are 'high', 'low', 'medium', 'minimal', 'none', 'xhigh'.",
+            "supported values are 'high', 'low', 'max', 'medium', 'minimal', 'none', 'xhigh'.",
         ),
         (
             "/v1/chat/completions",
@@ -138,7 +138,11 @@ def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeyp
 @pytest.mark.parametrize(
     ("fields", "param", "problem"),
     [
-        ({"logit_bias": {"five": 1}}, "logit_bias", 'each key must be a token id, such as "50256"'),
+        (
+            {"logit_bias": {"five": 1}},
+            "logit_bias",
+            "each key must be a token id, such as \"50256\"; these are not: 'five'",
+        ),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
             "tools[0].function.name",
@@ -152,3 +156,52 @@ def test_what_a_text_must_be_is_said_without_a_regular_expression(
     body = {"model": "test", "messages": [{"role": "user", "content": "x"}], **fields}
     reply = server.post("/v1/chat/completions", body)
     assert_error(reply, 400, INVALID, param, "invalid_value", message=f"'{param}': {problem}.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0 (greater_than_equal)."),
+        ({"n": -3}, "n", "n must be at least 1, got -3 (greater_than_equal)."),
+        ({"n": 129}, "n", "n must be at most 128, got 129 (less_than_equal)."),
+        ({"min_tokens": -1}, "min_tokens", "min_tokens must be at least 0, got -1 (greater_than_equal)."),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "must be at least -1, got -2 (greater_than_equal)."),
+        ({"top_p": 0}, "top_p", "top_p must be greater than 0.0, got 0 (greater_than)."),
+        ({"temperature": 2.5}, "temperature", "temperature must be at most 2.0, got 2.5 (less_than_equal)."),
+        ({"slo": {"ttft_ms": 0}}, "slo.ttft_ms", "slo.ttft_ms must be at least 1, got 0 (greater_than_equal)."),
+        ({"stop_token_ids": [1, -7]}, "stop_token_ids[1]", "must be at least 0, got -7 (greater_than_equal)."),
+        ({"seed": 2**63}, "seed", "must be at most 9223372036854775807, got 9223372036854775808 (less_than_equal)."),
+        ({"seed": -(2**63) - 1}, "seed", "got -9223372036854775809 (greater_than_equal)."),
+        ({"top_logprobs": 10**60, "logprobs": True}, "top_logprobs", f"at most 20, got 1{'0' * 39} (less_than_equal)."),
+        ({"thinking_token_budget": -2}, "thinking_token_budget", "must be at least -1, got -2 (greater_than_equal)."),
+        ({"logit_bias": {"7": 101}}, "logit_bias.7", "must be at most 100.0, got 101 (less_than_equal)."),
+        ({"logit_bias": {"7": 1, "8": -100.5}}, "logit_bias.8", "at least -100.0, got -100.5 (greater_than_equal)."),
+        ({"logit_bias": {"9999": 1}}, "logit_bias.9999", "token id 9999 is out of vocabulary, which has the 1024 ids"),
+        ({"stop_token_ids": [1024]}, "stop_token_ids[0]", "token id 1024 is out of vocabulary"),
+        ({"allowed_token_ids": [5, 1024]}, "allowed_token_ids[1]", "token id 1024 is out of vocabulary"),
+        ({"logprobs": True, "logprob_token_ids": [1024]}, "logprob_token_ids[0]", "token id 1024 is out of vocabulary"),
+        ({"logit_bias": {"bad1": 50, "bad2": 20}}, "logit_bias", "these are not: 'bad1', 'bad2'."),
+        ({"logit_bias": {f"k{i}": 1 for i in range(9)}}, "logit_bias", "'k0', 'k1', 'k2', 'k3', 'k4' and 4 more."),
+        ({"logit_bias": {"k" * 999: 1}}, "logit_bias", f"these are not: '{'k' * 64}'."),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "at most 1024 pairs are allowed."),
+    ],
+)
+def test_bounds_are_named_with_what_came(server: RunningServer, fields: dict, param: str, message: str) -> None:
+    """As vLLM's callers look for them: the field, the bound, the value, and pydantic's name of the error."""
+    assert_error(server.chat(**fields), 400, INVALID, param, "invalid_value", message=message)
+    assert not server.engine.requests
+
+
+def test_a_bias_is_a_number(server: RunningServer) -> None:
+    reply = server.chat(logit_bias={"1": 0, "12": "much"})
+    assert_error(reply, 400, INVALID, "logit_bias.12", "invalid_type", message="the bias of a token must be a number")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "param"),
+    [([72, 999_999], "prompt[1]"), (["a", [1024]], "prompt[1][0]"), ([[1], [2, 10**70]], "prompt[1][1]")],
+)
+def test_a_prompt_s_id_beyond_the_vocabulary(server: RunningServer, prompt: Any, param: str) -> None:
+    reply = server.complete(prompt=prompt)
+    assert_error(reply, 400, INVALID, param, "invalid_value", message="is out of vocabulary")
+    assert str(1024) in reply.json()["error"]["message"]
