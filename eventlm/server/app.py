@@ -56,6 +56,7 @@ from eventlm.server.reply_format import SERVER_SENT_EVENTS
 from eventlm.server.responses.create import RESPONSES
 from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
 from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.server.vllm.chat_batch import UNSUPPORTED_IN_BATCHES, ChatBatchRequest, chat_batch
 from eventlm.server.vllm.tokenization import (
     Detokenization,
     DetokenizeRequest,
@@ -191,6 +192,9 @@ ENDPOINTS = (
         ChatCompletion,
         ChatCompletionChunk,
         refused=UNSUPPORTED_IN_CHAT,
+    ),
+    _generating(
+        "/v1/chat/completions/batch", chat_batch, ChatBatchRequest, ChatCompletion, refused=UNSUPPORTED_IN_BATCHES
     ),
     _generating(
         "/v1/completions", completions, CompletionRequest, Completion, Completion, refused=UNSUPPORTED_IN_COMPLETIONS

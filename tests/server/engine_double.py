@@ -61,15 +61,18 @@ def spell(text: str, *, width: int = 1) -> Script:
     return lambda request, index: steps
 
 
-def spell_logprobs(token_ids: Sequence[int], num_top: int | None) -> TokenLogprobs | None:
+def spell_logprobs(
+    token_ids: Sequence[int], num_top: int | None, named: list[int] | None = None
+) -> TokenLogprobs | None:
     """Made-up log-probabilities: of a token minus its id by 100, the most likely one being 32 and then upwards."""
     if num_top is None:
         return None
+    top_ids = list(range(32, 32 + num_top)) if named is None else named
     return TokenLogprobs(
         logprobs=[-token_id / 100 if token_id != 0 else -math.inf for token_id in token_ids],
         ranks=[token_id + 1 for token_id in token_ids],
-        top_ids=[list(range(32, 32 + num_top)) for _ in token_ids],
-        top_logprobs=[[-(32 + index) / 100 for index in range(num_top)] for _ in token_ids],
+        top_ids=[top_ids for _ in token_ids],
+        top_logprobs=[[-token_id / 100 for token_id in top_ids] for _ in token_ids],
     )
 
 
@@ -252,7 +255,7 @@ class EngineDouble:
             if end.done():
                 break
             token_ids = step[: request.sampling.max_tokens - num_tokens]
-            logprobs = spell_logprobs(token_ids, request.sampling.logprobs)
+            logprobs = spell_logprobs(token_ids, request.sampling.logprobs, request.sampling.logprob_token_ids)
             put(TokensOutput(index, num_tokens, token_ids, logprobs))
             num_tokens += len(token_ids)
             self.num_said += len(token_ids)

@@ -52,6 +52,7 @@ FIELDS = (
     "top_logprobs", "chat_template_kwargs", "response_format", "structured_outputs", "tools", "tool_choice", "metadata",
     "documents", "continue_final_message", "add_generation_prompt", "encoding_format", "dimensions", "pooling",
     "truncate_prompt_tokens", "return_token_strs", "return_token_ids", "guided_regex", "service_tier", "best_of",
+    "logprob_token_ids", "truncation_side", "thinking_token_budget", "chat_template", "spaces_between_special_tokens",
     "eventlm", "normalize", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "suffix", "guided_json",
     "instructions", "max_output_tokens", "previous_response_id", "conversation", "background", "store", "include",
     "reasoning", "text", "truncation", "prompt_cache_key",
@@ -60,6 +61,7 @@ FIELDS = (
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES = "/v1/responses"
+BATCH = f"{CHAT}/batch"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]}
 LOOK_UP = {"name": "look_up", "description": "Look.", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": LOOK_UP}
@@ -84,7 +86,11 @@ TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": CALLED, "max_tokens": 4, "stream": True, "stream_options": USAGE}),
     (CHAT, {"messages": MESSAGES, "max_tokens": 20, "tools": [TOOL], "tool_choice": "required", "stream": True}),
     (CHAT, {"messages": MESSAGES, "max_tokens": 9, "response_format": FORMAT}),
+    (CHAT, {"messages": CALLED[:3], "add_generation_prompt": False, "echo": True, "max_tokens": 4, "stream": True}),
+    (CHAT, {"messages": MESSAGES, "logprobs": True, "logprob_token_ids": [5, 300], "max_tokens": 4}),
+    (BATCH, {"messages": [MESSAGES, CALLED], "max_tokens": 4, "return_token_ids": True}),
     (COMPLETIONS, {"prompt": ["a", "b"], "max_tokens": 4, "logprobs": 2}),
+    (COMPLETIONS, {"prompt": ["ab", [1, 2]], "max_tokens": 1, "truncate_prompt_tokens": 1, "truncation_side": "right"}),
     (COMPLETIONS, {"prompt": [[1, 2], [3]], "max_tokens": 1, "logprobs": 1, "echo": True, "prompt_logprobs": 1}),
     (COMPLETIONS, {"prompt": "a", "stream": True, "priority": 1, "slo": {"ttft_ms": 5}, "eventlm": {"timings": True}}),
     (COMPLETIONS, {"prompt": "a", "max_tokens": 9, "structured_outputs": {"regex": "[a-z]{3}"}, "seed": 1}),

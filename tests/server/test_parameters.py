@@ -115,11 +115,14 @@ def test_return_token_ids(server: RunningServer, client: openai.OpenAI) -> None:
         plain = client.completions.create(model="test", prompt=[*b"hi"], extra_body=extra, **fields)
         extras = plain.choices[0].model_extra or {}
         assert [extras["prompt_token_ids"], extras["token_ids"]] == found
-    # Text that is held back does not hold its tokens back.
-    events = server.complete(prompt=[*b"hi"], stop="never", stream=True, return_token_ids=True).events()
-    assert [len(event["choices"][0].get("token_ids", [])) for event in events[:-1]] == [0, 2, 2, 2, 2, 0]
+    # Text that is held back does not hold its tokens back. As in vLLM, all chunks have what is asked for.
+    events = server.complete(prompt=[*b"hi"], stop="never", stream=True, return_token_ids=True, logprobs=0).events()
+    assert [len(event["choices"][0]["token_ids"]) for event in events[:-1]] == [0, 2, 2, 2, 2, 0]
+    assert [len(event["choices"][0]["logprobs"]["tokens"]) for event in events[:-1]] == [0, 2, 2, 2, 2, 0]
+    assert server.chat().json()["prompt_token_ids"] is None
     for reply in (server.chat().json(), server.complete().json()):
-        assert "token_ids" not in repr(reply)
+        assert reply["choices"][0]["token_ids"] is None
+    assert "token_ids" not in repr(server.chat(stream=True).events() + server.complete(stream=True).events())
 
 
 def test_return_tokens_as_token_ids(client: openai.OpenAI) -> None:
@@ -130,13 +133,22 @@ def test_return_tokens_as_token_ids(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "fields", "expected"),
-    [(2, {}, "lo"), (99, {}, "<|bos|>hello"), (-1, {}, "<|bos|>hello"), (-1, {"max_tokens": 253}, "llo")],
+    ("kept", "side", "fields", "expected"),
+    [
+        (2, None, {}, "lo"),
+        (2, "left", {}, "lo"),
+        (2, "right", {}, "<|bos|>h"),
+        (99, None, {}, "<|bos|>hello"),
+        (-1, None, {}, "<|bos|>hello"),
+        (-1, None, {"max_tokens": 253}, "llo"),
+        (-1, "right", {"max_tokens": 253}, "<|bos|>he"),
+    ],
 )
 def test_truncate_prompt_tokens(
-    server: RunningServer, client: openai.OpenAI, kept: int, fields: dict[str, Any], expected: str
+    server: RunningServer, client: openai.OpenAI, kept: int, side: str | None, fields: dict[str, Any], expected: str
 ) -> None:
-    client.completions.create(model="test", prompt="hello", extra_body={"truncate_prompt_tokens": kept}, **fields)
+    extra = {"truncate_prompt_tokens": kept, "truncation_side": side}
+    client.completions.create(model="test", prompt="hello", extra_body=extra, **fields)
     assert prompt_text(server) == expected
 
 
@@ -161,7 +173,7 @@ def test_special_tokens_documents_and_variables(server: RunningServer, client: o
         ({"documents": [{"text": "d"}]}, "[d]True"),
         ({"chat_template_kwargs": {"style": "loud "}}, "loud True"),
     ):
-        chat(client, extra_body=extra)
+        client.chat.completions.create(model="test", messages=MESSAGES, extra_body=extra)
         assert prompt_text(server) == expected
 
 
@@ -195,7 +207,9 @@ def test_cache_salt(server: RunningServer, client: openai.OpenAI) -> None:
 def test_refusals_name_the_parameter(client: openai.OpenAI) -> None:
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (client.chat.completions, {"chat_template": "{{ messages }}"}, "is not accepted: a template is a program"),
-        (client.chat.completions, {"echo": True}, "leave it out or set it to false"),
+        (client.chat.completions, {"kv_transfer_params": {"do_remote_decode": True}}, "in its own workers"),
+        (client.completions, {"kv_transfer_params": {}}, "in its own workers"),
+        (client.completions, {"thinking_token_budget": 5}, "leave it out or set it to -1"),
         (client.chat.completions, {"length_penalty": 0.5}, "leave it out or set it to 1"),
         (client.completions, {"suffix": "end"}, 'leave it out or set it to ""'),
         (client.completions, {"best_of": 3, "n": 2}, "the same value as 'n'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from eventlm.server.app import ENDPOINTS
 from eventlm.server.endpoints.openapi import Endpoint, openapi_path
+from eventlm.server.vllm.chat_batch import ChatBatchRequest
 from tests.server.described import assert_idle
 from tests.serving import Server, serve
 
@@ -59,7 +61,7 @@ def described(server: Server) -> Any:
 
 
 @st.composite
-def valid_cases(draw: st.DrawFn, operation: Any, server: Server) -> schemathesis.Case:
+def valid_cases(draw: st.DrawFn, operation: Any, endpoint: Endpoint, server: Server) -> schemathesis.Case:
     """By the schema, for the model that there is, and few fields at a time: together they are rarely allowed."""
     case = draw(operation.as_strategy(GenerationMode.POSITIVE))
     if isinstance(case.body, dict):
@@ -69,7 +71,8 @@ def valid_cases(draw: st.DrawFn, operation: Any, server: Server) -> schemathesis
             if name not in kept:
                 del case.body[name]
         case.body["model"] = server.model
-        for message in case.body.get("messages", []):
+        messages = case.body.get("messages", [])
+        for message in itertools.chain(*messages) if endpoint.body is ChatBatchRequest else messages:
             # What else a message may have depends on its role.
             role, content = message["role"], message.get("content") or "hi"
             message.clear()
@@ -88,7 +91,7 @@ def exercise(server: Server, described: Any, endpoint: Endpoint, num_examples: i
         case.validate_response(response, excluded_checks=UNCHECKED)
         assert response.status_code < 500
 
-    budget(num_examples)(given(case=valid_cases(operation, server))(check))()
+    budget(num_examples)(given(case=valid_cases(operation, endpoint, server))(check))()
     if endpoint.body is not None:
         budget(num_examples)(given(case=operation.as_strategy(GenerationMode.NEGATIVE))(check))()
     return statuses

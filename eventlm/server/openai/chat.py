@@ -29,8 +29,10 @@ from eventlm.server.openai.replies import (
     ToolCall,
     ToolCallDelta,
     Usage,
+    null_if_unset,
 )
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
+from eventlm.text.chat_messages import echoed_text
 from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
@@ -56,7 +58,10 @@ class ChatReplies(ChunkedReplies):
     ) -> None:
         super().__init__(body, tokenizer, identity)
         [request] = group
+        self._request = request
         self._body: ChatCompletionRequest = body
+        self._role = body.reply_role
+        self._echo = echoed_text(body)
         self._prompt_ids: TokenIds = request.prompt_token_ids if body.return_token_ids else UNSET
         self._format = message_format(request)
         self._formats = formats
@@ -64,8 +69,18 @@ class ChatReplies(ChunkedReplies):
         self._parsers: dict[int, MessageParser] = {}
 
     def opening(self, choice: int) -> ChatCompletionChunk:
-        choices = [ChatChunkChoice(choice, ChatDelta(role="assistant", content=""))]
+        choices = [ChatChunkChoice(choice, ChatDelta(role=self._role, content=""))]
         return self._chunk(choices, prompt_ids=self._prompt_ids)
+
+    def begin(self, generation: Generation) -> Sequence[Any]:
+        openings = super().begin(generation)
+        if not self._echo:
+            return openings
+        chunks = [
+            (self._chunk([ChatChunkChoice(choice, ChatDelta(content=self._echo))]), generation.beginning(choice))
+            for choice in range(generation.num_choices)
+        ]
+        return [*openings, *(self._with_usage(chunk, output, generation) for chunk, output in chunks)]
 
     def delta(self, output: ChoiceOutput) -> ChatCompletionChunk | None:
         token_ids = self._token_ids(output)
@@ -80,37 +95,43 @@ class ChatReplies(ChunkedReplies):
 
     def finish(self, output: ChoiceOutput) -> ChatCompletionChunk:
         reason = self._finish_reason(output, self._parsers.get(output.choice))
-        return self._chunk([ChatChunkChoice(output.choice, ChatDelta(), None, reason, output.stop_reason)])
+        ids: TokenIds = [] if self._returns_token_ids else UNSET
+        return self._chunk([ChatChunkChoice(output.choice, ChatDelta(), None, reason, output.stop_reason, ids)])
 
     def usage(self, usage: Usage) -> ChatCompletionChunk:
         return self._chunk([], usage)
 
     async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> ChatCompletion:
-        [request] = generation.group
         return ChatCompletion(
             id=self.identity.reply_id,
             created=self.identity.created,
             model=self._body.model,
             service_tier=self._body.used_tier,
-            choices=await each_in_turn(self._choice, choices),
+            choices=await each_in_turn(self.choice, choices),
             usage=Usage.of(generation.token_counts()),
-            prompt_logprobs=prompt_logprobs(self._tokenizer, request, choices[0], self._body.prompt_logprobs),
-            prompt_token_ids=self._prompt_ids,
+            prompt_logprobs=prompt_logprobs(self._tokenizer, self._request, choices[0], self._body.prompt_logprobs),
+            prompt_token_ids=null_if_unset(self._prompt_ids),
         )
 
-    def _choice(self, output: ChoiceOutput) -> ChatChoice:
+    def choice(self, output: ChoiceOutput) -> ChatChoice:
+        """One of the answers, from all of its output."""
         message, parser = parse_message(output.text, self._format, self._formats)
         return ChatChoice(
             output.choice,
-            reply_message(message, self.identity.reply_id, output.choice),
+            reply_message(message, self.identity.reply_id, output.choice, role=self._role, echo=self._echo),
             self._finish_reason(output, parser),
             self._logprobs(output),
             output.stop_reason,
-            self._token_ids(output),
+            null_if_unset(self._token_ids(output)),
         )
 
     def _logprobs(self, output: ChoiceOutput) -> ChatLogprobs | None:
-        return chat_logprobs(self._tokenizer, output, as_token_ids=bool(self._body.return_tokens_as_token_ids))
+        return chat_logprobs(
+            self._tokenizer,
+            output,
+            as_token_ids=bool(self._body.return_tokens_as_token_ids),
+            is_named=self._body.logprob_token_ids is not None,
+        )
 
     def _parse(self, output: ChoiceOutput) -> MessageDelta:
         """The part of the message in a stream's next output, with the rest if it is the last."""
@@ -149,15 +170,18 @@ def call_id(reply_id: str, choice: int, call: int) -> str:
     return f"call_{blake2b(f'{reply_id}/{choice}/{call}'.encode(), digest_size=12).hexdigest()}"
 
 
-def reply_message(message: MessageDelta, reply_id: str, choice: int) -> ChatReplyMessage:
-    """A whole message."""
+def reply_message(
+    message: MessageDelta, reply_id: str, choice: int, *, role: str = "assistant", echo: str = ""
+) -> ChatReplyMessage:
+    """A whole message, after `echo`."""
     calls = [
         ToolCall(id=call_id(reply_id, choice, call.index), function=FunctionCall(call.name, call.arguments))
         for call in message.calls
     ]
     reasoning = message.reasoning or UNSET
     return ChatReplyMessage(
-        message.content or (None if calls else ""),
+        echo + message.content or (None if calls else ""),
+        role,
         tool_calls=calls or UNSET,
         reasoning_content=reasoning,
         reasoning=reasoning,

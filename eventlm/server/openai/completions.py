@@ -20,6 +20,7 @@ from eventlm.server.openai.replies import (
     CompletionLogprobs,
     TokenIds,
     Usage,
+    null_if_unset,
 )
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, each_in_turn
@@ -48,11 +49,16 @@ class CompletionReplies(ChunkedReplies):
         #: One for each choice.
         self._requests = [request for request in group for _ in range(request.n)]
         self._echoes = [echo for echo in echoes for _ in range(body.n or 1)]
+        #: Of chunks without tokens. vLLM's streams have these fields in all chunks, if they are asked for.
+        self._no_token_ids: TokenIds = [] if body.return_token_ids else UNSET
+        has_empty = body.return_token_ids and body.logprobs is not None
+        self._no_logprobs = CompletionLogprobs([], [], [], []) if has_empty else None
         #: Prompt tokens shown so far, if they are shown with their log-probabilities.
         self._num_echoed = [1] * len(self._echoes)
         self._logprobs = CompletionLogprobsMaker(
             tokenizer,
             num_top=body.logprobs or 0,
+            num_named=len(body.logprob_token_ids or ()),
             skip_special_tokens=body.skip_special_tokens is not False,
             as_token_ids=bool(body.return_tokens_as_token_ids),
             echoed_characters=lambda choice: len(self._echoes[choice].text) if self._echoes else 0,
@@ -62,7 +68,9 @@ class CompletionReplies(ChunkedReplies):
         if not self._echoes and not self._body.return_token_ids:
             return None
         text, logprobs = self._echo_start(choice)
-        return self._chunk([CompletionChoice(choice, text, None, logprobs, prompt_token_ids=self._prompt_ids(choice))])
+        ids, prompt_ids = self._no_token_ids, self._prompt_ids(choice)
+        logprobs = logprobs or self._no_logprobs
+        return self._chunk([CompletionChoice(choice, text, None, logprobs, token_ids=ids, prompt_token_ids=prompt_ids)])
 
     def delta(self, output: ChoiceOutput) -> Completion | None:
         text, logprobs = self._content(output)
@@ -74,7 +82,8 @@ class CompletionReplies(ChunkedReplies):
     def finish(self, output: ChoiceOutput) -> Completion:
         assert output.finished is not None
         reason = api_finish_reason(output.finished.reason)
-        return self._chunk([CompletionChoice(output.choice, "", reason, None, output.stop_reason)])
+        logprobs, ids = self._no_logprobs, self._no_token_ids
+        return self._chunk([CompletionChoice(output.choice, "", reason, logprobs, output.stop_reason, token_ids=ids)])
 
     def usage(self, usage: Usage) -> Completion:
         return self._chunk([], usage)
@@ -94,8 +103,8 @@ class CompletionReplies(ChunkedReplies):
             join_logprobs([first, logprobs]),
             output.stop_reason,
             prompt_logprobs(self._tokenizer, request, output, self._body.prompt_logprobs),
-            self._token_ids(output),
-            self._prompt_ids(output.choice),
+            null_if_unset(self._token_ids(output)),
+            null_if_unset(self._prompt_ids(output.choice)),
         )
 
     def _echo_start(self, choice: int) -> tuple[str, CompletionLogprobs | None]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from msgspec import UNSET, UnsetType
-
 from eventlm.engine.request import Request
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.server.openai.replies import (
@@ -25,8 +23,12 @@ from eventlm.text.tokenizer import Tokenizer, token_text
 SMALLEST_LOGPROB = -9999.0
 
 
-def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: bool) -> ChatLogprobs | None:
-    """Those of a chat's output; None if they were not asked for."""
+def chat_logprobs(
+    tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: bool, is_named: bool = False
+) -> ChatLogprobs | None:
+    """Those of a chat's output; None if they were not asked for. is_named: the request named the tokens to list, and
+    the output's own comes before them.
+    """
     found = output.logprobs
     if found is None:
         return None
@@ -39,7 +41,8 @@ def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: b
     rows = zip(output.token_ids, found.logprobs, found.top_ids, found.top_logprobs, strict=True)
     for token_id, logprob, top_ids, top_logprobs in rows:
         own = top_logprob(token_id, logprob)
-        top = [top_logprob(*pair) for pair in zip(top_ids, top_logprobs, strict=True)]
+        pairs = dict(zip(top_ids, top_logprobs, strict=True))
+        top = [top_logprob(*pair) for pair in (({token_id: logprob} | pairs) if is_named else pairs).items()]
         content.append(TokenLogprob(own.token, own.logprob, own.bytes, top))
     return ChatLogprobs(content)
 
@@ -47,6 +50,7 @@ def chat_logprobs(tokenizer: Tokenizer, output: ChoiceOutput, *, as_token_ids: b
 class CompletionLogprobsMaker:
     """Makes those of completions, with `num_top` alternatives, for each output of each choice.
 
+    num_named: how many tokens the request named, to be listed in place of the alternatives of an output.
     `echoed_characters`: length of the text before the output of a choice.
     """
 
@@ -55,12 +59,14 @@ class CompletionLogprobsMaker:
         tokenizer: Tokenizer,
         *,
         num_top: int,
+        num_named: int,
         skip_special_tokens: bool,
         as_token_ids: bool,
         echoed_characters: Callable[[int], int],
     ) -> None:
         self._tokenizer = tokenizer
         self._num_top = num_top
+        self._num_listed = num_named or num_top
         self._token_bytes = tokenizer.token_bytes if skip_special_tokens else tokenizer.raw_token_bytes
         self._as_token_ids = as_token_ids
         self._echoed_characters = echoed_characters
@@ -73,7 +79,8 @@ class CompletionLogprobsMaker:
         if output.choice not in self._offsets:
             self._offsets[output.choice] = _Offset(self._token_bytes, self._echoed_characters(output.choice))
         offset = self._offsets[output.choice]
-        return self._make(output.token_ids, output.logprobs, [offset.advance(token) for token in output.token_ids])
+        offsets = [offset.advance(token) for token in output.token_ids]
+        return self._make(output.token_ids, output.logprobs, offsets, self._num_listed)
 
     def prompt_start(self, part: Echo) -> CompletionLogprobs:
         """The entry of the first token of an echoed prompt."""
@@ -81,15 +88,17 @@ class CompletionLogprobsMaker:
 
     def prompt(self, part: Echo, found: TokenLogprobs) -> CompletionLogprobs:
         """Those of further tokens of an echoed prompt."""
-        return self._make(part.token_ids, found, part.text_offset)
+        return self._make(part.token_ids, found, part.text_offset, self._num_top)
 
-    def _make(self, token_ids: list[int], found: TokenLogprobs, text_offset: list[int]) -> CompletionLogprobs:
+    def _make(
+        self, token_ids: list[int], found: TokenLogprobs, text_offset: list[int], num_listed: int
+    ) -> CompletionLogprobs:
         tokens = [self._text(token_id) for token_id in token_ids]
         logprobs = [max(logprob, SMALLEST_LOGPROB) for logprob in found.logprobs]
         top: list[dict[str, float] | None] = []
         for token, logprob, ids, values in zip(tokens, logprobs, found.top_ids, found.top_logprobs, strict=True):
             by_text = {token: logprob}
-            for token_id, value in zip(ids[: self._num_top], values[: self._num_top], strict=True):
+            for token_id, value in zip(ids[:num_listed], values[:num_listed], strict=True):
                 # Parts of characters may have the same text; the most likely one is kept.
                 text = self._text(token_id)
                 by_text[text] = max(value, by_text.get(text, SMALLEST_LOGPROB))
@@ -128,10 +137,10 @@ class _Offset:
 
 def prompt_logprobs(
     tokenizer: Tokenizer, request: Request, output: ChoiceOutput, num_top: int | None
-) -> PromptLogprobs | UnsetType:
-    """Those of the prompt, with `num_top` alternatives; unset if that is None. The first token has no entry."""
+) -> PromptLogprobs | None:
+    """Those of the prompt, with `num_top` alternatives; None if that is None. The first token has no entry."""
     if num_top is None:
-        return UNSET
+        return None
     found = output.prompt_logprobs
     if found is None:  # a prompt of one token
         return [None]

@@ -92,8 +92,13 @@ class PromptLogprob(Struct, frozen=True):
 #: By position, then by token id: the prompt's token and the most likely ones. vLLM's extension.
 PromptLogprobs = list[dict[int, PromptLogprob] | None]
 StopReason = str | int | None
-#: vLLM's extension, with `return_token_ids`.
-TokenIds = list[int] | UnsetType
+#: vLLM's extension, with `return_token_ids`. As there, a whole reply has a null without it, and a chunk nothing.
+TokenIds = list[int] | UnsetType | None
+
+
+def null_if_unset(token_ids: TokenIds) -> list[int] | None:
+    """What a whole reply has where a chunk has nothing."""
+    return None if isinstance(token_ids, UnsetType) else token_ids
 
 
 class FunctionCall(Struct, frozen=True):
@@ -112,7 +117,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
 
 
 class ChatReplyMessage(Struct, frozen=True):
-    """The assistant's message. `content` is null if it only called tools.
+    """The reply's message. `content` is null if it only called tools. `role`: that of the message that it continues.
 
     reasoning_content, reasoning: two names of the same (DeepSeek's and vLLM's, OpenRouter's).
     """
@@ -133,7 +138,7 @@ class ChatChoice(Struct, frozen=True):
     finish_reason: ApiFinishReason
     logprobs: ChatLogprobs | None = None
     stop_reason: StopReason = None
-    token_ids: TokenIds = UNSET
+    token_ids: TokenIds = None
 
 
 class _Reply(Struct, frozen=True, kw_only=True):
@@ -154,8 +159,8 @@ class ChatCompletion(_Reply, frozen=True, kw_only=True):
     object: str = "chat.completion"
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: TokenIds = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: TokenIds = None
 
 
 class FunctionCallDelta(Struct, frozen=True):
@@ -217,7 +222,7 @@ class CompletionChoice(Struct, frozen=True):
     logprobs: CompletionLogprobs | None = None
     #: Once it is over.
     stop_reason: StopReason | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
     token_ids: TokenIds = UNSET
     prompt_token_ids: TokenIds = UNSET
 

@@ -36,8 +36,11 @@ def test_whole_reply(server: RunningServer) -> None:
                 "finish_reason": "stop",
                 "logprobs": None,
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
         "usage": {
             "prompt_tokens": 21,
             "completion_tokens": 12,
@@ -265,3 +268,34 @@ async def test_async_client_with_many_streams(server: RunningServer) -> None:
         assert [model.id async for model in client.models.list()] == ["test", "org/test"]
         assert (await client.models.retrieve("org/test")).owned_by == "eventlm"
     assert texts == [TEXT] * 32
+
+
+CONTINUED: Any = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well, "}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "role", "content"),
+    [
+        ({"messages": CONTINUED, "continue_final_message": True}, "assistant", "Well, Hello, world"),
+        ({"messages": CONTINUED, "add_generation_prompt": False}, "assistant", "Well, Hello, world"),
+        ({"messages": CONTINUED[:1], "add_generation_prompt": False}, "user", "hiHello, world"),
+        # A new message of another role than the last one's.
+        ({"messages": CONTINUED[:1]}, "assistant", "Hello, world"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 2}]}, "assistant", "Hello, world"),
+        ({"messages": CONTINUED}, "assistant", "Well, Hello, world"),
+    ],
+)
+def test_echo(server: RunningServer, fields: dict[str, Any], role: str, content: str) -> None:
+    """vLLM's `echo`: the last message comes first, if it has the reply's role."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    message = server.chat(echo=True, n=2, **fields).json()["choices"][1]["message"]
+    assert (message["role"], message["content"]) == (role, content)
+    chunks = server.chat(echo=True, stream=True, stream_options=options, **fields).events()[:-2]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    assert deltas[0] == {"role": role, "content": ""}
+    assert "".join(delta.get("content", "") for delta in deltas) == content
+    echoed = content.removesuffix("Hello, world")
+    assert (deltas[1] == {"content": echoed}) == bool(echoed)
+    assert all(chunk["usage"] for chunk in chunks)
+    plain = server.chat(**fields).json()["choices"][0]["message"]
+    assert (plain["role"], plain["content"]) == (role, "Hello, world")

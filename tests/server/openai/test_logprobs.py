@@ -19,7 +19,7 @@ from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.generation import Generation
 from eventlm.text.output_queue import OutputQueue
 from eventlm.text.protocol import CompletionRequest
-from tests.server.conftest import RunningServer
+from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.engine_double import spell
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -117,7 +117,8 @@ def test_prompt_logprobs(server: RunningServer) -> None:
     chat = server.chat(prompt_logprobs=0).json()
     assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
     assert all(len(entry) == 1 for entry in chat["prompt_logprobs"][1:])
-    assert "prompt_logprobs" not in server.chat().json()
+    assert server.chat().json()["prompt_logprobs"] is None
+    assert server.complete().json()["choices"][0]["prompt_logprobs"] is None
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -177,3 +178,44 @@ def test_what_the_engine_gets(server: RunningServer, client: openai.OpenAI) -> N
     assert params.bad_words_token_ids == (tuple(b"the"), tuple(b"of"))
     assert (request.sampling.include_stop_str_in_output, request.sampling.skip_special_tokens) == (True, False)
     assert (params.logprobs, params.prompt_logprobs, request.scheduling.skip_cache_read) == (None, None, False)
+
+
+def test_log_probabilities_of_named_tokens(server: RunningServer) -> None:
+    """vLLM's `logprob_token_ids`: the output's own token, then the named ones, whatever is most likely."""
+    server.engine.script = spell("He")
+    named = {"logprob_token_ids": [5, 72, 9, 5], "return_tokens_as_token_ids": True}
+    entries = server.chat(logprobs=True, top_logprobs=1, **named).json()["choices"][0]["logprobs"]["content"]
+    assert [[(top["token"], top["logprob"]) for top in entry["top_logprobs"]] for entry in entries] == [
+        [("token_id:72", -0.72), ("token_id:5", -0.05), ("token_id:9", -0.09)],
+        [("token_id:101", -1.01), ("token_id:5", -0.05), ("token_id:72", -0.72), ("token_id:9", -0.09)],
+    ]
+    [_, *chunks, _, _] = server.chat(logprobs=True, stream=True, **named).events()
+    streamed = [entry for chunk in chunks for entry in chunk["choices"][0]["logprobs"]["content"]]
+    assert streamed == entries
+    completion = server.complete(logprobs=0, echo=True, **named).json()["choices"][0]["logprobs"]
+    assert [sorted(top) for top in completion["top_logprobs"][-2:]] == [
+        ["token_id:5", "token_id:72", "token_id:9"],
+        ["token_id:101", "token_id:5", "token_id:72", "token_id:9"],
+    ]
+    # Those of the prompt are as many as `logprobs` says.
+    assert [len(top or ()) for top in completion["top_logprobs"][:-2]] == [0, 1, 1]
+    sampling = server.engine.requests[0].sampling
+    assert (sampling.logprob_token_ids, sampling.logprobs) == ([5, 72, 9], 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "code", "message"),
+    [
+        ("chat", {}, "invalid_value", "only allowed when 'logprobs' is set"),
+        ("chat", {"logprobs": False}, "invalid_value", "only allowed when 'logprobs' is set"),
+        ("complete", {}, "invalid_value", "only allowed when 'logprobs' is set"),
+        ("complete", {"echo": True, "max_tokens": 0, "logprobs": 1}, "invalid_value", "when there is any output"),
+        ("chat", {"logprobs": True, "logprob_token_ids": []}, "invalid_value", "it must not be empty"),
+        ("chat", {"logprobs": True, "logprob_token_ids": 5}, "invalid_type", "got `int`"),
+    ],
+)
+def test_tokens_that_cannot_be_named(
+    server: RunningServer, path: str, fields: dict[str, Any], code: str, message: str
+) -> None:
+    reply = getattr(server, path)(**({"logprob_token_ids": [5]} | fields))
+    assert_error(reply, 400, INVALID, "logprob_token_ids", code, message=message)

@@ -78,7 +78,7 @@ def test_the_words_of_a_long_text_are_found_in_a_thread(server: RunningServer, m
         ("/tokenize", {"prompt": 1}, "prompt", "invalid_type"),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt", "invalid_value"),
         ("/tokenize", {"messages": []}, "messages", "invalid_value"),
-        ("/tokenize", {"messages": [{"role": "x", "content": ""}]}, "messages[0].role", "invalid_value"),
+        ("/tokenize", {"messages": [{"role": "a b", "content": ""}]}, "messages[0].role", "invalid_value"),
         ("/tokenize", {"messages": MESSAGES, "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": [1, "2"]}, "tokens[1]", "invalid_type"),
