@@ -123,14 +123,17 @@ def _variables(template: TemplateSource, body: ChatCompletionRequest) -> dict[st
             param = f"chat_template_kwargs.{name}"
             raise InputError(param, f"Invalid value for '{param}': this variable is reserved.")
     effort = body.reasoning_effort
-    if effort is not None and "reasoning_effort" in template.source:
-        variables["reasoning_effort"] = effort
-    elif effort not in (None, "none"):
+    if effort is None:
+        return variables
+    # As in vLLM, any effort but none turns the reasoning on where a template has a switch for it.
+    asked = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    read = {name: value for name, value in asked.items() if name in template.source}
+    if not read and effort != "none":
         raise InputError(
             "reasoning_effort",
             "'reasoning_effort' is not supported by this model: its chat template does not read it; leave it out.",
         )
-    return variables
+    return read | variables
 
 
 def echoed_text(body: ChatCompletionRequest) -> str:

@@ -188,6 +188,16 @@ def test_reasoning_effort_is_for_templates_that_read_it(server: RunningServer, c
     for fields, expected in (({}, "medium"), ({"reasoning_effort": "low"}, "low")):
         chat(client, **fields)
         assert prompt_text(server) == f"Effort: {expected}"
+    # As in vLLM: any effort but none turns a switch on, unless the request turns it itself.
+    server.context.tokenizer.chat_template = ChatTemplate("{{ 'think' if enable_thinking else 'answer' }}", {})
+    for fields, expected in (
+        ({}, "answer"),
+        ({"reasoning_effort": "low"}, "think"),
+        ({"reasoning_effort": "none"}, "answer"),
+        ({"reasoning_effort": "low", "extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}, "answer"),
+    ):
+        chat(client, **fields)
+        assert prompt_text(server) == expected
 
 
 def test_continue_final_message(server: RunningServer, client: openai.OpenAI) -> None:
