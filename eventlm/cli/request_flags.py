@@ -15,7 +15,8 @@ _PREFIX = "request."
 #: The fields whose flags are not `--` and the name.
 _FLAGS = {"n": "-n", "bad_words": "--bad-word", "skip_special_tokens": "--show-special-tokens"}
 _INVALID_FIELD = re.compile(r"Invalid value for '(?P<field>\w+)[^']*': (?P<what>.*?)\.?")
-_BOUND = re.compile(r"expected `\w+` (?P<sign>[<>]=) (?P<number>\S+)")
+#: What such a message says of a number: after the field's name, and before what was given.
+_BOUND = re.compile(r"\w+ (must be [a-z ]+ [-+.\w]+), got .*")
 
 
 def add_request_flags(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +74,7 @@ def flag_error(message: str, given: Container[str]) -> str:
     if match is None or match["field"] not in given:
         return message
     bound = _BOUND.fullmatch(match["what"])
-    what = f"must be at {'most' if bound['sign'] == '<=' else 'least'} {bound['number']}" if bound else match["what"]
+    what = bound[1] if bound else match["what"]
     return f"{_flag(match['field'])}: {what.replace('max_tokens', '--max-tokens')}"
 
 
