@@ -33,6 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID = web.RequestKey("request_id", str)
 #: The generation of a request, once it is submitted.
 GENERATION = web.RequestKey("generation", Generation)
+API_KEY_HEADER = "x-api-key"
 #: Sent with every 401.
 ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 HEALTH_PATH = "/health"
@@ -179,7 +180,11 @@ def _find_principal(request: web.Request, keys: ApiKeys) -> Principal:
         return ANYBODY
     sent = _sent_key(request)
     if not sent:
-        raise ApiError(401, "You did not provide an API key: send 'Authorization: Bearer KEY'.", headers=ASK_FOR_KEY)
+        raise ApiError(
+            401,
+            "You did not provide an API key: send 'Authorization: Bearer KEY' or 'x-api-key: KEY'.",
+            headers=ASK_FOR_KEY,
+        )
     principal = keys.find(sent)
     if principal is None:
         raise ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers=ASK_FOR_KEY)
@@ -187,9 +192,10 @@ def _find_principal(request: web.Request, keys: ApiKeys) -> Principal:
 
 
 def _sent_key(request: web.Request) -> str:
-    """The key of a request: its bearer token, or the header in which Anthropic's clients send it; empty if none."""
+    """The key of a request: its bearer token, or else the header in which Anthropic's clients send it."""
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return bearer or request.headers.get(API_KEY_HEADER, "").strip()
 
 
 def _lacks_scope(scope: Scope, keys: ApiKeys, *, sent_one: bool) -> ApiError:

@@ -46,12 +46,20 @@ def test_key(start_server) -> None:
         ({}, None),
         ({"Authorization": "Basic x"}, None),
         ({"Authorization": "Bearer no"}, "invalid_api_key"),
+        ({"x-api-key": "no"}, "invalid_api_key"),
+        ({"x-api-key": " "}, None),
+        ({"Authorization": "Bearer no", "x-api-key": "sésame".encode().decode("latin-1")}, "invalid_api_key"),
     ]:
         for path in ("/v1/models", "/v1/nowhere"):
             reply = server.request("GET", path, headers=headers)
             assert_error(reply, 401, INVALID, None, code)
-    key = {"Authorization": "Bearer sésame".encode().decode("latin-1")}
-    assert server.request("GET", "/v1/models", headers=key).status == 200
+    sent = "sésame".encode().decode("latin-1")
+    for headers in (
+        {"Authorization": f"Bearer {sent}"},
+        {"x-api-key": sent},
+        {"Authorization": "Bearer ", "x-api-key": sent},
+    ):
+        assert server.request("GET", "/v1/models", headers=headers).status == 200
     assert server.request("GET", "/health").status == 200
 
 

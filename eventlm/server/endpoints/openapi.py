@@ -97,7 +97,10 @@ def openapi_document(endpoints: Sequence[Endpoint], forms: dict[str, ErrorForm])
         "components": {
             "schemas": dict(sorted(components.items())),
             "responses": dict(sorted(errors.items())),
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "key_header": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
     }
 
@@ -150,7 +153,8 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, st
         operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     if endpoint.scope is not None:
         # A server without keys needs none, except for admin endpoints, which cannot be used then.
-        operation["security"] = [{"key": []}] if endpoint.scope == "admin" else [{}, {"key": []}]
+        keys: list[dict[str, list[str]]] = [{"key": []}, {"key_header": []}]
+        operation["security"] = keys if endpoint.scope == "admin" else [{}, *keys]
     return operation
 
 
