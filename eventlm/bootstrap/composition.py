@@ -21,6 +21,7 @@ from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward, choose_operations
+from eventlm.models.facts import ModelFacts
 from eventlm.models.program import WeightKey
 from eventlm.models.quantized.scheme import CONFIG_FILE
 from eventlm.models.served import read_served
@@ -46,14 +47,14 @@ _OF_OUR_FORWARD_PASSES = ("quantization",)
 class Composition(NamedTuple):
     """An engine that has not been started, its tokenizer, and what a request gets that does not say otherwise.
 
-    `vocab_size` and `embedding_size` (of a pooled prompt) are the model's; `warnings` are for the user.
+    `vocab_size` and `facts` are the model's; `warnings` are for the user.
     """
 
     engine: InferenceEngine
     tokenizer: Tokenizer
     defaults: SamplingParams
     vocab_size: int
-    embedding_size: int
+    facts: ModelFacts
     warnings: list[str]
 
 
@@ -65,7 +66,7 @@ def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
     """
     engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder)
     text = load_text(engine.setup.model, config.model.model_impl, tokenizer_folder)
-    return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.embedding_size, warnings)
+    return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.facts, warnings)
 
 
 def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[InferenceEngine, list[str]]:

@@ -1,10 +1,11 @@
-"""What HTTP and text processing need of a model: tokenizer, defaults and sizes."""
+"""What HTTP and text processing need of a model: tokenizer, defaults and facts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import NamedTuple
 
+from eventlm.models.facts import ModelFacts, read_facts
 from eventlm.models.served import read_served
 from eventlm.sampling_params import SamplingParams
 from eventlm.text.fake_tokenizer import FakeTokenizer
@@ -16,13 +17,13 @@ from eventlm.worker.protocol import FAKE_MODEL
 
 
 class TextParts(NamedTuple):
-    """How a model's text and tokens belong together, what a request gets that does not say otherwise, and the size of
-    a pooled prompt.
+    """How a model's text and tokens belong together, what a request gets that does not say otherwise, and what is told
+    of the model.
     """
 
     tokenizer: Tokenizer
     defaults: SamplingParams
-    embedding_size: int
+    facts: ModelFacts
 
 
 def load_text(model: str, impl: ModelImpl, tokenizer_folder: str = "") -> TextParts:
@@ -33,7 +34,8 @@ def load_text(model: str, impl: ModelImpl, tokenizer_folder: str = "") -> TextPa
     if model == FAKE_MODEL:
         fake = FakeTokenizer()
         assert fake.eos_token_id is not None
-        return TextParts(fake, SamplingParams(eos_token_ids=(fake.eos_token_id,)), FAKE_EMBEDDING_SIZE)
+        return TextParts(fake, SamplingParams(eos_token_ids=(fake.eos_token_id,)), ModelFacts(FAKE_EMBEDDING_SIZE))
     folder = Path(model)
     tokenizer = CheckpointTokenizer(Path(tokenizer_folder) if tokenizer_folder else folder)
-    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), read_served(folder, impl).hidden_size)
+    facts = read_facts(folder, read_served(folder, impl))
+    return TextParts(tokenizer, load_generation_defaults(folder, tokenizer), facts)

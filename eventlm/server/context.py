@@ -17,6 +17,7 @@ from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import HttpRequests
+from eventlm.models.facts import ModelFacts
 from eventlm.sampling_params import SamplingParams
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.errors import ApiError, api_error, body_too_large, timed_out, unavailable
@@ -42,9 +43,9 @@ FINAL_WRITES_SECONDS = 5.0
 class ServerContext:
     """One server's state.
 
-    vocab_size, embedding_size: the model's. keys: those of the configuration if not given. classes: service classes by
-    name. engine_pid: the engine's process, by default this one. created: unix time of the models, by default now.
-    Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
+    vocab_size, facts: the model's. num_slots: most sequences that run at once. keys: those of the configuration if not
+    given. classes: service classes by name. engine_pid: the engine's process, by default this one. created: unix time
+    of the models, by default now. Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class ServerContext:
         *,
         defaults: SamplingParams | None = None,
         vocab_size: int | None = None,
-        embedding_size: int = FAKE_EMBEDDING_SIZE,
+        facts: ModelFacts = ModelFacts(FAKE_EMBEDDING_SIZE),  # noqa: B008
+        num_slots: int = 256,
         keys: ApiKeys | None = None,
         classes: Mapping[str, ServiceClass] | None = None,
         engine_pid: int | None = None,
@@ -70,7 +72,8 @@ class ServerContext:
         self.tls = Tls.of(config)
         self.classes = classes or {}
         self.vocab_size = vocab_size or tokenizer.vocab_size
-        self.embedding_size = embedding_size
+        self.facts = facts
+        self.num_slots = num_slots
         self.formats = find_formats(config, tokenizer.chat_template)
         self.requests = RequestBuilder(
             engine,

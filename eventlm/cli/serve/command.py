@@ -140,12 +140,11 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     await check_config(config.server)
     keys = ApiKeys(system, config.server)
     config, no_record = _choose_record(config)
-    engine, tokenizer, defaults, vocab_size, embedding_size, warnings = compose(config)
+    engine, tokenizer, defaults, vocab_size, facts, warnings = compose(config)
     for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
         log.warning(warning)
-    context = make_context(
-        system, engine, config, TextParts(tokenizer, defaults, embedding_size), vocab_size=vocab_size, keys=keys
-    )
+    text = TextParts(tokenizer, defaults, facts)
+    context = make_context(system, engine, config, text, vocab_size=vocab_size, keys=keys)
     for warning in check_key_classes(context):
         log.warning(warning)
     front_ends = None

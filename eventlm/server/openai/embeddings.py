@@ -154,10 +154,10 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 def _check(context: ServerContext, body: EmbeddingRequest) -> None:
     if body.model not in context.engine.model_names:
         raise UnknownModelError(body.model)
-    if body.dimensions is not None and body.dimensions > context.embedding_size:
+    if body.dimensions is not None and body.dimensions > context.facts.embedding_size:
         raise InputError(
             "dimensions",
-            f"Invalid value for 'dimensions': this model's embeddings have {context.embedding_size}, "
+            f"Invalid value for 'dimensions': this model's embeddings have {context.facts.embedding_size}, "
             f"got {body.dimensions}.",
         )
     kept, longest = body.truncate_prompt_tokens, context.engine.max_model_len
