@@ -26,9 +26,12 @@ async def answer(request: web.Request, api: Api[BodyT]) -> web.StreamResponse:
     """Answer a request through an API."""
     context = request.app[CONTEXT]
     received_ns = context.engine.now_ns()
-    data = await read_body(request)
+    data = await read_body(request, any_type=api.takes_any_type)
     body = api.decode(data)
     take_request_id(request, body.request_id)
+    reply = api.without_generation(context, body)
+    if reply is not None:
+        return json_response(reply)
     exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
     generation = await exchange.submit(context)
     request[GENERATION] = generation
@@ -95,6 +98,8 @@ async def send_events(
             raise error
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
+    elif not stream.is_started:
+        await stream.start()
     if ended is not None:
         await ended()
     end = stream.end(tail)

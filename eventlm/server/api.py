@@ -51,6 +51,9 @@ class Api(ABC, Generic[BodyT]):
     #: Whether the events of its streams are numbered. Those that can be resumed have events for each output then, so
     #: that the numbers do not depend on how outputs were joined.
     numbers_events: bool = False
+    #: Whether bodies may have any content type, except those of web pages: a page can send some without being asked
+    #: whether it may.
+    takes_any_type: bool = False
 
     @abstractmethod
     def decode(self, data: bytes) -> BodyT:
@@ -75,6 +78,10 @@ class Api(ABC, Generic[BodyT]):
         echoes: Sequence[Echo],
     ) -> ReplyFormat:
         """The format of the replies to a body; the same again for the same arguments."""
+
+    def without_generation(self, context: ServerContext, body: BodyT) -> Any | None:
+        """The reply to a body that asks for no generation; None if it asks for one. Raises InputError."""
+        return None
 
     def wants_stream(self, body: BodyT) -> bool:
         """Whether the body asks for a stream. Only those of a `StreamFormat` get one."""

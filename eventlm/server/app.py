@@ -52,6 +52,7 @@ from eventlm.server.openai.replies import (
     ModelList,
     Version,
 )
+from eventlm.server.refusals import REFUSED_PATHS, RefusedPath
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
 from eventlm.server.responses.create import RESPONSES
 from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
@@ -82,6 +83,7 @@ def make_app(context: ServerContext) -> web.Application:
     app[CONTEXT] = context
     app[APIS] = APIS_BY_PREFIX
     app[ERROR_FORMS] = ERROR_FORMS_BY_PATH
+    app[REFUSED_PATHS] = ALL_REFUSED_PATHS
     app.on_response_prepare.append(set_headers)
     if across_origins:
         app.on_response_prepare.append(set_cors_headers)
@@ -156,6 +158,9 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
 APIS_BY_PREFIX: dict[str, Api[Any]] = {api.prefix: api for api in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
 #: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
 ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {}
+
+#: Paths that are refused by name.
+ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = ()
 
 
 def _generating(

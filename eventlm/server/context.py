@@ -71,6 +71,7 @@ class ServerContext:
         self.keys = ApiKeys(system, config) if keys is None else keys
         self.tls = Tls.of(config)
         self.classes = classes or {}
+        self.defaults = defaults or SamplingParams()
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.facts = facts
         self.num_slots = num_slots
@@ -78,7 +79,7 @@ class ServerContext:
         self.requests = RequestBuilder(
             engine,
             tokenizer,
-            defaults=defaults or SamplingParams(),
+            defaults=self.defaults,
             vocab_size=self.vocab_size,
             formats=self.formats,
             templates=RequestTemplates(system.processes if config.trust_request_chat_template else None),
@@ -236,16 +237,18 @@ BODY = web.RequestKey("body", bytes)
 BODY_BYTES = web.RequestKey("body_bytes", int)
 
 
-async def read_body(request: web.Request) -> bytes:
+async def read_body(request: web.Request, *, any_type: bool = False) -> bytes:
     """The decoded bytes of a JSON body. Raises ApiError for another content type or encoding, and for a body that is
     too large or too slow.
+
+    any_type: any content type will do, unless a web page sends the request.
 
     The limit holds for the announced length and for decompressed bytes. All bodies together have a limit too; each
     counts until `release_body`.
     """
     context = request.app[CONTEXT]
     limit = context.config.max_body_bytes
-    if request.content_type != "application/json":
+    if request.content_type != "application/json" and (not any_type or "Origin" in request.headers):
         raise ApiError(
             415, f"The Content-Type must be application/json, got '{request.headers.get('Content-Type', '')}'."
         )

@@ -153,9 +153,14 @@ _HTTP_CASES = {
 }
 
 
-def from_http_exception(error: web.HTTPException, *, method: str, path: str) -> ApiError:
-    """The envelope for an error that aiohttp raised itself, such as a path or a method that no route has."""
+def from_http_exception(error: web.HTTPException, *, method: str, path: str, why: str = "") -> ApiError:
+    """The envelope for an error that aiohttp raised itself, such as a path or a method that no route has.
+
+    why: a clause that says why this server does not have it, if that is known.
+    """
     case = _HTTP_CASES.get(error.status, _HttpCase(error.reason, None))
+    if why and error.status in _HTTP_CASES:
+        case = _HttpCase(f"{{method}} {{path}} is not supported: {why}.", "not_supported")
     kind = "server_error" if error.status >= 500 else "invalid_request_error"
     headers = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
     return ApiError(

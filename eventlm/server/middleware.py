@@ -23,6 +23,7 @@ from eventlm.server.errors import (
     rate_limit_headers,
 )
 from eventlm.server.http.connection import REQUEST_ID_HEADER, SANE_REQUEST_ID, SERVER_NAME, request_id
+from eventlm.server.refusals import REFUSED_PATHS, why_refused
 from eventlm.text.generation import Generation
 
 _log = structlog.get_logger("eventlm.server")
@@ -150,7 +151,8 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except web.HTTPException as failure:
-        error = from_http_exception(failure, method=request.method, path=request.path)
+        why = why_refused(request.app[REFUSED_PATHS], request.path)
+        error = from_http_exception(failure, method=request.method, path=request.path, why=why)
     except ConnectionError:
         raise
     except EventLMError as failure:

@@ -18,6 +18,7 @@ from eventlm.sampling_params import LARGEST_LOGIT_BIAS
 
 #: Reasons for fields that will not be supported.
 _REASONS = {
+    "images": "is not supported: models here take text only",
     "kv_transfer_params": "is not supported: this server keeps every prompt's keys and values in its own workers",
 }
 
@@ -109,7 +110,7 @@ def _with_integers(value: Any, name: str) -> Any:
         return int(value)
     if isinstance(value, list):
         return [_with_integers(each, name) for each in value]
-    if isinstance(value, dict) and name == "slo":
+    if isinstance(value, dict) and name in ("slo", "options"):
         return {key: _with_integers(each, name) for key, each in value.items()}
     return value
 

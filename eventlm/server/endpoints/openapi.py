@@ -44,10 +44,11 @@ class Parameter(NamedTuple):
 class Endpoint(NamedTuple):
     """One operation: its route and its description.
 
-    body: struct of the JSON body, or alternatives. reply: type of a 200; None for text. media_types: of the 200. chunk:
-    struct of a stream's events, which come as `chunk_type`. generates: uses the engine, see `middleware.generating`.
-    errors: further statuses. scope: needed by the key; None: no key is needed. ignored: parameters that are accepted
-    and change nothing, with the reason. refused: parameters that are an error unless they have one of these values.
+    body: struct of the JSON body, or alternatives. reply: type of a 200, or alternatives; None for text. media_types:
+    of the 200. chunk: struct of a stream's events, which come as `chunk_type`. generates: uses the engine, see
+    `middleware.generating`. errors: further statuses. scope: needed by the key; None: no key is needed. ignored:
+    parameters that are accepted and change nothing, with the reason. refused: parameters that are an error unless they
+    have one of these values.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -114,12 +115,19 @@ def _types(endpoints: Sequence[Endpoint], forms: dict[str, ErrorForm]) -> Iterat
     """Each type in the document once."""
     seen = [ErrorEnvelope, *(form.envelope for form in forms.values())]
     for endpoint in endpoints:
-        seen += [*_bodies(endpoint), endpoint.reply, endpoint.chunk, *(each.type for each in endpoint.parameters)]
+        seen += [*_alternatives(endpoint.body), *_alternatives(endpoint.reply), endpoint.chunk]
+        seen += [each.type for each in endpoint.parameters]
     return iter(dict.fromkeys(type_ for type_ in seen if type_ is not None))
 
 
-def _bodies(endpoint: Endpoint) -> tuple[Any, ...]:
-    return endpoint.body if isinstance(endpoint.body, tuple) else (endpoint.body,)
+def _alternatives(types: Any) -> tuple[Any, ...]:
+    return types if isinstance(types, tuple) else (types,)
+
+
+def _any_of(types: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
+    """The schema of a type, or of alternatives."""
+    found = [schemas[each] for each in _alternatives(types)]
+    return found[0] if len(found) == 1 else {"anyOf": found}
 
 
 def _notes(endpoint: Endpoint) -> Iterator[str]:
@@ -148,9 +156,8 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, st
     if paragraphs := [*filter(None, [description]), *_notes(endpoint)]:
         operation["description"] = "\n\n".join(paragraphs)
     if endpoint.body is not None:
-        bodies = [schemas[body] for body in _bodies(endpoint)]
-        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        operation["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
+        content = {JSON: {"schema": _any_of(endpoint.body, schemas)}}
+        operation["requestBody"] = {"required": True, "content": content}
     if endpoint.scope is not None:
         # A server without keys needs none, except for admin endpoints, which cannot be used then.
         keys: list[dict[str, list[str]]] = [{"key": []}, {"key_header": []}]
@@ -171,7 +178,7 @@ def _parameters(endpoint: Endpoint, schemas: dict[Any, Any]) -> Iterator[dict[st
 
 
 def _responses(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, str]) -> dict[str, Any]:
-    schema = {"type": "string"} if endpoint.reply is None else schemas[endpoint.reply]
+    schema = {"type": "string"} if endpoint.reply is None else _any_of(endpoint.reply, schemas)
     text = {"type": "string"}
     content: dict[str, Any] = {each: {"schema": schema if each == JSON else text} for each in endpoint.media_types}
     if endpoint.chunk is not None:

@@ -12,6 +12,7 @@ from eventlm.server.app import ENDPOINTS, ERROR_FORMS_BY_PATH, make_app
 from eventlm.server.endpoints.openapi import openapi_document
 from tests.server.conftest import RunningServer
 
+FORMS = ERROR_FORMS_BY_PATH.values()
 METHODS = {"get", "post", "put", "patch", "delete"}
 
 
@@ -90,9 +91,10 @@ def test_errors_are_envelopes_of_the_statuses_that_the_endpoint_has(document: di
     expected = {"200", "400", "401", "403", "404", "408", "413", "415", "429", "499", "500", "503", "504"}
     assert set(chat) == expected
     assert set(document["paths"]["/version"]["get"]["responses"]) == {"200", "400", "413", "500"}
-    for status, response in document["components"]["responses"].items():
-        content = response["content"]["application/json"]
-        assert content["schema"] == {"$ref": "#/components/schemas/ErrorEnvelope"}
+    forms = {"": "ErrorEnvelope", **{form.envelope.__name__: form.envelope.__name__ for form in FORMS}}
+    for name, response in document["components"]["responses"].items():
+        content, status = response["content"]["application/json"], name[:3]
+        assert content["schema"] == {"$ref": f"#/components/schemas/{forms[name[3:]]}"}
         assert ("Retry-After" in response["headers"]) == (status in ("429", "503"))
 
 
