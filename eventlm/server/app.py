@@ -23,6 +23,8 @@ from eventlm.server.endpoints.openapi import JSON, Endpoint, Parameter, openapi_
 from eventlm.server.endpoints.request_info import ExplainReply, RequestInfo, explain_request, request_info
 from eventlm.server.endpoints.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
 from eventlm.server.errors import ERROR_FORMS, ErrorForm
+from eventlm.server.llamacpp.endpoints import LLAMACPP_APIS, LLAMACPP_ENDPOINTS, LLAMACPP_REFUSED
+from eventlm.server.llamacpp.tokenization import TokenizeContentRequest, TokenizedContent
 from eventlm.server.middleware import (
     HEALTH_PATH,
     METRICS_PATH,
@@ -33,6 +35,7 @@ from eventlm.server.middleware import (
     observe,
     set_headers,
 )
+from eventlm.server.model_card import model_card
 from eventlm.server.openai.chat import CHAT, chat_completions
 from eventlm.server.openai.completions import COMPLETIONS, completions
 from eventlm.server.openai.embeddings import (
@@ -50,6 +53,7 @@ from eventlm.server.openai.replies import (
     Health,
     Model,
     ModelList,
+    ModelMeta,
     Version,
 )
 from eventlm.server.refusals import REFUSED_PATHS, RefusedPath
@@ -111,7 +115,10 @@ async def _expect(request: web.Request) -> None:
 async def _list_models(request: web.Request) -> web.Response:
     """The models that requests may name."""
     context = request.app[CONTEXT]
-    return json_response(ModelList(data=[_model(context, name) for name in context.engine.model_names]))
+    names = context.engine.model_names
+    return json_response(
+        ModelList(data=[_model(context, name) for name in names], models=[model_card(context, name) for name in names])
+    )
 
 
 async def _get_model(request: web.Request) -> web.Response:
@@ -124,7 +131,15 @@ async def _get_model(request: web.Request) -> web.Response:
 
 
 def _model(context: ServerContext, name: str) -> Model:
-    return Model(id=name, created=context.created, max_model_len=context.engine.max_model_len)
+    facts, max_model_len = context.facts, context.engine.max_model_len
+    meta = ModelMeta(
+        n_vocab=context.vocab_size,
+        n_ctx_train=facts.context_length,
+        n_embd=facts.embedding_size,
+        n_params=facts.num_parameters,
+        size=facts.num_bytes,
+    )
+    return Model(id=name, created=context.created, max_model_len=max_model_len, meta=meta)
 
 
 async def _health(request: web.Request) -> web.Response:
@@ -155,12 +170,13 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
 
 
 #: All APIs that generate.
-APIS_BY_PREFIX: dict[str, Api[Any]] = {api.prefix: api for api in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
+ALL_APIS: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, *LLAMACPP_APIS)
+APIS_BY_PREFIX = {api.prefix: api for api in ALL_APIS}
 #: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
 ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {}
 
 #: Paths that are refused by name.
-ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = ()
+ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = LLAMACPP_REFUSED
 
 
 def _generating(
@@ -222,12 +238,17 @@ ENDPOINTS = (
     *(
         Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,))
         for path, handler, body, reply in (
-            ("tokenize", tokenize, (TokenizeRequest, TokenizeChatRequest), Tokenization),
+            (
+                "tokenize",
+                tokenize,
+                (TokenizeRequest, TokenizeChatRequest, TokenizeContentRequest),
+                (Tokenization, TokenizedContent),
+            ),
             ("detokenize", detokenize, DetokenizeRequest, Detokenization),
         )
         for prefix in ("", "/v1")
     ),
-    Endpoint("GET", "/v1/models", _list_models, reply=ModelList),
+    *(Endpoint("GET", f"{prefix}/models", _list_models, reply=ModelList) for prefix in ("/v1", "")),
     Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=Model),
     Endpoint(
         "GET",
@@ -239,10 +260,14 @@ ENDPOINTS = (
         errors=(409, 429, 503),
     ),
     Endpoint("GET", "/v1/requests/{id:.+}", request_info, reply=RequestInfo, errors=(503,)),
-    Endpoint("GET", HEALTH_PATH, _health, reply=Health, errors=(503,), scope=None),
+    *(
+        Endpoint("GET", prefix + HEALTH_PATH, _health, reply=Health, errors=(503,), scope=None)
+        for prefix in ("", "/v1")
+    ),
     Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
     Endpoint("GET", "/version", _version, reply=Version, scope=None),
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
     *CHAT_PAGE_ENDPOINTS,
+    *LLAMACPP_ENDPOINTS,
     *ADMIN_ENDPOINTS,
 )

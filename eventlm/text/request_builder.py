@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import structs
@@ -39,6 +39,7 @@ from eventlm.types import RequestKind
 
 #: Of a number in a message.
 _MAX_DIGITS = 40
+Used = TypeVar("Used")
 
 
 class RequestBuilder:
@@ -267,29 +268,40 @@ class RequestBuilder:
         self, body: ChatCompletionRequest, tools: ToolUse | None, param: str = "messages"
     ) -> list[int]:
         """The token ids of a conversation with these tools. Raises InputError."""
+        # The template writes the special tokens itself.
+        special = bool(body.add_special_tokens)
+        token_ids = await self._with_prompt(
+            body, tools, param, lambda text: self._tokenizer.encode(text, add_special_tokens=special)
+        )
+        return self._truncate(body, token_ids)
+
+    async def render_messages(self, body: ChatCompletionRequest, tools: ToolUse | None) -> str:
+        """The prompt of a conversation with these tools. Raises InputError."""
+        return await self._with_prompt(body, tools, "messages", lambda text: text)
+
+    async def _with_prompt(
+        self, body: ChatCompletionRequest, tools: ToolUse | None, param: str, use: Callable[[str], Used]
+    ) -> Used:
+        """What `use` makes of the prompt of a conversation. Raises InputError."""
         options: dict[str, Any] = {
             "tools": tools.definitions if tools is not None else None,
             "tool_format": self._formats.tools,
             "param": param,
         }
-        # The template writes the special tokens itself.
-        special = bool(body.add_special_tokens)
         if body.chat_template is not None:
             text = await self._templates.render(body, self._tokenizer.special_tokens, **options)
-            return self._truncate(body, await self.encoder.encode(text, add_special_tokens=special))
+            return await self.encoder.run(len(text), lambda: use(text))
         template = self._tokenizer.chat_template
         if template is None:
             raise InputError(
                 param, "This model has no chat template; use /v1/completions, or a model that was made for chat."
             )
-
-        def encode() -> list[int]:
-            return self._tokenizer.encode(render_chat(body, template, **options), add_special_tokens=special)
-
         # These may be of any size, and a template may write them at any length.
         is_unbounded = tools or body.chat_template_kwargs or body.documents or any(m.tool_calls for m in body.messages)
         size = sum(_size(message) for message in body.messages)
-        return self._truncate(body, await self.encoder.run(INLINE_CHARACTERS + 1 if is_unbounded else size, encode))
+        return await self.encoder.run(
+            INLINE_CHARACTERS + 1 if is_unbounded else size, lambda: use(render_chat(body, template, **options))
+        )
 
     def _truncate(self, body: GenerationRequest, token_ids: list[int]) -> list[int]:
         """The tokens that the request wants to keep of a prompt. Raises InputError if that is none."""

@@ -56,6 +56,8 @@ FIELDS = (
     "eventlm", "normalize", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "suffix", "guided_json",
     "instructions", "max_output_tokens", "previous_response_id", "conversation", "background", "store", "include",
     "reasoning", "text", "truncation", "prompt_cache_key",
+    "options", "format", "think", "raw", "system", "images", "keep_alive", "content", "n_predict", "n_probs", "grammar",
+    "samplers", "json_schema", "response_fields", "cache_prompt",
 )  # fmt: skip
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
@@ -104,6 +106,12 @@ TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/v1/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"messages": CALLED, "tools": [TOOL], "add_generation_prompt": False}),
     ("/detokenize", {"tokens": [1, 2]}),
+    ("/tokenize", {"content": "a", "with_pieces": True}),
+    ("/apply-template", {"messages": CALLED, "tools": [TOOL]}),
+    ("/completion", {"prompt": "a", "n_predict": 4, "n_probs": 2, "logit_bias": [[5, False], ["b", 1.5]]}),
+    ("/completion", {"prompt": [[1, "a"], {"prompt_string": "b"}], "n_predict": 2, "stream": True}),
+    ("/completion", {"prompt": [1, "a"], "n_predict": 0, "response_fields": ["content", "timings/prompt_n"]}),
+    ("/embedding", {"content": ["a", [1, 2]], "embd_normalize": -1}),
 )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
+from eventlm.server.model_card import ModelCard
 from eventlm.server.timings import EventlmReply
 from eventlm.text.choice_output import ApiFinishReason
 from eventlm.text.generation import UsageCounts
@@ -243,21 +244,33 @@ class CancelledReply(Struct, frozen=True, kw_only=True):
     cancelled: bool
 
 
+class ModelMeta(Struct, frozen=True, kw_only=True):
+    """A model in figures, with llama.cpp's names; 0: unknown. n_ctx_train: the longest context it was made for."""
+
+    n_vocab: int
+    n_ctx_train: int
+    n_embd: int
+    n_params: int
+    size: int
+
+
 class Model(Struct, frozen=True, kw_only=True):
-    """One entry of `/v1/models`."""
+    """One entry of `/v1/models`. `meta` is llama.cpp's."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "eventlm"
     max_model_len: int
+    meta: ModelMeta
 
 
 class ModelList(Struct, frozen=True, kw_only=True):
-    """Reply of `/v1/models`."""
+    """Reply of `/v1/models`. `models` are the same, as newer versions of llama.cpp have them too."""
 
     object: str = "list"
     data: list[Model]
+    models: list[ModelCard]
 
 
 class Health(Struct, frozen=True):

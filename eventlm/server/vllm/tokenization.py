@@ -1,4 +1,7 @@
-"""`POST /tokenize` and `POST /detokenize`, also under /v1: between texts and token ids, in vLLM's shapes."""
+"""`POST /tokenize` and `POST /detokenize`, also under /v1: between texts and token ids, in vLLM's shapes.
+
+Bodies with `content` are llama.cpp's.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from msgspec import Struct
 from eventlm.errors import InputError, UnknownModelError
 from eventlm.sampling_params import TokenId
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.llamacpp.tokenization import tokenize_content
 from eventlm.text.decoding import convert_request, decode_object, decode_request
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.request_builder import check_token_ids
@@ -47,9 +51,10 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 
 class Detokenization(Struct, frozen=True):
-    """Reply of `/detokenize`: the text of the tokens, special ones included."""
+    """Reply of `/detokenize`: the text of the tokens, special ones included. `content` is llama.cpp's name for it."""
 
     prompt: str
+    content: str
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -58,6 +63,8 @@ async def tokenize(request: web.Request) -> web.Response:
     context.check_available()
     encoder = context.requests.encoder
     raw = decode_object(await read_body(request))
+    if "content" in raw:
+        return json_response(await tokenize_content(context, raw))
     body: TokenizeRequest | TokenizeChatRequest
     if raw.get("messages") is None:
         body = convert_request(raw, TokenizeRequest, {})
@@ -86,7 +93,8 @@ async def detokenize(request: web.Request) -> web.Response:
     body = decode_request(await read_body(request), DetokenizeRequest, {})
     _check_model(context, body.model)
     check_token_ids(body.tokens, context.vocab_size, "tokens")
-    return json_response(Detokenization(await context.requests.encoder.decode(body.tokens)))
+    text = await context.requests.encoder.decode(body.tokens)
+    return json_response(Detokenization(text, text))
 
 
 def _check_model(context: ServerContext, model: str | None) -> None:

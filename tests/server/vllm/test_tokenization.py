@@ -24,7 +24,7 @@ def test_a_text_and_back(server: RunningServer, prefix: str) -> None:
     assert reply.status == 200
     assert reply.json() == {"count": 4, "max_model_len": 256, "tokens": [256, 104, 195, 169], "token_strs": None}
     back = server.post(f"{prefix}/detokenize", {"model": "test", "tokens": reply.json()["tokens"]})
-    assert (back.status, back.json()) == (200, {"prompt": "<|bos|>hé"})
+    assert (back.status, back.json()) == (200, {"prompt": "<|bos|>hé", "content": "<|bos|>hé"})
 
 
 def test_options(server: RunningServer) -> None:

@@ -1,0 +1,1 @@
+"""The endpoints of llama.cpp's server beside those of OpenAI's API."""
