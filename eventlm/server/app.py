@@ -36,6 +36,8 @@ from eventlm.server.middleware import (
     set_headers,
 )
 from eventlm.server.model_card import model_card
+from eventlm.server.ollama.endpoints import OLLAMA_APIS, OLLAMA_ENDPOINTS, OLLAMA_PREFIX, OLLAMA_REFUSED
+from eventlm.server.ollama.lines import OLLAMA_ERRORS
 from eventlm.server.openai.chat import CHAT, chat_completions
 from eventlm.server.openai.completions import COMPLETIONS, completions
 from eventlm.server.openai.embeddings import (
@@ -170,13 +172,13 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
 
 
 #: All APIs that generate.
-ALL_APIS: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, *LLAMACPP_APIS)
+ALL_APIS: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, *LLAMACPP_APIS, *OLLAMA_APIS)
 APIS_BY_PREFIX = {api.prefix: api for api in ALL_APIS}
 #: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
-ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {}
+ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {OLLAMA_PREFIX: OLLAMA_ERRORS}
 
 #: Paths that are refused by name.
-ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = LLAMACPP_REFUSED
+ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (*LLAMACPP_REFUSED, *OLLAMA_REFUSED)
 
 
 def _generating(
@@ -269,5 +271,6 @@ ENDPOINTS = (
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
     *CHAT_PAGE_ENDPOINTS,
     *LLAMACPP_ENDPOINTS,
+    *OLLAMA_ENDPOINTS,
     *ADMIN_ENDPOINTS,
 )

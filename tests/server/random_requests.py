@@ -71,6 +71,11 @@ CALL = {"id": "call_1", "type": "function", "function": {"name": "look_up", "arg
 CALLED = [*MESSAGES, {"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "1", "content": "4"}]
 NAMED_SCHEMA = {"name": "b", "schema": SCHEMA, "strict": True}
 FORMAT = {"type": "json_schema", "json_schema": NAMED_SCHEMA}
+OLLAMA_CALLED = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "tool_calls": [{"function": {"name": "look_up", "arguments": {"a": 3}}}]},
+    {"role": "tool", "tool_name": "look_up", "content": "4"},
+]
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 ITEMS = [
     *MESSAGES[:1],
@@ -112,6 +117,12 @@ TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("/completion", {"prompt": [[1, "a"], {"prompt_string": "b"}], "n_predict": 2, "stream": True}),
     ("/completion", {"prompt": [1, "a"], "n_predict": 0, "response_fields": ["content", "timings/prompt_n"]}),
     ("/embedding", {"content": ["a", [1, 2]], "embd_normalize": -1}),
+    ("/api/chat", {"messages": OLLAMA_CALLED, "tools": [TOOL], "options": {"num_predict": 4, "seed": 1}}),
+    ("/api/chat", {"messages": OLLAMA_CALLED, "format": SCHEMA, "stream": False, "options": {"num_predict": 9}}),
+    ("/api/generate", {"prompt": "a", "options": {"num_predict": 4, "stop": ["e"]}, "logprobs": True}),
+    ("/api/generate", {"prompt": "a", "raw": True, "stream": False, "think": False, "options": {"num_predict": 2}}),
+    ("/api/embed", {"input": ["a", "b"], "dimensions": 4}),
+    ("/api/show", {"verbose": True}),
 )
 
 

@@ -71,7 +71,7 @@ def valid_cases(draw: st.DrawFn, operation: Any, endpoint: Endpoint, server: Ser
             if name not in kept:
                 del case.body[name]
         case.body["model"] = server.model
-        messages = case.body.get("messages", [])
+        messages = case.body.get("messages") or []
         for message in itertools.chain(*messages) if endpoint.body is ChatBatchRequest else messages:
             # What else a message may have depends on its role.
             role, content = message["role"], message.get("content") or "hi"

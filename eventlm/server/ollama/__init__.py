@@ -1,0 +1,1 @@
+"""Ollama's API: everything that generates or only reads. Models are not changed over it."""
