@@ -41,6 +41,7 @@ RequestT = TypeVar("RequestT", bound=Struct)
 #: Names and indexes of a path.
 _STEPS = re.compile(r"[^.\[\]]+")
 _WRONG_FORMAT = re.compile(r"Expected `str` matching regex (.*)", re.DOTALL)
+_UNKNOWN_TAG = re.compile(r"Invalid value (.*)", re.DOTALL)
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 
 
@@ -143,6 +144,8 @@ def validation_error(text: str, root: str = "", type_: Any = None, value: Any = 
         return _unknown_parameter(path, unknown[1], _fields_at(type_, subpath))
     if problem.startswith("Invalid enum value") and (words := _words_at(type_, subpath)):
         problem = f"supported values are {', '.join(map(repr, words))}"
+    if (tag := _UNKNOWN_TAG.fullmatch(problem)) and (tags := _tags_at(type_, subpath)):
+        problem = f"supported values are {', '.join(map(repr, tags))}, got {tag[1]}"
     if wrong := _WRONG_FORMAT.fullmatch(problem):
         problem = _FORMATS[wrong[1]]
     return field_error(problem, path, found)
@@ -196,6 +199,13 @@ def _words_at(type_: Any, subpath: str) -> list[str]:
     """The values of an enumerated field at a path such as `tools[0].type`."""
     literals = (each for each in _types_at(type_, subpath) if isinstance(each, inspect.LiteralType))
     return [word for each in literals for word in each.values if isinstance(word, str)]
+
+
+def _tags_at(type_: Any, subpath: str) -> list[str]:
+    """The values of a field such as `messages[0].content[0].type` that tells the structs of a union apart."""
+    parent, _, name = subpath.rpartition(".")
+    structs = (each for each in _types_at(type_, parent) if isinstance(each, inspect.StructType))
+    return [each.tag for each in structs if each.tag_field == name and isinstance(each.tag, str)]
 
 
 def _types_at(type_: Any, subpath: str) -> list[inspect.Type]:

@@ -46,6 +46,12 @@ def test_the_words_that_can_be_used_are_named(server: RunningServer, path: str, 
     assert_error(reply, 400, INVALID, list(fields)[-1], "invalid_value", message=message)
 
 
+def test_the_types_that_an_object_can_have_are_named(server: RunningServer) -> None:
+    reply = server.chat(tools=[{"type": "function", "function": {"name": "f"}}], tool_choice={"type": "any"})
+    message = "'tool_choice.type': supported values are 'function', 'allowed_tools', got 'any'."
+    assert_error(reply, 400, INVALID, "tool_choice.type", "invalid_value", message=message)
+
+
 @pytest.mark.parametrize(
     "fields",
     [
