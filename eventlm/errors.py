@@ -115,9 +115,17 @@ class UnknownModelError(InputError):
 
 
 class PromptTooLongError(InputError):
-    """The prompt and the tokens to generate exceed the model's context."""
+    """The prompt and the tokens to generate exceed the model's context.
+
+    num_tokens, most_tokens: what the prompt has, and what it may have; 0 where that is not known.
+    """
 
     code = "context_length_exceeded"
+
+    def __init__(self, param: str | None, message: str, num_tokens: int = 0, most_tokens: int = 0) -> None:
+        super().__init__(param, message)
+        self.num_tokens = num_tokens
+        self.most_tokens = most_tokens
 
 
 class CheckpointError(EventLMError):

@@ -12,6 +12,16 @@ from aiohttp.http import HttpVersion11
 
 from eventlm._version import __version__
 from eventlm.errors import UnknownModelError
+from eventlm.server.anthropic.errors import MESSAGES_ERRORS, MESSAGES_PATH, set_messages_headers
+from eventlm.server.anthropic.messages import MESSAGES, MESSAGES_ENDPOINTS
+from eventlm.server.anthropic.models import (
+    VERSION,
+    ModelInfo,
+    ModelPage,
+    is_from_anthropic_client,
+    model_info,
+    model_page,
+)
 from eventlm.server.api import APIS, Api
 from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext, json_response
@@ -91,6 +101,7 @@ def make_app(context: ServerContext) -> web.Application:
     app[ERROR_FORMS] = ERROR_FORMS_BY_PATH
     app[REFUSED_PATHS] = ALL_REFUSED_PATHS
     app.on_response_prepare.append(set_headers)
+    app.on_response_prepare.append(set_messages_headers)
     if across_origins:
         app.on_response_prepare.append(set_cors_headers)
     scopes = app[SCOPES] = {}
@@ -117,6 +128,8 @@ async def _expect(request: web.Request) -> None:
 async def _list_models(request: web.Request) -> web.Response:
     """The models that requests may name."""
     context = request.app[CONTEXT]
+    if is_from_anthropic_client(request):
+        return json_response(model_page(context))
     names = context.engine.model_names
     return json_response(
         ModelList(data=[_model(context, name) for name in names], models=[model_card(context, name) for name in names])
@@ -129,7 +142,7 @@ async def _get_model(request: web.Request) -> web.Response:
     name = request.match_info["model"]
     if name not in context.engine.model_names:
         raise UnknownModelError(name)
-    return json_response(_model(context, name))
+    return json_response((model_info if is_from_anthropic_client(request) else _model)(context, name))
 
 
 def _model(context: ServerContext, name: str) -> Model:
@@ -172,10 +185,10 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
 
 
 #: All APIs that generate.
-ALL_APIS: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, *LLAMACPP_APIS, *OLLAMA_APIS)
+ALL_APIS: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *LLAMACPP_APIS, *OLLAMA_APIS)
 APIS_BY_PREFIX = {api.prefix: api for api in ALL_APIS}
 #: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
-ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {OLLAMA_PREFIX: OLLAMA_ERRORS}
+ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {MESSAGES_PATH: MESSAGES_ERRORS, OLLAMA_PREFIX: OLLAMA_ERRORS}
 
 #: Paths that are refused by name.
 ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (*LLAMACPP_REFUSED, *OLLAMA_REFUSED)
@@ -224,6 +237,7 @@ ENDPOINTS = (
     ),
     _generating("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingList, refused=UNSUPPORTED_IN_EMBEDDINGS),
     *RESPONSES_ENDPOINTS,
+    *MESSAGES_ENDPOINTS,
     Endpoint(
         "GET",
         "/v1/stream/{id:.+}",
@@ -250,8 +264,11 @@ ENDPOINTS = (
         )
         for prefix in ("", "/v1")
     ),
-    *(Endpoint("GET", f"{prefix}/models", _list_models, reply=ModelList) for prefix in ("/v1", "")),
-    Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=Model),
+    *(
+        Endpoint("GET", f"{prefix}/models", _list_models, reply=(ModelList, ModelPage), parameters=(VERSION,))
+        for prefix in ("/v1", "")
+    ),
+    Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=(Model, ModelInfo), parameters=(VERSION,)),
     Endpoint(
         "GET",
         "/v1/requests/{id:.+}/explain",

@@ -230,6 +230,8 @@ class RequestBuilder:
                     f"This model's maximum context length is {context} tokens. However, you requested "
                     f"{num_tokens + num_new} tokens ({num_tokens} in {prompt}, {num_new} in the completion). Please "
                     f"reduce the length of {prompt} or the completion.",
+                    num_tokens,
+                    context - num_new,
                 )
             max_tokens = params.max_tokens or context - num_tokens
         elif num_tokens > context:
@@ -237,6 +239,8 @@ class RequestBuilder:
                 param,
                 f"This model's maximum context length is {context} tokens. However, {prompt} has {num_tokens} tokens. "
                 "Please reduce its length.",
+                num_tokens,
+                context,
             )
         if params.min_tokens > (max_tokens or 0):
             raise InputError(

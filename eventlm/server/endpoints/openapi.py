@@ -55,7 +55,7 @@ class Endpoint(NamedTuple):
     path: str
     handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     body: Any | tuple[Any, ...] = None
-    reply: Any = None
+    reply: Any | tuple[Any, ...] = None
     media_types: tuple[str, ...] = (JSON,)
     chunk: Any = None
     chunk_type: str = SERVER_SENT_EVENTS

@@ -1,0 +1,1 @@
+"""Anthropic's API: messages, the tokens of their prompts, and models."""
