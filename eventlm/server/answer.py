@@ -93,9 +93,12 @@ async def send_events(
         _log.exception("a stream failed")
         # Its text cannot be read any further.
         error, reads_on = internal_error(), False
-    if error is not None:
-        if not stream.is_started:
+    if not stream.is_started:
+        if error is not None:
             raise error
+        # An API may have no events for a text that is empty.
+        await stream.start()
+    if error is not None:
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
     elif not stream.is_started:
