@@ -20,6 +20,7 @@ from eventlm.sampling_params import LARGEST_LOGIT_BIAS
 _REASONS = {
     "images": "is not supported: models here take text only",
     "kv_transfer_params": "is not supported: this server keeps every prompt's keys and values in its own workers",
+    "thread": "is not supported: send the whole conversation in 'messages'",
     "mcp_servers": "is not supported: connect to MCP servers at the client, and give their tools in 'tools'",
 }
 

@@ -19,6 +19,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+#: Codes for parameters: on this one, clients go on without threads.
+_CODES: dict[str | None, str] = {"thread": "thread_unsupported_request"}
 #: The headers of rate limits, and Anthropic's names for them.
 _HEADERS = {
     f"x-ratelimit-{figure}-{kind}": f"anthropic-ratelimit-{kind}-{figure}"
@@ -27,11 +29,18 @@ _HEADERS = {
 }
 
 
+class ErrorDetails(Struct, frozen=True):
+    """The cause, for programs. The codes are those of OpenAI's form, where Anthropic has none."""
+
+    error_code: str
+
+
 class ErrorDetail(Struct, frozen=True):
     """What went wrong."""
 
     type: str
     message: str
+    details: ErrorDetails | UnsetType = UNSET
 
 
 class ErrorReply(Struct, frozen=True, tag="error"):
@@ -44,7 +53,10 @@ class ErrorReply(Struct, frozen=True, tag="error"):
 def error_reply(error: ApiError, request_id: str = "") -> ErrorReply:
     """An error as Anthropic's clients get it."""
     type_ = _TYPES.get(error.status, "invalid_request_error" if 400 <= error.status < 499 else "api_error")
-    return ErrorReply(ErrorDetail(type_, str(error)), request_id or UNSET)
+    body = error.envelope.error
+    code = _CODES.get(body.param, body.code)
+    details = UNSET if code is None else ErrorDetails(code)
+    return ErrorReply(ErrorDetail(type_, body.message, details), request_id or UNSET)
 
 
 MESSAGES_ERRORS = ErrorForm(ErrorReply, error_reply)

@@ -144,7 +144,13 @@ IGNORED_IN_MESSAGES = {
     "context_management": "the chat template leaves old reasoning out",
     "inference_geo": "there is one place",
     "speed": "there is one speed",
-    "diagnostics": "Anthropic's own",
+    "diagnostics": "about Anthropic's caches",
+    "fallbacks": "about Anthropic's models",
 }
 #: Fields that are an error unless they have one of these values.
-UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {"container": (), "mcp_servers": ([],)}
+UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
+    "thread": (),
+    "container": (),
+    "mcp_servers": ([],),
+    "compaction": (),
+}
