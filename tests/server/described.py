@@ -59,11 +59,12 @@ class Description:
         assert reply.headers["content-type"].partition(";")[0] == "application/json"
         form = error_form(ERROR_FORMS_BY_PATH, urlsplit(path).path)
         body = reply.json()
-        # Requests whose path is not looked at, such as those of a method that is none, have the envelope.
-        if form is None or isinstance(body["error"], dict):
+        # HTTP that cannot be read has no path, so the form of its error is OpenAI's.
+        if form is None or (body.keys() == {"error"} and isinstance(body["error"], dict)):
             assert_error_envelope(body)
         else:
-            msgspec.convert(body, form.envelope)
+            error = msgspec.json.decode(reply.data, type=form.envelope)
+            assert json.loads(msgspec.json.encode(error)) == body
 
     def _operation(self, method: str, path: str) -> dict[str, Any]:
         plain = urlsplit(path).path

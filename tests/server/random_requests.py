@@ -58,12 +58,14 @@ FIELDS = (
     "reasoning", "text", "truncation", "prompt_cache_key",
     "options", "format", "think", "raw", "system", "images", "keep_alive", "content", "n_predict", "n_probs", "grammar",
     "samplers", "json_schema", "response_fields", "cache_prompt",
+    "system", "stop_sequences", "thinking", "output_config", "thread", "mcp_servers",
 )  # fmt: skip
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 RESPONSES = "/v1/responses"
 BATCH = f"{CHAT}/batch"
+ANTHROPIC = "/v1/messages"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 3}}, "required": ["a"]}
 LOOK_UP = {"name": "look_up", "description": "Look.", "parameters": SCHEMA}
 TOOL = {"type": "function", "function": LOOK_UP}
@@ -86,6 +88,20 @@ ITEMS = [
 ]
 FUNCTION = {"type": "function", **LOOK_UP}
 CHOICE = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look_up"}]}
+#: In Anthropic's form.
+INPUT_TOOL = {"name": "look_up", "description": "Look.", "input_schema": SCHEMA}
+USED = [
+    {"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+            {"type": "tool_use", "id": "toolu_1", "name": "look_up", "input": {"a": 3}},
+        ],
+    },
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": "4", "is_error": True}]},
+]
+THINKING = {"type": "enabled", "budget_tokens": 1024}
 #: Bodies that are right, with the paths to which they belong.
 TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     (CHAT, {"messages": MESSAGES, "max_tokens": 4}),
@@ -108,6 +124,10 @@ TEMPLATES: tuple[tuple[str, dict[str, Any]], ...] = (
     (f"{RESPONSES}/input_tokens", {"input": ITEMS, "tools": [FUNCTION]}),
     (EMBEDDINGS, {"input": ["a", "b"], "dimensions": 4}),
     (EMBEDDINGS, {"input": [1, 2, 3], "encoding_format": "base64", "pooling": "mean"}),
+    (ANTHROPIC, {"messages": USED, "max_tokens": 4, "system": "Be brief.", "stop_sequences": ["e"], "stream": True}),
+    (ANTHROPIC, {"messages": USED, "max_tokens": 20, "tools": [INPUT_TOOL], "tool_choice": {"type": "any"}}),
+    (ANTHROPIC, {"messages": USED[:1], "max_tokens": 9000, "thinking": THINKING, "stream": True, "top_k": 3}),
+    (ANTHROPIC + "/count_tokens", {"messages": USED, "tools": [INPUT_TOOL], "system": [{"type": "text", "text": "x"}]}),
     ("/v1/tokenize", {"prompt": "a", "return_token_strs": True}),
     ("/tokenize", {"messages": CALLED, "tools": [TOOL], "add_generation_prompt": False}),
     ("/detokenize", {"tokens": [1, 2]}),

@@ -31,7 +31,7 @@ from eventlm.server.anthropic.replies import (
     StopDelta,
     TextDelta,
     ThinkingDelta,
-    ToolUse,
+    ToolUseOutput,
 )
 from eventlm.server.errors import ApiError
 from eventlm.server.reply_format import NAMED_EVENTS, ReplyIdentity, StreamFormat
@@ -139,7 +139,9 @@ class _BlockEvents:
                     yield self._delta(TextDelta(part.text))
                 case CallDelta():
                     if part.name:
-                        yield from self._begin(ToolUse(self._derived_id("toolu_", part.index), part.name, Raw(b"{}")))
+                        yield from self._begin(
+                            ToolUseOutput(self._derived_id("toolu_", part.index), part.name, Raw(b"{}"))
+                        )
                     if part.arguments:
                         yield self._delta(InputJsonDelta(part.arguments))
                 case CallEnd():
@@ -190,8 +192,8 @@ def _content(events: Iterable[BlockEvent]) -> list[ReplyBlock]:
                 block.text = text
             case ThinkingBlock():
                 block.thinking = text
-            case ToolUse():
-                blocks[index] = ToolUse(block.id, block.name, _object(text))
+            case ToolUseOutput():
+                blocks[index] = ToolUseOutput(block.id, block.name, _object(text))
     return blocks
 
 

@@ -16,7 +16,7 @@ MessageStop = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "mo
 STANDARD = "standard"
 
 
-class ToolUse(Struct, frozen=True, tag="tool_use"):
+class ToolUseOutput(Struct, frozen=True, tag="tool_use"):
     """A call. `input` is a JSON object, as the model wrote it."""
 
     id: str
@@ -24,7 +24,7 @@ class ToolUse(Struct, frozen=True, tag="tool_use"):
     input: Raw
 
 
-ReplyBlock = Union[TextBlock, ThinkingBlock, ToolUse]  # noqa: UP007
+ReplyBlock = Union[TextBlock, ThinkingBlock, ToolUseOutput]  # noqa: UP007
 
 
 class OutputTokensDetails(Struct, frozen=True):

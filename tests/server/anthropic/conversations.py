@@ -69,7 +69,11 @@ def _row(event: dict[str, Any]) -> Row:
         case {"type": "message_start", "message": {"content": [], "stop_reason": None}}:
             return ("message_start",)
         case {"type": "content_block_start", "index": index, "content_block": block}:
-            empty = {"text": {"text": ""}, "thinking": {"thinking": "", "signature": ""}, "tool_use": {"input": {}}}
+            empty: dict[str, dict[str, Any]] = {
+                "text": {"text": ""},
+                "thinking": {"thinking": "", "signature": ""},
+                "tool_use": {"input": {}},
+            }
             assert block.items() >= empty[block["type"]].items()
             return "content_block_start", index, block.get("name", block["type"])
         case {"type": "content_block_delta", "index": index, "delta": {"type": "signature_delta", "signature": text}}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -230,22 +231,25 @@ def test_an_error_in_the_middle(start_with_anthropic: Start) -> None:
         assert found == [START, *text_block(0, "Hello")[:-1], ("error", type_, message)]
 
 
-def test_a_client_that_leaves(start_with_anthropic: Start) -> None:
-    server, _ = start_with_anthropic()
+@pytest.mark.parametrize(
+    ("text", "delta"), [("Hello", b"text_delta"), ("<think>Hm", b"thinking_delta"), (CALL[:50], b"input_json_delta")]
+)
+def test_a_client_that_leaves(start_with_anthropic: Start, text: str, delta: bytes) -> None:
+    server, _ = start_with_anthropic(reasoning_parser="qwen3")
     server.engine.step_seconds = 0.001
+    server.engine.script = spell(text)
     server.engine.script_end = None
-    for text in ("Hello", "<think>Hm", CALL[:-30]):
-        server.engine.script = spell(text)
-        number = len(server.engine.requests)
-        body = b'{"model":"test","max_tokens":3000,"stream":true,"messages":[{"role":"user","content":"hi"}]}'
-        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        with server.raw(head.encode() + b"\r\n\r\n" + body) as connection:
-            received = b""
-            while b"content_block_delta" not in dechunked(received):
-                received += connection.recv(4096)
-        wait_until(lambda number=number: (number, "client") in server.engine.cancelled)
-        wait_until(lambda: server.context.num_running == 0)
-        assert not server.context._live
+    body = json.dumps(
+        {"model": "test", "max_tokens": 3000, "messages": MESSAGES, "tools": TOOLS, "stream": True}
+    ).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with server.raw(head.encode() + body) as connection:
+        received = b""
+        while delta not in dechunked(received):
+            received += connection.recv(4096)
+    wait_until(lambda: server.context.num_running == 0)
+    assert server.engine.cancelled == [(0, "client")]
+    assert not server.context._live
 
 
 def test_timings(start_with_anthropic: Start) -> None:

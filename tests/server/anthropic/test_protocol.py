@@ -126,7 +126,7 @@ def test_what_changes_nothing(start_with_anthropic: Start) -> None:
     server, client = start_with_anthropic()
     plain = client.messages.create(model="test", max_tokens=100, messages=MESSAGES)
     prompt = prompt_of(server)
-    cached = {"type": "ephemeral", "ttl": "1h"}
+    cached: Any = {"type": "ephemeral", "ttl": "1h"}
     reply = client.beta.messages.create(
         model="test",
         max_tokens=100,
@@ -151,7 +151,8 @@ def test_what_changes_nothing(start_with_anthropic: Start) -> None:
 def test_service_tiers(start_with_anthropic: Start) -> None:
     _, client = start_with_anthropic()
     for tier in ("auto", "standard_only"):
-        reply = client.messages.create(model="test", max_tokens=9, messages=MESSAGES, service_tier=tier)  # type: ignore[call-overload]
+        body: Any = {"model": "test", "max_tokens": 9, "messages": MESSAGES, "service_tier": tier}
+        reply = client.messages.create(**body)
         assert reply.usage.service_tier == "standard"
 
 

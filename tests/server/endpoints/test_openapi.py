@@ -91,17 +91,24 @@ def test_errors_are_envelopes_of_the_statuses_that_the_endpoint_has(document: di
     expected = {"200", "400", "401", "403", "404", "408", "413", "415", "429", "499", "500", "503", "504"}
     assert set(chat) == expected
     assert set(document["paths"]["/version"]["get"]["responses"]) == {"200", "400", "413", "500"}
-    forms = {"": "ErrorEnvelope", **{form.envelope.__name__: form.envelope.__name__ for form in FORMS}}
-    for name, response in document["components"]["responses"].items():
-        content, status = response["content"]["application/json"], name[:3]
-        assert content["schema"] == {"$ref": f"#/components/schemas/{forms[name[3:]]}"}
-        assert ("Retry-After" in response["headers"]) == (status in ("429", "503"))
+    for status, response in document["components"]["responses"].items():
+        content = response["content"]["application/json"]
+        # Those of APIs with another form are named after it.
+        form = status[3:] or "ErrorEnvelope"
+        assert content["schema"] == {"$ref": f"#/components/schemas/{form}"}
+        assert ("Retry-After" in response["headers"]) == (status[:3] in ("429", "503"))
 
 
 def test_a_stream_is_described_by_its_chunks(document: dict[str, Any]) -> None:
     content = document["paths"]["/v1/chat/completions"]["post"]["responses"]["200"]["content"]
     assert content["application/json"]["schema"] == {"$ref": "#/components/schemas/ChatCompletion"}
     assert content["text/event-stream"]["schema"] == {"$ref": "#/components/schemas/ChatCompletionChunk"}
+
+
+def test_alternatives_are_described(document: dict[str, Any]) -> None:
+    models = document["paths"]["/v1/models"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    refs = [{"$ref": f"#/components/schemas/{name}"} for name in ("ModelList", "ModelPage")]
+    assert models == {"anyOf": refs}
 
 
 def test_what_holds_beside_a_grammar_is_described(server: RunningServer) -> None:
