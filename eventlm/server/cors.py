@@ -22,6 +22,7 @@ _METHODS = "DELETE, GET, HEAD, OPTIONS, POST"
 _EXPOSED = ", ".join(
     [
         "x-request-id",
+        "request-id",
         "retry-after",
         *(f"x-ratelimit-{name}-{kind}" for kind in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
     ]
