@@ -29,6 +29,7 @@ import msgspec
 from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TokensOutput
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.server.anthropic.messages import MESSAGES
 from eventlm.server.api import Api
 from eventlm.server.openai.chat import CHAT
 from eventlm.server.reply_format import ReplyIdentity, StreamFormat
@@ -44,6 +45,7 @@ FORMATS = Formats(Hermes(), Qwen3())
 TOKENIZER = FakeTokenizer()
 WORD = 270
 CALL = '<tool_call>{"name": "add", "arguments": {"a": "%s"}}</tool_call>'
+#: For those that have them.
 LOGPROBS: dict[str, dict[str, Any]] = {
     "chat": {"logprobs": True, "top_logprobs": 2},
     "responses": {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
@@ -52,6 +54,7 @@ LOGPROBS: dict[str, dict[str, Any]] = {
 APIS: dict[str, tuple[Api[Any], str, dict[str, Any]]] = {
     "chat": (CHAT, "/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     "responses": (RESPONSES, "/v1/responses", {"input": "hi"}),
+    "messages": (MESSAGES, "/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}),
 }
 
 
@@ -85,7 +88,7 @@ def logprobs_of(token_id: int) -> TokenLogprobs:
 async def stream_seconds(name: str, script: Script) -> tuple[float, int]:
     """Processor time of one stream of an API, and how many bytes it has."""
     api, _, fields = APIS[name]
-    more = LOGPROBS[name] if script.has_logprobs else {}
+    more = LOGPROBS.get(name, {}) if script.has_logprobs else {}
     body = api.decode(msgspec.json.encode({"model": "fake", "stream": True, **fields, **more}))
     request = Request(
         prompt_token_ids=[1, 2, 3],
@@ -157,13 +160,13 @@ def measure_server(num_tokens: int, num_rounds: int, num_streams: int) -> list[d
     from benchmarks.front_end_cost import Server, cpu_seconds
 
     fastest: dict[str, float] = {}
-    limits = {"chat": "max_completion_tokens", "responses": "max_output_tokens"}
+    limits = {"chat": "max_completion_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder), 0, num_streams)
         try:
             for _ in range(num_rounds + 1):
                 for name, (_, path, fields) in APIS.items():
-                    body = {"model": "fake", "stream": True, "ignore_eos": True, limits[name]: num_tokens, **fields}
+                    body = {"model": "fake", "stream": True, "ignore_eos": True, **fields, limits[name]: num_tokens}
                     before = cpu_seconds(server.process.pid)
                     asyncio.run(read_streams(server.url, path, body, num_streams))
                     seconds = cpu_seconds(server.process.pid) - before

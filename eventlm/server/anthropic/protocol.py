@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from eventlm.text.protocol import RequestFields, StopString
+from eventlm.sampling_params import MinP, RepetitionPenalty, Temperature, TopP
+from eventlm.text.protocol import RequestFields, Seed, StopString
 
 
 class TextBlock(Struct, tag="text"):
@@ -108,9 +109,15 @@ class MessagesRequest(RequestFields, kw_only=True):
     system: str | list[TextBlock] | None = None
     stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None
     stream: bool | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     top_k: Annotated[int, Meta(ge=0)] | None = None
+    #: These five are vLLM's and work as in a chat.
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Seed | None = None
+    ignore_eos: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     tools: list[InputTool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: ThinkingConfig | None = None

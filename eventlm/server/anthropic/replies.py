@@ -27,7 +27,7 @@ class ToolUseOutput(Struct, frozen=True, tag="tool_use"):
 ReplyBlock = Union[TextBlock, ThinkingBlock, ToolUseOutput]  # noqa: UP007
 
 
-class OutputTokensDetails(Struct, frozen=True):
+class MessageTokensDetails(Struct, frozen=True):
     """How many of the output's tokens were reasoning, shown or not, without the marks around it."""
 
     thinking_tokens: int
@@ -40,7 +40,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
     cache_creation_input_tokens: int = 0
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails | UnsetType = UNSET
+    output_tokens_details: MessageTokensDetails | UnsetType = UNSET
     service_tier: str = STANDARD
 
     @classmethod
@@ -50,7 +50,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
             input_tokens=counts.prompt - counts.cached,
             cache_read_input_tokens=counts.cached,
             output_tokens=counts.completion,
-            output_tokens_details=UNSET if counts.reasoning is None else OutputTokensDetails(counts.reasoning),
+            output_tokens_details=UNSET if counts.reasoning is None else MessageTokensDetails(counts.reasoning),
             service_tier=STANDARD if tier in (UNSET, "default") else str(tier),
         )
 

@@ -31,7 +31,16 @@ from eventlm.text.protocol import (
 )
 
 #: Fields that mean the same in both.
-_SAMPLING = ("temperature", "top_p", "top_k")
+_SHARED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "ignore_eos",
+    "chat_template_kwargs",
+)
 #: How the types of tools begin that run at the client, but are defined only in Anthropic's models.
 _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "browser_")
 #: A line of Claude Code's, for Anthropic's servers. It differs in each request, so no two would share a prefix.
@@ -60,13 +69,13 @@ def chat_request(body: MessagesRequest, template: ChatTemplate | None) -> ChatCo
     if continues and messages[-1].tool_calls:
         path = f"messages[{len(body.messages) - 1}].content"
         raise InputError(path, f"Invalid value for '{path}': the last message calls tools; append their results.")
-    sampling: dict[str, Any] = {name: getattr(body, name) for name in _SAMPLING}
+    shared: dict[str, Any] = {name: getattr(body, name) for name in _SHARED}
     chat = ChatCompletionRequest(
         model=body.model,
         messages=messages,
         stop=body.stop_sequences,
         continue_final_message=continues,
-        **sampling,
+        **shared,
     )
     _set_tools(chat, body)
     _set_thinking(chat, body, template)
@@ -215,7 +224,8 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
 def _set_thinking(chat: ChatCompletionRequest, body: MessagesRequest, template: ChatTemplate | None) -> None:
     if (thinking := body.thinking) is not None:
         # The names that templates have for it.
-        chat.chat_template_kwargs = {"enable_thinking": thinking.is_on, "thinking": thinking.is_on}
+        switches = {"enable_thinking": thinking.is_on, "thinking": thinking.is_on}
+        chat.chat_template_kwargs = switches | (chat.chat_template_kwargs or {})
         # Some models reason whatever the template says.
         chat.include_reasoning = thinking.is_on
     effort = body.output_config.effort if body.output_config is not None else None

@@ -210,17 +210,27 @@ def test_effort_is_for_templates_that_read_it() -> None:
     assert chat("", output_config={"effort": "low"}).reasoning_effort is None
 
 
+def test_the_template_s_own_variables() -> None:
+    request = chat(thinking={"type": "adaptive"}, chat_template_kwargs={"thinking": "a lot", "tone": "kind"})
+    assert request.chat_template_kwargs == {"enable_thinking": True, "thinking": "a lot", "tone": "kind"}
+
+
 def test_sampling_and_format() -> None:
     schema = {"type": "object"}
     request = chat(
         temperature=0.5,
         top_p=0.9,
         top_k=3,
+        min_p=0.1,
+        seed=7,
+        ignore_eos=True,
+        repetition_penalty=1.5,
         stop_sequences=["x"],
         output_config={"format": {"type": "json_schema", "schema": schema}},
     )
     fields: Any = request
     assert (fields.temperature, fields.top_p, fields.top_k, request.stop) == (0.5, 0.9, 3, ["x"])
+    assert (fields.min_p, fields.seed, fields.ignore_eos, fields.repetition_penalty) == (0.1, 7, True, 1.5)
     assert request.response_format is not None
     assert request.response_format.json_schema is not None
     assert request.response_format.json_schema.schema == schema
