@@ -51,7 +51,7 @@ class Messages(Api[MessagesRequest]):
         received_ns: int,
         scheduling: Mapping[str, Any],
     ) -> Prepared:
-        chat = chat_request(body, context.tokenizer.chat_template)
+        chat = chat_request(body, context.tokenizer.chat_template, context.formats)
         try:
             request = await context.requests.chat(chat, received_ns, **scheduling)
         except InputError as error:
@@ -86,7 +86,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = decode_request(await read_body(request), CountTokensRequest, UNSUPPORTED_IN_MESSAGES)
     if body.model not in context.engine.model_names:
         raise UnknownModelError(body.model)
-    chat = chat_request(body, context.tokenizer.chat_template)
+    chat = chat_request(body, context.tokenizer.chat_template, context.formats)
     try:
         token_ids = await context.requests.encode_messages(chat, requested_tools(chat, context.formats))
     except InputError as error:

@@ -29,6 +29,7 @@ from eventlm.text.protocol import (
     MessageToolCall,
     ResponseFormat,
 )
+from eventlm.text.tools.formats import Formats
 
 #: Fields that mean the same in both.
 _SHARED = (
@@ -50,6 +51,7 @@ _OWN_NAMES = (
     (re.compile(r"tools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
     (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
     (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
+    (re.compile(r"thinking_token_budget"), "thinking.budget_tokens"),
     (re.compile(r"response_format\.json_schema\.schema"), "output_config.format.schema"),
 )
 #: `reasoning_effort` of chat templates that know three of them.
@@ -62,8 +64,11 @@ _EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
 }
 
 
-def chat_request(body: MessagesRequest, template: ChatTemplate | None) -> ChatCompletionRequest:
-    """The chat that a body asks for, as long as the context allows. Raises InputError."""
+def chat_request(body: MessagesRequest, template: ChatTemplate | None, formats: Formats) -> ChatCompletionRequest:
+    """The chat that a body asks for of a model with this template and formats, as long as the context allows.
+
+    Raises InputError.
+    """
     messages = _messages(body)
     continues = bool(messages) and messages[-1].role == "assistant"
     if continues and messages[-1].tool_calls:
@@ -78,7 +83,10 @@ def chat_request(body: MessagesRequest, template: ChatTemplate | None) -> ChatCo
         **shared,
     )
     _set_tools(chat, body)
-    _set_thinking(chat, body, template)
+    _set_thinking(chat, body, formats)
+    effort = body.output_config.effort if body.output_config is not None else None
+    if effort is not None and template is not None and "reasoning_effort" in template.source:
+        chat.reasoning_effort = _EFFORTS[effort]
     if (schema := body.reply_schema) is not None:
         chat.response_format = ResponseFormat("json_schema", JsonSchemaFormat(name="reply", schema=schema))
     return chat
@@ -221,13 +229,15 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     return {"type": "function", "function": {"name": choice.name}}
 
 
-def _set_thinking(chat: ChatCompletionRequest, body: MessagesRequest, template: ChatTemplate | None) -> None:
-    if (thinking := body.thinking) is not None:
-        # The names that templates have for it.
-        switches = {"enable_thinking": thinking.is_on, "thinking": thinking.is_on}
-        chat.chat_template_kwargs = switches | (chat.chat_template_kwargs or {})
-        # Some models reason whatever the template says.
-        chat.include_reasoning = thinking.is_on
-    effort = body.output_config.effort if body.output_config is not None else None
-    if effort is not None and template is not None and "reasoning_effort" in template.source:
-        chat.reasoning_effort = _EFFORTS[effort]
+def _set_thinking(chat: ChatCompletionRequest, body: MessagesRequest, formats: Formats) -> None:
+    thinking = body.thinking
+    if thinking is None:
+        return
+    # The names that templates have for it.
+    switches = {"enable_thinking": thinking.is_on, "thinking": thinking.is_on}
+    chat.chat_template_kwargs = switches | (chat.chat_template_kwargs or {})
+    # Some models reason whatever the template says.
+    chat.include_reasoning = thinking.is_on
+    # Agents ask any model to reason, those that do not among them.
+    if thinking.type == "enabled" and formats.reasoning is not None:
+        chat.thinking_token_budget = thinking.budget_tokens

@@ -135,6 +135,7 @@ def test_thinking_is_up_to_the_template(start_with_anthropic: Start) -> None:
     reply = client.messages.create(model="test", max_tokens=3000, messages=MESSAGES, thinking=thinking)
     assert [block.type for block in reply.content] == ["thinking", "text"]
     assert reply.content[0].thinking == "Hm."  # type: ignore[union-attr]
+    assert "thought{0,2048}" in server.engine.requests[-1].sampling.grammar
     client.messages.create(model="test", max_tokens=3000, messages=MESSAGES, thinking={"type": "disabled"})
     assert prompt_of(server) == "hi<think>\n\n</think>\n\n"
     # Both blocks can be sent back, with the question that follows.

@@ -21,7 +21,7 @@ def user(*blocks: Any) -> dict[str, Any]:
     ("fields", "message"),
     [
         ({"max_tokens": None}, "Invalid type for 'max_tokens': expected `int`, got `null`."),
-        ({"max_tokens": 0}, "Invalid value for 'max_tokens': expected `int` >= 1."),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0 (greater_than_equal)."),
         ({"messages": []}, "Invalid value for 'messages': at least one message is needed."),
         ({"messages": [{"role": "tool", "content": "x"}]}, "supported values are 'assistant', 'system', 'user'."),
         ({"messages": [{"role": "user"}]}, "Missing required parameter: 'messages[0].content'."),

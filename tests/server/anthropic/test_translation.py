@@ -12,6 +12,7 @@ from eventlm.server.anthropic.protocol import MessagesRequest
 from eventlm.server.anthropic.translation import chat_request, own_error
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.protocol import ChatCompletionRequest
+from eventlm.text.tools.formats import NO_FORMATS, Formats, Hermes, Qwen3
 from tests.server.anthropic.conversations import ADD, WEATHER
 
 USER = {"role": "user", "content": "hi"}
@@ -23,9 +24,9 @@ def text(words: str, **fields: Any) -> Any:
     return {"type": "text", "text": words, **fields}
 
 
-def chat(template: str = "", **fields: Any) -> ChatCompletionRequest:
+def chat(template: str = "", formats: Formats = NO_FORMATS, **fields: Any) -> ChatCompletionRequest:
     raw = {"model": "test", "max_tokens": 9, "messages": [USER], **fields}
-    return chat_request(msgspec.convert(raw, MessagesRequest), ChatTemplate(template, {}))
+    return chat_request(msgspec.convert(raw, MessagesRequest), ChatTemplate(template, {}), formats)
 
 
 def told(request: ChatCompletionRequest) -> list[dict[str, Any]]:
@@ -203,6 +204,13 @@ def test_thinking(thinking: dict[str, Any], is_on: bool) -> None:
     assert chat().chat_template_kwargs is None
 
 
+def test_a_budget_is_for_models_that_reason() -> None:
+    thinking = {"type": "enabled", "budget_tokens": 2048}
+    assert chat(thinking=thinking).thinking_token_budget is None
+    assert chat(formats=Formats(Hermes(), Qwen3()), thinking=thinking).thinking_token_budget == 2048
+    assert chat(formats=Formats(None, Qwen3()), thinking={"type": "adaptive"}).thinking_token_budget is None
+
+
 def test_effort_is_for_templates_that_read_it() -> None:
     efforts = ("low", "medium", "high", "xhigh", "max")
     found = [chat("{{ reasoning_effort }}", output_config={"effort": effort}).reasoning_effort for effort in efforts]
@@ -255,4 +263,4 @@ def test_input_that_is_nested_too_deeply() -> None:
     for _ in range(5000):
         call.input = {"a": call.input}
     with pytest.raises(InvalidJsonError, match="nested too deeply"):
-        chat_request(body, None)
+        chat_request(body, None, NO_FORMATS)
