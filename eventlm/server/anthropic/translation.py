@@ -94,13 +94,17 @@ def chat_request(body: MessagesRequest, template: ChatTemplate | None, formats: 
 
 def own_error(error: InputError) -> InputError:
     """An error of a chat, in the words of the body that it was made from."""
+    message = str(error)
     if isinstance(error, PromptTooLongError) and error.num_tokens:
         # Clients look for these words before they shorten a conversation.
-        return InputError("messages", f"prompt is too long: {error.num_tokens} tokens > {error.most_tokens} maximum")
-    message = str(error)
+        message = f"prompt is too long: {error.num_tokens} tokens > {error.most_tokens} maximum"
     for pattern, name in _OWN_NAMES:
         message = pattern.sub(name, message)
-    return error if message == str(error) else InputError(error.param, message)
+    if message == str(error):
+        return error
+    renamed = InputError(error.param, message)
+    renamed.code = error.code
+    return renamed
 
 
 def _messages(body: MessagesRequest) -> list[ChatMessage]:

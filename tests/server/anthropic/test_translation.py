@@ -253,6 +253,7 @@ def test_errors_have_the_names_of_the_body() -> None:
         assert str(own_error(InputError(param, message))) == expected
     too_long = PromptTooLongError("messages", "too long", 12, 10)
     assert str(own_error(too_long)) == "prompt is too long: 12 tokens > 10 maximum"
+    assert own_error(too_long).code == "context_length_exceeded"
     assert str(own_error(PromptTooLongError("messages", "too long"))) == "too long"
 
 
