@@ -285,6 +285,20 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     resume_memory: Annotated[
         _Size, "memory for streams that can be resumed; beyond it the oldest can no longer be resumed"
     ] = "256MiB"
+    response_store: Annotated[
+        _File,
+        "SQLite file, of mode 0600, in which responses and conversations with their prompts are kept over restarts; "
+        "empty: in memory only",
+    ] = ""
+    response_seconds: Annotated[
+        int, Meta(ge=1, le=315_360_000), "how long a response or a conversation is kept after its last change"
+    ] = 86_400
+    response_memory: Annotated[
+        _Size, "bytes of all kept responses and conversations, in memory or in the file; beyond it the oldest go"
+    ] = "256MiB"
+    max_responses: Annotated[
+        int, Meta(ge=1, le=MAX_NUMBER), "most responses and conversations that are kept; beyond it the oldest go"
+    ] = 10_000
     max_stream_buffer: Annotated[
         _Size,
         "bytes of a stream that may wait for a client that reads slowly; beyond it events are joined into fewer, "

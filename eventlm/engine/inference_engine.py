@@ -21,6 +21,8 @@ from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, RunParts
 from eventlm.engine.explanations import ExplainResponse, Explanations
 from eventlm.engine.group_admission import Admission, AdmissionParts, with_cache_rules
+from eventlm.engine.object_store.actions import Objects
+from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
@@ -87,6 +89,9 @@ class InferenceEngine:
         self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
         self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
+        self.object_store = ObjectStore(system, setup.config.server)
+        #: What is kept between requests.
+        self.objects = Objects(self.object_store.carry_out)
         self._replicas = Replicas(system, setup, self, self._replica_dead)
         #: Grammars of live requests. The replicas report their workers to it.
         self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
@@ -168,6 +173,7 @@ class InferenceEngine:
         try:
             if folder:
                 LogWriter.check_folder(self._system.disk, folder)
+            await self.object_store.open()
             predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
             self.setup, first = await self._replicas.start(
                 must_measure=predictor.must_measure, spawned=spawned, on_progress=on_progress
@@ -302,7 +308,8 @@ class InferenceEngine:
             self.put_fact(Cancelled(c=request, request=request, reason=reason))
 
     def lose_front_end(self, front_end: int) -> None:
-        """End all requests of a front end that has gone."""
+        """End all requests of a front end that has gone, and its holds."""
+        self.object_store.end_holds(front_end)
         if self._engine_core is not None:
             self.put_fact(FrontEndLost(front_end=front_end))
 
@@ -337,6 +344,7 @@ class InferenceEngine:
                 self.cancel(request, AT_SHUTDOWN)
             self._drain()
         await self._replicas.stop()
+        await self.object_store.close()
         engine_core, self._engine_core = self._engine_core, None
         if engine_core is None:
             return

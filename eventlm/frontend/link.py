@@ -12,6 +12,7 @@ import msgspec
 import structlog
 from msgspec import structs
 
+from eventlm.engine.object_store.actions import ChangeObject, PutObject
 from eventlm.engine.request import EngineUnavailableError, OnOutput, RequestOutput, ResumedReply, TakenOver
 from eventlm.errors import EventLMError
 from eventlm.frontend.protocol import (
@@ -19,7 +20,9 @@ from eventlm.frontend.protocol import (
     Administer,
     Beat,
     Call,
+    CallOnObject,
     CallOnReply,
+    CallResult,
     CancelRequest,
     Draining,
     EndText,
@@ -149,6 +152,8 @@ class FrontEndLink:
         try:
             self._check_room(call)
             result = await self._carry_out(call.operation, partial(self._put, call.id))
+            answer = call_result(call.id, result)
+            self._check_fits(call, answer)
         except EventLMError as error:
             self.send(call_error(call.id, error))
             return
@@ -162,7 +167,7 @@ class FrontEndLink:
             submission = call.operation.submission
             if submission is not None and submission.is_resumable:
                 self._reading.add(LeaveReply(submission.reply_id, 0))
-        self.send(call_result(call.id, result))
+        self.send(answer)
         if isinstance(result, ResumedReply):
             # Its outputs are here already. Send them now: they count when the next resumption is checked.
             self._flush()
@@ -183,6 +188,10 @@ class FrontEndLink:
                 return structs.replace(await engine.read_metrics(), front_ends=self._metrics())
             case Administer(action=action):
                 return await engine.administer(action)
+            case CallOnObject(action=action):
+                if isinstance(action, PutObject | ChangeObject):
+                    action = structs.replace(action, holder=self.index)
+                return await engine.object_store.carry_out(action)
             case _:
                 assert_never(operation)
 
@@ -203,6 +212,13 @@ class FrontEndLink:
         if not isinstance(call.operation, ResumeReply) or self._connection is None:
             return
         if self._connection.backlog_bytes > self._max_backlog_bytes:
+            raise EngineUnavailableError("too much is on its way to be sent; try again")
+
+    def _check_fits(self, call: Call, answer: CallResult) -> None:
+        """Refuse to send a large object over the bound: a client that reads many harms no stream."""
+        if not isinstance(call.operation, CallOnObject) or self._connection is None:
+            return
+        if self._connection.backlog_bytes + len(answer.result) > self._max_backlog_bytes:
             raise EngineUnavailableError("too much is on its way to be sent; try again")
 
     def _put(self, call: int, index: int, output: RequestOutput | TakenOver | EventLMError) -> None:

@@ -19,6 +19,14 @@ from msgspec import Raw, Struct
 from eventlm.config import Config
 from eventlm.engine.admin import AdminAction, AmbiguousRequestError, UnknownPolicyError, UnknownRequestError
 from eventlm.engine.explanations import NotExplainedError
+from eventlm.engine.object_store.actions import (
+    DuplicateItemError,
+    ObjectAction,
+    ObjectHeldError,
+    ObjectStoreError,
+    ObjectTooLargeError,
+    UnknownObjectError,
+)
 from eventlm.engine.rate_limits import RateLimitError, RateLimits, RateLimitState
 from eventlm.engine.request import (
     ClosingOutput,
@@ -175,7 +183,13 @@ class Administer(Struct, frozen=True, tag="administer"):
     action: AdminAction
 
 
-Operation = Union[Submit, ResumeReply, CallOnReply, GetMetrics, Administer]  # noqa: UP007
+class CallOnObject(Struct, frozen=True, tag="object"):
+    """An action of `Engine.objects`. Returns what its `result_type` says."""
+
+    action: ObjectAction
+
+
+Operation = Union[Submit, ResumeReply, CallOnReply, GetMetrics, Administer, CallOnObject]  # noqa: UP007
 
 
 class Call(Struct, frozen=True, tag="call"):
@@ -256,6 +270,11 @@ ERRORS: dict[str, type[EventLMError]] = {
         UnknownRequestError,
         AmbiguousRequestError,
         NotExplainedError,
+        ObjectStoreError,
+        UnknownObjectError,
+        ObjectHeldError,
+        DuplicateItemError,
+        ObjectTooLargeError,
         UsageError,
         EventLMError,
     )

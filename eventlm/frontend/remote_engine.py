@@ -11,6 +11,7 @@ from msgspec import Raw
 
 from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainResponse
+from eventlm.engine.object_store.actions import ObjectAction, Objects
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     EngineUnavailableError,
@@ -28,6 +29,7 @@ from eventlm.frontend.protocol import (
     Administer,
     Call,
     CallError,
+    CallOnObject,
     CallOnReply,
     CallResult,
     CancelRequest,
@@ -82,6 +84,7 @@ class RemoteEngine:
         self.paused = setup.paused
         self.max_model_len = setup.max_model_len
         self.model_names = setup.model_names
+        self.objects = Objects(self._call_on_object)
         self._vocab_size = setup.vocab_size
         self._origin_ns = setup.origin_ns
         self._send = send
@@ -181,6 +184,9 @@ class RemoteEngine:
             if self._calls.pop(number, None) is not None:
                 self._send(Abandon(number))
             raise
+
+    async def _call_on_object(self, action: ObjectAction) -> Any:
+        return await self._call(CallOnObject(action), partial(decode_result, result_type=action.result_type))
 
     def take(self, message: Outputs | CallResult | CallError | StateChanged) -> None:
         """Handle a message from the engine."""

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainResponse
+from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import OnOutput, Request, RequestHandle, ResumedReply, Submission
 from eventlm.engine.request_registry import ReplyStatus
@@ -37,6 +38,11 @@ class Engine(Protocol):
     @property
     def model_names(self) -> list[str]:
         """Names that requests may use."""
+        ...
+
+    @property
+    def objects(self) -> Objects:
+        """What is kept between requests."""
         ...
 
     def now_ns(self) -> int:

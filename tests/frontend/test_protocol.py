@@ -8,6 +8,17 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config, ServerConfig
 from eventlm.engine.admin import SwapPolicy
+from eventlm.engine.object_store.actions import (
+    ChangeObject,
+    DuplicateItemError,
+    GetItem,
+    ObjectHeldError,
+    ObjectStoreError,
+    ObjectTooLargeError,
+    PutObject,
+    StoredItem,
+    UnknownObjectError,
+)
 from eventlm.engine.rate_limits import BucketState, RateLimitError, RateLimits, RateLimitState
 from eventlm.engine.request import (
     ClosingOutput,
@@ -31,6 +42,7 @@ from eventlm.frontend.protocol import (
     Administer,
     Beat,
     Call,
+    CallOnObject,
     CallOnReply,
     CallResult,
     CancelRequest,
@@ -138,6 +150,9 @@ def test_messages_of_the_engine_arrive_as_sent(message: Any) -> None:
         Call(6, CallOnReply("status", "cmpl-1", "somebody")),
         Call(7, CallOnReply("explain", "cmpl-1", "somebody")),
         Call(8, Administer(SwapPolicy("edf"))),
+        Call(9, CallOnObject(PutObject(kind="k", id="a", owner="me", data=b"\xff", items=[StoredItem("1", b"\0")]))),
+        Call(10, CallOnObject(ChangeObject(kind="k", id="a", owner="me", items=[], hold=False, holder=2))),
+        Call(11, CallOnObject(GetItem(owner="me", item_id="1"))),
         CancelRequest(3, "client"),
         LeaveReply("cmpl-1", 2),
         EndText(3, 0, 17, "stop"),
@@ -192,6 +207,11 @@ class UnknownToFrontEnds(QueueFullError):
         (UsageError("n"), UsageError),
         (EngineUnavailableError("loading"), EngineUnavailableError),
         (UnknownReplyError("none"), UnknownReplyError),
+        (ObjectStoreError("full"), ObjectStoreError),
+        (UnknownObjectError("none"), UnknownObjectError),
+        (ObjectHeldError("held"), ObjectHeldError),
+        (DuplicateItemError("1"), DuplicateItemError),
+        (ObjectTooLargeError("large"), ObjectTooLargeError),
         (UnknownToFrontEnds("full"), QueueFullError),
         (RATE_LIMIT_ERROR, RateLimitError),
         (EventLMError("other"), EventLMError),

@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, cast
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
+from eventlm.config import ServerConfig
 from eventlm.engine.admin import (
     Abort,
     AdminAction,
@@ -27,6 +28,8 @@ from eventlm.engine.admin import (
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
 from eventlm.engine.group_admission import charge_for, metered
 from eventlm.engine.live_requests import Sink
+from eventlm.engine.object_store.actions import Objects
+from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.request import (
     ClosingOutput,
@@ -41,13 +44,14 @@ from eventlm.engine.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.engine.request_registry import Reply, ReplyStatus, RequestRegistry, reply_status
+from eventlm.engine.request_registry import Reply, ReplyStatus, RequestRegistry, SampleStatus, reply_status
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.sampling_params import TokenLogprobs
+from eventlm.system.system import real_system
 from eventlm.types import FinishReason
 
 #: Steps of one sequence, each the tokens of a step.
@@ -84,7 +88,7 @@ def spell_embedding(token_ids: Sequence[int]) -> bytes:
 class EngineDouble:
     """See `eventlm.text.engine.Engine`. Script and pace can be changed between requests."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, config: ServerConfig | None = None) -> None:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
         self.paused = False
         self.max_model_len = 256
@@ -112,6 +116,8 @@ class EngineDouble:
         self.handles: list[RequestHandle] = []
         #: Tokens of all requests so far.
         self.num_said = 0
+        self.object_store = ObjectStore(real_system(), config or ServerConfig())
+        self.objects = Objects(self.object_store.carry_out)
         self.keep(seconds=0)
         self._sinks: list[Sink] = []
         self.store = MetricsStore()
@@ -190,7 +196,14 @@ class EngineDouble:
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
         registry = self.registry
         reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
-        return reply_status(reply.submission.reply_id, reply.sequences, None, self.rows)
+        status = reply_status(reply.submission.reply_id, reply.sequences, None, self.rows)
+        return structs.replace(status, samples=[self._present(sample) for sample in status.samples])
+
+    def _present(self, sample: SampleStatus) -> SampleStatus:
+        end = self._ends.get((sample.request, sample.index))
+        if end is None or end.done():
+            return sample
+        return structs.replace(sample, state="running" if self.num_said else "waiting")
 
     async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
         reply = self.registry.find(reply_id, owner)

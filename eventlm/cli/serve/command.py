@@ -130,6 +130,7 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
         from eventlm.bootstrap.text_parts import TextParts
         from eventlm.cli.logging_setup import configure_logging
         from eventlm.cli.serve.front_end import make_context
+        from eventlm.engine.object_store.database import check_file
         from eventlm.server.auth.api_keys import ApiKeys
         from eventlm.server.http_server import check_config, run_server
         from eventlm.server.scheduling import check_key_classes
@@ -139,6 +140,7 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     # All that can be wrong is found before a model is fetched.
     await check_config(config.server)
     keys = ApiKeys(system, config.server)
+    check_file(config.server)
     config, no_record = _choose_record(config)
     engine, tokenizer, defaults, vocab_size, facts, warnings = compose(config)
     for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
