@@ -102,14 +102,16 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     reply_id: the reply's public id, such as `chatcmpl-...`. owner: see `Principal.owner`. edge_state: what an edge
     needs to make the same reply from the same outputs again; the engine only stores it. is_resumable: whether the
-    outputs are kept for a client that lost its connection. limits: what the owner may use. request_id: a second id for
-    look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the owner.
+    outputs are kept for a client that lost its connection. runs_on: whether a resumable reply goes on without a reader.
+    limits: what the owner may use. request_id: a second id for look-ups. A client may have chosen it (`x-request-id`);
+    it stands for the newest such reply of the owner.
     """
 
     reply_id: str
     owner: str = ""
     edge_state: bytes = b""
     is_resumable: bool = False
+    runs_on: bool = False
     limits: RateLimits = NO_LIMITS
     request_id: str = ""
 

@@ -5,7 +5,8 @@ at most one reader: a newer one takes over. The edge that submitted it is its fi
 getting every output after it stops reading, because it owes the engine the ends of the texts.
 
 A reply that has had no reader for `keep_ns` is forgotten, and its requests are cancelled if they run. A reader reports
-that it leaves even when it has read everything, because only the reader can know whether all of it has arrived.
+that it leaves even when it has read everything, because only the reader can know whether all of it has arrived. A reply
+that runs on without a reader waits for one only after its end, and nothing but its owner ends it.
 
 The outputs of all replies together are bounded. Over the bound, the reply that ended first loses its outputs; if none
 has ended, the oldest does. Such a reply can still be looked up, and is cancelled as soon as it has no reader.
@@ -38,6 +39,8 @@ from eventlm.errors import EventLMError
 from eventlm.metrics.rows import EndedRows, RequestRow
 from eventlm.types import NANOSECONDS_PER_SECOND, SequenceId
 
+#: How long replies that run on are kept where streams cannot be resumed.
+RUN_ON_SECONDS = 300
 #: Replies that can be looked up, resumable or not.
 MAX_REPLIES = 16_384
 #: What the interpreter needs for an output that is kept, beside its bytes, and for a token of a prompt.
@@ -176,7 +179,8 @@ class RequestRegistry:
     ) -> RequestRegistry:
         """A registry with the limits of a server's configuration."""
         return cls(
-            keep_ns=config.resume_seconds * NANOSECONDS_PER_SECOND,
+            # Edges submit streams as resumable only if they can be resumed.
+            keep_ns=(config.resume_seconds or RUN_ON_SECONDS) * NANOSECONDS_PER_SECOND,
             max_bytes=memory_bytes(config.resume_memory),
             now_ns=now_ns,
             cancel=cancel,
@@ -252,10 +256,10 @@ class RequestRegistry:
             return
         reply.reader = reply.on_output = None
         reply.edge = ()
-        if reply.outputs is not None:
-            self._wait(reply_id)
-        else:
+        if reply.outputs is None:
             self._end(reply)
+        elif not (reply.submission.runs_on and reply.num_unfinished):
+            self._wait(reply_id)
 
     def expire(self) -> None:
         """End replies that have waited long enough; asks to be called again if some still wait."""
@@ -306,6 +310,8 @@ class RequestRegistry:
         reply.outputs.append(encoded)
         if not reply.num_unfinished:
             self._over[reply.submission.reply_id] = reply
+            if reply.submission.runs_on and reply.reader is None:
+                self._wait(reply.submission.reply_id)
         self._charge(reply, len(encoded) + _OUTPUT_BYTES)
 
     def _charge(self, reply: Reply, num_bytes: int) -> None:
@@ -334,7 +340,7 @@ class RequestRegistry:
             self._end(reply)
 
     def _end(self, reply: Reply) -> None:
-        if reply.num_unfinished:
+        if reply.num_unfinished and not reply.submission.runs_on:
             for request in reply.requests:
                 self._cancel(request)
 

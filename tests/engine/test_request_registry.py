@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from eventlm.config import ServerConfig
 from eventlm.engine.request import (
     ClosingOutput,
     EngineUnavailableError,
@@ -163,6 +164,51 @@ def test_without_a_reader_it_is_cancelled_after_a_while() -> None:
     with pytest.raises(UnknownReplyError, match="no longer"):
         Reader(desk, "r")
     assert desk.registry.find("r", "").requests == wire.requests
+
+
+def test_what_runs_on_needs_no_reader_and_is_kept_for_a_while_after_its_end() -> None:
+    desk = Desk()
+    wire = desk.open("r", runs_on=True)
+    reader = Reader(desk, "r")
+    desk.registry.leave("r", reader.reply.reader)
+    desk.registry.leave("r", 0)
+    assert desk.wakes == []
+    desk.expire_at(10 * KEEP_NS)
+    wire.say(tokens(0, 1), END)
+    assert wire.heard == [TakenOver(), tokens(0, 1), END]
+    assert (desk.wakes, desk.cancelled) == ([KEEP_NS], [])
+    desk.expire_at(11 * KEEP_NS - 1)
+    assert len(Reader(desk, "r").heard) == 2
+    desk.registry.leave("r", 2)
+    desk.expire_at(12 * KEEP_NS)
+    with pytest.raises(UnknownReplyError):
+        Reader(desk, "r")
+    assert (desk.registry.num_bytes, desk.cancelled) == (0, [])
+
+
+def test_what_runs_on_loses_its_outputs_over_the_bound_and_runs_on() -> None:
+    desk = Desk(max_bytes=1_000)
+    wire = desk.open("r", runs_on=True)
+    desk.registry.leave("r", Reader(desk, "r").reply.reader)
+    wire.say(*[tokens(index, 1) for index in range(100)])
+    with pytest.raises(UnknownReplyError):
+        Reader(desk, "r")
+    wire.say(END)
+    assert (wire.heard[-1], desk.cancelled, desk.wakes) == (END, [], [])
+
+
+def test_replies_that_run_on_are_kept_where_streams_cannot_be_resumed() -> None:
+    for seconds, kept_seconds in ((0, 300), (7, 7)):
+        wakes: list[int] = []
+        config = ServerConfig(resume_seconds=seconds)
+        registry = RequestRegistry.of(config, lambda: 0, lambda request: None, wakes.append)
+        submission = Submission(reply_id="r", is_resumable=True, runs_on=True)
+        request = Request(prompt_token_ids=[1], sampling=SamplingParams(), scheduling=SchedulingParams(model="m"))
+        [put] = registry.sinks(reply := Reply(submission, [request], [lambda output: None]))
+        registry.add(reply, [1])
+        put(END)
+        registry.leave("r", 0)
+        assert wakes == [kept_seconds * 10**9]
 
 
 def test_a_reader_in_time_stops_the_clock() -> None:

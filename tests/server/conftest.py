@@ -19,6 +19,7 @@ from structlog.typing import EventDict
 
 from eventlm.config import ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
+from eventlm.engine.request_registry import RUN_ON_SECONDS
 from eventlm.sampling_params import SamplingParams
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer
@@ -33,12 +34,12 @@ class RunningServer:
     """An `HttpServer` on its own loop and thread."""
 
     def __init__(self, config: ServerConfig, classes: dict[str, ServiceClass] | None = None) -> None:
-        self.engine = EngineDouble(spell("Hello, world"))
+        self.engine = EngineDouble(spell("Hello, world"), config)
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-        self.engine.keep(seconds=config.resume_seconds, max_bytes=memory_bytes(config.resume_memory))
+        self.engine.keep(seconds=config.resume_seconds or RUN_ON_SECONDS, max_bytes=memory_bytes(config.resume_memory))
 
         async def start() -> tuple[str, int]:
             self.context = ServerContext(
@@ -60,6 +61,7 @@ class RunningServer:
 
     def stop(self) -> None:
         self.call(self._server.close())
+        self.call(self.engine.object_store.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(PATIENCE_SECONDS)
         # It holds files, of which a process may have few and select() knows the first 1024 only.
