@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import Generic, NamedTuple
 
 import structlog
 from aiohttp import web
@@ -12,26 +14,44 @@ from eventlm.errors import EventLMError
 from eventlm.server.api import Api, BodyT, Caller, Exchange
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
-from eventlm.server.errors import api_error, internal_error
+from eventlm.server.errors import TAKEN_OVER, api_error, internal_error
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR, take_request_id
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.stream_events import StreamEvents
 from eventlm.text.generation import Generation
+from eventlm.text.output_queue import TakenOverError
 
 _log = structlog.get_logger("eventlm.server")
 
 
+class Received(NamedTuple, Generic[BodyT]):
+    """A body, its bytes, and when its reception began, by the engine's clock."""
+
+    body: BodyT
+    data: bytes
+    received_ns: int
+
+
 async def answer(request: web.Request, api: Api[BodyT]) -> web.StreamResponse:
     """Answer a request through an API."""
-    context = request.app[CONTEXT]
-    received_ns = context.engine.now_ns()
+    received = await receive(request, api)
+    reply = api.without_generation(request.app[CONTEXT], received.body)
+    return await answer_received(request, api, received) if reply is None else json_response(reply)
+
+
+async def receive(request: web.Request, api: Api[BodyT]) -> Received[BodyT]:
+    """Read a request's body. Raises InputError or ApiError."""
+    received_ns = request.app[CONTEXT].engine.now_ns()
     data = await read_body(request, any_type=api.takes_any_type)
     body = api.decode(data)
     take_request_id(request, body.request_id)
-    reply = api.without_generation(context, body)
-    if reply is not None:
-        return json_response(reply)
+    return Received(body, data, received_ns)
+
+
+async def answer_received(request: web.Request, api: Api[BodyT], received: Received[BodyT]) -> web.StreamResponse:
+    """Answer a body that was read."""
+    context, (body, data, received_ns) = request.app[CONTEXT], received
     exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
     generation = await exchange.submit(context)
     request[GENERATION] = generation
@@ -45,15 +65,15 @@ async def answer(request: web.Request, api: Api[BodyT]) -> web.StreamResponse:
             context.release(generation)
     stream = EventStream(request, context.config, exchange.stream.framing.media_type)
     is_resumable, reply_id = exchange.submission.is_resumable, exchange.submission.reply_id
+    events = StreamEvents(generation, exchange.stream, has_ids=is_resumable)
     try:
-        events = StreamEvents(generation, exchange.stream, has_ids=is_resumable)
         return await send_events(stream, events, generation, ended)
     finally:
         if is_resumable:
             context.engine.leave(reply_id, 0)
         # A client that has not received the id cannot resume.
-        if is_resumable and stream.is_started:
-            context.detach(generation)
+        if is_resumable and stream.is_started and events.error is None and not generation.is_over:
+            context.run_on(generation, read_events(events, generation, ended))
         else:
             context.release(generation)
 
@@ -69,7 +89,10 @@ async def send_events(
     generation: Generation,
     ended: Callable[[], Awaitable[None]] | None = None,
 ) -> web.StreamResponse:
-    """Send a generation's events up to its end or an error. `ended` is awaited before the last ones are sent."""
+    """Send a generation's events up to its end or an error.
+
+    `ended` is awaited before the last ones are sent. What it raises ends the stream with an error.
+    """
     reads_on = True
     try:
         while events.error is None and not generation.is_over:
@@ -82,7 +105,10 @@ async def send_events(
                 if stream.is_full:
                     await generation.read_until(stream.drain())
         error = events.error
-        tail = events.tail() if error is None else b""
+        if error is None:
+            tail = events.tail()
+            if ended is not None:
+                await ended()
     except EventLMError as failure:
         error = api_error(failure)
     except ConnectionError:
@@ -101,11 +127,28 @@ async def send_events(
     if error is not None:
         stream.response[STREAM_ERROR] = error
         tail = events.failure(error)
-    elif not stream.is_started:
-        await stream.start()
-    if ended is not None:
-        await ended()
+        if ended is not None and error.envelope.error.code != TAKEN_OVER:
+            with contextlib.suppress(EventLMError):
+                await ended()
     end = stream.end(tail)
     # Another reader may need the text after an error.
     await (generation.read_until(end) if reads_on else end)
     return stream.response
+
+
+async def read_events(events: StreamEvents, generation: Generation, ended: Callable[[], Awaitable[None]]) -> None:
+    """Go on without a client, as `send_events` would: the texts have ends that the engine must know, and so has the
+    reply.
+    """
+    try:
+        while events.error is None and not generation.is_over:
+            with contextlib.suppress(TakenOverError):
+                events.take(await generation.take())
+        error = events.error
+    except EventLMError as failure:
+        error = api_error(failure)
+    if error is None:
+        events.tail()
+    else:
+        events.failure(error)
+    await ended()

@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
 
 
 class Api(ABC, Generic[BodyT]):
-    """One API. Instances have no state."""
+    """One API. Those that are registered have no state."""
 
     #: How the ids of its replies begin. No API's prefix begins with another's.
     prefix: str
@@ -87,6 +87,10 @@ class Api(ABC, Generic[BodyT]):
         """Whether the body asks for a stream. Only those of a `StreamFormat` get one."""
         return bool(getattr(body, "stream", False))
 
+    def runs_on(self, body: BodyT) -> bool:
+        """Whether a reply goes on to its end without its client, and can be read again until some time after it."""
+        return False
+
     async def ended(self, context: ServerContext, body: BodyT, owner: str, replies: ReplyFormat) -> None:
         """A reply of these to a body is over. Its client gets the end of it when this returns.
 
@@ -128,13 +132,16 @@ class Exchange(NamedTuple):
         identity = ReplyIdentity.draw(context.system, api.prefix)
         replies = api.replies(context, body, group, identity, echoes)
         stream = replies if isinstance(replies, StreamFormat) and api.wants_stream(body) else None
-        is_resumable = stream is not None and context.config.resume_seconds > 0 and stream.framing.can_have_ids
+        can_resume = stream is not None and context.config.resume_seconds > 0 and stream.framing.can_have_ids
+        runs_on = api.runs_on(body)
+        is_resumable = runs_on or can_resume
         state = EdgeState(identity.created, data, body.service_tier, list(echoes))
         submission = Submission(
             reply_id=identity.reply_id,
             owner=caller.principal.owner,
             edge_state=msgspec.msgpack.encode(state) if is_resumable else b"",
             is_resumable=is_resumable,
+            runs_on=runs_on,
             limits=caller.principal.limits,
             request_id=caller.request_id,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -27,7 +27,6 @@ from eventlm.system.system import System
 from eventlm.text import generation as generations
 from eventlm.text.engine import Engine
 from eventlm.text.generation import Generation
-from eventlm.text.output_queue import TakenOverError
 from eventlm.text.request_builder import RequestBuilder
 from eventlm.text.request_template import RequestTemplates
 from eventlm.text.tokenizer import Tokenizer
@@ -169,24 +168,18 @@ class ServerContext:
         del self._live[id(generation)]
         generation.cancel()
 
-    def detach(self, generation: Generation) -> None:
-        """Let a resumable generation run on without its handler, because the ends of its texts must be found."""
-        if generation.is_over:
-            self.release(generation)
-        else:
-            self.enter()
-            self._read_on.add(asyncio.create_task(self._discard(generation)))
+    def run_on(self, generation: Generation, reading: Coroutine[Any, Any, None]) -> None:
+        """Read a generation to its end in a task of its own, and release it then. A drain waits for it."""
+        self.enter()
+        self._read_on.add(asyncio.create_task(self._read_to_the_end(generation, reading)))
 
-    async def _discard(self, generation: Generation) -> None:
-        """Read a generation to its end, so that the engine is informed of the ends of its texts."""
+    async def _read_to_the_end(self, generation: Generation, reading: Coroutine[Any, Any, None]) -> None:
         try:
-            while not generation.is_over:
-                with contextlib.suppress(TakenOverError):
-                    await generation.take()
+            await reading
         except EventLMError as error:
-            _log.info("a stream without a reader has ended", error=str(error))
+            _log.info("a generation without a client has ended", error=str(error))
         except Exception:
-            _log.exception("a stream without a reader failed")
+            _log.exception("a generation without a client failed")
         finally:
             self._read_on.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             self.leave()

@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.engine.admin import AmbiguousRequestError
+from eventlm.engine.object_store.actions import ObjectStoreError
 from eventlm.engine.rate_limits import RateLimitError, RateLimitState
 from eventlm.engine.request import (
     BY_OPERATOR,
@@ -34,6 +35,8 @@ QUEUE_RETRY_SECONDS = 1
 UNAVAILABLE_RETRY_SECONDS = 5
 #: The status of a request that its client has ended, as in nginx's logs and Google's APIs.
 CANCELLED = 499
+#: The code for a reader whose stream another one has taken over.
+TAKEN_OVER = "taken_over"
 
 
 class ErrorBody(msgspec.Struct, frozen=True):
@@ -207,7 +210,9 @@ def api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
             return ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False)
         case TakenOverError():
             message = "This stream is continued on another connection."
-            return ApiError(409, message, code="taken_over", should_retry=False)
+            return ApiError(409, message, code=TAKEN_OVER, should_retry=False)
+        case ObjectStoreError():
+            return unavailable(sentence(str(error)))
         case EngineUnavailableError():
             return unavailable(sentence(str(error) or "the engine cannot take requests at the moment"))
         case _:

@@ -68,6 +68,11 @@ class StreamEvents:
         self._base = generation.num_outputs
         self._tail: bytes | None = None
 
+    def begin(self) -> bytes:
+        """The events before all others, which come with the first otherwise. They have no ids."""
+        openings, self._openings = self._openings, []
+        return b"".join(openings)
+
     def take(self, outputs: Sequence[ChoiceOutput]) -> bytes:
         """The events of the outputs taken since the last call; empty if their text is held back."""
         framed: list[bytes] = []
