@@ -8,24 +8,29 @@ from typing import Any
 from aiohttp import web
 
 from eventlm.engine.request import Request
-from eventlm.errors import UnknownModelError
-from eventlm.server.answer import answer, caller
+from eventlm.errors import InputError, UnknownModelError
+from eventlm.server.answer import answer_received, caller, receive
 from eventlm.server.api import Api, Caller, Prepared
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
-from eventlm.server.responses.history import keep
+from eventlm.server.responses.background import run_in_background
+from eventlm.server.responses.history import earlier_items
 from eventlm.server.responses.prompt import count_tokens, make_request, read_conversation
 from eventlm.server.responses.protocol import InputTokensRequest, ResponsesRequest, decode_body
 from eventlm.server.responses.replies import InputTokens
 from eventlm.server.responses.stream import ResponseReplies
+from eventlm.server.responses.turn import Turn
 from eventlm.text.echo import Echo
 
 
 class Responses(Api[ResponsesRequest]):
-    """Responses."""
+    """Responses. One that makes requests has a turn."""
 
     prefix = "resp_"
     numbers_events = True
+
+    def __init__(self, turn: Turn | None = None) -> None:
+        self._turn = turn
 
     def decode(self, data: bytes) -> ResponsesRequest:
         return decode_body(data, ResponsesRequest)
@@ -38,7 +43,9 @@ class Responses(Api[ResponsesRequest]):
         received_ns: int,
         scheduling: Mapping[str, Any],
     ) -> Prepared:
-        conversation = await read_conversation(context, body, caller)
+        assert self._turn is not None
+        conversation = await read_conversation(context, body, caller, self._turn.earlier)
+        self._turn.check()
         return Prepared([await make_request(context, body, conversation, body.model, received_ns, scheduling)])
 
     def replies(
@@ -51,9 +58,13 @@ class Responses(Api[ResponsesRequest]):
     ) -> ReplyFormat:
         return ResponseReplies(body, context.tokenizer, group, identity, context.formats)
 
+    def runs_on(self, body: ResponsesRequest) -> bool:
+        return bool(body.background)
+
     async def ended(self, context: ServerContext, body: ResponsesRequest, owner: str, replies: ReplyFormat) -> None:
+        assert self._turn is not None
         assert isinstance(replies, ResponseReplies)
-        await keep(context, body, owner, replies.response)
+        await self._turn.keep(replies.response)
 
 
 RESPONSES = Responses()
@@ -61,7 +72,18 @@ RESPONSES = Responses()
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer an input, a text or items, after what came before it."""
-    return await answer(request, RESPONSES)
+    context, sender = request.app[CONTEXT], caller(request)
+    received = await receive(request, RESPONSES)
+    if received.body.background and received.body.store is False:
+        raise InputError("background", "'background' needs 'store': the response is read after it has ended.")
+    turn = await Turn.begin(context, received.body, sender)
+    api = Responses(turn)
+    if received.body.background:
+        return await run_in_background(request, api, received, turn)
+    try:
+        return await answer_received(request, api, received)
+    finally:
+        await turn.end()
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
@@ -72,5 +94,6 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     model = body.model or context.engine.model_names[0]
     if model not in context.engine.model_names:
         raise UnknownModelError(model)
-    conversation = await read_conversation(context, body, caller(request))
+    earlier = await earlier_items(context, body, caller(request))
+    conversation = await read_conversation(context, body, caller(request), earlier)
     return json_response(InputTokens(input_tokens=await count_tokens(context, body, conversation, model)))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
+from eventlm.server.responses.conversations import CONVERSATION_ENDPOINTS
 from eventlm.server.responses.create import count_input_tokens, create_response
 from eventlm.server.responses.events import ResponseEvent
 from eventlm.server.responses.protocol import IGNORED, UNSUPPORTED_IN_RESPONSES, InputTokensRequest, ResponsesRequest
 from eventlm.server.responses.replies import InputTokens, Response
+from eventlm.server.responses.retrieval import RETRIEVAL_ENDPOINTS
 from eventlm.server.scheduling import CLASS_HEADER
 
 RESPONSES_ENDPOINTS = (
@@ -31,4 +33,6 @@ RESPONSES_ENDPOINTS = (
         errors=(503,),
         refused=UNSUPPORTED_IN_RESPONSES,
     ),
+    *RETRIEVAL_ENDPOINTS,
+    *CONVERSATION_ENDPOINTS,
 )

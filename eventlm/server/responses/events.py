@@ -22,6 +22,10 @@ class ResponseCreated(_Lifecycle, frozen=True, tag="response.created"):
     """The first event: the response as it was accepted."""
 
 
+class ResponseQueued(_Lifecycle, frozen=True, tag="response.queued"):
+    """It runs in the background and waits."""
+
+
 class ResponseInProgress(_Lifecycle, frozen=True, tag="response.in_progress"):
     """It is being generated."""
 
@@ -146,6 +150,7 @@ class CallArgumentsDone(Struct, frozen=True, tag_field="type", tag="response.fun
 
 ResponseEvent = Union[  # noqa: UP007
     ResponseCreated,
+    ResponseQueued,
     ResponseInProgress,
     OutputItemAdded,
     ContentPartAdded,

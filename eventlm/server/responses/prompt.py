@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from eventlm.engine.request import Request
 from eventlm.errors import InputError, MissingParameterError, PromptTooLongError
 from eventlm.server.api import Caller
 from eventlm.server.context import ServerContext
-from eventlm.server.responses.history import earlier_items, referenced_items
+from eventlm.server.responses.history import referenced_items
 from eventlm.server.responses.items import ItemMessages, input_items, is_reference
 from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
@@ -37,9 +37,13 @@ class PromptMessages(NamedTuple):
         return PromptMessages([self.messages[index] for index in kept], [self.params[index] for index in kept])
 
 
-async def read_conversation(context: ServerContext, body: InputFields, caller: Caller) -> PromptMessages:
-    """The conversation of a body, whose references are replaced by what they stand for. Raises InputError, ApiError."""
-    earlier = await earlier_items(context, body, caller)
+async def read_conversation(
+    context: ServerContext, body: InputFields, caller: Caller, earlier: Sequence[InputItem]
+) -> PromptMessages:
+    """The conversation of a body after earlier items. References in the body are replaced by what they stand for.
+
+    Raises InputError or ApiError.
+    """
     items = input_items(body.input)
     if not items and not earlier:
         if body.input is None:

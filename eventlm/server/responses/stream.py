@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import structs
 
 from eventlm.engine.request import Request
-from eventlm.server.errors import CANCELLED, ApiError
+from eventlm.server.errors import CANCELLED, TAKEN_OVER, ApiError
 from eventlm.server.openai.replies import TokenLogprob
 from eventlm.server.reply_format import NAMED_EVENTS, ReplyIdentity, StreamFormat
 from eventlm.server.responses.events import (
@@ -18,6 +18,7 @@ from eventlm.server.responses.events import (
     ResponseFailed,
     ResponseIncomplete,
     ResponseInProgress,
+    ResponseQueued,
 )
 from eventlm.server.responses.logprobs import TokenTexts, token_logprobs
 from eventlm.server.responses.output import ResponseOutput
@@ -60,21 +61,30 @@ class ResponseReplies(StreamFormat):
         self._output = ResponseOutput(identity.reply_id)
         self._is_cut = False
         self.response = begun_response(body, request, identity)
+        self._is_queued = self.response.status == "queued"
 
     def begin(self, generation: Generation) -> Sequence[Any]:
         number = self._output.number
-        return [ResponseCreated(number(), self.response), ResponseInProgress(number(), self.response)]
+        event = ResponseQueued if self._is_queued else ResponseInProgress
+        return [ResponseCreated(number(), self.response), event(number(), self.response)]
 
     def events(self, output: ChoiceOutput, generation: Generation) -> Sequence[Any]:
+        events = self._go_on() if self._is_queued else []
         if self._parser is None:
-            events = self._plain(output)
+            events += self._plain(output)
         elif self._wants_logprobs:
-            events = self._with_logprobs(output, self._parser)
+            events += self._with_logprobs(output, self._parser)
         else:
-            events = [event for part in self._parser.parts(output.text) for event in self._output.add(part)]
+            events += [event for part in self._parser.parts(output.text) for event in self._output.add(part)]
         if output.finished is not None:
             events += self._close(output)
         return events
+
+    def _go_on(self) -> list[Any]:
+        """The event that tells that a response is no longer queued."""
+        self._is_queued = False
+        self.response = structs.replace(self.response, status="in_progress")
+        return [ResponseInProgress(self._output.number(), self.response)]
 
     def end(self, generation: Generation) -> Sequence[Any]:
         response = self._end(generation)
@@ -85,6 +95,9 @@ class ResponseReplies(StreamFormat):
 
     def failure(self, error: ApiError) -> Sequence[Any]:
         body, number = error.envelope.error, self._output.number
+        if body.code == TAKEN_OVER:
+            # Only this stream has ended.
+            return [ResponseErrorEvent(number(), body.code, body.message, body.param)]
         events = self._output.end_item("incomplete")
         is_cancelled = error.status == CANCELLED
         self.response = structs.replace(
@@ -162,7 +175,7 @@ def begun_response(body: ResponsesRequest, request: Request, identity: ReplyIden
     return Response(
         id=identity.reply_id,
         created_at=identity.created,
-        status="in_progress",
+        status="queued" if body.background else "in_progress",
         background=bool(body.background),
         conversation=None if conversation is None else ConversationRef(conversation),
         instructions=body.instructions,

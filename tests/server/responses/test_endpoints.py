@@ -22,5 +22,5 @@ def test_what_the_description_says_of_a_response(server: RunningServer) -> None:
 def test_the_lists_of_parameters_name_fields() -> None:
     fields = {field.encode_name for field in structs.fields(ResponsesRequest)}
     assert set(IGNORED) <= fields
-    assert all(endpoint.refused for endpoint in RESPONSES_ENDPOINTS)
+    assert all(endpoint.refused for endpoint in RESPONSES_ENDPOINTS[:2])
     assert not IGNORED.keys() & RESPONSES_ENDPOINTS[0].refused.keys()

@@ -1,0 +1,143 @@
+"""Responses with `background`: generated without their client, which asks for them or reads their stream later."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from eventlm.engine.object_store.actions import UnknownObjectError
+from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
+from eventlm.engine.request import UnknownReplyError
+from eventlm.server.answer import Received, caller, read_events, send_events
+from eventlm.server.api import APIS, Api, Exchange, stream_again
+from eventlm.server.auth.api_keys import PRINCIPAL
+from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.errors import ApiError
+from eventlm.server.http.event_stream import EventStream
+from eventlm.server.middleware import GENERATION
+from eventlm.server.reply_format import StreamFormat
+from eventlm.server.responses.protocol import ResponsesRequest
+from eventlm.server.responses.stored import RESPONSE
+from eventlm.server.responses.stream import ResponseReplies
+from eventlm.server.responses.turn import Turn
+from eventlm.server.stream_events import StreamEvents
+from eventlm.text import generation as generations
+from eventlm.text.choice_output import ChoiceOutput
+from eventlm.text.generation import Generation
+
+#: How long the last events of a stream wait until the response is kept as it ended.
+KEPT_SECONDS = 10.0
+
+
+async def run_in_background(
+    request: web.Request, api: Api[ResponsesRequest], received: Received[ResponsesRequest], turn: Turn
+) -> web.StreamResponse:
+    """Submit a response and answer before it has begun. Ends the turn, now or when the response is over."""
+    context, (body, data, received_ns) = request.app[CONTEXT], received
+    try:
+        exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
+        generation = await exchange.submit(context)
+    except BaseException:
+        await turn.end()
+        raise
+    request[GENERATION] = generation
+    assert isinstance(exchange.replies, ResponseReplies)
+    queued = exchange.replies.response
+    try:
+        await turn.begin_to_keep(queued)
+    except BaseException:
+        context.engine.leave(queued.id, 0)
+        context.release(generation)
+        await turn.end()
+        raise
+    context.run_on(generation, _run(context, exchange, turn, generation))
+    if exchange.stream is None:
+        return json_response(queued)
+    return await stream_response(request, queued.id, after=-1, limits=NO_LIMITS)
+
+
+async def stream_response(
+    request: web.Request, id: str, *, after: int, limits: RateLimits | None = None
+) -> web.StreamResponse:
+    """Send the events of a response in the background that come after the event number `after`, up to its end."""
+    context, principal = request.app[CONTEXT], request[PRINCIPAL]
+    limits = principal.limits if limits is None else limits
+    try:
+        reply, generation = await generations.resume(
+            context.engine, context.tokenizer, id, principal.owner, context.formats, limits
+        )
+    except UnknownReplyError as error:
+        raise ApiError(
+            409,
+            f"The events of the response '{id}' are no longer kept; retrieve it without 'stream'.",
+            param="stream",
+            should_retry=False,
+        ) from error
+    request.setdefault(GENERATION, generation)
+    context.enter()
+    try:
+        replies = stream_again(context, request.app[APIS], reply, generation)
+        events = StreamEvents(generation, _EventsAfter(replies, after), has_ids=False)
+        stream = EventStream(request, context.config, events.framing.media_type)
+        # The client needs the response's id before anything is generated.
+        await stream.start()
+        stream.send(events.begin())
+        return await send_events(
+            stream, events, generation, partial(_until_kept, context, id, principal.owner, generation)
+        )
+    finally:
+        context.leave()
+        context.engine.leave(reply.submission.reply_id, reply.reader)
+
+
+class _EventsAfter(StreamFormat):
+    """A stream without the events up to number `after`."""
+
+    def __init__(self, inner: StreamFormat, after: int) -> None:
+        self.identity = inner.identity
+        self.framing = inner.framing
+        self._inner = inner
+        self._after = after
+
+    def begin(self, generation: Generation) -> Sequence[Any]:
+        return self._later(self._inner.begin(generation))
+
+    def events(self, output: ChoiceOutput, generation: Generation) -> Sequence[Any]:
+        return self._later(self._inner.events(output, generation))
+
+    def end(self, generation: Generation) -> Sequence[Any]:
+        return self._later(self._inner.end(generation))
+
+    def failure(self, error: ApiError) -> Sequence[Any]:
+        return self._inner.failure(error)
+
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
+        return await self._inner.whole(choices, generation)
+
+    def _later(self, events: Sequence[Any]) -> Sequence[Any]:
+        return [event for event in events if event.sequence_number > self._after]
+
+
+async def _run(context: ServerContext, exchange: Exchange, turn: Turn, generation: Generation) -> None:
+    """Read a response to its end and keep it as it ended."""
+    replies = exchange.replies
+    assert isinstance(replies, ResponseReplies)
+    try:
+        events = StreamEvents(generation, replies, has_ids=False)
+        await read_events(events, generation, lambda: turn.keep(replies.response))
+    finally:
+        context.engine.leave(exchange.submission.reply_id, 0)
+        await turn.end()
+
+
+async def _until_kept(context: ServerContext, id: str, owner: str, generation: Generation) -> None:
+    """Wait until a response that has ended is kept, so that a client that has its last event can go on with it."""
+    if not generation.is_over:
+        # Another reader has taken over.
+        return
+    with contextlib.suppress(UnknownObjectError):
+        await context.engine.objects.get(RESPONSE, id, owner, wait_seconds=KEPT_SECONDS)
