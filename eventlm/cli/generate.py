@@ -34,7 +34,7 @@ def configure(parser: Parser) -> None:
     parser.epilog = """\
 examples:
   eventlm generate "The capital of France is" --max-tokens 8 --temperature 0
-  eventlm generate --chat "What is the capital of France?"
+  eventlm generate --chat "What is the capital of Japan?"
   eventlm generate - < prompt.txt
   eventlm generate "Name a robot:" -n 3 --seed 7 --stop "." --bad-word Robo
   eventlm generate "The answer is" --logprobs 3 --max-tokens 4

@@ -82,7 +82,7 @@ def test_greedy_tokens(llm: LLM, reference: Any) -> None:
 
 
 def test_a_conversation(llm: LLM) -> None:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    messages = [{"role": "user", "content": "What is the capital of Japan?"}]
     [output] = llm.chat(messages, SamplingParams(max_tokens=4), use_tqdm=False)
     tokenizer = llm.get_tokenizer()
     assert isinstance(tokenizer, PreTrainedTokenizerFast)

@@ -35,7 +35,7 @@ _MACHINERY = ("gpu", "attention_backend", "threads")
 _TRY = """\
 curl {url}/v1/chat/completions -H 'content-type: application/json'{authorization} \\
   -d {body}"""
-_QUESTION = {"role": "user", "content": "What is the capital of France?"}
+_QUESTION = {"role": "user", "content": "What is the capital of Japan?"}
 #: With a variable that the shell fills in: the key itself is never shown.
 _AUTHORIZATION = ' \\\n  -H "Authorization: Bearer ${variable}"'
 #: Where no variable has it yet; to a shell this is a comment.

@@ -14,7 +14,7 @@ from tests.processes import is_running, wait_until
 from tests.serving import verified
 
 NUM_CLIENTS = 64
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 
 
 async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartServer) -> None:
@@ -22,7 +22,7 @@ async def test_64_clients_some_leave_and_a_worker_is_killed(start_server: StartS
     leavers = range(0, NUM_CLIENTS, 8)
     async with server.async_client() as client:
         answer = await client.chat.completions.create(model="smollm2", messages=QUESTION, temperature=0, max_tokens=24)
-        assert "Paris" in (answer.choices[0].message.content or "")
+        assert "Tokyo" in (answer.choices[0].message.content or "")
         streams = [
             Stream(client, model="smollm2", prompt=f"Item {number}:", max_tokens=10, extra_body={"ignore_eos": True})
             for number in range(NUM_CLIENTS)
