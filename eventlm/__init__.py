@@ -16,6 +16,9 @@ from eventlm._version import __version__
 if TYPE_CHECKING:
     from eventlm.offline import (
         LLM,
+        BeamSearchOutput,
+        BeamSearchParams,
+        BeamSearchSequence,
         CompletionOutput,
         EmbeddingOutput,
         EmbeddingRequestOutput,
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

@@ -42,7 +42,7 @@ class AdmissionParts(NamedTuple):
 class Admission:
     """A group that arrives. The engine sends the outputs of its requests to `sinks`; the submitter has `handles`.
 
-    Raises RateLimitError for a submission over its limits.
+    Raises RateLimitError for a submission over its limits, and UnknownReplyError for one to a search that is over.
     """
 
     def __init__(
@@ -62,12 +62,11 @@ class Admission:
             for index, request in enumerate(group)
         ]
         self.sinks: list[Put] = [handle.put for handle in self.handles]
-        self._reply = Reply(submission, group, self.sinks) if submission is not None else None
-        if self._reply is not None:
-            self.sinks = parts.registry.sinks(self._reply)
         self._charge = charge_for(parts.limiter, submission, group, now_ns) if submission is not None else None
+        self._reply = None
+        if submission is not None:
+            self._reply, self.sinks = reply_with_sinks(parts.registry, submission, group, self.sinks, self._charge)
         if self._charge is not None:
-            self.sinks = metered(self._charge, group, self.sinks)
             self.handles[0].rate_limits = self._charge.state
         self._decision: asyncio.Future[RejectReason | None] = asyncio.get_running_loop().create_future()
 
@@ -136,14 +135,39 @@ def with_cache_rules(group: Sequence[Request], submission: Submission | None, ca
     return group
 
 
+def reply_with_sinks(
+    registry: RequestRegistry,
+    submission: Submission,
+    group: Sequence[Request],
+    edge: Sequence[Put],
+    charge: Charge | None,
+) -> tuple[Reply, list[Put]]:
+    """The reply that a group makes or, in a search, adds to; and the sinks of its requests before those of the edge.
+
+    Raises UnknownReplyError if the search is over.
+    """
+    if submission.goes_on:
+        reply = registry.search(submission)
+        return reply, [reply.counting(put) for put in edge]
+    reply = Reply(submission, group, edge)
+    sinks = registry.sinks(reply)
+    if submission.search_tokens:
+        reply.charge = charge
+        return reply, [reply.counting(put) for put in sinks]
+    return reply, sinks if charge is None else metered(charge, group, sinks)
+
+
 def charge_for(limiter: RateLimiter, submission: Submission, group: Sequence[Request], now_ns: int) -> Charge | None:
-    """Charge the group as one request, with all prompts and the most tokens it may produce; None without limits.
+    """Charge the group as one request, with all prompts and the most tokens it may produce; None without limits, and
+    for a search that goes on.
 
     Raises RateLimitError.
     """
-    if not submission.limits:
+    if not submission.limits or submission.goes_on:
         return None
-    num_tokens = sum(len(each.prompt_token_ids) + each.n * each.max_tokens for each in group)
+    num_tokens = submission.search_tokens or sum(
+        len(each.prompt_token_ids) + each.n * each.max_tokens for each in group
+    )
     classes = [each.scheduling.service_class for each in group]
     return limiter.charge(submission.owner, submission.limits, num_tokens, now_ns, classes=classes)
 

@@ -218,10 +218,12 @@ class InferenceEngine:
 
         With a `submission` the `registry` finds the group by its id. With `on_output` all outputs go there in the
         engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
-        RateLimitError for a submission over its limits, and what `check_group` raises. If the caller is cancelled
-        while it waits, so are the requests.
+        RateLimitError for a submission over its limits, UnknownReplyError for one to a search that is over, and what
+        `check_group` raises. If the caller is cancelled while it waits, so are the requests.
         """
-        if self.state != "ready":
+        # A drain lets running searches finish.
+        goes_on = submission is not None and submission.goes_on and self.state == "draining"
+        if self.state != "ready" and (self._is_stopping or not goes_on):
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
@@ -279,13 +281,16 @@ class InferenceEngine:
         reply = self.registry.find(reply_id, owner)
         live = self._engine_core.live if self._engine_core is not None else ()
         running = [request for request in reply.requests if request in live]
+        # A search may be between two requests.
+        is_running = bool(running) or reply.is_open
+        reply.close()
         for request in running:
             self.cancel(request, BY_OWNER)
         # At once, so that a second call gets the error.
         self._drain()
-        if not self.registry.drop(reply) and not running:
+        if not self.registry.drop(reply) and not is_running:
             raise UnknownReplyError(f"the reply '{reply_id}' is over, and its outputs are no longer kept")
-        return bool(running)
+        return is_running
 
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
         """Where the sequences of a reply are; owner None: of any owner. Raises UnknownReplyError, and without an owner

@@ -55,15 +55,23 @@ class UnknownReplyError(EventLMError):
 
 
 #: Why a request was cancelled: the client left; its owner or an operator asked for it; the engine stops; its outputs
-#: could not be delivered.
+#: could not be delivered; a search needs it no longer.
 CLIENT_LEFT = "client"
 BY_OWNER = "owner"
 BY_OPERATOR = "admin"
 AT_SHUTDOWN = "shutdown"
 OUTPUT_FAILED = "output_failed"
+PRUNED = "pruned"
 
 #: Detail of an `error`: the model computed NaN or infinity in place of the logits of the next token.
 LOGITS_NOT_FINITE = "logits_not_finite"
+
+
+class BeamSettings(Struct, frozen=True):
+    """A beam search: how many beams it has, and the power of a beam's length by which its score is divided."""
+
+    width: int
+    length_penalty: float = 1.0
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -72,7 +80,8 @@ class Request(Struct, frozen=True, kw_only=True):
     If `sampling.seed` is None the engine draws a seed and records it. The times in `scheduling` are those of
     `InferenceEngine.now_ns`. The engine ignores the rest, which only the caller's text needs: `visible_token_ids` are
     special tokens that are always shown, and `message_format`, a struct of the caller's own, describes what a chat
-    message may hold.
+    message may hold. A request with `beams` is not for the engine: its `n` sequences are the best that
+    `eventlm.text.beam_search` finds.
     """
 
     prompt_token_ids: list[int]
@@ -81,6 +90,7 @@ class Request(Struct, frozen=True, kw_only=True):
     cache_salt: str = ""
     visible_token_ids: tuple[int, ...] = ()
     message_format: bytes = b""
+    beams: BeamSettings | None = None
 
     @property
     def n(self) -> int:
@@ -105,6 +115,10 @@ class Submission(Struct, frozen=True, kw_only=True):
     outputs are kept for a client that lost its connection. runs_on: whether a resumable reply goes on without a reader.
     limits: what the owner may use. request_id: a second id for look-ups. A client may have chosen it (`x-request-id`);
     it stands for the newest such reply of the owner.
+
+    A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
+    group has `search_tokens`, the most tokens of its prompts and outputs, and is charged as one request with all of
+    them. In the others `goes_on` is true, and they are charged with nothing.
     """
 
     reply_id: str
@@ -114,6 +128,13 @@ class Submission(Struct, frozen=True, kw_only=True):
     runs_on: bool = False
     limits: RateLimits = NO_LIMITS
     request_id: str = ""
+    search_tokens: int = 0
+    goes_on: bool = False
+
+    @property
+    def stays_open(self) -> bool:
+        """Whether the reply lasts until its edge leaves it, and not only until its requests are over."""
+        return self.is_resumable or self.search_tokens > 0
 
 
 class ResumedReply(Struct, frozen=True, kw_only=True):

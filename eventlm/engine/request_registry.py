@@ -10,6 +10,8 @@ that runs on without a reader waits for one only after its end, and nothing but 
 
 The outputs of all replies together are bounded. Over the bound, the reply that ended first loses its outputs; if none
 has ended, the oldest does. Such a reply can still be looked up, and is cancelled as soon as it has no reader.
+
+A search is a reply to which its edge adds requests until it leaves.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from eventlm.config import ServerConfig
 from eventlm.config.structs import memory_bytes
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import State
+from eventlm.engine.rate_limits import Charge
 from eventlm.engine.request import (
     FinishedOutput,
     OnOutput,
@@ -43,6 +46,8 @@ from eventlm.types import NANOSECONDS_PER_SECOND, SequenceId
 RUN_ON_SECONDS = 300
 #: Replies that can be looked up, resumable or not.
 MAX_REPLIES = 16_384
+#: Requests of a search that can be looked up: its first and its newest.
+MAX_SEARCH_REQUESTS = 4096
 #: What the interpreter needs for an output that is kept, beside its bytes, and for a token of a prompt.
 _OUTPUT_BYTES = 64
 _TOKEN_BYTES = 40
@@ -84,7 +89,8 @@ class Reply:
     kept, None if none are.
 
     edge: where the outputs of each request go for its first reader. reader: the reader's number, None if there is none;
-    `on_output` also gets the outputs if the reader is not the edge.
+    `on_output` also gets the outputs if the reader is not the edge. is_open: whether it is a search that goes on.
+    charge: of a search, to be settled when it is over.
     """
 
     def __init__(self, submission: Submission, group: Sequence[Request], edge: Sequence[Put]) -> None:
@@ -99,6 +105,10 @@ class Reply:
         self.reader: int | None = 0
         self.num_readers = 1
         self.on_output: OnOutput | None = None
+        self.is_open = submission.search_tokens > 0
+        self.charge: Charge | None = None
+        #: Of a search so far: its prompts and what its requests have produced.
+        self._num_tokens = sum(len(each.prompt_token_ids) for each in group)
 
     @property
     def sequences(self) -> list[tuple[int, int]]:
@@ -116,6 +126,29 @@ class Reply:
         self.outputs = None
         self.group = self.edge = ()
         self.submission = structs.replace(self.submission, edge_state=b"")
+
+    def add(self, requests: list[int]) -> None:
+        """Add requests of a search, of one sequence each."""
+        self.requests += requests
+        self.samples += [1] * len(requests)
+        excess = max(len(self.requests) - MAX_SEARCH_REQUESTS, 0)
+        del self.requests[1 : 1 + excess], self.samples[1 : 1 + excess]
+
+    def counting(self, put: Put) -> Put:
+        """The sink of a request of a search, which counts what it has produced."""
+
+        def sink(output: RequestOutput | TakenOver | EventLMError) -> None:
+            if isinstance(output, FinishedOutput):
+                self._num_tokens += output.position
+            put(output)
+
+        return sink
+
+    def close(self) -> None:
+        """End a search: it takes no more requests. It has used no more than it was charged with."""
+        self.is_open = False
+        if self.charge is not None:
+            self.charge.settle(min(self._num_tokens, self.submission.search_tokens))
 
     def take_over(self, on_output: OnOutput) -> int:
         """Register a new reader, which has had nothing yet; returns its number."""
@@ -195,8 +228,18 @@ class RequestRegistry:
             return edge
         return [self._sink(reply, index, put) for index, put in enumerate(edge)]
 
+    def search(self, submission: Submission) -> Reply:
+        """The search that a further group belongs to. Raises UnknownReplyError if it is over."""
+        reply = self._replies.get(submission.reply_id)
+        if reply is None or not reply.is_open:
+            raise UnknownReplyError(f"the search '{submission.reply_id}' is over")
+        return reply
+
     def add(self, reply: Reply, requests: list[int]) -> None:
         """The reply was admitted; its requests have these seqs."""
+        if reply.requests:
+            reply.add(requests)
+            return
         reply.requests = requests
         reply_id = reply.submission.reply_id
         self._replies[reply_id] = reply
@@ -281,7 +324,8 @@ class RequestRegistry:
     def _forget_oldest(self) -> None:
         """Forget the oldest replies over the bound, except running ones, which a leaving reader may still cancel."""
         for reply_id, reply in self._replies.items():
-            if not (self._keep_ns and reply.submission.is_resumable and reply.num_unfinished):
+            is_kept = self._keep_ns and reply.submission.is_resumable and reply.num_unfinished
+            if not is_kept and not reply.is_open:
                 self._drop_outputs(reply_id)
                 del self._replies[reply_id]
                 if reply.request_key is not None and self._by_request_id.get(reply.request_key) == reply_id:
@@ -340,6 +384,7 @@ class RequestRegistry:
             self._end(reply)
 
     def _end(self, reply: Reply) -> None:
+        reply.close()
         if reply.num_unfinished and not reply.submission.runs_on:
             for request in reply.requests:
                 self._cancel(request)

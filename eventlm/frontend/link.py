@@ -87,7 +87,7 @@ class FrontEndLink:
         self._max_backlog_bytes = max_backlog_bytes
         self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
-        #: The resumable replies that this front end reads.
+        #: The resumable replies and searches that this front end reads.
         self._reading: set[LeaveReply] = set()
         #: Outputs collected in this tick.
         self._outputs: list[tuple[int, int, StreamOutput]] = []
@@ -165,7 +165,7 @@ class FrontEndLink:
             self._reading.add(LeaveReply(result.submission.reply_id, result.reader))
         elif isinstance(call.operation, Submit):
             submission = call.operation.submission
-            if submission is not None and submission.is_resumable:
+            if submission is not None and submission.stays_open:
                 self._reading.add(LeaveReply(submission.reply_id, 0))
         self.send(answer)
         if isinstance(result, ResumedReply):

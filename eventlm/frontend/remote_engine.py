@@ -127,7 +127,7 @@ class RemoteEngine:
             return handles
 
         def abandon(handles: list[RequestHandle]) -> None:
-            if submission is not None and submission.is_resumable:
+            if submission is not None and submission.stays_open:
                 self.leave(submission.reply_id, 0)
             for handle in handles:
                 handle.cancel()

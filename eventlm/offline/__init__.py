@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventlm.offline.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from eventlm.offline.llm import LLM
 from eventlm.offline.outputs import (
     CompletionOutput,
@@ -15,6 +16,9 @@ from eventlm.sampling_params import SamplingParams, StructuredOutputsParams
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",

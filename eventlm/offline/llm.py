@@ -22,6 +22,7 @@ from msgspec import structs
 from eventlm.config import ModelConfig
 from eventlm.engine.request import Request
 from eventlm.errors import InputError, UsageError
+from eventlm.offline.beam_search import BeamSearchOutput, BeamSearchParams, beam_search_output
 from eventlm.offline.collector import AnyRequestOutput, Collector, collect
 from eventlm.offline.engine_thread import EngineThread, next_item
 from eventlm.offline.options import StrPath, compose_from, in_keywords, keywords_in_errors
@@ -159,6 +160,27 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         return self._generate(prompts, sampling_params, use_tqdm, priority)
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: UseTqdm = False,
+        lora_request: None = None,
+    ) -> list[BeamSearchOutput]:
+        """The best continuations of each prompt that a beam search finds, best first.
+
+        Prompts are as for `generate`, and so are the errors.
+        """
+        _check_no_lora(lora_request)
+        parsed = parse_prompts(prompts, self._composition.tokenizer, self._composition.vocab_size)
+        params = params.checked()
+        sampling = self._builder.resolve(params.sampling)
+        group = [self._request(prompt, sampling, beams=params.settings) for prompt in parsed]
+        outputs = self._run(parsed, group, use_tqdm)
+        tokenizer = self._composition.tokenizer
+        return [beam_search_output(each, params, tokenizer) for each in outputs if isinstance(each, RequestOutput)]
 
     def embed(
         self, prompts: PromptType | Sequence[PromptType], *, use_tqdm: UseTqdm = True

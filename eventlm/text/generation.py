@@ -7,6 +7,7 @@ import bisect
 import itertools
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
@@ -24,6 +25,7 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.metrics.rows import RequestRow
+from eventlm.text.beam_search import submit_searches
 from eventlm.text.choice_output import ChoiceOutput, Portion, part_of
 from eventlm.text.engine import Engine
 from eventlm.text.generated_sequence import GeneratedSequence, generated_sequences
@@ -57,8 +59,11 @@ async def submit(
     submission: Submission | None = None,
     formats: Formats = NO_FORMATS,
 ) -> Generation:
-    """Submit a group to the engine. If the caller is cancelled meanwhile, the group is too."""
+    """Submit a group to the engine; a beam search for each of its requests if they ask for that. If the caller is
+    cancelled meanwhile, the group is too.
+    """
     outputs = OutputQueue()
+    submit_group = partial(submit_searches, engine) if any(each.beams for each in group) else engine.submit
 
     def cancel(handles: list[RequestHandle]) -> None:
         if submission is not None and submission.is_resumable:
@@ -67,7 +72,7 @@ async def submit(
             handle.cancel()
 
     return await _attach(
-        engine.submit(group, submission=submission, on_output=outputs.put),
+        submit_group(group, submission=submission, on_output=outputs.put),
         lambda handles: Generation(tokenizer, group, handles, outputs, formats, now_ns=engine.now_ns),
         cancel,
     )

@@ -54,6 +54,8 @@ BadWord = Annotated[str, Meta(min_length=1, max_length=256)]
 TokenIdKey = Annotated[str, Meta(pattern=TOKEN_ID_PATTERN)]
 MetadataKey = Annotated[str, Meta(max_length=64)]
 MetadataValue = Annotated[str, Meta(max_length=512)]
+#: A beam's score is divided by its length to this power.
+LengthPenalty = Annotated[float, Meta(ge=-10, le=10)]
 SMALLEST_SEED, LARGEST_SEED = -(2**63), 2**63 - 1
 Seed = Annotated[int, _described(minimum=SMALLEST_SEED, maximum=LARGEST_SEED)]
 Text = Annotated[str, _described(minLength=1)]
@@ -181,6 +183,10 @@ class GenerationRequest(_SamplingFields, kw_only=True):
         | None
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    use_beam_search: bool | None = None
+    #: How many beams; as many as `n` if it is absent.
+    beam_width: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    length_penalty: LengthPenalty | None = None
     seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     skip_special_tokens: bool | None = None
@@ -372,10 +378,8 @@ IGNORED = {
 }
 #: Unsupported fields, each with its neutral values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "length_penalty": (1,),
     "typical_p": (1,),
     "logits_processors": ([],),
-    "use_beam_search": (False,),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "ec_transfer_params": (),

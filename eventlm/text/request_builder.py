@@ -8,11 +8,12 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import structs
 
-from eventlm.engine.request import Request
+from eventlm.engine.request import BeamSettings, Request
 from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
 from eventlm.field_errors import out_of_bounds
 from eventlm.sampling_params import SMALLEST_TEMPERATURE, SamplingParams
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.text.beam_search_fields import requested_beams
 from eventlm.text.chat_messages import render_chat
 from eventlm.text.echo import Echo
 from eventlm.text.engine import Engine
@@ -106,6 +107,7 @@ class RequestBuilder:
             prompt_token_ids,
             param=param,
             cache_salt=body.cache_salt,
+            beams=requested_beams(body, params, self._vocab_size),
             visible_token_ids=() if format.is_plain else tuple(self._special_marks),
             message_format=b"" if format.is_plain else msgspec.msgpack.encode(format),
             model=body.model,
@@ -135,7 +137,8 @@ class RequestBuilder:
         grammar = await self.grammars.requested(body)
         params = structs.replace(params, bad_words_token_ids=bad_words, grammar=grammar if body.generates else "")
         prompts = read_prompts(body.prompt, self._vocab_size, "prompt")
-        if len(prompts) * params.n > MAX_GROUP_SEQUENCES:
+        beams = requested_beams(body, params, self._vocab_size)
+        if len(prompts) * (beams.width if beams else params.n) > MAX_GROUP_SEQUENCES:
             raise InputError("prompt", f"Invalid value for 'prompt': prompts times n is at most {MAX_GROUP_SEQUENCES}.")
         special = body.add_special_tokens is not False
         group, echoes = [], []
@@ -151,6 +154,7 @@ class RequestBuilder:
                     param="prompt",
                     kind="generate" if body.generates else "score",
                     cache_salt=body.cache_salt,
+                    beams=beams,
                     model=body.model,
                     received_ns=received_ns,
                     **scheduling,
@@ -207,6 +211,7 @@ class RequestBuilder:
         *,
         param: str,
         cache_salt: str | None = None,
+        beams: BeamSettings | None = None,
         visible_token_ids: tuple[int, ...] = (),
         message_format: bytes = b"",
         kind: RequestKind = "generate",
@@ -252,6 +257,7 @@ class RequestBuilder:
             prompt_token_ids=prompt_token_ids,
             sampling=params if params.max_tokens == max_tokens else structs.replace(params, max_tokens=max_tokens),
             cache_salt=cache_salt or "",
+            beams=beams,
             visible_token_ids=visible_token_ids,
             message_format=message_format,
             scheduling=SchedulingParams(
@@ -348,7 +354,8 @@ def _check_body(body: GenerationRequest, model_names: list[str]) -> None:
     if isinstance(body, CompletionRequest):
         if not body.generates and not body.echo:
             raise InputError("max_tokens", "Invalid value for 'max_tokens': 0 is only allowed when 'echo' is true.")
-        if body.best_of not in (None, body.n or 1):
+        # In a beam search it is the number of beams.
+        if not body.use_beam_search and body.best_of not in (None, body.n or 1):
             raise InputError(
                 "best_of", "'best_of' is not supported yet; leave it out or set it to the same value as 'n'."
             )

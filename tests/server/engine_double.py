@@ -26,7 +26,7 @@ from eventlm.engine.admin import (
     reply_named,
 )
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
-from eventlm.engine.group_admission import charge_for, metered
+from eventlm.engine.group_admission import charge_for, reply_with_sinks
 from eventlm.engine.live_requests import Sink
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.object_store.store import ObjectStore
@@ -44,7 +44,7 @@ from eventlm.engine.request import (
     TokensOutput,
     UnknownReplyError,
 )
-from eventlm.engine.request_registry import Reply, ReplyStatus, RequestRegistry, SampleStatus, reply_status
+from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, SampleStatus, reply_status
 from eventlm.errors import EventLMError
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
 from eventlm.metrics.histograms import Histogram
@@ -147,11 +147,9 @@ class EngineDouble:
         handles = [self._handle(request, index, on_output) for index, request in enumerate(group)]
         sinks = [handle.put for handle in handles]
         if charge is not None:
-            sinks = metered(charge, group, sinks)
             handles[0].rate_limits = charge.state
         if submission is not None:
-            reply = Reply(submission, group, sinks)
-            sinks = self.registry.sinks(reply)
+            reply, sinks = reply_with_sinks(self.registry, submission, group, sinks, charge)
             self.registry.add(reply, [handle.request for handle in handles])
         for request, handle, sink in zip(group, handles, sinks, strict=True):
             self._start(request, handle.request, sink)

@@ -110,7 +110,7 @@ BAD_CHAT_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": "utmost"}, "reasoning_effort", "invalid_value"),
     ({"echo": 1}, "echo", "invalid_type"),
     ({"length_penalty": 2}, "length_penalty", "invalid_value"),
-    ({"use_beam_search": True}, "use_beam_search", "invalid_value"),
+    ({"use_beam_search": "yes"}, "use_beam_search", "invalid_type"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "invalid_value"),
