@@ -220,10 +220,10 @@ def test_refusals_name_the_parameter(client: openai.OpenAI) -> None:
         (client.chat.completions, {"kv_transfer_params": {"do_remote_decode": True}}, "in its own workers"),
         (client.completions, {"kv_transfer_params": {}}, "in its own workers"),
         (client.completions, {"thinking_token_budget": 5}, "leave it out or set it to -1"),
-        (client.chat.completions, {"length_penalty": 0.5}, "leave it out or set it to 1"),
+        (client.chat.completions, {"length_penalty": 0.5}, "is for beam search"),
         (client.completions, {"suffix": "end"}, 'leave it out or set it to ""'),
         (client.completions, {"best_of": 3, "n": 2}, "the same value as 'n'"),
-        (client.completions, {"use_beam_search": True}, "not supported yet"),
+        (client.completions, {"logit_bias": {"5": 1}, "use_beam_search": True}, "not supported with beam search"),
         (client.completions, {"max_tokens": 0}, "only allowed when 'echo' is true"),
     ]
     for endpoint, fields, message in refused:
