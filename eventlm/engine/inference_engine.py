@@ -47,7 +47,7 @@ from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Fact, FrontEndLost
 from eventlm.grammars import GrammarError
-from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
@@ -159,6 +159,17 @@ class InferenceEngine:
             scheduling_time=self._scheduling_time.copy(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
             rate_limited=dict(self._limiter.refused),
+            cache=self._cache_info() if self._run is not None else None,
+        )
+
+    def _cache_info(self) -> CacheInfo:
+        core, config = self.setup.core, self.setup.config
+        return CacheInfo(
+            block_size=core.block_size,
+            num_blocks=core.num_blocks,
+            prefix_cache=config.cache.prefix_cache,
+            dtype=config.cache.kv_cache_dtype,
+            gpu_memory_utilization=config.gpu.gpu_memory_utilization,
         )
 
     async def read_metrics(self) -> EngineMetrics:

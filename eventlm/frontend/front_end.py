@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +14,8 @@ from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.link import NO_BEAT, FrontEndLink
 from eventlm.frontend.process import FrontEndProcess
-from eventlm.frontend.protocol import Beat, FrontEndFailed, FrontEndSetup, Signal, ToFrontEnd
-from eventlm.metrics.components import FrontEndMetrics
+from eventlm.frontend.protocol import FrontEndFailed, FrontEndSetup, Signal, ToFrontEnd
+from eventlm.metrics.components import FrontEndMetrics, HttpRequests, added
 from eventlm.system.system import System
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class FrontEnd:
         #: Early deaths in a row.
         self._num_failures = 0
         #: HTTP requests of the processes before the present one, by route, method and status.
-        self._http_requests: Counter[tuple[str, str, str]] = Counter()
+        self._http_requests: HttpRequests = []
 
     @property
     def pid(self) -> int:
@@ -90,9 +89,9 @@ class FrontEnd:
         link = self._link
         is_up = link is not None and not link.lost.done() and link.started.done()
         beat = link.beat if link is not None and is_up else NO_BEAT
-        counts = self._http_requests.copy()
+        http_requests = self._http_requests
         if link is not None:
-            counts.update(_by_route(link.beat))
+            http_requests = added(http_requests, link.beat.http_requests)
         return FrontEndMetrics(
             index=self.index,
             is_up=is_up,
@@ -100,7 +99,7 @@ class FrontEnd:
             num_requests=beat.num_requests,
             cpu_ns=beat.cpu_ns,
             resident_bytes=beat.resident_bytes,
-            http_requests=[(*route, count) for route, count in counts.items()],
+            http_requests=http_requests,
         )
 
     async def start(self) -> None:
@@ -170,7 +169,7 @@ class FrontEnd:
         link, self._link = self._link, None
         if link is not None:
             link.lose("ended")
-            self._http_requests.update(_by_route(link.beat))
+            self._http_requests = added(self._http_requests, link.beat.http_requests)
         if process is not None:
             await process.kill()
 
@@ -252,7 +251,3 @@ class FrontEnd:
         log.error("front end given up", front_end=self.index)
         self._on_dead()
         return False
-
-
-def _by_route(beat: Beat) -> dict[tuple[str, str, str], int]:
-    return {(handler, method, status): count for handler, method, status, count in beat.http_requests}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from msgspec import Struct
 
 from eventlm.config import CoreConfig
@@ -16,8 +18,27 @@ from eventlm.system.clock import Clock
 SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
 
 
-#: HTTP requests that have ended: route, method and class of status (`2xx`), and how many.
-HttpRequests = list[tuple[str, str, str, int]]
+#: HTTP requests that have ended: route, method and class of status (`2xx`), how many, and their time in ns.
+HttpRequests = list[tuple[str, str, str, int, int]]
+
+
+def added(*parts: HttpRequests) -> HttpRequests:
+    """The sums, in the order of the labels."""
+    totals: dict[tuple[str, str, str], tuple[int, int]] = {}
+    for handler, method, status, count, total_ns in chain.from_iterable(parts):
+        found = totals.get((handler, method, status), (0, 0))
+        totals[handler, method, status] = (found[0] + count, found[1] + total_ns)
+    return [(*labels, *total) for labels, total in sorted(totals.items())]
+
+
+class CacheInfo(Struct, frozen=True, kw_only=True):
+    """How each replica's KV cache is configured. The last two are as in the configuration."""
+
+    block_size: int
+    num_blocks: int
+    prefix_cache: bool
+    dtype: str
+    gpu_memory_utilization: str
 
 
 class RecorderMetrics(Struct, frozen=True, kw_only=True):
@@ -51,14 +72,15 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP.
-    rate_limited: requests refused by a key's limit, which are not in the log, by service class ('' for none).
-    http_requests: those to the engine's own process.
+    cache is None before the start. rate_limited: requests refused by a key's limit, which are not in the log, by
+    service class ('' for none). http_requests: those to the engine's own process.
     """
 
     log: MetricsSnapshot
     state: str
     scheduling_time: Histogram
     recorder: RecorderMetrics | None = None
+    cache: CacheInfo | None = None
     front_ends: list[FrontEndMetrics] = []
     rate_limited: dict[str, int] = {}
     http_requests: HttpRequests = []

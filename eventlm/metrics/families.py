@@ -7,16 +7,21 @@ to no replica yet counts under engine 0, so that sums are right.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+    SummaryMetricFamily,
+)
 from prometheus_client.utils import floatToGoString
 
 from eventlm.metrics.aggregates import ClassMetrics, ReplicaMetrics
-from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics
+from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics, added
 from eventlm.metrics.histograms import HISTOGRAMS, HistogramFamily
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -39,10 +44,15 @@ RATE_LIMITED = "rate_limit"
 REJECT_REASONS = ("queue_full", "context_length", RATE_LIMITED)
 STATES = ("loading", "ready", "draining", "dead")
 
-GAUGE, COUNTER, HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
-Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[HistogramMetricFamily]
+GAUGE, COUNTER, HISTOGRAM, SUMMARY = (
+    GaugeMetricFamily,
+    CounterMetricFamily,
+    HistogramMetricFamily,
+    SummaryMetricFamily,
+)
+Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[HistogramMetricFamily] | type[SummaryMetricFamily]
 
-#: Values of the labels, and of the sample: a number, or a `Histogram`.
+#: Values of the labels, and of the sample: a number, a `Histogram`, or the count and the sum of a summary.
 Samples = Iterable[tuple[list[str], Any]]
 T = TypeVar("T")
 
@@ -70,6 +80,8 @@ class Family(NamedTuple):
                 bounds = [floatToGoString(bound / unit) for bound in value.bounds]
                 buckets = list(zip([*bounds, "+Inf"], accumulate(value.counts), strict=True))
                 family.add_metric(labels, buckets, value.total / unit)
+            elif isinstance(family, SummaryMetricFamily):
+                family.add_metric(labels, value[0], value[1] / unit)
             else:
                 family.add_metric(labels, value if unit == 1 else value / unit)
         return family
@@ -102,6 +114,7 @@ def _replicas(metrics: EngineMetrics) -> Iterator[tuple[list[str], ReplicaMetric
 
 
 REPLICA = ("model_name", "engine")
+HTTP = ("handler", "method", "status")
 _replica = _Scope(REPLICA, _replicas)
 #: Over all replicas. Requests without a class count nowhere.
 _class = _Scope[ClassMetrics](("service_class",), lambda m: (([key], each) for key, each in m.log.classes.items()))
@@ -122,6 +135,32 @@ def _waiting(replica: ReplicaMetrics) -> Mapping[str, float]:
         "capacity": replica.num_waiting - replica.num_waiting_for_grammar,
         "deferred": replica.num_waiting_for_grammar,
     }
+
+
+def _prompt_sources(replica: ReplicaMetrics) -> Mapping[str, float]:
+    """Where prompt tokens came from, in vLLM's words."""
+    return {
+        "local_compute": replica.prompt_tokens - replica.cached_tokens,
+        "local_cache_hit": replica.cached_tokens,
+        "external_kv_transfer": 0,
+    }
+
+
+def _cache_info(metrics: EngineMetrics) -> Samples:
+    """vLLM spells values as Python does."""
+    cache = metrics.cache
+    if cache is None:
+        return
+    values = (
+        str(cache.block_size),
+        str(cache.num_blocks),
+        str(cache.block_size * cache.num_blocks),
+        cache.dtype,
+        str(cache.prefix_cache),
+        cache.gpu_memory_utilization,
+    )
+    for labels, _ in _replicas(metrics):
+        yield [*labels, *values], 1
 
 
 def _cache_usage(metrics: EngineMetrics) -> Samples:
@@ -154,13 +193,14 @@ def _class_rejections(metrics: EngineMetrics) -> Samples:
             yield [name, reason], count
 
 
+def _http_times(metrics: EngineMetrics) -> Samples:
+    """Count and time of HTTP requests, over all front ends."""
+    sums = added(metrics.http_requests, *(each.http_requests for each in metrics.front_ends))
+    return [(list(labels), (count, total_ns)) for *labels, count, total_ns in sums]
+
+
 def _http_requests(metrics: EngineMetrics) -> Samples:
-    """Over all front ends."""
-    counts: Counter[tuple[str, ...]] = Counter()
-    for answered in (metrics.http_requests, *(each.http_requests for each in metrics.front_ends)):
-        for *labels, count in answered:
-            counts[tuple(map(str, labels))] += int(count)
-    return [(list(labels), count) for labels, count in sorted(counts.items())]
+    return [(labels, count) for labels, (count, _) in _http_times(metrics)]
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -169,11 +209,20 @@ FAMILIES: tuple[Family, ...] = (
     _replica(GAUGE, "eventlm:replica_up", "1 while the replica has a worker.", lambda r: int(r.is_up)),
     _replica(GAUGE, "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", _waiting, by="reason"),
     Family(GAUGE, "vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", REPLICA, _cache_usage),
+    Family(GAUGE, "vllm:cache_config_info", "How the KV cache is configured; always 1.",
+           (*REPLICA, "block_size", "num_gpu_blocks", "kv_cache_size_tokens", "cache_dtype", "enable_prefix_caching",
+            "gpu_memory_utilization"), _cache_info, is_optional=True),
+    _replica(GAUGE, "vllm:engine_sleep_state", "Always awake.",
+             lambda r: {"awake": 1, "weights_offloaded": 0, "discard_all": 0}, by="sleep_state"),
     _replica(COUNTER, "vllm:num_preemptions", "Preemptions.", lambda r: sum(r.preempt_reasons.values())),
     _replica(COUNTER, "vllm:prompt_tokens", "Prompt tokens of requests whose prompt is done.",
              lambda r: r.prompt_tokens),
     _replica(COUNTER, "vllm:prompt_tokens_cached", "Of those, tokens found in the prefix cache.",
              lambda r: r.cached_tokens),
+    _replica(COUNTER, "vllm:prompt_tokens_by_source", "The same by where they came from.",
+             _prompt_sources, by="source"),
+    _replica(COUNTER, "vllm:prompt_tokens_cached_by_source", "Those found in the prefix cache, by where that is.",
+             lambda r: {"device": r.cached_tokens}, by="source"),
     _replica(COUNTER, "vllm:generation_tokens", "Tokens generated.", lambda r: r.generation_tokens),
     _replica(COUNTER, "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.",
              lambda r: r.queried_tokens),
@@ -224,7 +273,8 @@ FAMILIES: tuple[Family, ...] = (
     _front_end(COUNTER, "eventlm:front_end_restarts", "Restarted processes.", lambda f: f.num_restarts),
     # As prometheus-fastapi-instrumentator, which vLLM uses, names and labels it.
     Family(COUNTER, "http_requests", "Total number of requests by method, status and handler.",
-           ("handler", "method", "status"), _http_requests),
+           HTTP, _http_requests),
+    Family(SUMMARY, "http_request_duration_seconds", "Time of requests, streams to their end.", HTTP, _http_times),
 )  # fmt: skip
 
 

@@ -62,9 +62,9 @@ _REPETITIONS = (1, 2, 3, 4, 5, 10, 20)
 class HistogramFamily(NamedTuple):
     """A histogram of each replica: its key in the store, its name and help in /metrics, its buckets and its source.
 
-    bounds: None: 1, 2, 5, 10, 20 and so on up to the context. source: `request`: a field of the `RequestRow` of each
-    sequence that ran to its end; `step`: of the `StepRow` of each step; `event`: the store observes it as it happens.
-    field: empty if it is named as the key. Keys are Vajra's names, where Vajra has one.
+    bounds: None: 1, 2, 5, 10, 20 and so on up to the context. source: `request`: an attribute of the `RequestRow` of
+    each sequence that ran to its end; `step`: of the `StepRow` of each step; `event`: the store observes it as it
+    happens. field: empty if it is named as the key. Keys are Vajra's names, where Vajra has one.
     """
 
     key: str
@@ -108,6 +108,8 @@ HISTOGRAMS = tuple(
          _SLACK, "event"),
         ("request_prompt_tokens", "vllm:request_prompt_tokens", "Prompt tokens of a request.",
          None, "request", "prompt_tokens"),
+        ("request_computed_tokens", "vllm:request_prefill_kv_computed_tokens",
+         "Prompt tokens of a request that were not in the prefix cache.", None, "request", "computed_tokens"),
         ("request_generation_tokens", "vllm:request_generation_tokens", "Output tokens of a request.",
          None, "request", "output_tokens"),
         ("request_max_num_generation_tokens", "vllm:request_max_num_generation_tokens",

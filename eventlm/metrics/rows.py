@@ -55,6 +55,11 @@ class RequestRow(Struct, frozen=True, kw_only=True):
         return self.request_e2e_time - (self.finished_ns - self.arrived_ns)
 
     @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that were not in the prefix cache."""
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
     def is_complete(self) -> bool:
         """Whether it ran to its end."""
         return self.reason in COMPLETED

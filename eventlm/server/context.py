@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, cast
 
@@ -86,7 +85,8 @@ class ServerContext:
         self.engine_pid = engine_pid or system.processes.pid
         self.created = created or system.clock.unix_s()
         self.draining = False
-        self._http_requests: Counter[tuple[str, str, str]] = Counter()
+        #: How many and how long, in ns, by route, method and class of status.
+        self._http_requests: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._cut = False
         self._num_running = 0
         #: The timeouts of the bodies that are being received.
@@ -114,11 +114,13 @@ class ServerContext:
     @property
     def http_requests(self) -> HttpRequests:
         """Counts of ended HTTP requests."""
-        return [(*labels, count) for labels, count in self._http_requests.items()]
+        return [(*labels, *total) for labels, total in self._http_requests.items()]
 
-    def count_http_request(self, route: str, method: str, status: int) -> None:
+    def count_http_request(self, route: str, method: str, status: int, duration_ns: int) -> None:
         """Count an ended HTTP request."""
-        self._http_requests[route, method, f"{status // 100}xx"] += 1
+        labels = (route, method, f"{status // 100}xx")
+        count, total_ns = self._http_requests.get(labels, (0, 0))
+        self._http_requests[labels] = (count + 1, total_ns + duration_ns)
 
     def check_available(self) -> None:
         """Raise ApiError (503) unless requests can be taken."""

@@ -90,17 +90,18 @@ async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         release_body(request)
         status = CANCELLED if response is None else response.status
-        _count(request, status)
+        _count(request, status, started_ns)
         _log_end(request, response, status, started_ns)
 
 
-def _count(request: web.Request, status: int) -> None:
+def _count(request: web.Request, status: int, started_ns: int) -> None:
     """Count it for /metrics unless it is polled; with the labels of prometheus-fastapi-instrumentator, as in vLLM."""
     resource = request.match_info.route.resource
     route = "none" if resource is None else resource.canonical
     if route not in _NOT_COUNTED:
         method = request.method if request.method in METH_ALL else "other"
-        request.app[CONTEXT].count_http_request(route, method, status)
+        context = request.app[CONTEXT]
+        context.count_http_request(route, method, status, context.engine.now_ns() - started_ns)
 
 
 def _log_end(request: web.Request, response: web.StreamResponse | None, status: int, started_ns: int) -> None:

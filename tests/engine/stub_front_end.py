@@ -59,7 +59,7 @@ def main() -> None:
         send(FrontEndFailed("there is no tokenizer.json"))
         sys.exit(1)
     send(FrontEndReady())
-    beat = Beat(num_requests=setup.index, cpu_ns=5, resident_bytes=6, http_requests=[("/", "GET", "2xx", 3)])
+    beat = Beat(num_requests=setup.index, cpu_ns=5, resident_bytes=6, http_requests=[("/", "GET", "2xx", 3, 30)])
     signal.signal(signal.SIGALRM, lambda *_: send(beat))
     if word != "silent":
         signal.setitimer(signal.ITIMER_REAL, 0.01, 0.05)

@@ -153,11 +153,11 @@ async def test_a_killed_one_is_reported_and_comes_back(make_run: Any) -> None:
     async with make_run("ready") as run:
         await run.controller.start()
         [pid] = run.controller.pids
-        await run.until(lambda: run.controller.metrics[0].http_requests == [("/", "GET", "2xx", 3)])
+        await run.until(lambda: run.controller.metrics[0].http_requests == [("/", "GET", "2xx", 3, 30)])
         os.kill(pid, signal.SIGKILL)
         await run.until(lambda: run.controller.metrics[0].num_restarts == 1 and run.controller.metrics[0].is_up)
         # Those of the dead process, and those of the next.
-        await run.until(lambda: run.controller.metrics[0].http_requests == [("/", "GET", "2xx", 6)])
+        await run.until(lambda: run.controller.metrics[0].http_requests == [("/", "GET", "2xx", 6, 60)])
         assert run.engine.lost == [1]
         assert run.controller.pids != [pid]
         assert not run.controller.all_dead.is_set()

@@ -46,7 +46,7 @@ from eventlm.engine.request import (
 )
 from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, SampleStatus, reply_status
 from eventlm.errors import EventLMError
-from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, EngineMetrics
+from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
@@ -129,7 +129,12 @@ class EngineDouble:
 
     async def read_metrics(self) -> EngineMetrics:
         return EngineMetrics(
-            log=self.store.snapshot(), state=self.state, scheduling_time=Histogram.over(SCHEDULING_BUCKETS_NS)
+            log=self.store.snapshot(),
+            state=self.state,
+            scheduling_time=Histogram.over(SCHEDULING_BUCKETS_NS),
+            cache=CacheInfo(
+                block_size=16, num_blocks=64, prefix_cache=True, dtype="auto", gpu_memory_utilization="0.9"
+            ),
         )
 
     async def submit(

@@ -17,6 +17,7 @@ from eventlm.metrics.histograms import Histogram
 from eventlm.types import FinishReason
 from tests.replay.golden import FOLDER
 from tests.server.conftest import RunningServer
+from tests.server.dashboards import GIVEN, NOT_GIVEN, SELECTED
 
 #: What dashboards for vLLM ask for, by kind.
 GAUGES = {
@@ -24,11 +25,15 @@ GAUGES = {
     "vllm:num_requests_waiting",
     "vllm:num_requests_waiting_by_reason",
     "vllm:kv_cache_usage_perc",
+    "vllm:engine_sleep_state",
+    "vllm:cache_config_info",
 }
 COUNTERS = {
     "vllm:num_preemptions",
     "vllm:prompt_tokens",
+    "vllm:prompt_tokens_by_source",
     "vllm:prompt_tokens_cached",
+    "vllm:prompt_tokens_cached_by_source",
     "vllm:generation_tokens",
     "vllm:request_success",
     "vllm:prefix_cache_queries",
@@ -72,6 +77,7 @@ HISTOGRAMS = {
     "vllm:request_decode_time_seconds": LATENCY,
     "vllm:request_inference_time_seconds": LATENCY,
     "vllm:request_prompt_tokens": LENGTHS,
+    "vllm:request_prefill_kv_computed_tokens": LENGTHS,
     "vllm:request_generation_tokens": LENGTHS,
     "vllm:request_max_num_generation_tokens": LENGTHS,
     "vllm:iteration_tokens_total": [1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384],
@@ -80,6 +86,17 @@ HISTOGRAMS = {
 EXTRA_LABELS = {
     "vllm:num_requests_waiting_by_reason": {"reason"},
     "vllm:request_success": {"finished_reason"},
+    "vllm:engine_sleep_state": {"sleep_state"},
+    "vllm:prompt_tokens_by_source": {"source"},
+    "vllm:prompt_tokens_cached_by_source": {"source"},
+    "vllm:cache_config_info": {
+        "block_size",
+        "num_gpu_blocks",
+        "kv_cache_size_tokens",
+        "cache_dtype",
+        "enable_prefix_caching",
+        "gpu_memory_utilization",
+    },
     "vllm:admission_rejections": {"reason"},
 }
 
@@ -140,6 +157,51 @@ def test_http_requests_are_counted_as_vllm_counts_them(server: RunningServer) ->
         ("none", "other", "4xx"): 1,
         ("none", "DELETE", "4xx"): 1,
     }
+
+
+def test_the_time_of_http_requests(server: RunningServer) -> None:
+    for _ in range(2):
+        assert server.complete(max_tokens=3).status == 200
+    family = scrape(server)["http_request_duration_seconds"]
+    labels = {"handler": "/v1/completions", "method": "POST", "status": "2xx"}
+    assert total(family, "_count", **labels) == 2
+    assert 0 < total(family, "_sum", **labels) < 60
+
+
+def test_what_the_dashboards_read(server: RunningServer) -> None:
+    """All of it is given, or there is a reason why not."""
+    feed(server)
+    assert server.complete(max_tokens=3).status == 200
+    found = scrape(server)
+    assert found.keys() >= GIVEN
+    assert not GIVEN & NOT_GIVEN.keys()
+    assert not found.keys() & NOT_GIVEN.keys()
+    # One that is new here belongs into one of the two lists.
+    others = {"vllm:admission_rejections", "vllm:request_inference_time_seconds", "vllm:request_num_preemptions"}
+    assert {name for name in found if name.startswith("vllm:")} == {n for n in GIVEN if n.startswith("vllm:")} | others
+    for name, labels in SELECTED.items():
+        for label, values in labels.items():
+            assert {sample.labels[label] for sample in found[name].samples} >= values
+
+
+def test_where_prompt_tokens_came_from(server: RunningServer) -> None:
+    feed(server)
+    found = scrape(server)
+    by_source = found["vllm:prompt_tokens_by_source"]
+    cached = total(found["vllm:prompt_tokens_cached"], "_total")
+    assert total(by_source, "_total") == total(found["vllm:prompt_tokens"], "_total")
+    assert total(by_source, "_total", source="local_cache_hit") == cached > 0
+    assert total(found["vllm:prompt_tokens_cached_by_source"], "_total", source="device") == cached
+    computed = found["vllm:request_prefill_kv_computed_tokens"]
+    assert 0 < total(computed, "_sum") < total(found["vllm:request_prompt_tokens"], "_sum")
+
+
+def test_the_configuration_of_the_cache(server: RunningServer) -> None:
+    feed(server)
+    labels = {"block_size": "16", "num_gpu_blocks": "64", "kv_cache_size_tokens": "1024", "cache_dtype": "auto"}
+    labels |= {"enable_prefix_caching": "True", "gpu_memory_utilization": "0.9"}
+    for engine in ("0", "1"):
+        assert total(scrape(server)["vllm:cache_config_info"], engine=engine, **labels) == 1
 
 
 def test_rejections_by_their_reason(server: RunningServer) -> None:
