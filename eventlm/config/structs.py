@@ -299,6 +299,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_responses: Annotated[
         int, Meta(ge=1, le=MAX_NUMBER), "most responses and conversations that are kept; beyond it the oldest go"
     ] = 10_000
+    tokenizer_info: Annotated[
+        bool, "serve the tokenizer's configuration and its chat template at GET /tokenizer_info, as vLLM does if asked"
+    ] = False
     max_stream_buffer: Annotated[
         _Size,
         "bytes of a stream that may wait for a client that reads slowly; beyond it events are joined into fewer, "

@@ -38,6 +38,7 @@ from eventlm.server.llamacpp.tokenization import TokenizeContentRequest, Tokeniz
 from eventlm.server.middleware import (
     HEALTH_PATH,
     METRICS_PATH,
+    PING_PATH,
     SCOPES,
     Handler,
     authenticate,
@@ -74,6 +75,8 @@ from eventlm.server.responses.create import RESPONSES
 from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.vllm.chat_batch import UNSUPPORTED_IN_BATCHES, ChatBatchRequest, chat_batch
+from eventlm.server.vllm.endpoints import VLLM_ENDPOINTS, VLLM_REFUSED
+from eventlm.server.vllm.pooling import POOLED
 from eventlm.server.vllm.tokenization import (
     Detokenization,
     DetokenizeRequest,
@@ -185,13 +188,22 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
 
 
 #: All APIs that generate.
-ALL_APIS: tuple[Api[Any], ...] = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES, *LLAMACPP_APIS, *OLLAMA_APIS)
+ALL_APIS: tuple[Api[Any], ...] = (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    MESSAGES,
+    *LLAMACPP_APIS,
+    *OLLAMA_APIS,
+    POOLED,
+)
 APIS_BY_PREFIX = {api.prefix: api for api in ALL_APIS}
 #: The forms of errors other than OpenAI's, by the beginning of the paths that have them.
 ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {MESSAGES_PATH: MESSAGES_ERRORS, OLLAMA_PREFIX: OLLAMA_ERRORS}
 
 #: Paths that are refused by name.
-ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (*LLAMACPP_REFUSED, *OLLAMA_REFUSED)
+ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (*LLAMACPP_REFUSED, *OLLAMA_REFUSED, *VLLM_REFUSED)
 
 
 def _generating(
@@ -251,6 +263,7 @@ ENDPOINTS = (
         can_be_empty=True,
     ),
     Endpoint("DELETE", "/v1/stream/{id:.+}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
+    *VLLM_ENDPOINTS,
     *(
         Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,))
         for path, handler, body, reply in (
@@ -283,6 +296,8 @@ ENDPOINTS = (
         Endpoint("GET", prefix + HEALTH_PATH, _health, reply=Health, errors=(503,), scope=None)
         for prefix in ("", "/v1")
     ),
+    Endpoint("GET", PING_PATH, _health, reply=Health, errors=(503,), scope=None),
+    Endpoint("POST", PING_PATH, _health, reply=Health, errors=(503,), scope=None),
     Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
     Endpoint("GET", "/version", _version, reply=Version, scope=None),
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),

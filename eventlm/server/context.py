@@ -11,7 +11,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from eventlm.config import ServerConfig, ServiceClass
+from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
 from eventlm.errors import EventLMError
@@ -43,7 +43,8 @@ class ServerContext:
 
     vocab_size, facts: the model's. num_slots: most sequences that run at once. keys: those of the configuration if not
     given. classes: service classes by name. engine_pid: the engine's process, by default this one. created: unix time
-    of the models, by default now. Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
+    of the models, by default now. whole_config: of which `config` is a part. Raises UsageError for keys or TLS files
+    that cannot be used, and for unknown parsers.
     """
 
     def __init__(
@@ -61,7 +62,9 @@ class ServerContext:
         classes: Mapping[str, ServiceClass] | None = None,
         engine_pid: int | None = None,
         created: int | None = None,
+        whole_config: Config | None = None,
     ) -> None:
+        self.whole_config = whole_config or Config(server=config)
         self.system = system
         self.engine = engine
         self.tokenizer = tokenizer
@@ -239,8 +242,11 @@ async def read_body(request: web.Request, *, any_type: bool = False) -> bytes:
     any_type: any content type will do, unless a web page sends the request.
 
     The limit holds for the announced length and for decompressed bytes. All bodies together have a limit too; each
-    counts until `release_body`.
+    counts until `release_body`. Later calls return the same bytes.
     """
+    known: bytes | None = request.get(BODY)
+    if known is not None:
+        return known
     context = request.app[CONTEXT]
     limit = context.config.max_body_bytes
     if request.content_type != "application/json" and (not any_type or "Origin" in request.headers):

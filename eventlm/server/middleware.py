@@ -39,8 +39,11 @@ API_KEY_HEADER = "x-api-key"
 ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
 HEALTH_PATH = "/health"
 METRICS_PATH = "/metrics"
+#: SageMaker's name for the first.
+PING_PATH = "/ping"
+LOAD_PATH = "/load"
 #: Paths that monitors poll. They are logged at the level debug.
-_POLLED = (HEALTH_PATH, METRICS_PATH)
+_POLLED = (HEALTH_PATH, METRICS_PATH, PING_PATH, LOAD_PATH)
 _NOT_COUNTED = (*_POLLED, "/version")
 #: The chat page's files, of which a browser asks for twenty at a time. They are logged at that level too.
 CHAT_PAGE_FOLDER = "/ui/"

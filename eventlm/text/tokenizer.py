@@ -23,6 +23,7 @@ class Tokenizer(ABC):
 
     special_tokens: those that a chat template uses by name. special_bytes: the bytes of each special token by its id.
     Token ids are below `vocab_size`. grammar_vocab_size: how many of them grammars know, if not all of the model's.
+    config: tokenizer_config.json, empty if there is none.
     """
 
     vocab_size: int
@@ -31,6 +32,7 @@ class Tokenizer(ABC):
     eos_token_id: int | None
     chat_template: ChatTemplate | None
     grammar_vocab_size: int | None = None
+    config: dict[str, Any] = {}
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -61,7 +63,7 @@ class CheckpointTokenizer(Tokenizer):
 
     def __init__(self, folder: Path) -> None:
         files = read_tokenizer(folder)
-        self._backend, self.special_tokens = files.backend, files.special_tokens
+        self._backend, self.special_tokens, self.config = files.backend, files.special_tokens, files.config
         self.chat_template = _chat_template(folder, files.config, self.special_tokens)
         eos_token = self.special_tokens.get("eos_token")
         self.eos_token_id = self._backend.token_to_id(eos_token) if isinstance(eos_token, str) else None

@@ -124,6 +124,7 @@ def make_context(
         classes=config.classes,
         engine_pid=engine_pid,
         created=created,
+        whole_config=config,
     )
 
 

@@ -96,20 +96,25 @@ class EmbeddingReplies(ReplyFormat):
         super().__init__(tokenizer, identity)
         self._body = body
 
-    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> EmbeddingList:
+    def vectors(self, choices: Sequence[ChoiceOutput]) -> list[list[float] | str]:
+        """Each input's, in the form that the body asks for."""
         if not all(output.embedding for output in choices):
             raise internal_error()
+        return [_encode(output.embedding, self._body) for output in choices]
+
+    def usage(self, generation: Generation) -> EmbeddingUsage:
+        """Of all inputs."""
         num_tokens = generation.token_counts().prompt
+        return EmbeddingUsage(num_tokens, num_tokens)
+
+    async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
         return EmbeddingList(
             id=self.identity.reply_id,
             created=self.identity.created,
             model=self._body.model,
             service_tier=self._body.used_tier,
-            data=[
-                Embedding(index=index, embedding=_encode(output.embedding, self._body))
-                for index, output in enumerate(choices)
-            ],
-            usage=EmbeddingUsage(num_tokens, num_tokens),
+            data=[Embedding(index=index, embedding=vector) for index, vector in enumerate(self.vectors(choices))],
+            usage=self.usage(generation),
         )
 
 
