@@ -7,7 +7,7 @@ from typing import Any
 from eventlm.engine.request import BeamSettings
 from eventlm.errors import InputError
 from eventlm.sampling_params import SamplingParams
-from eventlm.text.protocol import CompletionRequest, GenerationRequest
+from eventlm.text.protocol import CompletionRequest, SearchableRequest
 
 #: What a search does not follow, each with the values that ask for nothing. Temperature, top_p, top_k, min_p and seed
 #: are for draws, and a search draws nothing.
@@ -24,7 +24,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def requested_beams(body: GenerationRequest, params: SamplingParams, vocab_size: int) -> BeamSettings | None:
+def requested_beams(body: SearchableRequest, params: SamplingParams, vocab_size: int) -> BeamSettings | None:
     """The search that a body asks for; None if it asks for none. params: the body's, resolved. Raises InputError."""
     if not body.use_beam_search:
         for name, is_given in (
@@ -47,7 +47,7 @@ def requested_beams(body: GenerationRequest, params: SamplingParams, vocab_size:
     return _settings(body, params, vocab_size)
 
 
-def _settings(body: GenerationRequest, params: SamplingParams, vocab_size: int) -> BeamSettings:
+def _settings(body: SearchableRequest, params: SamplingParams, vocab_size: int) -> BeamSettings:
     widths = {"beam_width": body.beam_width}
     if isinstance(body, CompletionRequest):
         if not body.generates or body.num_prompt_logprobs is not None:

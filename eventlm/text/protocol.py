@@ -183,10 +183,6 @@ class GenerationRequest(_SamplingFields, kw_only=True):
         | None
     ) = None
     n: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    use_beam_search: bool | None = None
-    #: How many beams; as many as `n` if it is absent.
-    beam_width: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
-    length_penalty: LengthPenalty | None = None
     seed: Seed | None = None
     stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
     skip_special_tokens: bool | None = None
@@ -285,7 +281,16 @@ class ChatMessage(Struct):
     function_call: dict[str, Any] | None = None
 
 
-class ChatCompletionRequest(GenerationRequest, kw_only=True):
+class SearchableRequest(GenerationRequest, kw_only=True):
+    """The fields of bodies that may ask for a beam search."""
+
+    use_beam_search: bool | None = None
+    #: How many beams; as many as `n` if it is absent.
+    beam_width: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
+    length_penalty: LengthPenalty | None = None
+
+
+class ChatCompletionRequest(SearchableRequest, kw_only=True):
     """Body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], _described(minItems=1)]
@@ -339,7 +344,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
         return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
 
-class CompletionRequest(GenerationRequest, kw_only=True):
+class CompletionRequest(SearchableRequest, kw_only=True):
     """Body of `POST /v1/completions`. `prompt` is a text, token ids, or a list of either."""
 
     prompt: Prompts
@@ -386,6 +391,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "watermarking": (False,),
     "vllm_xargs": ({},),
+}
+#: The same for APIs without beam search.
+WITHOUT_BEAM_SEARCH: dict[str, tuple[Any, ...]] = {
+    **UNSUPPORTED,
+    "use_beam_search": (False,),
+    "beam_width": (),
+    "length_penalty": (1,),
 }
 UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED,

@@ -8,7 +8,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.errors import InputError
 from eventlm.text.decoding import convert_request, decode_object
-from eventlm.text.protocol import UNSUPPORTED, GenerationRequest, NumLogprobs, ReasoningEffort
+from eventlm.text.protocol import WITHOUT_BEAM_SEARCH, GenerationRequest, NumLogprobs, ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
 #: What `include` may name. Reasoning is never encrypted here: its text is in the item.
@@ -27,7 +27,7 @@ IGNORED = {
 }
 #: Fields that are errors, each with its neutral values.
 UNSUPPORTED_IN_RESPONSES: dict[str, tuple[Any, ...]] = {
-    **UNSUPPORTED,
+    **WITHOUT_BEAM_SEARCH,
     "prompt": (),
     "context_management": ([],),
     "moderation": (),
