@@ -31,6 +31,7 @@ _SAME_AS = {
     "threads": "t",
     "tls_cert": "ssl_certfile ssl_cert_file",
     "tls_key": "ssl_keyfile ssl_key_file",
+    "tokenizer_info": "enable_tokenizer_info_endpoint",
     "tool_parser": "tool_call_parser",
     "torch_compile": "enable_torch_compile",
 }
@@ -56,6 +57,7 @@ _REMARKS = {
     "enforce_eager disable_cuda_graph": "{cuda_graphs} turns CUDA graphs on and off",
     "enable_prefix_caching enable_radix_cache": "it is on by itself; see {prefix_cache}",
     "no_enable_prefix_caching disable_radix_cache": "{prefix_cache} turns it on and off",
+    "enable_server_load_tracking": "it is always on: GET /load",
     "enable_chunked_prefill": "it is always on; {max_num_batched_tokens} bounds a step",
     "enable_auto_tool_choice enable_reasoning jinja": "it is always on, in the format that the model knows",
     "guided_decoding_backend structured_outputs_config grammar_backend": "it is always there, with llguidance",

@@ -40,7 +40,7 @@ from eventlm.text.engine import Engine
 from eventlm.types import FinishReason
 
 #: Most tokens of a branch. While a beam waits for others, its branch runs ahead, and that may be for nothing.
-BRANCH_TOKENS = 16
+BRANCH_TOKENS = 8
 
 #: Searches that run: an event loop alone does not keep its tasks.
 _running: set[asyncio.Task[None]] = set()
