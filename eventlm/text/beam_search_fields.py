@@ -21,6 +21,7 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "prompt_logprobs": (),
+    "logprob_token_ids": (),
 }
 
 

@@ -52,7 +52,7 @@ FIELDS: dict[str, Any] = {
     "cache_salt": "salt",
 }
 #: What only the edge looks at; it has done so when the trace is there.
-EDGE_FIELDS = {"visible_token_ids", "message_format"}
+EDGE_FIELDS = {"visible_token_ids", "message_format", "beams"}
 
 
 def live_requests() -> LiveRequests:

@@ -44,6 +44,7 @@ def test_fields_that_a_search_does_not_follow(server: RunningServer, fields: dic
         ({"best_of": 1}, "best_of"),
         ({"best_of": 3, "beam_width": 4}, "best_of"),
         ({"echo": True, "logprobs": 1}, "echo"),
+        ({"logprobs": 1, "logprob_token_ids": [5]}, "logprob_token_ids"),
         ({"echo": True, "max_tokens": 0}, "echo"),
         ({"prompt": ["x"] * 1000, "beam_width": 3}, "prompt"),
     ],

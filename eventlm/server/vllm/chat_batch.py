@@ -23,6 +23,7 @@ from eventlm.text.generation import Generation
 from eventlm.text.protocol import (
     MAX_GROUP_SEQUENCES,
     UNSUPPORTED_IN_CHAT,
+    WITHOUT_BEAM_SEARCH,
     ChatCompletionRequest,
     ChatMessage,
 )
@@ -30,6 +31,7 @@ from eventlm.text.protocol import (
 #: As in vLLM.
 UNSUPPORTED_IN_BATCHES: dict[str, tuple[Any, ...]] = {
     **UNSUPPORTED_IN_CHAT,
+    **WITHOUT_BEAM_SEARCH,
     "stream": (False,),
     "n": (1,),
     "tools": (),
