@@ -48,6 +48,8 @@ class Api(ABC, Generic[BodyT]):
 
     #: How the ids of its replies begin. No API's prefix begins with another's.
     prefix: str
+    #: The path by which lines of batches name it; empty if batches do not run it.
+    path: str = ""
     #: Whether the events of its streams are numbered. Those that can be resumed have events for each output then, so
     #: that the numbers do not depend on how outputs were joined.
     numbers_events: bool = False

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from eventlm.server.app import APIS_BY_PREFIX
+from eventlm.server.app import APIS_BY_PREFIX, ENDPOINTS
 
 
 def test_the_id_of_a_reply_tells_its_api() -> None:
     assert all(prefix == api.prefix for prefix, api in APIS_BY_PREFIX.items())
     assert not [pair for pair in permutations(APIS_BY_PREFIX, 2) if pair[0].startswith(pair[1])]
+
+
+def test_batches_name_an_api_by_the_path_of_its_endpoint() -> None:
+    paths = {api.path for api in APIS_BY_PREFIX.values() if api.path}
+    assert paths >= {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
+    assert paths <= {endpoint.path for endpoint in ENDPOINTS if endpoint.generates}

@@ -44,11 +44,11 @@ class Parameter(NamedTuple):
 class Endpoint(NamedTuple):
     """One operation: its route and its description.
 
-    body: struct of the JSON body, or alternatives. reply: type of a 200, or alternatives; None for text. media_types:
-    of the 200. chunk: struct of a stream's events, which come as `chunk_type`. generates: uses the engine, see
-    `middleware.generating`. errors: further statuses. scope: needed by the key; None: no key is needed. ignored:
-    parameters that are accepted and change nothing, with the reason. refused: parameters that are an error unless they
-    have one of these values.
+    body: struct of the body, or alternatives, which comes as `body_type`. reply: type of a 200, or alternatives; None
+    for text. media_types: of the 200. chunk: struct of a stream's events, which come as `chunk_type`. generates: uses
+    the engine, see `middleware.generating`. errors: further statuses. scope: needed by the key; None: no key is needed.
+    ignored: parameters that are accepted and change nothing, with the reason. refused: parameters that are an error
+    unless they have one of these values.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -63,6 +63,7 @@ class Endpoint(NamedTuple):
     errors: tuple[int, ...] = ()
     parameters: tuple[Parameter, ...] = ()
     can_be_empty: bool = False
+    body_type: str = JSON
     scope: Scope | None = "inference"
     ignored: Mapping[str, str] = {}
     refused: Mapping[str, tuple[Any, ...]] = {}
@@ -156,7 +157,7 @@ def _operation(endpoint: Endpoint, schemas: dict[Any, Any], errors: dict[int, st
     if paragraphs := [*filter(None, [description]), *_notes(endpoint)]:
         operation["description"] = "\n\n".join(paragraphs)
     if endpoint.body is not None:
-        content = {JSON: {"schema": _any_of(endpoint.body, schemas)}}
+        content = {endpoint.body_type: {"schema": _any_of(endpoint.body, schemas)}}
         operation["requestBody"] = {"required": True, "content": content}
     if endpoint.scope is not None:
         # A server without keys needs none, except for admin endpoints, which cannot be used then.

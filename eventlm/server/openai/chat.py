@@ -213,6 +213,7 @@ class Chat(Api[ChatCompletionRequest]):
     """Conversations."""
 
     prefix = "chatcmpl-"
+    path = "/v1/chat/completions"
 
     def decode(self, data: bytes) -> ChatCompletionRequest:
         return decode_request(data, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)

@@ -145,6 +145,7 @@ class Completions(Api[CompletionRequest]):
     """Continuations of prompts."""
 
     prefix = "cmpl-"
+    path = "/v1/completions"
 
     def decode(self, data: bytes) -> CompletionRequest:
         return decode_request(data, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)

@@ -122,6 +122,7 @@ class Embeddings(Api[EmbeddingRequest]):
     """Vectors of texts."""
 
     prefix = "embd-"
+    path = "/v1/embeddings"
 
     def decode(self, data: bytes) -> EmbeddingRequest:
         return decode_request(data, EmbeddingRequest, UNSUPPORTED_IN_EMBEDDINGS)

@@ -27,6 +27,7 @@ class Responses(Api[ResponsesRequest]):
     """Responses. One that makes requests has a turn."""
 
     prefix = "resp_"
+    path = "/v1/responses"
     numbers_events = True
 
     def __init__(self, turn: Turn | None = None) -> None:
