@@ -104,6 +104,12 @@ class ApiKeys:
         """The holder of a key; None for an unknown key."""
         return self._by_digest.get(self._digest(sha256(key.encode("utf-8", "surrogateescape")).digest()))
 
+    def holder(self, owner: str) -> Principal | None:
+        """The principal with this owner, as it is now; without any keys that is anybody."""
+        if not self:
+            return ANYBODY if owner == ANYBODY.owner else None
+        return next((principal for principal in self._by_digest.values() if principal.owner == owner), None)
+
     def has_scope(self, scope: Scope) -> bool:
         """Whether any key has this scope."""
         return any(scope in principal.scopes for principal in self._by_digest.values())

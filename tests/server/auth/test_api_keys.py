@@ -14,7 +14,7 @@ from eventlm.config import ServerConfig
 from eventlm.engine.rate_limits import RateLimits
 from eventlm.errors import UsageError
 from eventlm.server.auth import api_keys
-from eventlm.server.auth.api_keys import ApiKeys
+from eventlm.server.auth.api_keys import ANYBODY, ApiKeys
 from eventlm.system.system import real_system
 from tests.processes import wait_until
 from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
@@ -68,6 +68,18 @@ def test_a_file_of_keys(key_file: Path) -> None:
     assert keys.find("sk-alice ") is None
     assert keys.find("") is None
     assert keys.find("\udcff") is None
+
+
+def test_the_holder_of_what_an_owner_has(key_file: Path) -> None:
+    keys = keys_of(key_file)
+    alice = keys.find("sk-alice")
+    assert alice is not None
+    assert keys.holder(alice.owner) == alice
+    # What was made without a key has no holder where there are keys, nor does a key's where there are none.
+    assert keys.holder(ANYBODY.owner) is None
+    without = ApiKeys(real_system(), ServerConfig())
+    assert without.holder(alice.owner) is None
+    assert without.holder(ANYBODY.owner) == ANYBODY
 
 
 def test_owners_stand_for_name_and_key_in_every_process(key_file: Path) -> None:
