@@ -310,6 +310,24 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     write_timeout_seconds: Annotated[
         int, Meta(ge=1), "time after which a client that reads nothing is disconnected"
     ] = 60
+    batch_dir: Annotated[
+        str,
+        Meta(extra={"metavar": "DIR"}),
+        "folder for /v1/files and /v1/batches, of one server alone, which keeps prompts and outputs; empty: there are "
+        "none",
+    ] = ""
+    batch_window: Annotated[
+        Count,
+        "most sequences of batches that are under way at once; the queue has room for them beside --max-queue-len; 0: "
+        "as many as run at once on all replicas",
+    ] = 0
+    batch_storage: Annotated[_Size, "bytes of all files of one key, results of batches included"] = "10GiB"
+    batch_max_lines: Annotated[PositiveCount, "most lines of a batch"] = 50_000
+    batch_max_objects: Annotated[PositiveCount, "most files of one key, and most batches"] = 1000
+    batch_keep_days: Annotated[
+        int, Meta(ge=1, le=3650), "days until a file is removed, unless it says otherwise, and a batch that is over"
+    ] = 30
+    max_file_bytes: Annotated[int, Meta(ge=1024), "largest file that can be uploaded"] = 200 * 1024 * 1024
     tool_parser: Annotated[
         str,
         Meta(

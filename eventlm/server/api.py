@@ -15,6 +15,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from eventlm.engine.request import Request, ResumedReply, Submission
+from eventlm.errors import InputError
 from eventlm.server.auth.api_keys import Principal
 from eventlm.server.context import ServerContext
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity, StreamFormat
@@ -92,6 +93,18 @@ class Api(ABC, Generic[BodyT]):
     def runs_on(self, body: BodyT) -> bool:
         """Whether a reply goes on to its end without its client, and can be read again until some time after it."""
         return False
+
+    async def begin_line(self, context: ServerContext, body: BodyT, caller: Caller) -> Api[BodyT]:
+        """The API for one line of a batch, whose `end_line` must follow.
+
+        Raises InputError or ApiError, also for what lines may not ask for.
+        """
+        if self.wants_stream(body):
+            raise InputError("stream", "Invalid value for 'stream': no line of a batch is streamed; leave it out.")
+        return self
+
+    async def end_line(self) -> None:
+        """The line of `begin_line` is over."""
 
     async def ended(self, context: ServerContext, body: BodyT, owner: str, replies: ReplyFormat) -> None:
         """A reply of these to a body is over. Its client gets the end of it when this returns.

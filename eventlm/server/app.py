@@ -23,6 +23,9 @@ from eventlm.server.anthropic.models import (
     model_page,
 )
 from eventlm.server.api import APIS, Api
+from eventlm.server.batches.batches import BATCH_ENDPOINTS
+from eventlm.server.batches.files import FILE_ENDPOINTS, UPLOAD_TYPE
+from eventlm.server.batches.folder import BATCHES, BatchFolder
 from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.cors import answer_preflight, set_cors_headers
@@ -96,13 +99,18 @@ from eventlm.text.protocol import (
 
 
 def make_app(context: ServerContext) -> web.Application:
-    """The HTTP application. `HttpServer` serves it with `handler_cancellation`."""
+    """The HTTP application. `HttpServer` serves it with `handler_cancellation`.
+
+    Raises UsageError for a folder of batches that cannot be used.
+    """
     across_origins = bool(context.config.cors_origin)
     app = web.Application(middlewares=[observe, *([answer_preflight] if across_origins else []), authenticate])
     app[CONTEXT] = context
     app[APIS] = APIS_BY_PREFIX
     app[ERROR_FORMS] = ERROR_FORMS_BY_PATH
     app[REFUSED_PATHS] = ALL_REFUSED_PATHS
+    if context.config.batch_dir:
+        app[BATCHES] = BatchFolder(context.system, context.config)
     app.on_response_prepare.append(set_headers)
     app.on_response_prepare.append(set_messages_headers)
     if across_origins:
@@ -119,7 +127,8 @@ def make_app(context: ServerContext) -> web.Application:
 
 async def _expect(request: web.Request) -> None:
     """Let a waiting client send its body, unless the body is too large."""
-    limit = request.app[CONTEXT].config.max_body_bytes
+    config = request.app[CONTEXT].config
+    limit = config.max_file_bytes if request.content_type == UPLOAD_TYPE else config.max_body_bytes
     too_large = request.content_length is not None and request.content_length > limit
     wants_permission = request.headers.get("Expect", "").lower() == "100-continue"
     if wants_permission and request.version == HttpVersion11 and not too_large:
@@ -304,5 +313,7 @@ ENDPOINTS = (
     *CHAT_PAGE_ENDPOINTS,
     *LLAMACPP_ENDPOINTS,
     *OLLAMA_ENDPOINTS,
+    *FILE_ENDPOINTS,
+    *BATCH_ENDPOINTS,
     *ADMIN_ENDPOINTS,
 )

@@ -14,7 +14,10 @@ from aiohttp import web
 
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
+from eventlm.server.api import APIS
 from eventlm.server.app import make_app
+from eventlm.server.batches.folder import BATCHES
+from eventlm.server.batches.worker import BatchWorker
 from eventlm.server.context import ServerContext
 from eventlm.server.cors import check_origins
 from eventlm.server.http.connection import Connect, Gate
@@ -43,7 +46,7 @@ class HttpServer:
         self._servers: list[asyncio.Server] = []
         self._gate: Gate | None = None
         self._tls_listener: TlsListener | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def num_connections(self) -> int:
@@ -61,7 +64,11 @@ class HttpServer:
         except UsageError:
             await self._runner.cleanup()
             raise
-        self._watch = asyncio.create_task(self._context.keys.watch(), name="API keys")
+        self._tasks = [asyncio.create_task(self._context.keys.watch(), name="API keys")]
+        app = self._runner.app
+        if (folder := app.get(BATCHES)) is not None:
+            worker = BatchWorker(self._context, folder, app[APIS])
+            self._tasks.append(asyncio.create_task(worker.run(), name="batches"))
         return host, port
 
     async def _listen(self, gate: Gate) -> tuple[str, int]:
@@ -91,8 +98,9 @@ class HttpServer:
             server.close()
         if self._tls_listener is not None:
             await self._tls_listener.close()
-        if self._watch is not None:
-            self._watch.cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._runner.cleanup()
         await self._context.close()
 

@@ -23,6 +23,7 @@ from eventlm.engine.request_registry import RUN_ON_SECONDS
 from eventlm.sampling_params import SamplingParams
 from eventlm.server.context import ServerContext
 from eventlm.server.http_server import HttpServer
+from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from tests.http_exchange import Reply, exchange
@@ -33,7 +34,12 @@ from tests.server.engine_double import EngineDouble, spell
 class RunningServer:
     """An `HttpServer` on its own loop and thread."""
 
-    def __init__(self, config: ServerConfig, classes: dict[str, ServiceClass] | None = None) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        classes: dict[str, ServiceClass] | None = None,
+        disk: Disk = SYSTEM_DISK,
+    ) -> None:
         self.engine = EngineDouble(spell("Hello, world"), config)
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -43,7 +49,7 @@ class RunningServer:
 
         async def start() -> tuple[str, int]:
             self.context = ServerContext(
-                real_system(),
+                real_system()._replace(disk=disk),
                 self.engine,
                 FakeTokenizer(),
                 config,
@@ -60,6 +66,9 @@ class RunningServer:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_SECONDS)
 
     def stop(self) -> None:
+        """End it. A second call does nothing."""
+        if self.loop.is_closed():
+            return
         self.call(self._server.close())
         self.call(self.engine.object_store.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -122,8 +131,10 @@ def capture_logs() -> Iterator[list[EventDict]]:
 def start_server() -> Iterator[Callable[..., RunningServer]]:
     servers: list[RunningServer] = []
 
-    def start(classes: dict[str, ServiceClass] | None = None, **settings: Any) -> RunningServer:
-        servers.append(RunningServer(ServerConfig(port=0, **settings), classes))
+    def start(
+        classes: dict[str, ServiceClass] | None = None, disk: Disk = SYSTEM_DISK, **settings: Any
+    ) -> RunningServer:
+        servers.append(RunningServer(ServerConfig(port=0, **settings), classes, disk))
         return servers[-1]
 
     yield start

@@ -18,6 +18,7 @@ from eventlm.cli.config_flags import add_config_flags, add_model_argument, with_
 from eventlm.cli.engine_command import StopSignals
 from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.config import Config, ServerConfig
+from eventlm.config.core import MAX_NUMBER
 from eventlm.config.load import API_KEY_VARIABLE
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.config.structs import AUTO
@@ -49,8 +50,8 @@ def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
         "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
-        "/v1/embeddings, /tokenize, /detokenize, /v1/models, /health, /metrics, /version; /openapi.json\n"
-        "describes them.\n"
+        "/v1/embeddings, /tokenize, /detokenize, /v1/models, /health, /metrics, /version, and with --batch-dir\n"
+        "/v1/files and /v1/batches; /openapi.json describes them.\n"
         "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
         "key of the scope admin.\n"
         "Without MODEL it is the default model, fetched at its first use.\n\n"
@@ -67,6 +68,7 @@ examples:
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
   eventlm serve --service-class gold:priority=-10,deadline_ms=500
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes
+  eventlm serve --batch-dir batches   files of requests, at the lowest priority
   eventlm serve --resume-seconds 60   streams go on where a connection broke
   eventlm serve --host 0.0.0.0 --api-keys-file keys.toml \\
       --tls-cert cert.pem --tls-key key.pem
@@ -132,6 +134,7 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
         from eventlm.cli.serve.front_end import make_context
         from eventlm.engine.object_store.database import check_file
         from eventlm.server.auth.api_keys import ApiKeys
+        from eventlm.server.batches.folder import BatchFolder
         from eventlm.server.http_server import check_config, run_server
         from eventlm.server.scheduling import check_key_classes
 
@@ -141,7 +144,9 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     await check_config(config.server)
     keys = ApiKeys(system, config.server)
     check_file(config.server)
-    config, no_record = _choose_record(config)
+    if config.server.batch_dir:
+        BatchFolder(system, config.server)
+    config, no_record = _choose_record(with_room_for_batches(config))
     engine, tokenizer, defaults, vocab_size, facts, warnings = compose(config)
     for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
         log.warning(warning)
@@ -169,6 +174,21 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
         finally:
             await engine.stop()
     log.info("stopped")
+
+
+def with_room_for_batches(config: Config) -> Config:
+    """Batches get their window and as much room in the queue, so that nobody else is refused because of them."""
+    from msgspec import structs
+
+    scheduler = config.scheduler
+    if not config.server.batch_dir:
+        return config
+    window = config.server.batch_window or scheduler.replicas * scheduler.max_num_seqs
+    return structs.replace(
+        config,
+        server=structs.replace(config.server, batch_window=window),
+        scheduler=structs.replace(scheduler, max_queue_len=min(scheduler.max_queue_len + window, MAX_NUMBER)),
+    )
 
 
 def _choose_record(config: Config) -> tuple[Config, list[str]]:

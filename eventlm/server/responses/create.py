@@ -62,6 +62,18 @@ class Responses(Api[ResponsesRequest]):
     def runs_on(self, body: ResponsesRequest) -> bool:
         return bool(body.background)
 
+    async def begin_line(self, context: ServerContext, body: ResponsesRequest, caller: Caller) -> Responses:
+        """Thousands of lines would take the place of responses that somebody reads: only those that ask are kept."""
+        await super().begin_line(context, body, caller)
+        if body.background:
+            raise InputError("background", "Invalid value for 'background': a line of a batch has no need for it.")
+        body.store = bool(body.store)
+        return Responses(await Turn.begin(context, body, caller))
+
+    async def end_line(self) -> None:
+        assert self._turn is not None
+        await self._turn.end()
+
     async def ended(self, context: ServerContext, body: ResponsesRequest, owner: str, replies: ReplyFormat) -> None:
         assert self._turn is not None
         assert isinstance(replies, ResponseReplies)

@@ -1,0 +1,173 @@
+"""The folder: who has what, what is private, and what is removed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from eventlm.config import ServerConfig
+from eventlm.errors import InputError, UsageError
+from eventlm.server.batches.folder import BatchFolder, BatchRecord, FileRecord, OwnerFolder, page
+from eventlm.server.batches.objects import BatchObject, BatchStatus, FileObject
+from eventlm.server.errors import ApiError
+from eventlm.system.system import real_system
+
+NOW = int(time.time())
+
+
+@pytest.fixture
+def owned(tmp_path: Path) -> OwnerFolder:
+    owned = BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path / "dir"))).of("ab12")
+    owned.make()
+    return owned
+
+
+def add_file(owned: OwnerFolder, *, expires_at: int | None = None) -> str:
+    file_id = owned.new_file_id()
+    owned.content(file_id).write_bytes(b"12345")
+    file = FileObject(id=file_id, bytes=5, created_at=NOW, expires_at=expires_at, filename="f.jsonl", purpose="batch")
+    owned.add_file(FileRecord(created_ns=time.time_ns(), file=file))
+    return file_id
+
+
+def add_batch(owned: OwnerFolder, status: BatchStatus = "in_progress", input_file_id: str = "file-1") -> BatchRecord:
+    batch = BatchObject(
+        id=owned.new_batch_id(),
+        endpoint="/v1/completions",
+        input_file_id=input_file_id,
+        completion_window="24h",
+        status=status,
+        created_at=NOW,
+        expires_at=NOW + 86_400,
+    )
+    record = BatchRecord(
+        created_ns=time.time_ns(),
+        output_file_id=owned.new_file_id(),
+        error_file_id=owned.new_file_id(),
+        output_seconds=3600,
+        batch=batch,
+    )
+    owned.save(record)
+    return record
+
+
+def test_everything_is_private_and_readable_to_people(owned: OwnerFolder, tmp_path: Path) -> None:
+    file_id, record = add_file(owned), add_batch(owned)
+    root = tmp_path / "dir"
+    modes = {path.relative_to(root).as_posix(): path.stat().st_mode & 0o777 for path in root.rglob("*")}
+    assert modes == {
+        "ab12": 0o700,
+        "ab12/files": 0o700,
+        "ab12/batches": 0o700,
+        f"ab12/files/{file_id}.json": 0o600,
+        # The test itself has written this one.
+        f"ab12/files/{file_id}.jsonl": modes[f"ab12/files/{file_id}.jsonl"],
+        f"ab12/batches/{record.batch.id}.json": 0o600,
+    }
+    assert root.stat().st_mode & 0o777 == 0o700
+    text = (root / f"ab12/batches/{record.batch.id}.json").read_text()
+    assert '\n    "status": "in_progress",\n' in text
+
+
+def test_a_folder_that_cannot_be_made_or_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot make the folder .*; choose another folder with --batch-dir DIR"):
+        BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path / "file")))
+
+
+def test_owners_see_their_own(tmp_path: Path, owned: OwnerFolder) -> None:
+    folder = BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path / "dir")))
+    nobody = folder.of("")
+    nobody.make()
+    file_id, batch_id = add_file(owned), add_batch(owned).batch.id
+    assert folder.owners() == ["ab12", ""]
+    assert (owned.file(file_id).file.id, owned.batch(batch_id).batch.id) == (file_id, batch_id)
+    for find in (lambda: nobody.file(file_id), lambda: nobody.batch(batch_id)):
+        with pytest.raises(ApiError) as error:
+            find()
+        assert error.value.status == 404
+    assert (nobody.files(), nobody.batches()) == ([], [])
+
+
+@pytest.mark.parametrize("name", ["..", "../../etc/passwd", "file-1", "", "file-" + "A" * 32, "file-" + "a" * 33, "\0"])
+def test_ids_are_no_paths(owned: OwnerFolder, name: str) -> None:
+    for find in (owned.file, owned.batch):
+        with pytest.raises(ApiError):
+            find(name)
+
+
+def test_one_process_has_the_lock(tmp_path: Path) -> None:
+    first, second = (BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path))) for _ in range(2))
+    lock = first.lock()
+    assert lock is not None
+    assert second.lock() is None
+    lock.close()
+    other = second.lock()
+    assert other is not None
+    other.close()
+
+
+def test_what_others_ask_for_and_tell_is_in_the_object(owned: OwnerFolder) -> None:
+    record = add_batch(owned)
+    assert owned.seen(record) == record.batch
+    owned.mark_stuck(record.batch.id, 28)
+    errors = owned.seen(record).errors
+    assert errors is not None
+    assert [(each.code, "No space left on device" in each.message) for each in errors.data] == [("disk_full", True)]
+    for _ in range(2):
+        owned.ask_to_cancel(record.batch.id)
+    seen = owned.seen(record)
+    assert (seen.status, seen.cancelling_at == owned.cancelling_at(record.batch.id)) == ("cancelling", True)
+    ended = structs.replace(record, batch=structs.replace(record.batch, status="completed"))
+    assert owned.seen(ended).status == "completed"
+    owned.clear_stuck(record.batch.id)
+    assert owned.seen(record).errors is None
+    owned.clear_marks(record.batch.id)
+    assert owned.seen(record) == record.batch
+
+
+def test_what_is_expired_or_left_by_a_crash_is_removed(owned: OwnerFolder, tmp_path: Path) -> None:
+    kept, expired, in_use = add_file(owned), add_file(owned, expires_at=NOW - 1), add_file(owned, expires_at=NOW - 1)
+    running = add_batch(owned, input_file_id=in_use)
+    old, failed = add_batch(owned, "completed"), add_batch(owned, "failed")
+    for record in (running, failed):
+        owned.content(record.output_file_id).write_bytes(b"{}\n")
+    interrupted = owned.upload(owned.new_file_id())
+    interrupted.write_bytes(b"123")
+    arriving = owned.disk.create(owned.upload(owned.new_file_id()))
+    assert [record.file.id for record in owned.files()] == [kept]
+    assert owned.num_bytes == 15 + 3 + 3 + 3
+    owned.purge(old.created_ns + 1)
+    left = {path.name for path in (tmp_path / "dir" / "ab12").rglob("file-*")}
+    arriving_name = next(name for name in left if name.endswith(".upload"))
+    assert left == {
+        f"{kept}.json",
+        f"{kept}.jsonl",
+        f"{in_use}.json",
+        f"{in_use}.jsonl",
+        f"{running.output_file_id}.jsonl",
+        arriving_name,
+    }
+    assert arriving_name != interrupted.name
+    assert {record.batch.id for record in owned.batches()} == {running.batch.id, failed.batch.id}
+    assert not owned.content(expired).exists()
+    arriving.close()
+
+
+def test_a_damaged_state_is_ignored(owned: OwnerFolder, tmp_path: Path) -> None:
+    record, other = add_batch(owned), add_batch(owned)
+    (tmp_path / "dir" / "ab12" / "batches" / f"{record.batch.id}.json").write_text('{"created_ns": 1')
+    assert [each.batch.id for each in owned.batches()] == [other.batch.id]
+
+
+def test_pages() -> None:
+    records = [FileRecord(created_ns=n, file=None) for n in range(5)]  # type: ignore[arg-type]
+    ids = list("abcde")
+    assert page(records, ids, None, 2) == (records[:2], True)
+    assert page(records, ids, "b", 3) == (records[2:], False)
+    assert page(records, ids, "e", 3) == ([], False)
+    with pytest.raises(InputError, match="there is no 'x' in this list"):
+        page(records, ids, "x", 3)
