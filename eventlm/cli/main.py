@@ -21,6 +21,7 @@ COMMANDS = {
     "serve": ("serve.command", "serve a model over an OpenAI-compatible HTTP API"),
     "chat": ("chat.command", "talk to a model in the terminal"),
     "generate": ("generate", "complete prompts here and now, without a server"),
+    "batch": ("batch.command", "run a file of requests here and now, without a server"),
     "bench": ("bench.command", "measure a server under load, or the engine by itself"),
     "pull": ("pull", "fetch a model into the cache and print its folder"),
     "replay": (

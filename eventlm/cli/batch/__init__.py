@@ -1,0 +1,1 @@
+"""`eventlm batch ACTION`: batches of requests without a server."""
