@@ -100,7 +100,7 @@ async def stream_seconds(name: str, script: Script) -> tuple[float, int]:
     queue = OutputQueue()
     handles = [RequestHandle(0, 1, lambda *_: None, lambda *_: None)]
     generation = Generation(TOKENIZER, [request], handles, queue, FORMATS, now_ns=time.monotonic_ns)
-    replies = api.replies(context, body, [request], ReplyIdentity(f"{api.prefix}0", 0), ())
+    replies = api.reply_format(context, body, [request], ReplyIdentity(f"{api.prefix}0", 0), ())
     assert isinstance(replies, StreamFormat)
     events = StreamEvents(generation, replies, has_ids=False)
     num_bytes = 0

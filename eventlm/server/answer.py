@@ -55,7 +55,7 @@ async def answer_received(request: web.Request, api: Api[BodyT], received: Recei
     exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
     generation = await exchange.submit(context)
     request[GENERATION] = generation
-    ended = partial(api.ended, context, body, exchange.submission.owner, exchange.replies)
+    ended = partial(api.ended, context, body, exchange.submission.owner, exchange.reply_format)
     if exchange.stream is None:
         try:
             reply = await exchange.whole(generation)

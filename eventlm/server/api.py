@@ -63,7 +63,7 @@ class Api(ABC, Generic[BodyT]):
         """The body in a request's bytes. Raises InputError."""
 
     @abstractmethod
-    async def prompts(
+    async def make_requests(
         self, context: ServerContext, body: BodyT, caller: Caller, received_ns: int, scheduling: Mapping[str, Any]
     ) -> Prepared:
         """The requests of a body that came at `received_ns` of the engine's clock. Raises InputError or ApiError.
@@ -72,7 +72,7 @@ class Api(ABC, Generic[BodyT]):
         """
 
     @abstractmethod
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: BodyT,
@@ -132,7 +132,7 @@ class Exchange(NamedTuple):
 
     body: RequestFields
     group: Sequence[Request]
-    replies: ReplyFormat
+    reply_format: ReplyFormat
     stream: StreamFormat | None
     submission: Submission
     joins_outputs: bool
@@ -143,9 +143,9 @@ class Exchange(NamedTuple):
     ) -> Exchange:
         """data: the bytes of the body. Raises InputError or ApiError."""
         scheduling = scheduling_fields(context, caller.principal, caller.class_header, body)
-        group, echoes = await api.prompts(context, body, caller, received_ns, scheduling)
+        group, echoes = await api.make_requests(context, body, caller, received_ns, scheduling)
         identity = ReplyIdentity.draw(context.system, api.prefix)
-        replies = api.replies(context, body, group, identity, echoes)
+        replies = api.reply_format(context, body, group, identity, echoes)
         stream = replies if isinstance(replies, StreamFormat) and api.wants_stream(body) else None
         can_resume = stream is not None and context.config.resume_seconds > 0 and stream.framing.can_have_ids
         runs_on = api.runs_on(body)
@@ -164,7 +164,7 @@ class Exchange(NamedTuple):
 
     async def submit(self, context: ServerContext) -> Generation:
         """Submit the group. Raises ApiError. The generation must be released."""
-        generation = await context.submit(self.group, self.submission, prompt_param=self.replies.prompt_param)
+        generation = await context.submit(self.group, self.submission, prompt_param=self.reply_format.prompt_param)
         generation.joins_outputs = self.joins_outputs
         return generation
 
@@ -176,7 +176,7 @@ class Exchange(NamedTuple):
                 if (error := output.error) is not None:
                     raise error
                 pieces[output.choice].append(output)
-        reply = await self.replies.whole([join_outputs(outputs) for outputs in pieces], generation)
+        reply = await self.reply_format.whole([join_outputs(outputs) for outputs in pieces], generation)
         return with_timings(reply, generation.rows) if self.body.wants_timings else reply
 
 
@@ -190,6 +190,6 @@ def stream_again(
     body = api.decode(state.body)
     body.service_tier = state.service_tier
     identity = ReplyIdentity(reply.submission.reply_id, state.created)
-    replies = api.replies(context, body, reply.group, identity, state.echoes)
+    replies = api.reply_format(context, body, reply.group, identity, state.echoes)
     assert isinstance(replies, StreamFormat)
     return replies

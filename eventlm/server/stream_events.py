@@ -84,13 +84,13 @@ class StreamEvents:
             framed += self._framed(self._replies.events(output, self._generation))
             if self.error is not None:
                 break
-        return self._numbered(framed, is_whole=self.error is None)
+        return self._with_ids(framed, is_whole=self.error is None)
 
     def tail(self) -> bytes:
         """The events after all outputs."""
         if self._tail is None:
             # The event before these has the id of all outputs.
-            self._tail = self._numbered(self._framed(self._replies.end(self._generation)), is_whole=False)
+            self._tail = self._with_ids(self._framed(self._replies.end(self._generation)), is_whole=False)
         return self._tail
 
     def failure(self, error: ApiError) -> bytes:
@@ -101,7 +101,7 @@ class StreamEvents:
         frame = self.framing.frame
         return [frame(event, _encode(event)) for event in events]
 
-    def _numbered(self, framed: list[bytes], *, is_whole: bool) -> bytes:
+    def _with_ids(self, framed: list[bytes], *, is_whole: bool) -> bytes:
         """Events with their ids, after the openings if they are the first. Without `is_whole` they do not cover all
         outputs.
         """

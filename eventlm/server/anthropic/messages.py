@@ -43,7 +43,7 @@ class Messages(Api[MessagesRequest]):
             body.service_tier = "default"
         return body
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: MessagesRequest,
@@ -60,7 +60,7 @@ class Messages(Api[MessagesRequest]):
         sampling = structs.replace(request.sampling, max_tokens=most_tokens)
         return Prepared([structs.replace(request, sampling=sampling)])
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: MessagesRequest,

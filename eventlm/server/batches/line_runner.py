@@ -91,7 +91,7 @@ class _Running:
         """The reply, once it is whole. Raises what ended it."""
         exchange = self._exchange
         reply = await exchange.whole(self._generation)
-        await self._api.ended(self._context, exchange.body, exchange.submission.owner, exchange.replies)
+        await self._api.ended(self._context, exchange.body, exchange.submission.owner, exchange.reply_format)
         return reply
 
     async def end(self) -> None:

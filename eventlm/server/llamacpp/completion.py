@@ -263,7 +263,7 @@ class LlamaCompletions(Api[LlamaCompletionRequest]):
     def decode(self, data: bytes) -> LlamaCompletionRequest:
         return decode_request(data, LlamaCompletionRequest, UNSUPPORTED)
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: LlamaCompletionRequest,
@@ -276,7 +276,7 @@ class LlamaCompletions(Api[LlamaCompletionRequest]):
         # Replies have the prompts as the model sees them.
         return Prepared(group, [Echo(await decode(request.prompt_token_ids), [], []) for request in group])
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: LlamaCompletionRequest,

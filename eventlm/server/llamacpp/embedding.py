@@ -80,7 +80,7 @@ class LlamaEmbeddings(Api[LlamaEmbeddingRequest]):
             raise InputError("input", "'input' and 'content' exclude each other.")
         return body
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: LlamaEmbeddingRequest,
@@ -92,9 +92,9 @@ class LlamaEmbeddings(Api[LlamaEmbeddingRequest]):
         translated = _translated(context, body)
         translated.input = [*await encode_prompts(context, getattr(body, param), param)]
         with native_fields({"input": param}):
-            return await EMBEDDINGS.prompts(context, translated, caller, received_ns, scheduling)
+            return await EMBEDDINGS.make_requests(context, translated, caller, received_ns, scheduling)
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: LlamaEmbeddingRequest,

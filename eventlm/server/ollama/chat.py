@@ -97,7 +97,7 @@ class OllamaChat(Api[OllamaChatRequest]):
             done_reason="load",
         )
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: OllamaChatRequest,
@@ -110,7 +110,7 @@ class OllamaChat(Api[OllamaChatRequest]):
         tools = [{"type": "function", **tool} for tool in tools] if tools else None
         return Prepared([await chat_request(context, body, messages, tools, received_ns, scheduling)])
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: OllamaChatRequest,

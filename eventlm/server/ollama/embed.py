@@ -122,7 +122,7 @@ class OllamaEmbed(Api[OllamaEmbedRequest]):
         served_name(context, body.model)
         return None if body.texts else OllamaEmbedReply(model=body.model, embeddings=[])
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: OllamaEmbedRequest,
@@ -133,9 +133,9 @@ class OllamaEmbed(Api[OllamaEmbedRequest]):
         translated = _translated(context, body)
         if body.truncate is not False:
             translated.input = [await _fitting(context, text) for text in body.texts]
-        return await EMBEDDINGS.prompts(context, translated, caller, received_ns, scheduling)
+        return await EMBEDDINGS.make_requests(context, translated, caller, received_ns, scheduling)
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: OllamaEmbedRequest,
@@ -159,7 +159,7 @@ class OllamaEmbeddings(Api[OllamaEmbeddingsRequest]):
         served_name(context, body.model)
         return None if body.prompt else OllamaEmbeddingsReply(embedding=[])
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: OllamaEmbeddingsRequest,
@@ -168,9 +168,9 @@ class OllamaEmbeddings(Api[OllamaEmbeddingsRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         with native_fields({"input": "prompt"}):
-            return await EMBEDDINGS.prompts(context, self._translated(context, body), caller, received_ns, scheduling)
+            return await EMBEDDINGS.make_requests(context, self._translated(context, body), caller, received_ns, scheduling)
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: OllamaEmbeddingsRequest,

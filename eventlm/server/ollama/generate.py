@@ -85,7 +85,7 @@ class OllamaGenerate(Api[OllamaGenerateRequest]):
             done_reason="load",
         )
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: OllamaGenerateRequest,
@@ -101,7 +101,7 @@ class OllamaGenerate(Api[OllamaGenerateRequest]):
         with native_fields({"messages": "prompt"}):
             return Prepared([await chat_request(context, body, messages, None, received_ns, scheduling)])
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: OllamaGenerateRequest,

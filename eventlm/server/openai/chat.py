@@ -218,7 +218,7 @@ class Chat(Api[ChatCompletionRequest]):
     def decode(self, data: bytes) -> ChatCompletionRequest:
         return decode_request(data, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: ChatCompletionRequest,
@@ -228,7 +228,7 @@ class Chat(Api[ChatCompletionRequest]):
     ) -> Prepared:
         return Prepared([await context.requests.chat(body, received_ns, **scheduling)])
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: ChatCompletionRequest,

@@ -150,7 +150,7 @@ class Completions(Api[CompletionRequest]):
     def decode(self, data: bytes) -> CompletionRequest:
         return decode_request(data, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: CompletionRequest,
@@ -160,7 +160,7 @@ class Completions(Api[CompletionRequest]):
     ) -> Prepared:
         return Prepared(*await context.requests.completions(body, received_ns, **scheduling))
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: CompletionRequest,

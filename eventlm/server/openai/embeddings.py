@@ -127,7 +127,7 @@ class Embeddings(Api[EmbeddingRequest]):
     def decode(self, data: bytes) -> EmbeddingRequest:
         return decode_request(data, EmbeddingRequest, UNSUPPORTED_IN_EMBEDDINGS)
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: EmbeddingRequest,
@@ -138,7 +138,7 @@ class Embeddings(Api[EmbeddingRequest]):
         _check(context, body)
         return Prepared(await _group(context, body, received_ns, scheduling))
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: EmbeddingRequest,

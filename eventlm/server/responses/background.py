@@ -45,8 +45,8 @@ async def run_in_background(
         await turn.end()
         raise
     request[GENERATION] = generation
-    assert isinstance(exchange.replies, ResponseReplies)
-    queued = exchange.replies.response
+    assert isinstance(exchange.reply_format, ResponseReplies)
+    queued = exchange.reply_format.response
     try:
         await turn.begin_to_keep(queued)
     except BaseException:
@@ -124,7 +124,7 @@ class _EventsAfter(StreamFormat):
 
 async def _run(context: ServerContext, exchange: Exchange, turn: Turn, generation: Generation) -> None:
     """Read a response to its end and keep it as it ended."""
-    replies = exchange.replies
+    replies = exchange.reply_format
     assert isinstance(replies, ResponseReplies)
     try:
         events = StreamEvents(generation, replies, has_ids=False)

@@ -36,7 +36,7 @@ class Responses(Api[ResponsesRequest]):
     def decode(self, data: bytes) -> ResponsesRequest:
         return decode_body(data, ResponsesRequest)
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: ResponsesRequest,
@@ -49,7 +49,7 @@ class Responses(Api[ResponsesRequest]):
         self._turn.check()
         return Prepared([await make_request(context, body, conversation, body.model, received_ns, scheduling)])
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: ResponsesRequest,

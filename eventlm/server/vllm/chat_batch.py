@@ -90,7 +90,7 @@ class ChatBatch(Api[ChatBatchRequest]):
     def decode(self, data: bytes) -> ChatBatchRequest:
         return decode_request(data, ChatBatchRequest, UNSUPPORTED_IN_BATCHES)
 
-    async def prompts(
+    async def make_requests(
         self,
         context: ServerContext,
         body: ChatBatchRequest,
@@ -107,7 +107,7 @@ class ChatBatch(Api[ChatBatchRequest]):
             ]
         )
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: ChatBatchRequest,

@@ -81,7 +81,7 @@ class Pooled(Embeddings):
     def decode(self, data: bytes) -> PoolingRequest:
         return decode_request(data, PoolingRequest, UNSUPPORTED_IN_POOLING)
 
-    def replies(
+    def reply_format(
         self,
         context: ServerContext,
         body: EmbeddingRequest,
