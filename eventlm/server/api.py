@@ -142,6 +142,7 @@ class Exchange(NamedTuple):
         cls, context: ServerContext, api: Api[BodyT], body: BodyT, data: bytes, caller: Caller, received_ns: int
     ) -> Exchange:
         """data: the bytes of the body. Raises InputError or ApiError."""
+        body.model = body.model or context.engine.model_names[0]
         scheduling = scheduling_fields(context, caller.principal, caller.class_header, body)
         group, echoes = await api.make_requests(context, body, caller, received_ns, scheduling)
         identity = ReplyIdentity.draw(context.system, api.prefix)
@@ -188,6 +189,7 @@ def stream_again(
     generation.joins_outputs = not api.numbers_events
     state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
     body = api.decode(state.body)
+    body.model = body.model or reply.group[0].scheduling.model
     body.service_tier = state.service_tier
     identity = ReplyIdentity(reply.submission.reply_id, state.created)
     replies = api.reply_format(context, body, reply.group, identity, state.echoes)

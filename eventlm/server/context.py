@@ -14,7 +14,7 @@ from aiohttp import web
 from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, UnknownModelError
 from eventlm.metrics.components import HttpRequests
 from eventlm.models.facts import ModelFacts
 from eventlm.sampling_params import SamplingParams
@@ -138,6 +138,11 @@ class ServerContext:
                 raise unavailable("The server is draining and takes no new requests; try another one or try again.")
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
+
+    def check_model(self, name: str) -> None:
+        """Raise UnknownModelError for a model that is not served. An empty name stands for the one that is."""
+        if name and name not in self.engine.model_names:
+            raise UnknownModelError(name)
 
     @contextlib.asynccontextmanager
     async def time_for_a_body(self) -> AsyncIterator[None]:

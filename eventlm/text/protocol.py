@@ -103,11 +103,12 @@ class EventlmOptions(Struct, forbid_unknown_fields=True):
 
 
 class RequestFields(Struct, kw_only=True):
-    """The fields that the bodies of all generating endpoints have: the request's id, and how it is scheduled.
+    """The fields that the bodies of all generating endpoints have: the model, an id, and how the request is scheduled.
 
-    `eventlm.server.scheduling` has the defaults.
+    model: empty for the one that is served. `eventlm.server.scheduling` has the other defaults.
     """
 
+    model: str = ""
     request_id: RequestId | None = None
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     deadline_ms: Milliseconds | None = None
@@ -151,7 +152,6 @@ class GenerationRequest(_SamplingFields, kw_only=True):
     Python, or a description.
     """
 
-    model: str
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     logit_bias: Annotated[dict[TokenIdKey, LogitBias], Meta(max_length=MAX_LOGIT_BIASES)] | None = None
     allowed_token_ids: (

@@ -59,9 +59,22 @@ def test_misspelt_fields_of_objects_that_take_no_others(
 def test_missing_fields(server: RunningServer) -> None:
     reply = server.post("/v1/chat/completions", {"model": "test"})
     assert_error(reply, 400, INVALID, "messages", "missing_required_parameter")
-    reply = server.post("/v1/completions", {"prompt": "x"})
-    assert_error(reply, 400, INVALID, "model", "missing_required_parameter")
+    reply = server.post("/v1/embeddings", {"model": "test"})
+    assert_error(reply, 400, INVALID, "input", "missing_required_parameter")
     assert_error(server.post("/v1/completions", []), 400, INVALID, None, "invalid_type")
+
+
+def test_without_a_model_the_one_that_is_served_is_meant(server: RunningServer) -> None:
+    for path, body in {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+        "/v1/completions": {"prompt": "hi"},
+        "/v1/embeddings": {"input": "hi"},
+        "/v1/responses": {"input": "hi"},
+    }.items():
+        reply = server.post(path, body)
+        assert (reply.status, reply.json()["model"]) == (200, "test"), reply.data
+        assert_error(server.post(path, {**body, "model": "no"}), 404, INVALID, "model", "model_not_found")
+    assert {request.scheduling.model for request in server.engine.requests} == {"test"}
 
 
 def test_neutral_values_and_unknown_fields_are_fine(server: RunningServer) -> None:

@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import structs
 
 from eventlm.engine.request import Request
-from eventlm.errors import InputError, UnknownModelError
+from eventlm.errors import InputError
 from eventlm.server.answer import answer
 from eventlm.server.anthropic.errors import MESSAGES_PATH
 from eventlm.server.anthropic.message_replies import MessageReplies
@@ -84,8 +84,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_request(await read_body(request), CountTokensRequest, UNSUPPORTED_IN_MESSAGES)
-    if body.model not in context.engine.model_names:
-        raise UnknownModelError(body.model)
+    context.check_model(body.model)
     chat = chat_request(body, context.tokenizer.chat_template, context.formats)
     try:
         token_ids = await context.requests.encode_messages(chat, requested_tools(chat, context.formats))

@@ -10,7 +10,6 @@ from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.engine.request import Request
-from eventlm.errors import UnknownModelError
 from eventlm.metrics.rows import RequestRow
 from eventlm.server.answer import answer
 from eventlm.server.api import Api, Caller, Prepared
@@ -103,7 +102,7 @@ class LlamaReplies(StreamFormat):
     ) -> None:
         super().__init__(context.tokenizer, identity, echoes)
         self._body = body
-        self._model = _model(context, body)
+        self._model = body.model
         self._max_model_len = context.engine.max_model_len
         #: For each choice: its request and the text of its prompt.
         self._sources = [
@@ -248,13 +247,6 @@ def _ratio(number: float, by: float) -> float:
     return number / by if by else 0.0
 
 
-def _model(context: ServerContext, body: LlamaCompletionRequest) -> str:
-    """The model's name, which bodies may leave out. Raises UnknownModelError."""
-    if body.model is not None and body.model not in context.engine.model_names:
-        raise UnknownModelError(body.model)
-    return body.model or context.engine.model_names[0]
-
-
 class LlamaCompletions(Api[LlamaCompletionRequest]):
     """Continuations of prompts in llama.cpp's shapes."""
 
@@ -271,7 +263,7 @@ class LlamaCompletions(Api[LlamaCompletionRequest]):
         received_ns: int,
         scheduling: Mapping[str, Any],
     ) -> Prepared:
-        group = await completion_requests(context, body, _model(context, body), received_ns, scheduling)
+        group = await completion_requests(context, body, received_ns, scheduling)
         decode = context.requests.encoder.decode
         # Replies have the prompts as the model sees them.
         return Prepared(group, [Echo(await decode(request.prompt_token_ids), [], []) for request in group])

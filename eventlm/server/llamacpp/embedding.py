@@ -36,7 +36,6 @@ class LlamaEmbeddingRequest(RequestFields, kw_only=True):
     embd_normalize: 2 for vectors of length 1, which is the default, -1 for vectors as the model made them.
     """
 
-    model: str | None = None
     content: _Content = None
     input: _Content = None
     embd_normalize: Literal[-1, 2] | None = None
@@ -60,7 +59,7 @@ class LlamaEmbeddingReplies(ReplyFormat):
     def __init__(self, context: ServerContext, body: LlamaEmbeddingRequest, identity: ReplyIdentity) -> None:
         super().__init__(context.tokenizer, identity)
         self.prompt_param = _param(body)
-        self._replies = EmbeddingReplies(_translated(context, body), context.tokenizer, identity)
+        self._replies = EmbeddingReplies(_translated(body), context.tokenizer, identity)
 
     async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> list[LlamaEmbedding]:
         found: list[Any] = [each.embedding for each in (await self._replies.whole(choices, generation)).data]
@@ -89,7 +88,7 @@ class LlamaEmbeddings(Api[LlamaEmbeddingRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         param = _param(body)
-        translated = _translated(context, body)
+        translated = _translated(body)
         translated.input = [*await encode_prompts(context, getattr(body, param), param)]
         with native_fields({"input": param}):
             return await EMBEDDINGS.make_requests(context, translated, caller, received_ns, scheduling)
@@ -109,9 +108,8 @@ def _param(body: LlamaEmbeddingRequest) -> str:
     return "input" if body.content is None else "content"
 
 
-def _translated(context: ServerContext, body: LlamaEmbeddingRequest) -> EmbeddingRequest:
-    model = body.model or context.engine.model_names[0]
-    return EmbeddingRequest(model=model, input=[], normalize=body.embd_normalize != -1)
+def _translated(body: LlamaEmbeddingRequest) -> EmbeddingRequest:
+    return EmbeddingRequest(model=body.model, input=[], normalize=body.embd_normalize != -1)
 
 
 LLAMA_EMBEDDINGS = LlamaEmbeddings()

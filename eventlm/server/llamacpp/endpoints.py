@@ -24,7 +24,7 @@ from eventlm.server.llamacpp.props import (
     lora_adapters,
 )
 from eventlm.server.llamacpp.request import IGNORED_BY_LLAMACPP, UNSUPPORTED, LlamaCompletionRequest
-from eventlm.server.llamacpp.tokenization import AppliedTemplate, ApplyTemplateRequest, apply_template
+from eventlm.server.llamacpp.tokenization import AppliedTemplate, apply_template
 from eventlm.server.openai.chat import chat_completions
 from eventlm.server.openai.replies import ChatCompletion, ChatCompletionChunk
 from eventlm.server.refusals import RefusedPath
@@ -82,7 +82,7 @@ LLAMACPP_ENDPOINTS = (
         "POST",
         "/apply-template",
         apply_template,
-        ApplyTemplateRequest,
+        ChatCompletionRequest,
         AppliedTemplate,
         errors=(503,),
         refused=UNSUPPORTED_IN_CHAT,

@@ -145,7 +145,6 @@ class LlamaCompletionRequest(LlamaSampling, kw_only=True):
     whole prompt.
     """
 
-    model: str | None = None
     prompt: str | PromptObject | list[_Part | list[_Part] | PromptObject]
     n_cmpl: Annotated[int, Meta(ge=1, le=MAX_N)] | None = None
     stream: bool | None = None
@@ -167,7 +166,7 @@ class _Biases(NamedTuple):
 
 
 async def completion_requests(
-    context: ServerContext, body: LlamaCompletionRequest, model: str, received_ns: int, scheduling: Mapping[str, Any]
+    context: ServerContext, body: LlamaCompletionRequest, received_ns: int, scheduling: Mapping[str, Any]
 ) -> list[Request]:
     """A request for each prompt. Raises InputError."""
     prompts = await encode_prompts(context, body.prompt)
@@ -175,7 +174,7 @@ async def completion_requests(
     most = body.most_tokens
     with native_fields(_NATIVE_NAMES):
         completion = CompletionRequest(
-            model=model,
+            model=body.model,
             prompt=[*prompts],
             n=body.n_cmpl,
             logit_bias=biases.by_token or None,

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct
 
-from eventlm.errors import InputError, UnknownModelError
+from eventlm.errors import InputError
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.text.decoding import convert_request, decode_request
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
@@ -21,7 +21,7 @@ class TokenizeContentRequest(Struct, kw_only=True):
     the text stand for these tokens; false is refused for texts that have any.
     """
 
-    model: str | None = None
+    model: str = ""
     content: str
     add_special: bool | None = None
     parse_special: bool | None = None
@@ -41,12 +41,6 @@ class TokenizedContent(Struct, frozen=True):
     tokens: list[int | TokenPiece]
 
 
-class ApplyTemplateRequest(ChatCompletionRequest, kw_only=True):
-    """Body of `POST /apply-template`: that of `/v1/chat/completions`, of which the model may be left out."""
-
-    model: str | None = None  # type: ignore[assignment]
-
-
 class AppliedTemplate(Struct, frozen=True):
     """Reply of `/apply-template`."""
 
@@ -56,7 +50,7 @@ class AppliedTemplate(Struct, frozen=True):
 async def tokenize_content(context: ServerContext, raw: dict[str, Any]) -> TokenizedContent:
     """The tokens of a body's text. Raises InputError."""
     body = convert_request(raw, TokenizeContentRequest, {})
-    check_model(context, body.model)
+    context.check_model(body.model)
     tokenizer = context.tokenizer
     if body.parse_special is False:
         for data in tokenizer.special_bytes.values():
@@ -77,16 +71,10 @@ async def apply_template(request: web.Request) -> web.Response:
     """The prompt that a conversation becomes."""
     context = request.app[CONTEXT]
     context.check_available()
-    body = decode_request(await read_body(request), ApplyTemplateRequest, UNSUPPORTED_IN_CHAT)
-    check_model(context, body.model)
+    body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+    context.check_model(body.model)
     prompt = await context.requests.render_messages(body, requested_tools(body, context.formats))
     return json_response(AppliedTemplate(prompt))
-
-
-def check_model(context: ServerContext, model: str | None) -> None:
-    """Raise UnknownModelError for another model than those served."""
-    if model is not None and model not in context.engine.model_names:
-        raise UnknownModelError(model)
 
 
 def _piece(data: bytes) -> str | list[int]:

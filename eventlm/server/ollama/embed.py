@@ -168,7 +168,9 @@ class OllamaEmbeddings(Api[OllamaEmbeddingsRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         with native_fields({"input": "prompt"}):
-            return await EMBEDDINGS.make_requests(context, self._translated(context, body), caller, received_ns, scheduling)
+            return await EMBEDDINGS.make_requests(
+                context, self._translated(context, body), caller, received_ns, scheduling
+            )
 
     def reply_format(
         self,

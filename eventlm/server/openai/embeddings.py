@@ -13,7 +13,7 @@ from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from eventlm.engine.request import Request
-from eventlm.errors import InputError, UnknownModelError
+from eventlm.errors import InputError
 from eventlm.sampling_params import Pooling, SamplingParams
 from eventlm.server.answer import answer
 from eventlm.server.api import Api, Caller, Prepared
@@ -47,7 +47,6 @@ class EmbeddingRequest(RequestFields, kw_only=True):
     in place of the server's option.
     """
 
-    model: str
     input: Prompts
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1)] | None = None
@@ -158,8 +157,7 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 
 def _check(context: ServerContext, body: EmbeddingRequest) -> None:
-    if body.model not in context.engine.model_names:
-        raise UnknownModelError(body.model)
+    context.check_model(body.model)
     if body.dimensions is not None and body.dimensions > context.facts.embedding_size:
         raise InputError(
             "dimensions",

@@ -8,7 +8,7 @@ from typing import Any
 from aiohttp import web
 
 from eventlm.engine.request import Request
-from eventlm.errors import InputError, UnknownModelError
+from eventlm.errors import InputError
 from eventlm.server.answer import answer_received, caller, receive
 from eventlm.server.api import Api, Caller, Prepared
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
@@ -104,9 +104,8 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_body(await read_body(request), InputTokensRequest)
+    context.check_model(body.model)
     model = body.model or context.engine.model_names[0]
-    if model not in context.engine.model_names:
-        raise UnknownModelError(model)
     earlier = await earlier_items(context, body, caller(request))
     conversation = await read_conversation(context, body, caller(request), earlier)
     return json_response(InputTokens(input_tokens=await count_tokens(context, body, conversation, model)))

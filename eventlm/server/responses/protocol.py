@@ -169,8 +169,6 @@ class ResponsesRequest(InputFields, kw_only=True):
 class InputTokensRequest(InputFields, kw_only=True):
     """Body of `POST /v1/responses/input_tokens`."""
 
-    model: str | None = None  # type: ignore[assignment]
-
 
 BodyT = TypeVar("BodyT", bound=InputFields)
 

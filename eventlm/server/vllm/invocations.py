@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from eventlm.errors import InputError
 from eventlm.server.answer import answer
 from eventlm.server.api import Api
-from eventlm.server.context import BODY, CONTEXT, read_body
+from eventlm.server.context import read_body
 from eventlm.server.openai.chat import CHAT
 from eventlm.server.openai.completions import COMPLETIONS
 from eventlm.server.openai.embeddings import EMBEDDINGS
@@ -21,15 +20,9 @@ _APIS: dict[str, Api[Any]] = {"messages": CHAT, "prompt": COMPLETIONS, "input": 
 
 
 async def invocations(request: web.Request) -> web.StreamResponse:
-    """A chat if the body has `messages`, a completion if it has `prompt`, and embeddings if it has `input`.
-
-    Without a `model` the one that is served is meant.
-    """
+    """A chat if the body has `messages`, a completion if it has `prompt`, and embeddings if it has `input`."""
     raw = decode_object(await read_body(request))
     api = next((api for field, api in _APIS.items() if raw.get(field) is not None), None)
     if api is None:
         raise InputError(None, "The body needs 'messages' (a chat), 'prompt' (a completion) or 'input' (embeddings).")
-    if raw.get("model") is None:
-        raw["model"] = request.app[CONTEXT].engine.model_names[0]
-        request[BODY] = msgspec.json.encode(raw)
     return await answer(request, api)

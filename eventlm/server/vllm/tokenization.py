@@ -8,9 +8,9 @@ from __future__ import annotations
 from aiohttp import web
 from msgspec import Struct
 
-from eventlm.errors import InputError, UnknownModelError
+from eventlm.errors import InputError
 from eventlm.sampling_params import TokenId
-from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.llamacpp.tokenization import tokenize_content
 from eventlm.text.decoding import convert_request, decode_object, decode_request
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
@@ -21,7 +21,7 @@ from eventlm.text.tools.definitions import requested_tools
 class TokenizeRequest(Struct, kw_only=True):
     """Body of `POST /tokenize` for a text, as /v1/completions takes it."""
 
-    model: str | None = None
+    model: str = ""
     prompt: str
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
@@ -30,7 +30,6 @@ class TokenizeRequest(Struct, kw_only=True):
 class TokenizeChatRequest(ChatCompletionRequest, kw_only=True):
     """Body of `POST /tokenize` for a conversation: what /v1/chat/completions takes gives the same tokens."""
 
-    model: str | None = None  # type: ignore[assignment]
     return_token_strs: bool | None = None
 
 
@@ -46,7 +45,7 @@ class Tokenization(Struct, frozen=True, kw_only=True):
 class DetokenizeRequest(Struct, kw_only=True):
     """Body of `POST /detokenize`."""
 
-    model: str | None = None
+    model: str = ""
     tokens: list[TokenId]
 
 
@@ -68,13 +67,13 @@ async def tokenize(request: web.Request) -> web.Response:
     body: TokenizeRequest | TokenizeChatRequest
     if raw.get("messages") is None:
         body = convert_request(raw, TokenizeRequest, {})
-        _check_model(context, body.model)
+        context.check_model(body.model)
         token_ids = await encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     elif raw.get("prompt") is not None:
         raise InputError("prompt", "'prompt' and 'messages' exclude each other.")
     else:
         body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
-        _check_model(context, body.model)
+        context.check_model(body.model)
         token_ids = await context.requests.encode_messages(body, requested_tools(body, context.formats))
     return json_response(
         Tokenization(
@@ -91,12 +90,7 @@ async def detokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_request(await read_body(request), DetokenizeRequest, {})
-    _check_model(context, body.model)
+    context.check_model(body.model)
     check_token_ids(body.tokens, context.vocab_size, "tokens")
     text = await context.requests.encoder.decode(body.tokens)
     return json_response(Detokenization(text, text))
-
-
-def _check_model(context: ServerContext, model: str | None) -> None:
-    if model is not None and model not in context.engine.model_names:
-        raise UnknownModelError(model)
