@@ -335,8 +335,8 @@ def _endpoint(endpoint: Endpoint) -> Iterator[str]:
     yield " ".join((inspect.getdoc(endpoint.handler) or "").split())
     rest = endpoint.ignored.keys() | endpoint.refused.keys()
     parameters = {
-        "header": [f"`{each.name}`" for each in endpoint.parameters if each.location == "header"],
-        "query": [f"`{each.name}`" for each in endpoint.parameters if each.location == "query"],
+        "header": [f"`{each.name}`" for each in endpoint.all_parameters if each.location == "header"],
+        "query": [f"`{each.name}`" for each in endpoint.all_parameters if each.location == "query"],
         "honoured": [f"`{name}`" for name in _names(endpoint.body) if name not in rest],
         "ignored": [f"`{name}` ({reason})" for name, reason in endpoint.ignored.items()],
         "refused": [f"`{name}`{unless(neutral)}" for name, neutral in endpoint.refused.items()],

@@ -2,100 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.http import HttpVersion11
 
-from eventlm._version import __version__
-from eventlm.errors import UnknownModelError
 from eventlm.server.anthropic.errors import MESSAGES_ERRORS, MESSAGES_PATH, set_messages_headers
 from eventlm.server.anthropic.messages import MESSAGES, MESSAGES_ENDPOINTS
-from eventlm.server.anthropic.models import (
-    VERSION,
-    ModelInfo,
-    ModelPage,
-    is_from_anthropic_client,
-    model_info,
-    model_page,
-)
 from eventlm.server.api import APIS, Api
 from eventlm.server.batches.batches import BATCH_ENDPOINTS
 from eventlm.server.batches.files import FILE_ENDPOINTS, UPLOAD_TYPE
 from eventlm.server.batches.folder import BATCHES, BatchFolder
 from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
-from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.cors import answer_preflight, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
+from eventlm.server.endpoints.health import HEALTH_ENDPOINTS
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
-from eventlm.server.endpoints.openapi import JSON, Endpoint, Parameter, openapi_document
-from eventlm.server.endpoints.request_info import ExplainReply, RequestInfo, explain_request, request_info
-from eventlm.server.endpoints.resumption import FROM, LAST_EVENT_ID, EventId, cancel_stream, resume_stream
+from eventlm.server.endpoints.openapi import JSON, Endpoint, openapi_document
+from eventlm.server.endpoints.request_info import REQUEST_ENDPOINTS
+from eventlm.server.endpoints.resumption import RESUMPTION_ENDPOINTS
 from eventlm.server.errors import ERROR_FORMS, ErrorForm
 from eventlm.server.llamacpp.endpoints import LLAMACPP_APIS, LLAMACPP_ENDPOINTS, LLAMACPP_REFUSED
-from eventlm.server.llamacpp.tokenization import TokenizeContentRequest, TokenizedContent
-from eventlm.server.middleware import (
-    HEALTH_PATH,
-    METRICS_PATH,
-    PING_PATH,
-    SCOPES,
-    Handler,
-    authenticate,
-    generating,
-    observe,
-    set_headers,
-)
-from eventlm.server.model_card import model_card
+from eventlm.server.middleware import METRICS_PATH, SCOPES, authenticate, generating, observe, set_headers
 from eventlm.server.ollama.endpoints import OLLAMA_APIS, OLLAMA_ENDPOINTS, OLLAMA_PREFIX, OLLAMA_REFUSED
 from eventlm.server.ollama.lines import OLLAMA_ERRORS
-from eventlm.server.openai.chat import CHAT, chat_completions
-from eventlm.server.openai.completions import COMPLETIONS, completions
-from eventlm.server.openai.embeddings import (
-    EMBEDDINGS,
-    UNSUPPORTED_IN_EMBEDDINGS,
-    EmbeddingList,
-    EmbeddingRequest,
-    embeddings,
-)
-from eventlm.server.openai.replies import (
-    CancelledReply,
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    Health,
-    Model,
-    ModelList,
-    ModelMeta,
-    Version,
-)
+from eventlm.server.openai.chat import CHAT
+from eventlm.server.openai.completions import COMPLETIONS
+from eventlm.server.openai.embeddings import EMBEDDINGS
+from eventlm.server.openai.endpoints import OPENAI_ENDPOINTS
 from eventlm.server.refusals import REFUSED_PATHS, RefusedPath
-from eventlm.server.reply_format import SERVER_SENT_EVENTS
 from eventlm.server.responses.create import RESPONSES
 from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
-from eventlm.server.scheduling import CLASS_HEADER
-from eventlm.server.vllm.chat_batch import UNSUPPORTED_IN_BATCHES, ChatBatchRequest, chat_batch
 from eventlm.server.vllm.endpoints import VLLM_ENDPOINTS, VLLM_REFUSED
 from eventlm.server.vllm.pooling import POOLED
-from eventlm.server.vllm.tokenization import (
-    Detokenization,
-    DetokenizeRequest,
-    Tokenization,
-    TokenizeChatRequest,
-    TokenizeRequest,
-    detokenize,
-    tokenize,
-)
-from eventlm.text.protocol import (
-    IGNORED,
-    UNSUPPORTED_IN_CHAT,
-    UNSUPPORTED_IN_COMPLETIONS,
-    ChatCompletionRequest,
-    CompletionRequest,
-)
 
 
 def make_app(context: ServerContext) -> web.Application:
@@ -137,50 +80,6 @@ async def _expect(request: web.Request) -> None:
         request.writer.output_size = 0
 
 
-async def _list_models(request: web.Request) -> web.Response:
-    """The models that requests may name."""
-    context = request.app[CONTEXT]
-    if is_from_anthropic_client(request):
-        return json_response(model_page(context))
-    names = context.engine.model_names
-    return json_response(
-        ModelList(data=[_model(context, name) for name in names], models=[model_card(context, name) for name in names])
-    )
-
-
-async def _get_model(request: web.Request) -> web.Response:
-    """One of the models."""
-    context = request.app[CONTEXT]
-    name = request.match_info["model"]
-    if name not in context.engine.model_names:
-        raise UnknownModelError(name)
-    return json_response((model_info if is_from_anthropic_client(request) else _model)(context, name))
-
-
-def _model(context: ServerContext, name: str) -> Model:
-    facts, max_model_len = context.facts, context.engine.max_model_len
-    meta = ModelMeta(
-        n_vocab=context.vocab_size,
-        n_ctx_train=facts.context_length,
-        n_embd=facts.embedding_size,
-        n_params=facts.num_parameters,
-        size=facts.num_bytes,
-    )
-    return Model(id=name, created=context.created, max_model_len=max_model_len, meta=meta)
-
-
-async def _health(request: web.Request) -> web.Response:
-    """Whether requests are accepted, and whether they wait until an operator resumes."""
-    context = request.app[CONTEXT]
-    context.check_available()
-    return json_response(Health("paused" if context.engine.paused else "ready"))
-
-
-async def _version(request: web.Request) -> web.Response:
-    """The version of the server."""
-    return json_response(Version(version=__version__))
-
-
 async def _openapi(request: web.Request) -> web.Response:
     """This description of the server."""
     return web.Response(body=_openapi_json(has_page=request.app[CONTEXT].config.ui), content_type=JSON)
@@ -215,105 +114,21 @@ ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {MESSAGES_PATH: MESSAGES_ERRORS, OLL
 ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (*LLAMACPP_REFUSED, *OLLAMA_REFUSED, *VLLM_REFUSED)
 
 
-def _generating(
-    path: str,
-    handler: Handler,
-    body: Any,
-    reply: Any,
-    chunk: Any = None,
-    *,
-    refused: Mapping[str, tuple[Any, ...]],
-) -> Endpoint:
-    """An endpoint that submits requests."""
-    parameter = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
-    return Endpoint(
-        "POST",
-        path,
-        handler,
-        body,
-        reply,
-        chunk=chunk,
-        generates=True,
-        parameters=(parameter,),
-        ignored=IGNORED,
-        refused=refused,
-    )
-
-
 #: All endpoints. `/openapi.json` is made from this.
 ENDPOINTS = (
-    _generating(
-        "/v1/chat/completions",
-        chat_completions,
-        ChatCompletionRequest,
-        ChatCompletion,
-        ChatCompletionChunk,
-        refused=UNSUPPORTED_IN_CHAT,
-    ),
-    _generating(
-        "/v1/chat/completions/batch", chat_batch, ChatBatchRequest, ChatCompletion, refused=UNSUPPORTED_IN_BATCHES
-    ),
-    _generating(
-        "/v1/completions", completions, CompletionRequest, Completion, Completion, refused=UNSUPPORTED_IN_COMPLETIONS
-    ),
-    _generating("/v1/embeddings", embeddings, EmbeddingRequest, EmbeddingList, refused=UNSUPPORTED_IN_EMBEDDINGS),
+    *OPENAI_ENDPOINTS,
     *RESPONSES_ENDPOINTS,
-    *MESSAGES_ENDPOINTS,
-    Endpoint(
-        "GET",
-        "/v1/stream/{id:.+}",
-        resume_stream,
-        media_types=(SERVER_SENT_EVENTS,),
-        errors=(404, 409, 429, 503),
-        parameters=(
-            Parameter(LAST_EVENT_ID, "header", EventId, "id of the last event that the client has had"),
-            Parameter(FROM, "query", EventId, "the same, for clients that cannot send the header"),
-        ),
-        can_be_empty=True,
-    ),
-    Endpoint("DELETE", "/v1/stream/{id:.+}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
-    *VLLM_ENDPOINTS,
-    *(
-        Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,))
-        for path, handler, body, reply in (
-            (
-                "tokenize",
-                tokenize,
-                (TokenizeRequest, TokenizeChatRequest, TokenizeContentRequest),
-                (Tokenization, TokenizedContent),
-            ),
-            ("detokenize", detokenize, DetokenizeRequest, Detokenization),
-        )
-        for prefix in ("", "/v1")
-    ),
-    *(
-        Endpoint("GET", f"{prefix}/models", _list_models, reply=(ModelList, ModelPage), parameters=(VERSION,))
-        for prefix in ("/v1", "")
-    ),
-    Endpoint("GET", "/v1/models/{model:.+}", _get_model, reply=(Model, ModelInfo), parameters=(VERSION,)),
-    Endpoint(
-        "GET",
-        "/v1/requests/{id:.+}/explain",
-        explain_request,
-        reply=ExplainReply,
-        media_types=(JSON, "text/plain"),
-        parameters=(Parameter("format", "query", Literal["json", "text"], "What the explanation comes as."),),
-        errors=(409, 429, 503),
-    ),
-    Endpoint("GET", "/v1/requests/{id:.+}", request_info, reply=RequestInfo, errors=(503,)),
-    *(
-        Endpoint("GET", prefix + HEALTH_PATH, _health, reply=Health, errors=(503,), scope=None)
-        for prefix in ("", "/v1")
-    ),
-    Endpoint("GET", PING_PATH, _health, reply=Health, errors=(503,), scope=None),
-    Endpoint("POST", PING_PATH, _health, reply=Health, errors=(503,), scope=None),
-    Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
-    Endpoint("GET", "/version", _version, reply=Version, scope=None),
-    Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
-    *CHAT_PAGE_ENDPOINTS,
-    *LLAMACPP_ENDPOINTS,
-    *OLLAMA_ENDPOINTS,
     *FILE_ENDPOINTS,
     *BATCH_ENDPOINTS,
+    *MESSAGES_ENDPOINTS,
+    *VLLM_ENDPOINTS,
+    *LLAMACPP_ENDPOINTS,
+    *OLLAMA_ENDPOINTS,
+    *RESUMPTION_ENDPOINTS,
+    *REQUEST_ENDPOINTS,
+    *HEALTH_ENDPOINTS,
+    Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
+    Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
+    *CHAT_PAGE_ENDPOINTS,
     *ADMIN_ENDPOINTS,
 )

@@ -95,13 +95,6 @@ def test_engine_errors(server: RunningServer) -> None:
     assert_serves(server)
 
 
-def test_a_paused_engine_is_healthy_and_says_so(server: RunningServer) -> None:
-    assert server.request("GET", "/health").json() == {"status": "ready"}
-    server.engine.paused = True
-    reply = server.request("GET", "/health")
-    assert (reply.status, reply.json()) == (200, {"status": "paused"})
-
-
 @pytest.mark.parametrize("state", ["loading", "draining", "dead"])
 def test_engine_state(server: RunningServer, state: Any) -> None:
     server.engine.state = state

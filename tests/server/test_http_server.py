@@ -152,18 +152,6 @@ def test_polls_of_the_health_are_logged_for_debugging(server: RunningServer) -> 
     assert [(line["path"], line["log_level"]) for line in logs] == [("/health", "debug"), ("/version", "info")]
 
 
-def test_models_health_version(server: RunningServer) -> None:
-    models = server.request("GET", "/v1/models").json()
-    assert models["object"] == "list"
-    assert [(model["id"], model["object"], model["max_model_len"]) for model in models["data"]] == [
-        ("test", "model", 256),
-        ("org/test", "model", 256),
-    ]
-    assert server.request("GET", "/v1/models/org/test").json()["id"] == "org/test"
-    assert server.request("GET", "/health").status == 200
-    assert set(server.request("GET", "/version").json()) == {"version"}
-
-
 def test_a_busy_port(server: RunningServer) -> None:
     async def start() -> None:
         config = ServerConfig(port=server.port)

@@ -23,9 +23,8 @@ from eventlm.server.anthropic.replies import MessageEvent, MessageReply, TokenCo
 from eventlm.server.anthropic.translation import chat_request, own_error
 from eventlm.server.api import Api, Caller, Prepared
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
-from eventlm.server.endpoints.openapi import Endpoint, Parameter
+from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
-from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
 from eventlm.text.tools.definitions import requested_tools
@@ -102,7 +101,6 @@ MESSAGES_ENDPOINTS = (
         MessageReply,
         chunk=MessageEvent,
         generates=True,
-        parameters=(Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it."),),
         ignored=IGNORED_IN_MESSAGES,
         refused=UNSUPPORTED_IN_MESSAGES,
     ),

@@ -18,6 +18,7 @@ from eventlm._version import __version__
 from eventlm.server.auth.api_keys import Scope
 from eventlm.server.errors import CANCELLED, ErrorEnvelope, ErrorForm, error_form
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
+from eventlm.server.scheduling import CLASS_HEADER
 
 JSON = "application/json"
 
@@ -39,6 +40,9 @@ class Parameter(NamedTuple):
     location: Literal["query", "header"]
     type: Any
     description: str
+
+
+_CLASS = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
 
 
 class Endpoint(NamedTuple):
@@ -67,6 +71,11 @@ class Endpoint(NamedTuple):
     scope: Scope | None = "inference"
     ignored: Mapping[str, str] = {}
     refused: Mapping[str, tuple[Any, ...]] = {}
+
+    @property
+    def all_parameters(self) -> tuple[Parameter, ...]:
+        """Those of the query and of headers, with the header that all generating endpoints take."""
+        return (*self.parameters, _CLASS) if self.generates else self.parameters
 
 
 def openapi_path(path: str) -> str:
@@ -117,7 +126,7 @@ def _types(endpoints: Sequence[Endpoint], forms: dict[str, ErrorForm]) -> Iterat
     seen = [ErrorEnvelope, *(form.envelope for form in forms.values())]
     for endpoint in endpoints:
         seen += [*_alternatives(endpoint.body), *_alternatives(endpoint.reply), endpoint.chunk]
-        seen += [each.type for each in endpoint.parameters]
+        seen += [each.type for each in endpoint.all_parameters]
     return iter(dict.fromkeys(type_ for type_ in seen if type_ is not None))
 
 
@@ -174,7 +183,7 @@ def _operation_id(endpoint: Endpoint) -> str:
 def _parameters(endpoint: Endpoint, schemas: dict[Any, Any]) -> Iterator[dict[str, Any]]:
     for name in _NAMED_PART.findall(endpoint.path):
         yield {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    for name, location, type_, description in endpoint.parameters:
+    for name, location, type_, description in endpoint.all_parameters:
         yield {"name": name, "in": location, "schema": schemas[type_], "description": description}
 
 

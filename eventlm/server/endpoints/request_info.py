@@ -5,6 +5,8 @@ The id is the reply's (`chatcmpl-...`) or its `x-request-id`. Only the request's
 
 from __future__ import annotations
 
+from typing import Literal
+
 from aiohttp import web
 from msgspec import Raw, Struct
 
@@ -15,6 +17,7 @@ from eventlm.errors import InputError
 from eventlm.formatting import sentence
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response
+from eventlm.server.endpoints.openapi import JSON, Endpoint, Parameter
 from eventlm.server.errors import ApiError, internal_error
 from eventlm.server.timings import ChoiceTimings, choice_timings
 from eventlm.types import FinishReason
@@ -152,3 +155,17 @@ def _not_explained(error: NotExplainedError) -> ApiError:
             return ApiError(409, sentence(str(error)), param="id", code=error.reason, should_retry=False)
         case "failed":
             return internal_error()
+
+
+REQUEST_ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/v1/requests/{id:.+}/explain",
+        explain_request,
+        reply=ExplainReply,
+        media_types=(JSON, "text/plain"),
+        parameters=(Parameter("format", "query", Literal["json", "text"], "What the explanation comes as."),),
+        errors=(409, 429, 503),
+    ),
+    Endpoint("GET", "/v1/requests/{id:.+}", request_info, reply=RequestInfo, errors=(503,)),
+)

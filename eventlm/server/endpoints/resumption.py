@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from aiohttp import web
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from eventlm.engine.request import ResumedReply, UnknownReplyError
 from eventlm.errors import InputError
@@ -13,10 +13,11 @@ from eventlm.server.answer import send_events
 from eventlm.server.api import APIS, stream_again
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response
+from eventlm.server.endpoints.openapi import Endpoint, Parameter
 from eventlm.server.errors import reply_not_found
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
-from eventlm.server.openai.replies import CancelledReply
+from eventlm.server.reply_format import SERVER_SENT_EVENTS
 from eventlm.server.stream_events import EVENT_ID_PATTERN, StreamEvents, StreamPosition
 from eventlm.text import generation as generations
 from eventlm.text.generation import MAX_OUTPUTS_TAKEN, Generation
@@ -24,6 +25,14 @@ from eventlm.text.generation import MAX_OUTPUTS_TAKEN, Generation
 LAST_EVENT_ID = "Last-Event-ID"
 FROM = "from"
 EventId = Annotated[str, Meta(pattern=EVENT_ID_PATTERN)]
+
+
+class CancelledReply(Struct, frozen=True, kw_only=True):
+    """A reply that is no longer kept. cancelled: it was running; else it was over."""
+
+    id: str
+    object: str = "stream"
+    cancelled: bool
 
 
 async def resume_stream(request: web.Request) -> web.StreamResponse:
@@ -116,3 +125,20 @@ async def _catch_up(events: StreamEvents, generation: Generation, position: Stre
     if not position.size:
         return b""
     return events.take(await generation.take(least=position.size, most=position.size))
+
+
+RESUMPTION_ENDPOINTS = (
+    Endpoint(
+        "GET",
+        "/v1/stream/{id:.+}",
+        resume_stream,
+        media_types=(SERVER_SENT_EVENTS,),
+        errors=(404, 409, 429, 503),
+        parameters=(
+            Parameter(LAST_EVENT_ID, "header", EventId, "id of the last event that the client has had"),
+            Parameter(FROM, "query", EventId, "the same, for clients that cannot send the header"),
+        ),
+        can_be_empty=True,
+    ),
+    Endpoint("DELETE", "/v1/stream/{id:.+}", cancel_stream, reply=CancelledReply, errors=(404, 503)),
+)

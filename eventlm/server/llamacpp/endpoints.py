@@ -28,11 +28,9 @@ from eventlm.server.llamacpp.tokenization import AppliedTemplate, apply_template
 from eventlm.server.openai.chat import chat_completions
 from eventlm.server.openai.replies import ChatCompletion, ChatCompletionChunk
 from eventlm.server.refusals import RefusedPath
-from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.text.protocol import IGNORED, UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 
 LLAMACPP_APIS: tuple[Api[Any], ...] = (LLAMA_COMPLETIONS, LLAMA_EMBEDDINGS)
-_CLASS = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
 #: Of several prompts a list; with `response_fields` some of the fields.
 _COMPLETED = (LlamaCompletion, list[LlamaCompletion], dict[str, Any], list[dict[str, Any]])
 
@@ -46,7 +44,6 @@ LLAMACPP_ENDPOINTS = (
             reply,
             chunk=chunk,
             generates=True,
-            parameters=(_CLASS,),
             ignored=ignored,
             refused=refused,
         )

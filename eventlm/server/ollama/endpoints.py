@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eventlm.server.api import Api
-from eventlm.server.endpoints.openapi import Endpoint, Parameter
+from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.ollama.chat import OLLAMA_CHAT, OllamaChatReply, OllamaChatRequest, ollama_chat
 from eventlm.server.ollama.embed import (
     IGNORED_IN_EMBED,
@@ -39,12 +39,10 @@ from eventlm.server.ollama.models import (
 from eventlm.server.ollama.options import IGNORED_BY_OLLAMA
 from eventlm.server.refusals import RefusedPath
 from eventlm.server.reply_format import JSON_LINES
-from eventlm.server.scheduling import CLASS_HEADER
 
 #: The beginning of all paths.
 OLLAMA_PREFIX = "/api/"
 OLLAMA_APIS: tuple[Api[Any], ...] = (OLLAMA_CHAT, OLLAMA_GENERATE, OLLAMA_EMBED, OLLAMA_EMBEDDINGS)
-_CLASS = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
 _FIXED = "this server runs the model that it was started with; `eventlm serve MODEL` runs another one"
 
 OLLAMA_ENDPOINTS = (
@@ -58,7 +56,6 @@ OLLAMA_ENDPOINTS = (
             chunk=chunk,
             chunk_type=JSON_LINES,
             generates=True,
-            parameters=(_CLASS,),
             ignored=ignored,
             refused=refused,
         )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import UNSET, Struct, UnsetType
 
 from eventlm.server.model_card import ModelCard
@@ -236,14 +234,6 @@ class Completion(_Reply, frozen=True, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
 
 
-class CancelledReply(Struct, frozen=True, kw_only=True):
-    """A reply that is no longer kept. cancelled: it was running; else it was over."""
-
-    id: str
-    object: str = "stream"
-    cancelled: bool
-
-
 class ModelMeta(Struct, frozen=True, kw_only=True):
     """A model in figures, with llama.cpp's names; 0: unknown. n_ctx_train: the longest context it was made for."""
 
@@ -271,15 +261,3 @@ class ModelList(Struct, frozen=True, kw_only=True):
     object: str = "list"
     data: list[Model]
     models: list[ModelCard]
-
-
-class Health(Struct, frozen=True):
-    """Reply of `/health` while requests are accepted; `paused`: they wait."""
-
-    status: Literal["ready", "paused"]
-
-
-class Version(Struct, frozen=True):
-    """Reply of `/version`."""
-
-    version: str

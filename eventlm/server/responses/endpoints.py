@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from eventlm.server.endpoints.openapi import Endpoint, Parameter
+from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.responses.conversations import CONVERSATION_ENDPOINTS
 from eventlm.server.responses.create import count_input_tokens, create_response
 from eventlm.server.responses.events import ResponseEvent
 from eventlm.server.responses.protocol import IGNORED, UNSUPPORTED_IN_RESPONSES, InputTokensRequest, ResponsesRequest
 from eventlm.server.responses.replies import InputTokens, Response
 from eventlm.server.responses.retrieval import RETRIEVAL_ENDPOINTS
-from eventlm.server.scheduling import CLASS_HEADER
 
 RESPONSES_ENDPOINTS = (
     Endpoint(
@@ -20,7 +19,6 @@ RESPONSES_ENDPOINTS = (
         Response,
         chunk=ResponseEvent,
         generates=True,
-        parameters=(Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it."),),
         ignored=IGNORED,
         refused=UNSUPPORTED_IN_RESPONSES,
     ),

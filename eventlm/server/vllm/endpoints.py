@@ -4,19 +4,52 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import structs
+
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
+from eventlm.server.llamacpp.tokenization import TokenizeContentRequest, TokenizedContent
 from eventlm.server.middleware import LOAD_PATH
 from eventlm.server.openai.embeddings import EmbeddingRequest
+from eventlm.server.openai.replies import ChatCompletion
 from eventlm.server.refusals import RefusedPath
-from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.server.vllm.chat_batch import UNSUPPORTED_IN_BATCHES, ChatBatchRequest, chat_batch
 from eventlm.server.vllm.invocations import invocations
 from eventlm.server.vllm.pooling import UNSUPPORTED_IN_POOLING, PoolingList, PoolingRequest, pooling
 from eventlm.server.vllm.server_info import ConfigFormat, ServerInfo, ServerLoad, load, server_info, tokenizer_info
+from eventlm.server.vllm.tokenization import (
+    Detokenization,
+    DetokenizeRequest,
+    Tokenization,
+    TokenizeChatRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 from eventlm.text.protocol import IGNORED, ChatCompletionRequest, CompletionRequest
 
-_CLASS = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
+#: What the tokens of a text or of a conversation depend on.
+_USED_BY_TOKENIZE = {
+    "model", "prompt", "messages", "content", "add_special_tokens", "add_special", "parse_special", "with_pieces",
+    "return_token_strs", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
+    "documents", "reasoning_effort", "tools", "tool_choice", "truncate_prompt_tokens", "truncation_side",
+}  # fmt: skip
+_IGNORED_BY_TOKENIZE = {
+    field.name: "the tokens do not depend on it"
+    for field in structs.fields(TokenizeChatRequest)
+    if field.name not in _USED_BY_TOKENIZE
+}
 
 VLLM_ENDPOINTS = (
+    Endpoint(
+        "POST",
+        "/v1/chat/completions/batch",
+        chat_batch,
+        ChatBatchRequest,
+        ChatCompletion,
+        generates=True,
+        ignored=IGNORED,
+        refused=UNSUPPORTED_IN_BATCHES,
+    ),
     Endpoint(
         "POST",
         "/pooling",
@@ -24,7 +57,6 @@ VLLM_ENDPOINTS = (
         PoolingRequest,
         PoolingList,
         generates=True,
-        parameters=(_CLASS,),
         ignored=IGNORED,
         refused=UNSUPPORTED_IN_POOLING,
     ),
@@ -36,7 +68,20 @@ VLLM_ENDPOINTS = (
         dict[str, Any],
         chunk=dict[str, Any],
         generates=True,
-        parameters=(_CLASS,),
+    ),
+    *(
+        Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,), ignored=ignored)
+        for path, handler, body, reply, ignored in (
+            (
+                "tokenize",
+                tokenize,
+                (TokenizeRequest, TokenizeChatRequest, TokenizeContentRequest),
+                (Tokenization, TokenizedContent),
+                _IGNORED_BY_TOKENIZE,
+            ),
+            ("detokenize", detokenize, DetokenizeRequest, Detokenization, {}),
+        )
+        for prefix in ("", "/v1")
     ),
     Endpoint("GET", "/tokenizer_info", tokenizer_info, reply=dict[str, Any], errors=(404,)),
     Endpoint("GET", LOAD_PATH, load, reply=ServerLoad, errors=(503,), scope=None),

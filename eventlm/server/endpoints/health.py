@@ -1,0 +1,46 @@
+"""What monitors ask for: whether the server takes requests, and its version."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from aiohttp import web
+from msgspec import Struct
+
+from eventlm._version import __version__
+from eventlm.server.context import CONTEXT, json_response
+from eventlm.server.endpoints.openapi import Endpoint
+from eventlm.server.middleware import HEALTH_PATH, PING_PATH
+
+
+class Health(Struct, frozen=True):
+    """Reply of `/health` while requests are accepted; `paused`: they wait."""
+
+    status: Literal["ready", "paused"]
+
+
+class Version(Struct, frozen=True):
+    """Reply of `/version`."""
+
+    version: str
+
+
+async def health(request: web.Request) -> web.Response:
+    """Whether requests are accepted, and whether they wait until an operator resumes."""
+    context = request.app[CONTEXT]
+    context.check_available()
+    return json_response(Health("paused" if context.engine.paused else "ready"))
+
+
+async def version(request: web.Request) -> web.Response:
+    """The version of the server."""
+    return json_response(Version(version=__version__))
+
+
+HEALTH_ENDPOINTS = (
+    Endpoint("GET", HEALTH_PATH, health, reply=Health, errors=(503,), scope=None),
+    Endpoint("GET", f"/v1{HEALTH_PATH}", health, reply=Health, errors=(503,), scope=None),
+    Endpoint("GET", PING_PATH, health, reply=Health, errors=(503,), scope=None),
+    Endpoint("POST", PING_PATH, health, reply=Health, errors=(503,), scope=None),
+    Endpoint("GET", "/version", version, reply=Version, scope=None),
+)

@@ -1,0 +1,25 @@
+"""What monitors ask for."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventlm._version import __version__
+from tests.server.conftest import RunningServer
+
+
+@pytest.mark.parametrize(
+    "method_and_path", ["GET /health", "HEAD /health", "GET /v1/health", "GET /ping", "POST /ping"]
+)
+def test_ready_paused_and_draining(server: RunningServer, method_and_path: str) -> None:
+    method, path = method_and_path.split()
+    reply = server.request(method, path)
+    assert (reply.status, method == "HEAD" or reply.json() == {"status": "ready"}) == (200, True)
+    server.engine.paused = True
+    assert method == "HEAD" or server.request(method, path).json() == {"status": "paused"}
+    server.engine.state = "draining"
+    assert server.request(method, path).status == 503
+
+
+def test_version(server: RunningServer) -> None:
+    assert server.request("GET", "/version").json() == {"version": __version__}
