@@ -128,6 +128,12 @@ class PromptTooLongError(InputError):
         self.most_tokens = most_tokens
 
 
+class NoChatTemplateError(InputError):
+    """The model takes texts, not conversations."""
+
+    code = "no_chat_template"
+
+
 class CheckpointError(EventLMError):
     """A model folder is missing, broken or of an architecture that is not supported."""
 

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import structs
 
 from eventlm.engine.request import BeamSettings, Request
-from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
+from eventlm.errors import InputError, InvalidTypeError, NoChatTemplateError, PromptTooLongError, UnknownModelError
 from eventlm.field_errors import out_of_bounds
 from eventlm.sampling_params import SMALLEST_TEMPERATURE, SamplingParams
 from eventlm.scheduling_params import SchedulingParams
@@ -303,7 +303,7 @@ class RequestBuilder:
             return await self.encoder.run(len(text), lambda: use(text))
         template = self._tokenizer.chat_template
         if template is None:
-            raise InputError(
+            raise NoChatTemplateError(
                 param, "This model has no chat template; use /v1/completions, or a model that was made for chat."
             )
         # These may be of any size, and a template may write them at any length.

@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError
-from tests.server.conftest import RunningServer
+from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.engine_double import spell
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -225,7 +225,7 @@ def test_template_variables_and_errors(server: RunningServer) -> None:
     assert [bytes(request.prompt_token_ids) for request in server.engine.requests] == [b"loud+", b"loud"]
     assert "empty" in server.chat(add_generation_prompt=False).json()["error"]["message"]
     server.context.tokenizer.chat_template = None
-    assert "no chat template" in server.chat().json()["error"]["message"]
+    assert_error(server.chat(), 400, INVALID, "messages", "no_chat_template", "use /v1/completions")
 
 
 @pytest.mark.parametrize(
