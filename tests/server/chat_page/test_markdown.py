@@ -18,6 +18,39 @@ RENDER = """async ([text, width]) => {
     for (const button of container.querySelectorAll("button")) button.remove();
     return container.innerHTML;
 }"""
+MILLISECONDS = """async (text) => {
+    const { renderMarkdown } = await import("/ui/markdown.js");
+    const started = performance.now();
+    renderMarkdown(document.createElement("div"), text);
+    return performance.now() - started;
+}"""
+#: What is still selected, scrolled and focused in a code block, within an item, that has grown.
+GROWING_CODE = """async () => {
+    const { renderMarkdown } = await import("/ui/markdown.js");
+    const container = document.createElement("div");
+    container.className = "markdown";
+    document.getElementById("messages").append(container);
+    document.body.classList.remove("is-empty");
+    const text = "1. a\\n\\n   ```py\\n   " + "x".repeat(2000);
+    renderMarkdown(container, text);
+    const pre = container.querySelector("pre");
+    pre.scrollLeft = 500;
+    container.querySelector("button").focus();
+    getSelection().selectAllChildren(pre.firstChild);
+    renderMarkdown(container, text + "\\n   more\\n   ``");
+    renderMarkdown(container, text + "\\n   more\\n   ```");
+    const isWhole = pre.textContent === "x".repeat(2000) + "\\nmore";
+    return [getSelection().toString().length >= 2000, pre.scrollLeft, document.activeElement.ariaLabel, isWhole];
+}"""
+#: Whether all elements but those of the last part stay the same ones.
+KEPT_NODES = """async ([before, after]) => {
+    const { renderMarkdown } = await import("/ui/markdown.js");
+    const container = document.createElement("div");
+    renderMarkdown(container, before);
+    const nodes = [...container.querySelectorAll("li, tr, blockquote p")].slice(0, -1);
+    renderMarkdown(container, before + after);
+    return nodes.length >= 2 && nodes.every((node) => container.contains(node));
+}"""
 LINK = 'target="_blank" rel="noopener noreferrer"'
 
 
@@ -43,20 +76,30 @@ CASES = {
     "escapes": (r"\*a\* \# \\", r"<p>*a* # \</p>"),
     "code in a line": ("`a*b*` ``c ` d`` `open", "<p><code>a*b*</code> <code>c ` d</code> `open</p>"),
     "a code block": ("x\n```python\nif a < b:\n\n    *c*\n```\ny", None),
+    "tabs in code": ("```\nall:\n\tcc\tx\n```", code("all:\n\tcc\tx")),
+    "indented code": ("a:\n\n    def f():\n        # one\n\n        return 1\n\nb", None),
+    "code indented by tabs": ("\tall:\n\t\tcc", code("all:\n\tcc")),
+    "no code in a paragraph": ("a\n    b", "<p>a<br>b</p>"),
+    "items indented by tabs": (
+        "-\ta\n\t- b\n\n\t  ```\n\t  \tc\n\t  ```",
+        f'<ul class="loose"><li><p>a</p><ul class="loose"><li><p>b</p>{code(chr(9) + "c")}</li></ul></li></ul>',
+    ),
+    "code that begins an item": ("- ```\n  a\n  ```\n- b", f"<ul><li>{code('a')}</li><li><p>b</p></li></ul>"),
+    "headings with marks after them": ("## a #b ##\n# #\n#\ta", "<h2>a #b</h2><h1></h1><h1>a</h1>"),
     "tildes around code": ("~~~\n```\n~~~", code("```")),
     "an open code block": ("```js\nlet a = 1;\n", code("let a = 1;\n", "js")),
-    "an unordered list": ("- a\n- b\n* c", "<ul><li>a</li><li>b</li></ul><ul><li>c</li></ul>"),
-    "an ordered list": ("3. a\n4. b", '<ol start="3"><li>a</li><li>b</li></ol>'),
+    "an unordered list": ("- a\n- b\n* c", "<ul><li><p>a</p></li><li><p>b</p></li></ul><ul><li><p>c</p></li></ul>"),
+    "an ordered list": ("3. a\n4. b", '<ol start="3"><li><p>a</p></li><li><p>b</p></li></ol>'),
     "nested lists": (
         "1. a\n   - b\n     - c\n2. d",
-        '<ol start="1"><li>a<ul><li>b<ul><li>c</li></ul></li></ul></li><li>d</li></ol>',
+        '<ol start="1"><li><p>a</p><ul><li><p>b</p><ul><li><p>c</p></li></ul></li></ul></li><li><p>d</p></li></ol>',
     ),
-    "a list with gaps": ("- a\n\n- b", "<ul><li><p>a</p></li><li><p>b</p></li></ul>"),
+    "a list with gaps": ("- a\n\n- b", '<ul class="loose"><li><p>a</p></li><li><p>b</p></li></ul>'),
     "code in a list": (
         "1. a\n   ```sh\n   - not an item\n   ```\n2. b",
-        f'<ol start="1"><li>a{code("- not an item", "sh")}</li><li>b</li></ol>',
+        f'<ol start="1"><li><p>a</p>{code("- not an item", "sh")}</li><li><p>b</p></li></ol>',
     ),
-    "a list after a line": ("a:\n- b\n- c", "<p>a:</p><ul><li>b</li><li>c</li></ul>"),
+    "a list after a line": ("a:\n- b\n- c", "<p>a:</p><ul><li><p>b</p></li><li><p>c</p></li></ul>"),
     "a number is no list": ("in\n1984. Then", "<p>in<br>1984. Then</p>"),
     "a quote": ("> a\n> > b\n>\n> - c", None),
     "a rule": ("a\n\n---\n\n***", "<p>a</p><hr><hr>"),
@@ -76,7 +119,8 @@ CASES = {
 #: Too long for the table.
 LONG = {
     "a code block": f"<p>x</p>{code('if a &lt; b:' + chr(10) * 2 + '    *c*', 'python')}<p>y</p>",
-    "a quote": "<blockquote><p>a</p><blockquote><p>b</p></blockquote><ul><li>c</li></ul></blockquote>",
+    "indented code": f"<p>a:</p>{code('def f():' + chr(10) + '    # one' + chr(10) * 2 + '    return 1')}<p>b</p>",
+    "a quote": "<blockquote><p>a</p><blockquote><p>b</p></blockquote><ul><li><p>c</p></li></ul></blockquote>",
     "a table": '<div class="table" tabindex="0" role="region" aria-label="Table"><table><thead><tr><th class="left">a'
     '</th><th class="right">b</th></tr></thead><tbody><tr><td class="left"><code>x</code></td><td class="right">1'
     '</td></tr><tr><td class="left">y | z</td><td class="right"></td></tr></tbody></table></div>',
@@ -94,7 +138,7 @@ HOSTILE = {
     "|<b>|\n|-|": '<div class="table" tabindex="0" role="region" aria-label="Table"><table><thead><tr><th class="left">'
     "&lt;b&gt;</th></tr></thead><tbody></tbody></table></div>",
 }  # fmt: skip
-#: Each takes minutes if its time is quadratic or its depth unbounded.
+#: Each takes seconds if its time is quadratic or its depth unbounded.
 ENDLESS = [
     "*a ",
     "**a ",
@@ -112,13 +156,33 @@ ENDLESS = [
     "\\",
     "((",
     "1. a\n",
+    "- a\n\n",
+    "    a\n\n",
+    "```\n",
+    "a|\n",
+    " #",
+    "-:",
+]
+SPACES = " " * 60_000
+#: The same with something before and after it.
+LONG_LINES = [
+    f"# a{SPACES}b",
+    f"|\n|-{SPACES}x",
+    f"```{SPACES}`",
+    "~" * 60_000 + "`",
+    f"-{SPACES}x\n- y",
+    f"{SPACES}- x\n" + "- y\n" * 1000,
+    "\t" * 60_000 + "x",
 ]
 
 
 @pytest.fixture
-def render(server: RunningServer, open_page: Callable[..., OpenedPage]) -> Callable[..., str]:
-    opened = open_page(server.url)
+def opened(server: RunningServer, open_page: Callable[..., OpenedPage]) -> OpenedPage:
+    return open_page(server.url)
 
+
+@pytest.fixture
+def render(opened: OpenedPage) -> Callable[..., str]:
     def render(text: str, width: int = 0) -> str:
         return str(opened.page.evaluate(RENDER, [text, width]))
 
@@ -142,6 +206,14 @@ def test_nothing_becomes_html(render: Callable[..., str]) -> None:
         assert render(text) == expected, text
 
 
-def test_no_text_takes_for_ever(render: Callable[..., str]) -> None:
-    for piece in ENDLESS:
-        assert render(piece * (60_000 // len(piece))), piece
+def test_no_text_takes_quadratic_time(opened: OpenedPage) -> None:
+    for text in [piece * (60_000 // len(piece)) for piece in ENDLESS] + LONG_LINES:
+        # The second time if something else has kept the machine busy.
+        assert any(opened.page.evaluate(MILLISECONDS, text) < 1000 for _ in range(2)), text[:20]
+
+
+def test_a_growing_block_keeps_what_the_reader_does(opened: OpenedPage) -> None:
+    """Its scroll position, selection and focus; and what is above it is not made again."""
+    assert opened.page.evaluate(GROWING_CODE) == [True, 500, "Copy code", True]
+    for before, after in (("- a\n- b\n- c", "d\n- e"), ("|a|\n|-|\n|b|\n|c|\n", "|d|\n"), ("> a\n>\n> b\n>\n> c", "d")):
+        assert opened.page.evaluate(KEPT_NODES, [before, after]), before

@@ -1,42 +1,59 @@
 // Markdown as DOM nodes, made of text nodes only: what a model writes is never parsed as HTML.
 //
-// The blocks of CommonMark that models write, with GitHub's tables and strikethrough. Line breaks are kept. Pictures
-// become links, because the page makes no request to other servers.
+// The blocks of CommonMark that models write, with GitHub's tables and strikethrough. Items of lists may be indented by
+// any amount. Line breaks are kept. Pictures become links, because the page makes no request to other servers.
 
 import { copyButton, element } from "./dom.js";
 import { inline } from "./markdown_inline.js";
 
 /** Quotes and lists within each other; what is deeper is shown as text. */
 const MAX_DEPTH = 12;
+/** Columns between tab stops, and of indentation that makes a line code. */
+const TAB = 4;
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([^`]*)$/;
-const HEADING = /^ {0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$/;
+// None of them takes quadratic time: no text can match two neighbouring parts in several ways.
+const FENCE = /^ {0,3}(`{3,}(?=[^`]*$)|~{3,})/;
+const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
 const QUOTE = /^ {0,3}> ?/;
-const ITEM = /^( *)([-*+]|\d{1,9}[.)])(?: +|$)/;
-const TABLE_RULE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+const ITEM = /^([ \t]*)([-*+]|\d{1,9}[.)])(?:[ \t]+|$)/;
+const TABLE_RULE = /^:?-+:?$/;
 
-/** The source of each block that a container shows, so that a growing text renders only what is new. */
+/** The parts that a node shows, [{source, kind, node}], so that a growing text renders only what is new. */
 const shown = new WeakMap();
 
-/** Show a text in a container. Blocks that are unchanged since the last time are left as they are. */
+/** Show a text in a container. What has not changed since the last time is left as it is. */
 export function renderMarkdown(container, text) {
-  const blocks = splitBlocks(text);
-  const before = shown.get(container) ?? [];
-  let same = 0;
-  while (same < before.length && before[same] === blocks[same]) same += 1;
-  while (container.childNodes.length > same) container.lastChild.remove();
-  container.append(...blocks.slice(same).map((block) => renderBlock(block, 0)));
-  shown.set(container, blocks);
+  showBlocks(container, text, 0);
 }
 
-function renderNested(text, depth) {
-  return splitBlocks(text).map((block) => renderBlock(block, depth));
+function showBlocks(container, text, depth) {
+  showParts(container, splitBlocks(text), (source) => parseBlock(source, depth));
+}
+
+/**
+ * Show sources as the children of a node. `parse` makes of a source {kind, create, fill}: a part that stays of its kind
+ * keeps its node, which is filled again, and with it its scroll position, selection and focus.
+ */
+function showParts(parent, sources, parse) {
+  const before = shown.get(parent) ?? [];
+  const after = sources.map((source, index) => {
+    const old = before[index];
+    if (old?.source === source) return old;
+    const { kind, create, fill } = parse(source);
+    const node = old?.kind === kind ? old.node : create();
+    fill(node);
+    if (!old) parent.append(node);
+    else if (old.node !== node) old.node.replaceWith(node);
+    return { source, kind, node };
+  });
+  for (const { node } of before.slice(after.length)) node.remove();
+  shown.set(parent, after);
 }
 
 /** The sources of the blocks of a text. */
 function splitBlocks(text) {
-  const lines = text.replaceAll("\r\n", "\n").replaceAll("\t", "    ").split("\n");
+  const lines = text.replaceAll("\r\n", "\n").split("\n");
   const blocks = [];
   let start = 0;
   while (start < lines.length) {
@@ -58,60 +75,91 @@ function blockEnd(lines, start) {
   if (fence) return fenceEnd(lines, start, fence[1]);
   if (HEADING.test(line) || RULE.test(line)) return start + 1;
   if (QUOTE.test(line)) return quoteEnd(lines, start);
-  if (ITEM.test(line)) return listEnd(lines, start);
+  if (ITEM.test(line)) return listItems(lines, start).end;
+  if (isIndented(line)) return indentedEnd(lines, start);
   if (isTable(lines, start)) return endWhere(lines, start + 2, (each) => !each.trim() || !each.includes("|"));
-  let end = start + 1;
-  while (end < lines.length && lines[end].trim() && !interruptsParagraph(lines, end)) end += 1;
-  return end;
+  return endWhere(lines, start + 1, (each, index) => !each.trim() || interruptsParagraph(lines, index));
 }
 
 function endWhere(lines, start, isEnd) {
   let end = start;
-  while (end < lines.length && !isEnd(lines[end])) end += 1;
+  while (end < lines.length && !isEnd(lines[end], end)) end += 1;
   return end;
 }
 
 function fenceEnd(lines, start, mark) {
-  const isClosing = (line) => {
-    const bare = line.trim();
-    return bare.length >= mark.length && bare === mark[0].repeat(bare.length);
-  };
-  return Math.min(lines.length, endWhere(lines, start + 1, isClosing) + 1);
+  return Math.min(lines.length, endWhere(lines, start + 1, (line) => isClosing(line, mark)) + 1);
+}
+
+function isClosing(line, mark) {
+  const bare = line.trim();
+  return bare.length >= mark.length && bare === mark[0].repeat(bare.length);
+}
+
+/** Without the empty lines after it. */
+function indentedEnd(lines, start) {
+  let end = endWhere(lines, start, (line) => line.trim() && !isIndented(line));
+  while (!lines[end - 1].trim()) end -= 1;
+  return end;
 }
 
 function quoteEnd(lines, start) {
-  let end = start + 1;
-  while (end < lines.length && lines[end].trim() && (QUOTE.test(lines[end]) || !interruptsParagraph(lines, end)))
-    end += 1;
-  return end;
+  const isEnd = (line, index) => !line.trim() || (!QUOTE.test(line) && interruptsParagraph(lines, index));
+  return endWhere(lines, start + 1, isEnd);
 }
 
-/** A list goes on with items, with lines that are indented, and with further lines of a paragraph. */
-function listEnd(lines, start) {
-  const base = ITEM.exec(lines[start]);
-  let end = start + 1;
-  while (end < lines.length) {
-    let next = end;
-    while (next < lines.length && !lines[next].trim()) next += 1;
+/**
+ * Where the items of a list begin, and where it ends. It goes on with items, with lines that are indented, and with
+ * further lines of a paragraph.
+ */
+function listItems(lines, start) {
+  const [, indent, marker] = ITEM.exec(lines[start]);
+  const nesting = columns(indent) + 2;
+  const starts = [];
+  let end = start;
+  for (;;) {
+    const next = endWhere(lines, end, (line) => line.trim());
     if (next === lines.length) break;
     const item = ITEM.exec(lines[next]);
-    const indent = indentOf(lines[next]);
-    const isNested = indent >= base[1].length + 2;
-    const isSibling = item && !RULE.test(lines[next]) && kindOf(item[2]) === kindOf(base[2]);
+    const isNested = indentOf(lines[next]) >= nesting;
+    const isSibling = item && !RULE.test(lines[next]) && kindOf(item[2]) === kindOf(marker);
     const isLazy = next === end && !item && !interruptsParagraph(lines, next);
     if (!isNested && !isSibling && !isLazy) break;
-    const fence = isNested && FENCE.exec(lines[next].trimStart());
+    if (isSibling && !isNested) starts.push(next);
+    const fence = FENCE.exec(lines[next].replace(ITEM, "").trimStart());
     end = fence ? fenceEnd(lines, next, fence[1]) : next + 1;
   }
-  return end;
+  return { starts, end };
 }
 
 function kindOf(marker) {
   return /\d/.test(marker) ? marker.at(-1) : marker;
 }
 
+/** How wide a text is at the beginning of a line. */
+function columns(text) {
+  let width = 0;
+  for (const each of text) width += each === "\t" ? TAB - (width % TAB) : 1;
+  return width;
+}
+
 function indentOf(line) {
-  return line.length - line.trimStart().length;
+  return columns(/^[ \t]*/.exec(line)[0]);
+}
+
+function isIndented(line) {
+  return indentOf(line) >= TAB;
+}
+
+/** A line with so many columns less of indentation. A tab that is cut becomes spaces; any other stays one. */
+function outdent(line, width) {
+  let cut = 0;
+  let column = 0;
+  while (column < width && (line[cut] === " " || line[cut] === "\t")) {
+    column += line[cut] === "\t" ? TAB - (column % TAB) : 1;
+    cut += 1;
+  }
+  return " ".repeat(Math.max(0, column - width)) + line.slice(cut);
 }
 
 function interruptsParagraph(lines, index) {
@@ -124,103 +172,116 @@ function interruptsParagraph(lines, index) {
 
 function isTable(lines, index) {
   const rule = lines[index + 1] ?? "";
-  return lines[index].includes("|") && rule.includes("|") && TABLE_RULE.test(rule);
+  return lines[index].includes("|") && rule.includes("|") && cells(rule).every((cell) => TABLE_RULE.test(cell));
 }
 
-function renderBlock(source, depth) {
+function parseBlock(source, depth) {
   const lines = source.split("\n");
   const [line] = lines;
-  if (depth > MAX_DEPTH) return element("p", {}, source);
+  if (depth > MAX_DEPTH) return leaf("p", [source]);
   const fence = FENCE.exec(line);
-  if (fence) return codeBlock(lines, fence);
+  if (fence) return fencedCode(lines, fence);
   const heading = HEADING.exec(line);
-  if (heading) return element(`h${heading[1].length}`, {}, inline(heading[2] ?? ""));
-  if (RULE.test(line)) return element("hr");
+  if (heading) {
+    const text = line.slice(heading[0].length).trim();
+    return leaf(`h${heading[1].length}`, inline(text.replace(/(?:^|[ \t])#+$/, "").trimEnd()));
+  }
+  if (RULE.test(line)) return leaf("hr", []);
   if (QUOTE.test(line)) {
     const inner = lines.map((each) => each.replace(QUOTE, "")).join("\n");
-    return element("blockquote", {}, renderNested(inner, depth + 1));
+    return {
+      kind: "blockquote",
+      create: () => element("blockquote"),
+      fill: (node) => showBlocks(node, inner, depth + 1),
+    };
   }
   if (ITEM.test(line)) return list(lines, depth);
+  if (isIndented(line)) return codeBlock("", lines.map((each) => outdent(each, TAB)).join("\n"));
   if (isTable(lines, 0)) return table(lines);
-  return element("p", {}, inline(lines.map((each) => each.trim()).join("\n")));
+  return leaf("p", inline(lines.map((each) => each.trim()).join("\n")));
 }
 
-function codeBlock(lines, [, mark, info]) {
+function leaf(tag, children) {
+  return { kind: tag, create: () => element(tag), fill: (node) => node.replaceChildren(...children) };
+}
+
+function fencedCode(lines, [opening, mark]) {
   const indent = indentOf(lines[0]);
-  const isClosed = lines.length > 1 && lines.at(-1).trim().startsWith(mark);
-  const code = lines
-    .slice(1, isClosed ? -1 : undefined)
-    .map((line) => line.slice(Math.min(indent, indentOf(line))))
-    .join("\n");
-  const [language] = info.trim().split(/\s/);
-  return element(
-    "figure",
-    { className: "code" },
-    element(
-      "figcaption",
-      {},
-      element("span", {}, language || "text"),
-      copyButton("Copy code", () => code),
-    ),
-    // A box that scrolls must be reachable with the keyboard.
-    element("pre", { tabIndex: 0 }, element("code", {}, code)),
-  );
+  const isClosed = lines.length > 1 && isClosing(lines.at(-1), mark);
+  const code = lines.slice(1, isClosed ? -1 : undefined).map((line) => outdent(line, indent));
+  const [language] = lines[0].slice(opening.length).trim().split(/\s/);
+  return codeBlock(language, code.join("\n"));
+}
+
+function codeBlock(language, text) {
+  const create = () => {
+    const code = element("code", {}, new Text());
+    return element(
+      "figure",
+      { className: "code" },
+      element(
+        "figcaption",
+        {},
+        element("span", {}, language || "text"),
+        copyButton("Copy code", () => code.textContent),
+      ),
+      // A box that scrolls must be reachable with the keyboard.
+      element("pre", { tabIndex: 0 }, code),
+    );
+  };
+  return { kind: `code ${language}`, create, fill: (node) => changeText(node.querySelector("code").firstChild, text) };
+}
+
+/** Change a text node from where it differs on, so that what is selected before that stays selected. */
+function changeText(node, text) {
+  const before = node.data;
+  let same = 0;
+  while (same < before.length && before[same] === text[same]) same += 1;
+  node.replaceData(same, before.length - same, text.slice(same));
 }
 
 function list(lines, depth) {
-  const [, baseIndent, marker] = ITEM.exec(lines[0]);
-  const items = [];
-  let fence = null;
-  for (const line of lines) {
-    const item = ITEM.exec(line);
-    if (item && !fence && item[1].length < baseIndent.length + 2) {
-      items.push({ offset: item[0].length, lines: [line.slice(item[0].length)] });
-    } else {
-      const { offset, lines: own } = items.at(-1);
-      own.push(line.slice(Math.min(offset, indentOf(line))));
-    }
-    const mark = FENCE.exec(items.at(-1).lines.at(-1))?.[1];
-    if (mark) fence = fence ? null : mark;
-  }
-  const isLoose = lines.some((line, index) => !line.trim() && index < lines.length - 1);
-  const nodes = items.map(({ lines: own }) => {
-    const blocks = renderNested(own.join("\n"), depth + 1);
-    return element(
-      "li",
-      {},
-      isLoose ? blocks : blocks.flatMap((node) => (node.tagName === "P" ? [...node.childNodes] : node)),
-    );
-  });
-  const start = parseInt(marker, 10);
-  return Number.isNaN(start) ? element("ul", {}, nodes) : element("ol", { start }, nodes);
+  const { starts } = listItems(lines, 0);
+  const items = starts.map((start, index) => lines.slice(start, starts[index + 1]).join("\n"));
+  const isLoose = !lines.every((line) => line.trim());
+  const number = parseInt(ITEM.exec(lines[0])[2], 10);
+  return {
+    kind: `list ${number}`,
+    create: () => (Number.isNaN(number) ? element("ul") : element("ol", { start: number })),
+    fill: (node) => {
+      node.classList.toggle("loose", isLoose);
+      showParts(node, items, (source) => listItem(source, depth));
+    },
+  };
 }
 
-function table(lines) {
-  const alignments = cells(lines[1]).map((rule) =>
-    rule.endsWith(":") ? (rule.startsWith(":") ? "center" : "right") : "left",
+function listItem(source, depth) {
+  const [first, ...lines] = source.split("\n");
+  const [opening] = ITEM.exec(first);
+  const width = columns(opening);
+  const inner = [first.slice(opening.length), ...lines.map((line) => outdent(line, width))].join("\n");
+  return { kind: "li", create: () => element("li"), fill: (node) => showBlocks(node, inner, depth + 1) };
+}
+
+function table([header, rule, ...rows]) {
+  const alignments = cells(rule).map((cell) =>
+    cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : "left",
   );
   const row = (line, tag) => {
     const texts = cells(line);
-    return element(
-      "tr",
-      {},
-      alignments.map((alignment, index) => element(tag, { className: alignment }, inline(texts[index] ?? ""))),
+    const fields = alignments.map((alignment, index) =>
+      element(tag, { className: alignment }, inline(texts[index] ?? "")),
     );
+    return leaf("tr", fields);
   };
-  return element(
-    "div",
-    { className: "table", tabIndex: 0, role: "region", "aria-label": "Table" },
-    element(
-      "table",
-      {},
-      element("thead", {}, row(lines[0], "th")),
-      element(
-        "tbody",
-        {},
-        lines.slice(2).map((line) => row(line, "td")),
-      ),
-    ),
-  );
+  const create = () => {
+    const [head, body] = [element("thead"), element("tbody")];
+    showParts(head, [header], (line) => row(line, "th"));
+    const properties = { className: "table", tabIndex: 0, role: "region", "aria-label": "Table" };
+    return element("div", properties, element("table", {}, head, body));
+  };
+  const fill = (node) => showParts(node.querySelector("tbody"), rows, (line) => row(line, "td"));
+  return { kind: `table ${header}\n${rule}`, create, fill };
 }
 
 /** The cells of a row; a pipe with a backslash before it is part of its cell. */
