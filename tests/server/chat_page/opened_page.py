@@ -41,6 +41,10 @@ class OpenedPage:
         if address.netloc != self.host and address.scheme != "blob":
             self.problems.append(request.url)
 
+    def second_tab(self) -> OpenedPage:
+        """The same address in another tab."""
+        return OpenedPage(self.context, self.page.url)
+
     @property
     def composer(self) -> Locator:
         return self.page.get_by_label("Message", exact=True)
@@ -77,17 +81,21 @@ class OpenedPage:
         self.composer.fill(text)
         self.composer.press("Enter")
 
-    def ask(self, text: str, *answers: str) -> None:
-        """Send a message and wait for the whole reply; each answer must be in it."""
+    def begin(self, text: str) -> None:
+        """Send a message and wait until the reply has its place."""
         number = self.replies.count()
         self.send(text)
         expect(self.replies).to_have_count(number + 1)
+
+    def ask(self, text: str, *answers: str) -> None:
+        """Send a message and wait for the whole reply; each answer must be in it."""
+        self.begin(text)
         self.wait_complete()
         for answer in answers:
             expect(self.replies.last).to_contain_text(answer)
 
     def wait_complete(self) -> None:
-        expect(self.button("Send")).to_be_visible()
+        expect(self.page.locator("#send")).to_be_visible()
 
     def set(self, **fields: str) -> None:
         """Change settings by the names of their fields, and save them."""

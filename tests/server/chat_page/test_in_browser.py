@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Route, expect
 
 from eventlm.config import ServerConfig
 from eventlm.engine.request import EngineUnavailableError, QueueFullError
@@ -99,7 +99,7 @@ def test_stop_ends_it_on_the_server(
     server.engine.script_end, server.engine.most_said = None, 5
     page = open_page(server.url)
     for number, stop in enumerate((lambda: page.button("Stop").click(), lambda: page.page.keyboard.press("Escape"))):
-        page.send("hi")
+        page.begin("hi")
         expect(page.reply).to_have_text("Hello")
         stop()
         expect(page.replies.last).to_contain_text("Stopped.")
@@ -112,7 +112,7 @@ def test_the_reader_is_not_taken_away_from_what_is_read(server: RunningServer, p
     server.engine.script = spell("line\n\n" * 100)
     page.ask("hi")
     server.engine.most_said = server.engine.num_said + 60
-    page.send("more")
+    page.begin("more")
     expect(page.reply).to_contain_text("line")
     scroller = page.page.locator("#scroller")
     scroller.evaluate("node => { node.scrollTop = 100; }")
@@ -152,6 +152,328 @@ def test_a_message_is_edited_and_sent_again(server: RunningServer, page: OpenedP
     expect(page.questions).to_have_text(["good day"])
     page.wait_complete()
     assert last_prompt(server) == turns("good day")
+
+
+def test_what_is_not_replaced_comes_back(server: RunningServer, page: OpenedPage) -> None:
+    """A reply that fails or is stopped before its first word takes the place of nothing."""
+    page.ask("hi", "Hello, world")
+    server.engine.script = spell("Good morning")
+    server.engine.submit_error = QueueFullError("the queue is full")
+    page.button("Generate again").click()
+    expect(page.notice).to_contain_text("The server is too busy.")
+    expect(page.reply).to_have_text("Hello, world")
+    page.questions.hover()
+    page.button("Edit and send again").click()
+    page.page.get_by_label("Edit the message").fill("good day")
+    page.page.keyboard.press("Enter")
+    expect(page.notice).to_contain_text("The server is too busy.")
+    for _ in range(2):
+        expect(page.questions).to_have_text(["hi"])
+        expect(page.reply).to_have_text("Hello, world")
+        expect(page.sidebar.get_by_role("link")).to_have_text("hi")
+        # Neither stopped nor left is it lost.
+        server.engine.submit_error = None
+        server.engine.most_said = server.engine.num_said
+        page.button("Generate again").click()
+        expect(page.reply).to_have_text("")
+        page.button("Stop").click()
+        expect(page.reply).to_have_text("Hello, world")
+        page.button("Generate again").click()
+        expect(page.reply).to_have_text("")
+        page.reload()
+    server.engine.submit_error = QueueFullError("the queue is full")
+    page.page.get_by_label("You").hover()
+    page.button("Edit and send again").click()
+    page.page.get_by_label("Edit the message").fill("good day")
+    page.page.keyboard.press("Enter")
+    expect(page.notice).to_contain_text("The server is too busy.")
+    server.engine.submit_error, server.engine.most_said = None, 1000
+    page.button("Try again").click()
+    expect(page.notice).not_to_be_visible()
+    expect(page.questions).to_have_text(["good day"])
+    expect(page.reply).to_have_text("Good morning")
+
+
+def test_a_message_is_sent_once(page: OpenedPage) -> None:
+    """Even while the page does not know yet which models there are, and what is written meanwhile stays."""
+    held: list[Route] = []
+    page.page.route("**/v1/models", lambda route: held.append(route))
+    page.page.reload()
+    page.composer.fill("hi")
+    for key in ("Enter", "Enter", "m", "o", "r", "e", "Enter"):
+        page.composer.press(key)
+    expect(page.composer).to_have_value("more")
+    [only] = held
+    only.continue_()
+    expect(page.reply).to_have_text("Hello, world")
+    expect(page.questions).to_have_text(["hi"])
+    expect(page.composer).to_have_value("more")
+
+
+def test_only_one_tab_writes_in_a_conversation(server: RunningServer, page: OpenedPage) -> None:
+    page.ask("one")
+    server.engine.most_said = server.engine.num_said + 5
+    page.begin("two")
+    expect(page.reply).to_have_text("Hello")
+    other = page.second_tab()
+    other.send("three")
+    expect(other.notice).to_contain_text("Another tab is writing a reply in this conversation.")
+    expect(other.composer).to_have_value("three")
+    other.button("Rename this conversation").click()
+    other.page.keyboard.type("numbers")
+    other.page.keyboard.press("Enter")
+    expect(page.sidebar.get_by_role("link")).to_have_text("numbers")
+    other.button("Rename this conversation").click()
+    other.page.keyboard.type("counting")
+    server.engine.most_said = 1000
+    page.wait_complete()
+    expect(other.reply).to_have_text("Hello, world")
+    other.page.keyboard.press("Enter")
+    expect(page.sidebar.get_by_role("link")).to_have_text("counting")
+    other.ask("three", "Hello, world")
+    for each in (page, other):
+        expect(each.questions).to_have_text(["one", "two", "three"])
+        expect(each.replies).to_have_count(3)
+        each.reload()
+        expect(each.replies).to_have_count(3)
+        expect(each.sidebar.get_by_role("link")).to_have_text("counting")
+    page.button("Delete this conversation").click()
+    expect(other.questions).to_have_count(0)
+    assert other.problems == []
+
+
+def test_another_tab_leaves_the_reader_alone(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.script = spell("line\n\n" * 60)
+    page.ask("one")
+    page.ask("two")
+    other = page.second_tab()
+    scroller = other.page.locator("#scroller")
+    other.questions.first.hover()
+    other.button("Edit and send again").first.click()
+    other.page.get_by_label("Edit the message").fill("a draft")
+    scroller.evaluate("node => { node.scrollTop = 50; }")
+    page.ask("three")
+    expect(other.replies).to_have_count(3)
+    expect(other.page.get_by_label("Edit the message")).to_have_value("a draft")
+    assert scroller.evaluate("node => node.scrollTop") == 50
+    assert other.problems == []
+
+
+def test_the_models_are_asked_for_again_when_they_may_have_changed(server: RunningServer, page: OpenedPage) -> None:
+    page.ask("hi")
+    server.engine.model_names = ["second"]
+    page.ask("more", "The server does not have this model.")
+    expect(page.model_picker).to_have_value("second")
+    page.button("Try again").click()
+    expect(page.reply).to_have_text("Hello, world")
+    # As when the server is started again with another model.
+    page.page.route("**/v1/chat/completions", lambda route: route.abort(), times=1)
+    page.ask("and", "The server cannot be reached.")
+    server.engine.model_names = ["third"]
+    page.button("Try again").click()
+    expect(page.reply).to_have_text("Hello, world")
+    expect(page.model_picker).to_have_value("third")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (502, "null", "The server answered with the status 502."),
+        (502, '{"error": null}', "The server answered with the status 502."),
+        (502, '{"error": "no"}', "The server answered with the status 502."),
+        (502, "<html>", "The server answered with the status 502."),
+        (200, "data: {broken\n\n", "The server sent an unreadable reply."),
+        (200, "data: null\n\n", "The server sent an unreadable reply."),
+        (200, 'data: {"choices": [{"index": 0, "delta": {"tool_calls": [{}]}}]}\n\n', "an unreadable reply."),
+        (200, 'data: {"id": "x"}\n\n', "The connection was lost before the reply was complete."),
+    ],
+)
+def test_a_reply_that_cannot_be_read(page: OpenedPage, status: int, body: str, said: str) -> None:
+    media_type = "text/event-stream" if status == 200 else "application/json"
+    page.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(status=status, content_type=media_type, body=body),
+        times=1,
+    )
+    page.ask("hi", said)
+    for words in ("undefined", "null", "JSON", "properties"):
+        expect(page.replies).not_to_contain_text(words)
+    page.ask("and now?", "Hello, world")
+
+
+def test_a_list_of_models_that_cannot_be_read(page: OpenedPage) -> None:
+    bodies = ["<html>", "null", "{}", '{"data": [null]}']
+    page.page.route("**/v1/models", lambda route: route.fulfill(status=200, body=bodies.pop()), times=4)
+    while bodies:
+        page.reload()
+        expect(page.notice).to_contain_text("The server sent an unreadable reply.")
+    page.button("Try again").click()
+    page.ask("hi", "Hello, world")
+
+
+def test_a_call_that_is_cut_is_left_out(page: OpenedPage) -> None:
+    def sent_call(*arguments: str) -> str:
+        function = {"name": "find", "arguments": ""}
+        deltas = [{"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": function}]}]
+        deltas += [{"tool_calls": [{"index": 0, "function": {"arguments": each}}]} for each in arguments]
+        return "".join(f"data: {json.dumps({'choices': [{'index': 0, 'delta': each}]})}\n\n" for each in deltas)
+
+    body = sent_call('{"city":', ' "Ul')
+    page.page.route("**/v1/chat/completions", lambda route: route.fulfill(status=200, body=body), times=1)
+    page.ask("hi", "The connection was lost before the reply was complete.")
+    expect(page.replies).not_to_contain_text("find")
+    expect(page.page.get_by_label("Result of find")).to_have_count(0)
+    with page.page.expect_request("**/v1/chat/completions") as sent:
+        page.ask("more")
+    assert [message["role"] for message in sent.value.post_data_json["messages"]] == ["user", "user"]
+
+
+def test_what_is_stored_in_another_format_is_not_shown(page: OpenedPage) -> None:
+    page.ask("hi")
+    page.page.evaluate(
+        """() => {
+        const key = Object.keys(localStorage).find((each) => each.startsWith("eventlm.conversation."));
+        const good = JSON.parse(localStorage[key]);
+        const changes = [{updated: undefined}, {version: 2}, {messages: null}, {messages: [null]}, {title: 1},
+            ...["toolCalls", "reasoning", "content"].map((name) => (
+                {messages: good.messages.map((each) => ({...each, [name]: undefined}))})),
+            {messages: good.messages.map((each) => ({...each, stats: {}}))}];
+        changes.forEach((change, id) => {
+            localStorage[`eventlm.conversation.${id}`] = JSON.stringify({...good, ...change, id: String(id)});
+        });
+        const settings = {moreParameters: null, apiKey: 1, temperature: "x", systemPrompt: [], seed: 7};
+        localStorage["eventlm.settings"] = JSON.stringify(settings);
+    }"""
+    )
+    page.reload()
+    expect(page.sidebar.get_by_role("link")).to_have_text("hi")
+    page.ask("more", "Hello, world")
+    page.button("Settings").click()
+    for name, value in (("apiKey", ""), ("temperature", ""), ("systemPrompt", ""), ("seed", "7")):
+        expect(page.page.locator(f"#settings [name={name}]")).to_have_value(value)
+    page.button("Close").click()
+    # Left alone, though, for the version of the page that can read it.
+    assert page.page.evaluate("localStorage['eventlm.conversation.1']")
+
+
+def test_a_title_can_be_written_while_a_reply_ends(server: RunningServer, page: OpenedPage) -> None:
+    server.engine.most_said = 5
+    page.begin("one")
+    page.button("Rename this conversation").click()
+    page.page.keyboard.type("num")
+    server.engine.most_said = 100
+    page.wait_complete()
+    page.page.keyboard.type("ber")
+    title = page.page.get_by_label("Title of the conversation")
+    expect(title).to_have_value("number")
+    title.press("Enter")
+    expect(page.sidebar.get_by_role("link")).to_have_text("number")
+    page.button("Rename this conversation").click()
+    page.page.keyboard.type("x")
+    page.page.keyboard.press("Escape")
+    expect(page.sidebar.get_by_role("link")).to_have_text("number")
+    expect(page.button("Rename this conversation")).to_be_visible()
+
+
+def test_keys_of_an_input_method_do_nothing_else(server: RunningServer, page: OpenedPage) -> None:
+    """Enter takes a word there, and Escape none."""
+
+    def press(field: Locator, key: str) -> None:
+        init = {"key": key, "isComposing": True, "bubbles": True, "cancelable": True}
+        field.evaluate("(field, init) => field.dispatchEvent(new KeyboardEvent('keydown', init))", init)
+
+    page.ask("hi")
+    page.questions.hover()
+    page.button("Edit and send again").click()
+    page.button("Rename this conversation").click()
+    server.engine.most_said = server.engine.num_said + 5
+    page.begin("more")
+    expect(page.reply).to_have_text("Hello")
+    page.button("Rename this conversation").click()
+    for label in ("Edit the message", "Title of the conversation", "Message"):
+        for key in ("Enter", "Escape"):
+            press(page.page.get_by_label(label, exact=True), key)
+    expect(page.page.get_by_label("Edit the message")).to_be_visible()
+    expect(page.page.get_by_label("Title of the conversation")).to_be_visible()
+    server.engine.most_said = 1000
+    page.wait_complete()
+    expect(page.reply).to_have_text("Hello, world")
+
+
+def test_the_end_of_a_reply_is_announced_and_keeps_the_focus(server: RunningServer, page: OpenedPage) -> None:
+    announced = page.page.locator("#announcement")
+    server.engine.most_said = 5
+    page.begin("hi")
+    expect(page.reply).to_have_text("Hello")
+    page.button("Stop").click()
+    expect(announced).to_have_text("Stopped.")
+    server.engine.most_said = server.engine.num_said + 5
+    page.begin("hi")
+    page.button("Stop").focus()
+    server.engine.most_said = 1000
+    page.wait_complete()
+    expect(announced).to_have_text("The reply is complete.")
+    expect(page.composer).to_be_focused()
+
+
+def test_the_skip_link_leads_to_the_composer(page: OpenedPage) -> None:
+    page.ask("hi")
+    address = page.page.url
+    page.page.get_by_role("link", name="Skip to the message").press("Enter")
+    expect(page.composer).to_be_focused()
+    expect(page.questions).to_have_text(["hi"])
+    assert page.page.url == address
+
+
+def test_selecting_text_does_not_close_the_settings(page: OpenedPage) -> None:
+    page.button("Settings").click()
+    field = page.page.get_by_label("System prompt")
+    field.fill("a long text")
+    box = field.bounding_box()
+    assert box is not None
+    mouse = page.page.mouse
+    mouse.move(box["x"] + 60, box["y"] + 15)
+    mouse.down()
+    mouse.move(5, box["y"] + 15, steps=5)
+    mouse.up()
+    expect(field).to_be_visible()
+    expect(field).to_have_value("a long text")
+    mouse.click(5, 5)
+    expect(field).not_to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_borders_of_fields_can_be_seen(server: RunningServer, open_page: OpenPage, scheme: str) -> None:
+    page = open_page(server.url, color_scheme=scheme)
+    contrasts = """() => {
+        const light = (color) => color.match(/[\\d.]+/g).slice(0, 3).map((each) => each / 255)
+            .map((each) => (each <= 0.04045 ? each / 12.92 : ((each + 0.055) / 1.055) ** 2.4))
+            .reduce((sum, each, index) => sum + each * [0.2126, 0.7152, 0.0722][index], 0.05);
+        const ratio = (a, b) => Math.max(light(a) / light(b), light(b) / light(a));
+        const fields = [...document.querySelectorAll("#composer, dialog textarea, dialog input:not([type=checkbox])")];
+        return fields.flatMap((field) => {
+            const { borderTopColor, backgroundColor } = getComputedStyle(field);
+            const around = field.closest("dialog") ?? document.body;
+            const behind = [backgroundColor, getComputedStyle(around).backgroundColor];
+            return behind.map((each) => ratio(borderTopColor, each));
+        });
+    }"""
+    found = page.page.evaluate(contrasts)
+    assert len(found) >= 14
+    assert min(found) >= 3
+
+
+def test_the_focus_stays_in_the_list_that_lies_over_the_page(server: RunningServer, open_page: OpenPage) -> None:
+    page = open_page(server.url, viewport={"width": 390, "height": 780})
+    page.ask("hi")
+    page.button("Conversations").click()
+    reached = set()
+    for _ in range(12):
+        page.page.keyboard.press("Tab")
+        reached.add(page.page.evaluate("document.activeElement.closest('main, aside, a')?.tagName"))
+    assert "MAIN" not in reached
+    page.page.keyboard.press("Escape")
+    page.ask("more", "Hello, world")
 
 
 def test_what_is_set_is_sent(server: RunningServer, page: OpenedPage) -> None:
@@ -210,9 +532,7 @@ def test_a_wrong_key(start_server: StartServer, open_page: OpenPage) -> None:
 
 def test_errors_are_told_and_tried_again(server: RunningServer, page: OpenedPage) -> None:
     server.engine.submit_error = QueueFullError("the queue is full: 1024 sequences wait")
-    page.ask(
-        "hi", "The server has too much to do for now. Try again in 1 s.", "The queue is full: 1024 sequences wait."
-    )
+    page.ask("hi", "The server is too busy. Try again in 1 s.", "The queue is full: 1024 sequences wait.")
     server.engine.submit_error = None
     page.button("Try again").click()
     page.wait_complete()
@@ -244,14 +564,36 @@ def test_a_server_that_is_gone(start_server: StartServer, open_page: OpenPage) -
     page.ask("hi", "The server cannot be reached.", "Check that the server is running")
 
 
-def test_a_page_that_is_left_in_the_middle_says_so(server: RunningServer, page: OpenedPage) -> None:
+@pytest.mark.parametrize(("resume_seconds", "by_whom"), [(0, "client"), (60, "owner")])
+def test_a_page_that_is_left_in_the_middle_says_so(
+    start_server: StartServer, open_page: OpenPage, resume_seconds: int, by_whom: str
+) -> None:
+    """And the server writes for nobody."""
+    server = start_server(resume_seconds=resume_seconds)
+    page = open_page(server.url)
     server.engine.most_said = 5
     page.send("hi")
     expect(page.reply).to_have_text("Hello")
     page.reload()
-    wait_until(lambda: server.engine.cancelled_by == {0: "client"})
+    wait_until(lambda: server.engine.cancelled_by == {0: by_whom})
     expect(page.reply).to_have_text("Hello")
     expect(page.replies).to_contain_text("The page was left before the reply was complete.")
+
+
+def test_a_lost_connection_is_taken_up_again(start_server: StartServer, open_page: OpenPage) -> None:
+    server = start_server(resume_seconds=60)
+    page = open_page(server.url)
+
+    def cut(route: Route) -> None:
+        response = route.fetch()
+        events = response.text().split("\n\n")
+        assert len(events) > 8
+        route.fulfill(response=response, body="\n\n".join(events[:5]) + "\n\ndata: {")
+
+    page.page.route("**/v1/chat/completions", cut)
+    page.ask("hi", "Hello, world", "12 tokens")
+    expect(page.page.get_by_role("alert")).to_have_count(0)
+    assert len(server.engine.requests) == 1
 
 
 def test_replies_of_several_conversations_go_on(server: RunningServer, page: OpenedPage) -> None:
@@ -371,7 +713,7 @@ def test_a_full_storage_is_told(page: OpenedPage) -> None:
             try { for (let n = 0; ; n++) localStorage.setItem(`${size}.${n}`, "x".repeat(size)); } catch {}
     }""")
     page.ask("hi", "Hello, world")
-    expect(page.notice).to_contain_text("The browser has no room for more.")
+    expect(page.notice).to_contain_text("The browser is out of space.")
     page.reload()
     expect(page.model_picker).to_have_value("test")
 

@@ -1,12 +1,15 @@
 // The server's API: models, and streams of replies.
 
-/** An error that the server has answered with; status 0: within a stream. */
+/** To get the rest of a reply after its connection was lost. */
+const RESUME_TRIES = 10;
+const RESUME_PAUSE_MS = 1000;
+
+/** An error of the server, {message, code}, or of a proxy, which may be anything; status 0: within a stream. */
 export class ApiError extends Error {
-  constructor(status, { message, code, param } = {}, retryAfter = null) {
-    super(message || `The server answered with the status ${status}.`);
+  constructor(status, error, retryAfter = null) {
+    super(error?.message || `The server answered with the status ${status}.`);
     this.status = status;
-    this.code = code ?? null;
-    this.param = param ?? null;
+    this.code = error?.code ?? null;
     this.retryAfter = retryAfter;
   }
 }
@@ -20,36 +23,50 @@ export class ConnectionLostError extends Error {}
 /** [{id, max_model_len}] */
 export async function listModels(apiKey) {
   const response = await request("v1/models", { headers: authorization(apiKey) });
-  return (await response.json()).data;
+  const { data } = await response.json();
+  return data.map(({ id, max_model_len }) => ({ id, max_model_len }));
 }
 
 /**
  * The chunks of a streamed reply. Each is {data, isResumable}: the server keeps a resumable stream running when its
- * client leaves. Throws ApiError, UnreachableError and ConnectionLostError, the last two also when the
- * signal aborts it.
+ * client leaves, and after a lost connection the rest is asked for. Throws ApiError, UnreachableError and
+ * ConnectionLostError, the last two also when the signal aborts it; any other error is one of an unreadable reply.
  */
 export async function* streamReply(path, body, { apiKey, signal }) {
-  const response = await request(path, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", ...authorization(apiKey) },
-    body: JSON.stringify(body),
-    signal,
-  });
-  for await (const { data, id } of serverSentEvents(response.body)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(0, chunk.error);
-    yield { data: chunk, isResumable: id !== null };
+  const headers = authorization(apiKey);
+  const json = { ...headers, "Content-Type": "application/json" };
+  let response = await request(path, { method: "POST", headers: json, body: JSON.stringify(body), signal });
+  let last = null;
+  let triesLeft = RESUME_TRIES;
+  for (;;) {
+    try {
+      response ??= await request(last.path, { headers: { ...headers, "Last-Event-ID": last.id }, signal });
+      for await (const { data, id } of serverSentEvents(response.body)) {
+        if (data === "[DONE]") return;
+        const chunk = JSON.parse(data);
+        if (chunk.error) throw new ApiError(0, chunk.error);
+        if (id !== null) last = { path: streamPath(chunk.id), id };
+        triesLeft = RESUME_TRIES;
+        yield { data: chunk, isResumable: id !== null };
+      }
+      throw new ConnectionLostError();
+    } catch (error) {
+      const isLost = error instanceof ConnectionLostError || error instanceof UnreachableError;
+      if (!isLost || !last || !triesLeft || signal.aborted) throw error;
+    }
+    triesLeft -= 1;
+    response = null;
+    await new Promise((resolve) => setTimeout(resolve, RESUME_PAUSE_MS));
   }
-  throw new ConnectionLostError();
 }
 
-/** End a reply that would go on without its client. */
+/** End a reply that would go on without its client, even while the page is being left. */
 export async function cancelReply(replyId, apiKey) {
-  await fetch(address(`v1/stream/${encodeURIComponent(replyId)}`), {
-    method: "DELETE",
-    headers: authorization(apiKey),
-  });
+  await fetch(address(streamPath(replyId)), { method: "DELETE", keepalive: true, headers: authorization(apiKey) });
+}
+
+function streamPath(replyId) {
+  return `v1/stream/${encodeURIComponent(replyId)}`;
 }
 
 /** Relative to the page, so that it works under any prefix of a reverse proxy. */
@@ -57,7 +74,7 @@ function address(path) {
   return new URL(path, document.baseURI);
 }
 
-/** A header takes bytes, so that a key of other letters goes as UTF-8. */
+/** fetch takes a header as characters that stand for bytes: those of a key are its UTF-8. */
 function authorization(apiKey) {
   const bytes = new TextEncoder().encode(apiKey);
   return apiKey ? { Authorization: `Bearer ${String.fromCharCode(...bytes)}` } : {};
@@ -68,9 +85,9 @@ async function request(path, options) {
     throw new UnreachableError(error.message);
   });
   if (response.ok) return response;
-  const body = await response.json().catch(() => ({}));
+  const body = await response.json().catch(() => null);
   const seconds = Number(response.headers.get("Retry-After"));
-  throw new ApiError(response.status, body.error, seconds || null);
+  throw new ApiError(response.status, body?.error, seconds || null);
 }
 
 /** The events of a body: {data, id}, where id is null if the event has none. */
@@ -92,6 +109,8 @@ async function* serverSentEvents(body) {
 }
 
 async function* decoded(body) {
+  // A reply without content: there is nothing more to come.
+  if (!body) return;
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (;;) {

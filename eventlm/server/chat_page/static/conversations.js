@@ -1,22 +1,23 @@
 // The conversations that this browser keeps, each under a key of its own.
 //
-// A conversation is {id, title, created, updated, messages}; times are ISO 8601. A message is {role, content}; an
-// assistant's has also {reasoning, toolCalls, finishReason, error, stats}, a tool's {toolCallId}.
+// A conversation is {version, id, title, created, updated, messages}; times are ISO 8601. A message is {role, content};
+// an assistant's has also {reasoning, toolCalls, finishReason, error, stats}, a tool's {toolCallId}.
 
 import * as storage from "./storage.js";
 
+/** Of the format. What is stored in any other is left alone and not shown. */
+const VERSION = 1;
 const PREFIX = "eventlm.conversation.";
 const TITLE_LENGTH = 60;
 
 export class Conversations {
   #byId = new Map();
 
-  /** onChange is called when another tab has changed one. */
+  /** onChange is called with the id of one that another tab has changed. */
   constructor(onChange) {
     for (const key of storage.keys(PREFIX)) this.#read(key);
     addEventListener("storage", ({ key }) => {
       if (!key?.startsWith(PREFIX)) return;
-      this.#byId.delete(key.slice(PREFIX.length));
       this.#read(key);
       onChange(key.slice(PREFIX.length));
     });
@@ -34,10 +35,10 @@ export class Conversations {
   /** A new one, not kept until it is saved. */
   create() {
     const now = new Date().toISOString();
-    return { id: randomId(), title: "", created: now, updated: now, messages: [] };
+    return { version: VERSION, id: randomId(), title: "", created: now, updated: now, messages: [] };
   }
 
-  /** Throws QuotaExceededError when the browser has no room; until the page is left it is kept all the same. */
+  /** Throws QuotaExceededError when the browser has no room. It stays in the list then, until the page is left. */
   save(conversation) {
     conversation.updated = new Date().toISOString();
     this.restore(conversation);
@@ -55,11 +56,33 @@ export class Conversations {
   }
 
   #read(key) {
-    const conversation = storage.load(key);
-    if (Array.isArray(conversation?.messages) && PREFIX + conversation.id === key) {
-      this.#byId.set(conversation.id, conversation);
-    }
+    const id = key.slice(PREFIX.length);
+    const stored = storage.load(key);
+    if (stored?.id === id && isConversation(stored)) this.#byId.set(id, stored);
+    else this.#byId.delete(id);
   }
+}
+
+function isConversation({ version, title, updated, messages }) {
+  return version === VERSION && areTexts(title, updated) && Array.isArray(messages) && messages.every(isMessage);
+}
+
+function isMessage(message) {
+  if (!message || !areTexts(message.role, message.content)) return false;
+  if (message.role === "tool") return areTexts(message.toolCallId);
+  if (message.role !== "assistant") return true;
+  const { reasoning, toolCalls, stats } = message;
+  if (!areTexts(reasoning) || !Array.isArray(toolCalls)) return false;
+  if (stats && !areNumbers(stats.outputTokens, stats.promptTokens)) return false;
+  return toolCalls.every((call) => areTexts(call?.id, call?.name, call?.arguments));
+}
+
+function areTexts(...values) {
+  return values.every((value) => typeof value === "string");
+}
+
+function areNumbers(...values) {
+  return values.every((value) => typeof value === "number");
 }
 
 /** A title made of the beginning of the first message. */

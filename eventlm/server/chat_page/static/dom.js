@@ -74,10 +74,17 @@ export function growWithText(area) {
   return fit;
 }
 
+/** Do something on a key, except where it chooses a word of an input method (229: as Safari says it). */
+export function onKey(target, key, act) {
+  target.addEventListener("keydown", (event) => {
+    if (event.key === key && !event.isComposing && event.keyCode !== 229) act(event);
+  });
+}
+
 /** Enter sends, Shift+Enter is a new line; on a touch screen Enter is a new line. */
 export function sendOnEnter(area, send) {
-  area.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;
+  onKey(area, "Enter", (event) => {
+    if (event.shiftKey || matchMedia("(pointer: coarse)").matches) return;
     event.preventDefault();
     send();
   });

@@ -5,16 +5,16 @@ import { ApiError, ConnectionLostError, UnreachableError } from "./api.js";
 const BY_CODE = {
   context_length_exceeded: "The conversation is too long for this model. Start a new one, or ask for fewer tokens.",
   model_not_found: "The server does not have this model. Choose another one at the top.",
-  rate_limit_exceeded: "The server has too much to do for now.",
-  deadline_exceeded: "The reply would have come too late.",
-  aborted: "An operator has ended this reply.",
+  rate_limit_exceeded: "The server is too busy.",
+  deadline_exceeded: "The reply was not complete by its deadline.",
+  aborted: "An operator stopped this reply.",
 };
 const BY_STATUS = {
   400: "The server cannot use this request.",
   403: "This API key does not allow that.",
   413: "The conversation is larger than the server accepts.",
-  429: "The server has too much to do for now.",
-  503: "The server takes no requests at the moment.",
+  429: "The server is too busy.",
+  503: "The server is not taking requests at the moment.",
 };
 
 /** {title, detail, needsKey}: what happened, the server's own words, and whether an API key would help. */
@@ -24,7 +24,9 @@ export function describeError(error, apiKey) {
     const title = isLost ? "The connection was lost before the reply was complete." : "The server cannot be reached.";
     return { title, detail: "Check that the server is running, then try again.", needsKey: false };
   }
-  if (!(error instanceof ApiError)) return { title: error.message, detail: "", needsKey: false };
+  if (!(error instanceof ApiError)) {
+    return { title: "The server sent an unreadable reply.", detail: "Is there a proxy in between?", needsKey: false };
+  }
   if (error.status === 401) {
     const title = apiKey ? "The server does not accept this API key." : "This server needs an API key.";
     return { title, detail: error.message, needsKey: true };
@@ -36,5 +38,5 @@ export function describeError(error, apiKey) {
 
 /** Whether the model cannot chat but can continue a text. */
 export function isWithoutChatTemplate(error) {
-  return error instanceof ApiError && error.status === 400 && error.message.includes("no chat template");
+  return error instanceof ApiError && error.code === "no_chat_template";
 }

@@ -2,25 +2,47 @@
 
 import { cancelReply, streamReply } from "./api.js";
 import { describeError, isWithoutChatTemplate } from "./errors.js";
-import { Stopwatch, addChunk, emptyReply } from "./reply.js";
+import { STOPPED, Stopwatch, addChunk, emptyReply, endReply, isEmpty } from "./reply.js";
 import { CHAT, COMPLETIONS, requestBody } from "./request.js";
 
 /** Models that were found to have no chat template, so that their next reply asks for a completion at once. */
 const withoutTemplate = new Set();
 
 export class Generation {
+  /** What made the reply fail, if anything; `message.error` is its description. */
+  failure = null;
   #aborter = new AbortController();
   #stopwatch = new Stopwatch();
   #settings;
+  #before;
+  #isReplacing;
   #resumableId = null;
 
-  /** Appends the reply, `message`, to the conversation. onChange is called whenever the message has grown. */
-  constructor(conversation, settings, onChange) {
+  /**
+   * Changes the conversation by `change(conversation)` and appends the reply, `message`. onChange is called whenever
+   * the message has grown.
+   */
+  constructor(conversation, settings, { change, onChange }) {
+    const { title, messages } = conversation;
     this.conversation = conversation;
     this.message = emptyReply(settings.model);
     this.onChange = onChange;
     this.#settings = settings;
+    this.#before = { title, messages };
+    conversation.messages = [...messages];
+    change(conversation);
+    this.#isReplacing = messages.some((each) => !isEmpty(each) && !conversation.messages.includes(each));
     conversation.messages.push(this.message);
+  }
+
+  /** Whether it is to replace messages but has nothing yet in their place. */
+  get isUndoable() {
+    return this.#isReplacing && isEmpty(this.message);
+  }
+
+  /** Put back what it was to replace. */
+  undo() {
+    Object.assign(this.conversation, this.#before);
   }
 
   /** Until the reply is complete, stopped or has failed, which the message says then. */
@@ -28,13 +50,21 @@ export class Generation {
     try {
       await this.#receive(withoutTemplate.has(this.#settings.model) ? COMPLETIONS : CHAT);
     } catch (error) {
-      if (this.#aborter.signal.aborted) this.message.finishReason ??= "stopped";
-      else this.message.error = describeError(error, this.#settings.apiKey);
+      if (!this.#aborter.signal.aborted) {
+        this.failure = error;
+        this.message.error = describeError(error, this.#settings.apiKey);
+      }
     }
+    endReply(this.message, this.#aborter.signal.aborted ? STOPPED : null);
   }
 
   stop() {
     this.#aborter.abort();
+    this.cancel();
+  }
+
+  /** Make the server end the reply even where it would go on without its client. */
+  cancel() {
     if (this.#resumableId) cancelReply(this.#resumableId, this.#settings.apiKey).catch(() => {});
   }
 

@@ -1,10 +1,11 @@
 // The page: which conversation is shown, what runs, and what the buttons do.
 
-import { listModels } from "./api.js";
+import { ApiError, listModels } from "./api.js";
 import { Conversations, titleOf } from "./conversations.js";
-import { element, growWithText, icon, sendOnEnter } from "./dom.js";
+import { element, growWithText, icon, onKey, sendOnEnter } from "./dom.js";
 import { describeError } from "./errors.js";
 import { Generation } from "./generation.js";
+import { INTERRUPTED, describeEnd, endReply } from "./reply.js";
 import { loadSettings, saveSettings } from "./settings.js";
 import { SettingsDialog } from "./settings_dialog.js";
 import { exportConversation, showConversations } from "./sidebar.js";
@@ -22,13 +23,21 @@ const fitComposer = growWithText(composerText);
 let settings = loadSettings();
 let models = [];
 let current;
-/** The replies under way by the ids of their conversations. */
+/** The replies under way by the ids of their conversations; null just before one begins and after its end. */
 const running = new Map();
 
 const conversations = new Conversations((id) => {
-  if (running.has(id)) return;
-  if (id === current.id) show(conversations.get(id) ?? conversations.create());
-  else showState();
+  const theirs = conversations.get(id);
+  const generation = running.get(id);
+  if (!generation && id === current.id) show(theirs ?? conversations.create());
+  if (!theirs) {
+    generation?.stop();
+  } else if (generation) {
+    // As long as a reply is under way here, no other tab changes anything but the title.
+    generation.conversation.title = theirs.title;
+    save(generation.conversation);
+  }
+  showState();
 });
 const transcript = new Transcript({ again, edit, answerCalls, enterKey: () => dialog.open(settings, "apiKey") });
 const dialog = new SettingsDialog(changeSettings, deleteAll);
@@ -45,14 +54,20 @@ function show(conversation) {
 /** Everything but the messages. */
 function showState() {
   const isRunning = running.has(current.id);
+  const hadFocus = document.activeElement === find("stop");
   document.title = current.title ? `${current.title} · eventlm` : "eventlm";
   find("send").hidden = isRunning;
   find("stop").hidden = !isRunning;
+  if (hadFocus && !isRunning) composerText.focus();
   showConversations(find("conversations"), conversations.list(), current.id, {
     address: ({ id }) => `#${id}`,
-    rename(conversation, title) {
-      conversation.title = title;
-      keep(() => conversations.restore(conversation));
+    rename({ id }, title) {
+      // It may have gone on in another tab meanwhile.
+      const conversation = conversations.get(id);
+      if (title && conversation) {
+        conversation.title = title;
+        keep(() => conversations.restore(conversation));
+      }
       showState();
     },
     export: exportConversation,
@@ -69,8 +84,8 @@ function followAddress() {
 }
 
 function startNew() {
-  if (location.hash) location.hash = "";
-  else followAddress();
+  if (location.hash) history.pushState(null, "", location.pathname + location.search);
+  followAddress();
 }
 
 function save(conversation) {
@@ -81,7 +96,7 @@ function keep(write) {
   try {
     write();
   } catch {
-    notify("The browser has no room for more. Export or delete conversations, or changes are lost with the page.");
+    notify("The browser is out of space. Export or delete conversations, or what is new is lost with the page.");
   }
 }
 
@@ -107,66 +122,112 @@ function removeAll(removed, text) {
 
 // Replies
 
-async function send(text) {
-  if (running.has(current.id) || !text.trim()) return false;
-  if (!models.length) await findModels();
-  if (!models.length) return false;
-  if (!current.messages.length) current.title = titleOf(text);
-  current.messages.push({ role: "user", content: text });
-  generate(current);
-  return true;
+/** Send what is in the composer; it comes back there if it cannot be sent. */
+async function send() {
+  const text = composerText.value;
+  if (!text.trim() || running.has(current.id)) return;
+  fillComposer("");
+  const isSent = await reply(current, (conversation) => {
+    if (!conversation.messages.length) conversation.title = titleOf(text);
+    conversation.messages.push({ role: "user", content: text });
+  });
+  if (!isSent) fillComposer([text, composerText.value].filter(Boolean).join("\n"));
 }
 
-async function generate(conversation) {
-  let frame = 0;
-  let savedAt = Date.now();
-  const generation = new Generation(conversation, settings, () => {
-    frame ||= requestAnimationFrame(() => {
-      frame = 0;
-      transcript.refresh(generation.message);
-    });
-    if (Date.now() - savedAt > SAVE_EVERY_MS) {
-      savedAt = Date.now();
-      save(conversation);
-    }
-  });
-  running.set(conversation.id, generation);
-  save(conversation);
-  // So that a reload shows it again, without an entry in the history.
-  if (current === conversation) history.replaceState(null, "", `#${conversation.id}`);
-  show(conversation);
-  await generation.run();
-  running.delete(conversation.id);
-  cancelAnimationFrame(frame);
-  if (!conversations.get(conversation.id)) return;
-  save(conversation);
-  if (current === conversation) transcript.settle(generation.message);
-  showState();
-  // An error is read out by itself.
-  find("announcement").textContent = generation.message.error ? "" : "The reply is complete.";
+function fillComposer(text) {
+  composerText.value = text;
+  fitComposer();
 }
 
 /** Generate the last reply again. */
 function again() {
-  if (running.has(current.id)) return;
-  if (current.messages.at(-1).role === "assistant") current.messages.pop();
-  generate(current);
+  reply(current, ({ messages }) => {
+    if (messages.at(-1).role === "assistant") messages.pop();
+  });
   focusComposer();
 }
 
-function edit(message, text) {
-  if (running.has(current.id)) return;
-  const index = current.messages.indexOf(message);
-  current.messages.splice(index, Infinity, { ...message, content: text });
-  if (index === 0) current.title = titleOf(text);
-  generate(current);
+function edit(index, text) {
+  reply(current, (conversation) => {
+    const { messages } = conversation;
+    messages.splice(index, Infinity, { ...messages[index], content: text });
+    if (index === 0) conversation.title = titleOf(text);
+  });
   focusComposer();
 }
 
 function answerCalls(results) {
-  for (const [toolCallId, content] of results) current.messages.push({ role: "tool", toolCallId, content });
-  generate(current);
+  reply(current, ({ messages }) => {
+    for (const [toolCallId, content] of results) messages.push({ role: "tool", toolCallId, content });
+  });
   focusComposer();
+}
+
+/**
+ * Change a conversation by `change(conversation)` and let the model reply to it. Returns whether that was possible,
+ * when it is over: not without a model, nor while another reply to it is under way.
+ */
+async function reply(conversation, change) {
+  const { id } = conversation;
+  if (running.has(id)) return false;
+  running.set(id, null);
+  showState();
+  try {
+    if (!models.length) await findModels();
+    if (!models.length) return false;
+    const isAlone = await storage.runAlone(`eventlm.reply.${id}`, () =>
+      generate(conversations.get(id) ?? conversation, change),
+    );
+    if (!isAlone) notify("Another tab is writing a reply in this conversation. Stop it there, or wait until it ends.");
+    return isAlone;
+  } finally {
+    running.delete(id);
+    showState();
+  }
+}
+
+async function generate(conversation, change) {
+  const { id } = conversation;
+  let frame = 0;
+  let savedAt = Date.now();
+  const generation = new Generation(conversation, settings, {
+    change,
+    onChange() {
+      frame ||= requestAnimationFrame(() => {
+        frame = 0;
+        transcript.refresh(generation.message);
+      });
+      if (Date.now() - savedAt < SAVE_EVERY_MS || generation.isUndoable || !conversations.get(id)) return;
+      savedAt = Date.now();
+      save(conversation);
+    },
+  });
+  running.set(id, generation);
+  if (!generation.isUndoable) save(conversation);
+  if (current.id === id) {
+    // So that a reload shows it again, without an entry in the history.
+    history.replaceState(null, "", `#${id}`);
+    show(conversation);
+    transcript.scrollToEnd();
+  }
+  await generation.run();
+  cancelAnimationFrame(frame);
+  running.set(id, null);
+  const { message, failure } = generation;
+  // The server may be started again with another model.
+  if (failure && !(failure instanceof ApiError)) models = [];
+  if (failure?.code === "model_not_found") findModels();
+  const isUndone = generation.isUndoable;
+  if (isUndone) generation.undo();
+  const retry = async () => {
+    if (!(await reply(conversation, change))) notifyError(message.error, retry);
+  };
+  if (isUndone && message.error) notifyError(message.error, retry);
+  if (conversations.get(id)) save(conversation);
+  if (current.id === id && isUndone) show(conversation);
+  else if (current.id === id) transcript.settle(message);
+  // An error is read out by itself.
+  find("announcement").textContent = message.error ? "" : describeEnd(message.finishReason) || "The reply is complete.";
 }
 
 /** On a touch screen that would open the keyboard over the page. */
@@ -176,18 +237,28 @@ function focusComposer() {
 
 // Models and settings
 
-async function findModels() {
-  try {
-    models = await listModels(settings.apiKey);
-    notify("");
-  } catch (error) {
-    models = [];
-    const { title, detail, needsKey } = describeError(error, settings.apiKey);
-    notify(`${title} ${detail}`, needsKey ? "Enter API key" : "Try again", () => {
-      if (needsKey) dialog.open(settings, "apiKey");
-      else findModels();
-    });
+/** The request for the models that is under way, {apiKey, end}, if any. */
+let search = null;
+
+function findModels() {
+  if (search?.apiKey !== settings.apiKey) {
+    search = { apiKey: settings.apiKey };
+    search.end = receiveModels(search);
   }
+  return search.end;
+}
+
+async function receiveModels(own) {
+  const [found, error] = await listModels(own.apiKey).then(
+    (each) => [each, null],
+    (each) => [[], describeError(each, own.apiKey)],
+  );
+  // The key has changed meanwhile.
+  if (search !== own) return search?.end;
+  search = null;
+  models = found;
+  if (error) notifyError(error, findModels);
+  else notify("");
   showModels();
 }
 
@@ -215,6 +286,16 @@ function changeSettings(changed) {
 }
 
 // Messages to the user
+
+/** What went wrong, and what to do: enter a key, or what `retry` does. */
+function notifyError({ title, detail, needsKey }, retry) {
+  const act = () => {
+    notify("");
+    retry();
+  };
+  if (needsKey) notify(`${title} ${detail}`, "Enter API key", () => dialog.open(settings, "apiKey"));
+  else notify(`${title} ${detail}`, "Try again", act);
+}
 
 function notify(text, label, act) {
   const notice = find("notice");
@@ -268,6 +349,7 @@ const isNarrow = matchMedia("(max-width: 48rem)");
 function toggleSidebar(isShown) {
   document.body.classList.toggle("shows-sidebar", isShown);
   find("sidebar").inert = !isShown;
+  document.querySelector("main").inert = isShown && isNarrow.matches;
   find("toggle-sidebar").setAttribute("aria-expanded", isShown);
 }
 
@@ -279,14 +361,17 @@ function closeOverlay() {
 
 // Events
 
-find("composer").addEventListener("submit", async (event) => {
+find("composer").addEventListener("submit", (event) => {
   event.preventDefault();
-  const text = composerText.value;
-  if (!(await send(text))) return;
-  composerText.value = "";
-  fitComposer();
+  send();
 });
-sendOnEnter(composerText, () => find("composer").requestSubmit());
+sendOnEnter(composerText, send);
+find("skip").onclick = (event) => {
+  // Its address is no conversation's.
+  event.preventDefault();
+  closeOverlay();
+  composerText.focus();
+};
 find("stop").onclick = () => {
   running.get(current.id)?.stop();
   focusComposer();
@@ -300,16 +385,18 @@ find("toggle-sidebar").onclick = () => {
 };
 find("backdrop").onclick = closeOverlay;
 find("model").onchange = ({ target }) => changeSettings({ ...settings, model: target.value });
-document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+onKey(document, "Escape", (event) => {
+  if (event.defaultPrevented || document.querySelector("dialog[open]")) return;
   if (isNarrow.matches && document.body.classList.contains("shows-sidebar")) closeOverlay();
   else running.get(current.id)?.stop();
 });
 addEventListener("hashchange", followAddress);
 addEventListener("pagehide", () => {
-  for (const { conversation, message } of running.values()) {
-    message.finishReason ??= "interrupted";
-    save(conversation);
+  for (const generation of [...running.values()].filter(Boolean)) {
+    generation.cancel();
+    if (generation.isUndoable) generation.undo();
+    else endReply(generation.message, INTERRUPTED);
+    save(generation.conversation);
   }
 });
 isNarrow.onchange = () => toggleSidebar(!isNarrow.matches);

@@ -1,8 +1,32 @@
 // A reply as it grows: chunks of a stream become an assistant's message.
 
+/** Reasons for the end of a reply that only this page has, beside those of the API. */
+export const STOPPED = "stopped";
+export const INTERRUPTED = "interrupted";
+
 /** An empty message of an assistant. `finishReason` is null until it is over. */
 export function emptyReply(model) {
   return { role: "assistant", content: "", reasoning: "", toolCalls: [], finishReason: null, model };
+}
+
+/** Whether nothing of a message has come. */
+export function isEmpty({ content, reasoning, toolCalls, finishReason }) {
+  const isOver = finishReason && finishReason !== STOPPED && finishReason !== INTERRUPTED;
+  return !content && !reasoning && !toolCalls?.length && !isOver;
+}
+
+/** A message grows no more, for this reason unless the server has told one. Calls of tools that are cut are dropped. */
+export function endReply(message, reason) {
+  message.finishReason ??= reason;
+  if (message.finishReason !== "tool_calls") message.toolCalls = message.toolCalls.filter((call) => isComplete(call));
+}
+
+function isComplete(call) {
+  try {
+    return Boolean(JSON.parse(call.arguments));
+  } catch {
+    return false;
+  }
 }
 
 /** The time that a reply takes, by this browser's clock, for replies of which the server has not told it. */
@@ -23,7 +47,7 @@ export class Stopwatch {
 
 /** Add a chunk of a chat or of a completion to the message. */
 export function addChunk(message, chunk, stopwatch) {
-  const choice = chunk.choices.find(({ index }) => index === 0);
+  const choice = chunk.choices?.find(({ index }) => index === 0);
   if (choice) {
     const delta = choice.delta ?? { content: choice.text };
     const said = delta.content || delta.reasoning_content || delta.tool_calls?.length;
@@ -79,8 +103,8 @@ export function describeEnd(finishReason) {
     {
       length: "The reply has reached its limit of tokens.",
       content_filter: "The reply was filtered.",
-      stopped: "Stopped.",
-      interrupted: "The page was left before the reply was complete.",
+      [STOPPED]: "Stopped.",
+      [INTERRUPTED]: "The page was left before the reply was complete.",
     }[finishReason] ?? ""
   );
 }

@@ -6,7 +6,7 @@ export const CHAT = "v1/chat/completions";
 /** For models without a chat template. */
 export const COMPLETIONS = "v1/completions";
 
-/** The body for either path. Throws an Error if the settings' further parameters are not JSON. */
+/** The body for either path. */
 export function requestBody(path, conversation, settings) {
   const fields = {
     temperature: settings.temperature,

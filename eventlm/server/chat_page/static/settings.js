@@ -16,7 +16,15 @@ const DEFAULTS = {
 };
 
 export function loadSettings() {
-  return { ...DEFAULTS, ...storage.load(KEY) };
+  const stored = storage.load(KEY) ?? {};
+  const readable = Object.entries(DEFAULTS).filter(([name, value]) => isReadable(name, stored[name], value));
+  return { ...DEFAULTS, ...Object.fromEntries(readable.map(([name]) => [name, stored[name]])) };
+}
+
+/** Whether a stored value is one that the dialog could have saved. */
+function isReadable(name, stored, byDefault) {
+  if (name === "moreParameters") return typeof stored === "string" && !problemOfMoreParameters(stored);
+  return typeof stored === (byDefault === null ? "number" : typeof byDefault);
 }
 
 export function saveSettings(settings) {
@@ -26,6 +34,16 @@ export function saveSettings(settings) {
 /** The default settings, with the key and the model of the current ones. */
 export function resetSettings({ apiKey, model }) {
   return { ...DEFAULTS, apiKey, model };
+}
+
+/** What is wrong with the text of further parameters; empty if nothing is. */
+export function problemOfMoreParameters(text) {
+  try {
+    parseMoreParameters(text);
+    return "";
+  } catch (error) {
+    return error.message;
+  }
 }
 
 /** An object of further fields of the request's body. Throws an Error that says what is wrong. */

@@ -1,6 +1,6 @@
 // The dialog of settings. The names of its fields are those of the settings.
 
-import { parseMoreParameters, resetSettings } from "./settings.js";
+import { problemOfMoreParameters, resetSettings } from "./settings.js";
 
 export class SettingsDialog {
   #dialog = document.getElementById("settings");
@@ -10,7 +10,7 @@ export class SettingsDialog {
   /** onSave takes the new settings. */
   constructor(onSave, onDeleteAll) {
     const more = this.#form.elements.moreParameters;
-    more.addEventListener("input", () => more.setCustomValidity(problemOf(more.value)));
+    more.addEventListener("input", () => more.setCustomValidity(problemOfMoreParameters(more.value)));
     // A field that is shown as wrong must be visible.
     more.addEventListener("invalid", () => {
       more.closest("details").open = true;
@@ -22,9 +22,6 @@ export class SettingsDialog {
       this.#dialog.close();
       onDeleteAll();
     };
-    this.#dialog.addEventListener("click", (event) => {
-      if (event.target === this.#dialog) this.#dialog.close();
-    });
   }
 
   /** Show the settings, with the focus on a field. */
@@ -57,13 +54,4 @@ function valueOf(field) {
   if (field.type === "checkbox") return field.checked;
   if (field.type === "number") return field.value === "" ? null : Number(field.value);
   return field.name === "apiKey" ? field.value.trim() : field.value;
-}
-
-function problemOf(text) {
-  try {
-    parseMoreParameters(text);
-    return "";
-  } catch (error) {
-    return error.message;
-  }
 }

@@ -1,9 +1,13 @@
 // The list of conversations.
 
-import { element, iconButton } from "./dom.js";
+import { element, iconButton, onKey } from "./dom.js";
 
-/** Show conversations. Actions: address(conversation), rename(conversation, title), export and delete(conversation). */
+/**
+ * Show conversations, but not while a title is being written. Actions: address(conversation), rename(conversation,
+ * title), where the title is null if it stays, export and delete(conversation).
+ */
 export function showConversations(list, conversations, currentId, actions) {
+  if (list.querySelector(".rename")) return;
   list.replaceChildren(...conversations.map((each) => item(each, each.id === currentId, actions)));
 }
 
@@ -17,7 +21,7 @@ function item(conversation, isCurrent, actions) {
   if (!isCurrent) return element("li", {}, link);
   const node = element("li", { className: "current" }, link);
   const rename = () => {
-    node.replaceChildren(renameForm(conversation, actions, () => node.replaceWith(item(conversation, true, actions))));
+    node.replaceChildren(titleField(conversation, actions));
     node.querySelector("input").select();
   };
   node.append(
@@ -32,30 +36,28 @@ function item(conversation, isCurrent, actions) {
   return node;
 }
 
-function renameForm(conversation, actions, cancel) {
+function titleField(conversation, actions) {
   const input = element("input", {
+    className: "rename",
     value: conversation.title,
     maxLength: 200,
     "aria-label": "Title of the conversation",
   });
-  let isDone = false;
-  const end = (isKept) => {
-    if (isDone) return;
-    isDone = true;
-    if (isKept && input.value.trim()) actions.rename(conversation, input.value.trim());
-    else cancel();
+  let isOver = false;
+  const end = (title) => {
+    // A field that is removed loses the focus, which would end it again.
+    if (isOver) return;
+    isOver = true;
+    input.remove();
+    actions.rename(conversation, title);
   };
-  input.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+  onKey(input, "Escape", (event) => {
     event.stopPropagation();
-    end(false);
+    end(null);
   });
-  input.addEventListener("blur", () => end(true));
-  const onsubmit = (event) => {
-    event.preventDefault();
-    end(true);
-  };
-  return element("form", { className: "rename", onsubmit }, input);
+  onKey(input, "Enter", () => end(input.value.trim()));
+  input.addEventListener("blur", () => end(input.value.trim()));
+  return input;
 }
 
 /** Let the browser save a conversation as a file. */

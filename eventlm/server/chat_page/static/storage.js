@@ -33,6 +33,15 @@ export function save(key, value) {
   else memory.set(key, text);
 }
 
+/**
+ * Run a task unless one for this key runs in another tab. Returns whether it has run. Browsers lock only over HTTPS and
+ * on this machine; elsewhere the task always runs.
+ */
+export async function runAlone(key, task) {
+  if (!navigator.locks) return task().then(() => true);
+  return navigator.locks.request(key, { ifAvailable: true }, (lock) => lock !== null && task().then(() => true));
+}
+
 export function remove(key) {
   if (storage) storage.removeItem(key);
   else memory.delete(key);

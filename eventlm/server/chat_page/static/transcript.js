@@ -1,6 +1,6 @@
 // The messages of a conversation, as they are shown.
 
-import { copyButton, element, growWithText, icon, iconButton, sendOnEnter } from "./dom.js";
+import { copyButton, element, growWithText, icon, iconButton, onKey, sendOnEnter } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
 import { describeEnd, describePrompt, describeStats } from "./reply.js";
 
@@ -12,10 +12,12 @@ export class Transcript {
   #scroller = document.getElementById("scroller");
   #jump = document.getElementById("jump");
   #actions;
-  #views = new Map();
+  #shownId = null;
+  /** [{key, message, view}]; the key is null while the message grows. */
+  #shown = [];
   #isAtEnd = true;
 
-  /** Actions: again(), edit(message, text), answerCalls(results by call id), enterKey(). */
+  /** Actions: again(), edit(index of the message, text), answerCalls(results by call id), enterKey(). */
   constructor(actions) {
     this.#actions = actions;
     this.#scroller.addEventListener("scroll", () => this.#look());
@@ -23,29 +25,44 @@ export class Transcript {
     this.#jump.onclick = () => this.scrollToEnd();
   }
 
-  /** Show a conversation; `running` is the message that still grows, if any. */
-  show(conversation, running) {
-    const { messages } = conversation;
-    this.#views = new Map(
-      messages.map((message, index) => {
-        const isLast = index === messages.length - 1;
-        return [message, view(message, { isLast, isRunning: message === running, messages, actions: this.#actions })];
-      }),
-    );
-    this.#container.replaceChildren(...[...this.#views.values()].map(({ node }) => node));
+  /**
+   * Show a conversation; `running` is the message that still grows, if any. If it is the one shown, messages before
+   * the first change stay as they are, and so does the scroll position.
+   */
+  show({ id, messages }, running) {
+    const isOther = id !== this.#shownId;
+    const views = messages.map((message, index) => {
+      const isLast = index === messages.length - 1;
+      const isRunning = message === running;
+      return { key: isRunning ? null : keyOf(message, isLast), message, index, isLast, isRunning };
+    });
+    let same = 0;
+    while (!isOther && views[same]?.key && views[same].key === this.#shown[same]?.key) same += 1;
+    for (const { view } of this.#shown.splice(same)) view.node.remove();
+    for (const { key, message, ...context } of views.slice(same)) {
+      const shown = { key, message, view: viewOf(message, { ...context, messages, actions: this.#actions }) };
+      this.#shown.push(shown);
+      this.#container.append(shown.view.node);
+    }
+    this.#shownId = id;
     this.#container.classList.toggle("is-busy", Boolean(running));
-    this.scrollToEnd();
+    if (isOther) this.scrollToEnd();
+    else this.#follow();
   }
 
   /** Show what a growing message has become. */
   refresh(message) {
-    this.#views.get(message)?.update();
+    this.#find(message)?.view.update();
     this.#follow();
   }
 
   /** A message grows no more. Everything else stays where it is, as it may be what the user is reading. */
   settle(message) {
-    this.#views.get(message)?.settle();
+    const shown = this.#find(message);
+    if (shown) {
+      shown.view.settle();
+      shown.key = keyOf(message, true);
+    }
     this.#container.classList.remove("is-busy");
     this.#follow();
   }
@@ -53,6 +70,10 @@ export class Transcript {
   scrollToEnd() {
     this.#isAtEnd = true;
     this.#follow();
+  }
+
+  #find(message) {
+    return this.#shown.findLast((each) => each.message === message);
   }
 
   #follow() {
@@ -67,16 +88,22 @@ export class Transcript {
   }
 }
 
+/** The same for messages that look the same. */
+function keyOf(message, isLast) {
+  return JSON.stringify([message, isLast]);
+}
+
 /** An object with a message's element, `node`; a reply can be brought up to date. */
-function view(message, context) {
+function viewOf(message, context) {
   if (message.role === "assistant") return new ReplyView(message, context);
   return { node: message.role === "tool" ? toolResult(message, context) : question(message, context) };
 }
 
-function question(message, { actions }) {
+function question(message, { index, actions }) {
   const bubble = element("div", { className: "bubble" }, message.content);
+  const send = (text) => actions.edit(index, text);
   const edit = iconButton("edit", "Edit and send again", () => {
-    node.replaceChildren(editForm(message, actions, () => node.replaceChildren(bubble, bar)));
+    node.replaceChildren(editForm(message.content, send, () => node.replaceChildren(bubble, bar)));
     node.querySelector("textarea").focus();
   });
   const bar = element(
@@ -90,13 +117,12 @@ function question(message, { actions }) {
   return node;
 }
 
-function editForm(message, actions, cancel) {
-  const area = element("textarea", { value: message.content, rows: 1, "aria-label": "Edit the message" });
-  const send = () => area.value.trim() && actions.edit(message, area.value);
+function editForm(text, edit, cancel) {
+  const area = element("textarea", { value: text, rows: 1, "aria-label": "Edit the message" });
+  const send = () => area.value.trim() && edit(area.value);
   growWithText(area);
   sendOnEnter(area, send);
-  area.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape") return;
+  onKey(area, "Escape", (event) => {
     event.stopPropagation();
     cancel();
   });
@@ -115,7 +141,7 @@ function editForm(message, actions, cancel) {
       "div",
       { className: "buttons" },
       element("button", { type: "button", className: "quiet", onclick: cancel }, "Cancel"),
-      element("button", { type: "submit", className: "primary" }, "Send"),
+      element("button", { type: "submit", className: "primary when-idle" }, "Send"),
     ),
   );
 }
@@ -212,6 +238,7 @@ class ReplyView {
       const node = this.#calls.children[index] ?? this.#calls.appendChild(callBlock(call));
       node.querySelector("pre").textContent = formatted(call.arguments);
     });
+    while (this.#calls.children.length > calls.length) this.#calls.lastChild.remove();
   }
 }
 
