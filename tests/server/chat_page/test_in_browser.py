@@ -275,9 +275,8 @@ def test_the_models_are_asked_for_again_when_they_may_have_changed(server: Runni
     expect(page.model_picker).to_have_value("third")
 
 
-@pytest.mark.parametrize(
-    ("status", "body", "said"),
-    [
+def test_a_reply_that_cannot_be_read(page: OpenedPage) -> None:
+    cases = [
         (502, "null", "The server answered with the status 502."),
         (502, '{"error": null}', "The server answered with the status 502."),
         (502, '{"error": "no"}', "The server answered with the status 502."),
@@ -286,18 +285,18 @@ def test_the_models_are_asked_for_again_when_they_may_have_changed(server: Runni
         (200, "data: null\n\n", "The server sent an unreadable reply."),
         (200, 'data: {"choices": [{"index": 0, "delta": {"tool_calls": [{}]}}]}\n\n', "an unreadable reply."),
         (200, 'data: {"id": "x"}\n\n', "The connection was lost before the reply was complete."),
-    ],
-)
-def test_a_reply_that_cannot_be_read(page: OpenedPage, status: int, body: str, said: str) -> None:
-    media_type = "text/event-stream" if status == 200 else "application/json"
-    page.page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(status=status, content_type=media_type, body=body),
-        times=1,
-    )
-    page.ask("hi", said)
-    for words in ("undefined", "null", "JSON", "properties"):
-        expect(page.replies).not_to_contain_text(words)
+    ]
+    answers = [(status, body) for status, body, _ in cases]
+
+    def answer(route: Route) -> None:
+        status, body = answers.pop(0)
+        route.fulfill(status=status, body=body)
+
+    page.page.route("**/v1/chat/completions", answer, times=len(cases))
+    for _, _, said in cases:
+        page.ask("hi", said)
+        for words in ("undefined", "null", "JSON", "properties"):
+            expect(page.replies.last).not_to_contain_text(words)
     page.ask("and now?", "Hello, world")
 
 
@@ -713,7 +712,7 @@ def test_a_full_storage_is_told(page: OpenedPage) -> None:
             try { for (let n = 0; ; n++) localStorage.setItem(`${size}.${n}`, "x".repeat(size)); } catch {}
     }""")
     page.ask("hi", "Hello, world")
-    expect(page.notice).to_contain_text("The browser is out of space.")
+    expect(page.notice).to_contain_text("The browser's storage is full.")
     page.reload()
     expect(page.model_picker).to_have_value("test")
 

@@ -1,10 +1,10 @@
 // The server's API: models, and streams of replies.
 
-/** To get the rest of a reply after its connection was lost. */
+/** To get the rest of a reply after the connection was lost. */
 const RESUME_TRIES = 10;
 const RESUME_PAUSE_MS = 1000;
 
-/** An error of the server, {message, code}, or of a proxy, which may be anything; status 0: within a stream. */
+/** An error reply; status 0: within a stream. `error` is the server's {message, code}, or whatever a proxy sends. */
 export class ApiError extends Error {
   constructor(status, error, retryAfter = null) {
     super(error?.message || `The server answered with the status ${status}.`);
@@ -74,7 +74,7 @@ function address(path) {
   return new URL(path, document.baseURI);
 }
 
-/** fetch takes a header as characters that stand for bytes: those of a key are its UTF-8. */
+/** Each character of a header stands for one byte; a key is sent as UTF-8. */
 function authorization(apiKey) {
   const bytes = new TextEncoder().encode(apiKey);
   return apiKey ? { Authorization: `Bearer ${String.fromCharCode(...bytes)}` } : {};

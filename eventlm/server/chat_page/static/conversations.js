@@ -5,7 +5,7 @@
 
 import * as storage from "./storage.js";
 
-/** Of the format. What is stored in any other is left alone and not shown. */
+/** Of the format. Anything stored in another one is left alone and not shown. */
 const VERSION = 1;
 const PREFIX = "eventlm.conversation.";
 const TITLE_LENGTH = 60;
@@ -38,7 +38,7 @@ export class Conversations {
     return { version: VERSION, id: randomId(), title: "", created: now, updated: now, messages: [] };
   }
 
-  /** Throws QuotaExceededError when the browser has no room. It stays in the list then, until the page is left. */
+  /** Throws QuotaExceededError when the storage is full; the conversation is then kept until the page closes. */
   save(conversation) {
     conversation.updated = new Date().toISOString();
     this.restore(conversation);

@@ -74,7 +74,7 @@ export function growWithText(area) {
   return fit;
 }
 
-/** Do something on a key, except where it chooses a word of an input method (229: as Safari says it). */
+/** Act on a key unless an input method is using it, for which Safari gives the code 229. */
 export function onKey(target, key, act) {
   target.addEventListener("keydown", (event) => {
     if (event.key === key && !event.isComposing && event.keyCode !== 229) act(event);

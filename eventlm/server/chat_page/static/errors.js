@@ -3,7 +3,7 @@
 import { ApiError, ConnectionLostError, UnreachableError } from "./api.js";
 
 const BY_CODE = {
-  context_length_exceeded: "The conversation is too long for this model. Start a new one, or ask for fewer tokens.",
+  context_length_exceeded: "The conversation is too long for this model. Start a new one, or lower the max tokens.",
   model_not_found: "The server does not have this model. Choose another one at the top.",
   rate_limit_exceeded: "The server is too busy.",
   deadline_exceeded: "The reply was not complete by its deadline.",
@@ -25,7 +25,8 @@ export function describeError(error, apiKey) {
     return { title, detail: "Check that the server is running, then try again.", needsKey: false };
   }
   if (!(error instanceof ApiError)) {
-    return { title: "The server sent an unreadable reply.", detail: "Is there a proxy in between?", needsKey: false };
+    const detail = "A proxy may have answered in its place.";
+    return { title: "The server sent an unreadable reply.", detail, needsKey: false };
   }
   if (error.status === 401) {
     const title = apiKey ? "The server does not accept this API key." : "This server needs an API key.";

@@ -35,17 +35,17 @@ export class Generation {
     conversation.messages.push(this.message);
   }
 
-  /** Whether it is to replace messages but has nothing yet in their place. */
+  /** Whether it replaces messages and nothing has come yet in their place. */
   get isUndoable() {
     return this.#isReplacing && isEmpty(this.message);
   }
 
-  /** Put back what it was to replace. */
+  /** Put the replaced messages back. */
   undo() {
     Object.assign(this.conversation, this.#before);
   }
 
-  /** Until the reply is complete, stopped or has failed, which the message says then. */
+  /** Run until the reply is complete, is stopped or fails; the message then says which. */
   async run() {
     try {
       await this.#receive(withoutTemplate.has(this.#settings.model) ? COMPLETIONS : CHAT);
@@ -63,7 +63,7 @@ export class Generation {
     this.cancel();
   }
 
-  /** Make the server end the reply even where it would go on without its client. */
+  /** End the reply on the server if it would go on without its client. */
   cancel() {
     if (this.#resumableId) cancelReply(this.#resumableId, this.#settings.apiKey).catch(() => {});
   }

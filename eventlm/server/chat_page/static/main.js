@@ -5,6 +5,7 @@ import { Conversations, titleOf } from "./conversations.js";
 import { element, growWithText, icon, onKey, sendOnEnter } from "./dom.js";
 import { describeError } from "./errors.js";
 import { Generation } from "./generation.js";
+import { notify, toast } from "./notices.js";
 import { INTERRUPTED, describeEnd, endReply } from "./reply.js";
 import { loadSettings, saveSettings } from "./settings.js";
 import { SettingsDialog } from "./settings_dialog.js";
@@ -13,7 +14,6 @@ import * as storage from "./storage.js";
 import { Transcript } from "./transcript.js";
 
 const SAVE_EVERY_MS = 2000;
-const TOAST_MS = 8000;
 const THEMES = ["system", "light", "dark"];
 
 const find = (id) => document.getElementById(id);
@@ -96,7 +96,7 @@ function keep(write) {
   try {
     write();
   } catch {
-    notify("The browser is out of space. Export or delete conversations, or what is new is lost with the page.");
+    notify("The browser's storage is full. Export or delete conversations, or new messages are lost with the page.");
   }
 }
 
@@ -213,19 +213,23 @@ async function generate(conversation, change) {
   await generation.run();
   cancelAnimationFrame(frame);
   running.set(id, null);
-  const { message, failure } = generation;
-  // The server may be started again with another model.
-  if (failure && !(failure instanceof ApiError)) models = [];
-  if (failure?.code === "model_not_found") findModels();
-  const isUndone = generation.isUndoable;
-  if (isUndone) generation.undo();
+  finish(generation, change);
+}
+
+/** A reply is over. If it has replaced nothing, what `change` removed is there again. */
+function finish(generation, change) {
+  const { conversation, message, failure, isUndoable } = generation;
   const retry = async () => {
     if (!(await reply(conversation, change))) notifyError(message.error, retry);
   };
-  if (isUndone && message.error) notifyError(message.error, retry);
-  if (conversations.get(id)) save(conversation);
-  if (current.id === id && isUndone) show(conversation);
-  else if (current.id === id) transcript.settle(message);
+  if (isUndoable) generation.undo();
+  if (isUndoable && failure) notifyError(message.error, retry);
+  if (conversations.get(conversation.id)) save(conversation);
+  if (current.id === conversation.id && isUndoable) show(conversation);
+  else if (current.id === conversation.id) transcript.settle(message);
+  // The server may have been started again with another model.
+  if (failure?.code === "model_not_found") findModels();
+  else if (failure && !(failure instanceof ApiError)) models = [];
   // An error is read out by itself.
   find("announcement").textContent = message.error ? "" : describeEnd(message.finishReason) || "The reply is complete.";
 }
@@ -285,8 +289,6 @@ function changeSettings(changed) {
   else showModels();
 }
 
-// Messages to the user
-
 /** What went wrong, and what to do: enter a key, or what `retry` does. */
 function notifyError({ title, detail, needsKey }, retry) {
   const act = () => {
@@ -295,34 +297,6 @@ function notifyError({ title, detail, needsKey }, retry) {
   };
   if (needsKey) notify(`${title} ${detail}`, "Enter API key", () => dialog.open(settings, "apiKey"));
   else notify(`${title} ${detail}`, "Try again", act);
-}
-
-function notify(text, label, act) {
-  const notice = find("notice");
-  notice.hidden = !text;
-  notice.replaceChildren(
-    ...(text ? [element("p", {}, text), button(label ?? "Dismiss", act ?? (() => notify("")))] : []),
-  );
-}
-
-let toastTimer = 0;
-
-function toast(text, label, act) {
-  const node = find("toast");
-  const close = () => node.replaceChildren();
-  node.replaceChildren(
-    element("p", {}, text),
-    button(label, () => {
-      close();
-      act();
-    }),
-  );
-  clearTimeout(toastTimer);
-  toastTimer = setTimeout(close, TOAST_MS);
-}
-
-function button(label, onclick) {
-  return element("button", { type: "button", className: "quiet", onclick }, label);
 }
 
 // Theme and sidebar
@@ -401,7 +375,7 @@ addEventListener("pagehide", () => {
 });
 isNarrow.onchange = () => toggleSidebar(!isNarrow.matches);
 
-if (!storage.isKept) find("storage-note").textContent = "This browser keeps nothing: conversations end with the page.";
+if (!storage.isKept) find("storage-note").textContent = "Lost when the page closes.";
 toggleSidebar(!isNarrow.matches);
 showTheme();
 changeSettings(settings);

@@ -1,6 +1,6 @@
 // A reply as it grows: chunks of a stream become an assistant's message.
 
-/** Reasons for the end of a reply that only this page has, beside those of the API. */
+/** Finish reasons of this page's own, besides the API's. */
 export const STOPPED = "stopped";
 export const INTERRUPTED = "interrupted";
 
@@ -9,13 +9,13 @@ export function emptyReply(model) {
   return { role: "assistant", content: "", reasoning: "", toolCalls: [], finishReason: null, model };
 }
 
-/** Whether nothing of a message has come. */
+/** Whether a message has no content yet. */
 export function isEmpty({ content, reasoning, toolCalls, finishReason }) {
   const isOver = finishReason && finishReason !== STOPPED && finishReason !== INTERRUPTED;
   return !content && !reasoning && !toolCalls?.length && !isOver;
 }
 
-/** A message grows no more, for this reason unless the server has told one. Calls of tools that are cut are dropped. */
+/** Close a message, with this reason unless the server gave one. Tool calls that were cut off are dropped. */
 export function endReply(message, reason) {
   message.finishReason ??= reason;
   if (message.finishReason !== "tool_calls") message.toolCalls = message.toolCalls.filter((call) => isComplete(call));
@@ -29,7 +29,7 @@ function isComplete(call) {
   }
 }
 
-/** The time that a reply takes, by this browser's clock, for replies of which the server has not told it. */
+/** How long a reply takes by this browser's clock, for when the server does not say. */
 export class Stopwatch {
   #started = performance.now();
   #first = null;
@@ -38,7 +38,7 @@ export class Stopwatch {
     this.#first ??= performance.now();
   }
 
-  /** {ttftMs, decodeMs}; null where nothing has come. */
+  /** {ttftMs, decodeMs}; null if nothing has come. */
   read() {
     if (this.#first === null) return { ttftMs: null, decodeMs: null };
     return { ttftMs: this.#first - this.#started, decodeMs: performance.now() - this.#first };
@@ -97,7 +97,7 @@ export function describePrompt({ promptTokens, cachedTokens }) {
   return `Prompt: ${counted(promptTokens, "token")}${cached}`;
 }
 
-/** What to say of the way in which a reply ended; empty for the usual one. */
+/** How a reply ended, in words; empty if it is simply complete. */
 export function describeEnd(finishReason) {
   return (
     {

@@ -1,4 +1,4 @@
-// The browser's storage, or memory where the browser forbids it: then nothing outlives the page.
+// The browser's storage, or memory if the browser forbids it: then nothing outlives the page.
 
 function browserStorage() {
   try {
