@@ -261,17 +261,26 @@ def test_another_tab_leaves_the_reader_alone(server: RunningServer, page: Opened
 
 def test_the_models_are_asked_for_again_when_they_may_have_changed(server: RunningServer, page: OpenedPage) -> None:
     page.ask("hi")
+    server.engine.model_names = ["first"]
+    page.button("Generate again").click()
+    expect(page.notice).to_contain_text("The server does not have this model.")
+    expect(page.model_picker).to_have_value("first")
+    expect(page.reply).to_have_text("Hello, world")
+    server.engine.script = spell("Good morning")
+    page.button("Try again").click()
+    expect(page.reply).to_have_text("Good morning")
+    expect(page.notice).not_to_be_visible()
     server.engine.model_names = ["second"]
     page.ask("more", "The server does not have this model.")
     expect(page.model_picker).to_have_value("second")
     page.button("Try again").click()
-    expect(page.reply).to_have_text("Hello, world")
+    expect(page.reply).to_have_text("Good morning")
     # As when the server is started again with another model.
     page.page.route("**/v1/chat/completions", lambda route: route.abort(), times=1)
     page.ask("and", "The server cannot be reached.")
     server.engine.model_names = ["third"]
     page.button("Try again").click()
-    expect(page.reply).to_have_text("Hello, world")
+    expect(page.reply).to_have_text("Good morning")
     expect(page.model_picker).to_have_value("third")
 
 

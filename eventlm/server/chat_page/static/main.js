@@ -213,25 +213,25 @@ async function generate(conversation, change) {
   await generation.run();
   cancelAnimationFrame(frame);
   running.set(id, null);
-  finish(generation, change);
+  await finish(generation, change);
 }
 
 /** A reply is over. If it has replaced nothing, what `change` removed is there again. */
-function finish(generation, change) {
+async function finish(generation, change) {
   const { conversation, message, failure, isUndoable } = generation;
   const retry = async () => {
     if (!(await reply(conversation, change))) notifyError(message.error, retry);
   };
   if (isUndoable) generation.undo();
-  if (isUndoable && failure) notifyError(message.error, retry);
   if (conversations.get(conversation.id)) save(conversation);
   if (current.id === conversation.id && isUndoable) show(conversation);
   else if (current.id === conversation.id) transcript.settle(message);
-  // The server may have been started again with another model.
-  if (failure?.code === "model_not_found") findModels();
-  else if (failure && !(failure instanceof ApiError)) models = [];
   // An error is read out by itself.
   find("announcement").textContent = message.error ? "" : describeEnd(message.finishReason) || "The reply is complete.";
+  // The server may have been started again with another model.
+  if (failure?.code === "model_not_found") await findModels();
+  else if (failure && !(failure instanceof ApiError)) models = [];
+  if (isUndoable && failure) notifyError(message.error, retry);
 }
 
 /** On a touch screen that would open the keyboard over the page. */
