@@ -34,7 +34,7 @@ from eventlm.models.families import FAMILIES, MULTIMODAL
 from eventlm.models.gguf.config_json import ARCHITECTURES
 from eventlm.models.gguf.header import TENSOR_TYPES
 from eventlm.models.gguf.tokenizer_json import SPLITS
-from eventlm.server.app import ENDPOINTS
+from eventlm.server.app import ALL_REFUSED_PATHS, ENDPOINTS
 from eventlm.server.endpoints.openapi import Endpoint, openapi_path, unless
 
 PAGES = Path(__file__).parent
@@ -337,13 +337,28 @@ def _endpoint(endpoint: Endpoint) -> Iterator[str]:
     parameters = {
         "header": [f"`{each.name}`" for each in endpoint.all_parameters if each.location == "header"],
         "query": [f"`{each.name}`" for each in endpoint.all_parameters if each.location == "query"],
-        "honoured": [f"`{name}`" for name in _names(endpoint.body) if name not in rest],
-        "ignored": [f"`{name}` ({reason})" for name, reason in endpoint.ignored.items()],
+        "honoured": [f"`{name}`" for name in endpoint.only or _names(endpoint.body) if name not in rest],
+        "ignored": _ignored(endpoint),
         "refused": [f"`{name}`{unless(neutral)}" for name, neutral in endpoint.refused.items()],
     }
     rows = [f"| {fate} | {_cell(', '.join(names))} |" for fate, names in parameters.items() if names]
     if rows:
         yield "\n".join(["| | parameters |", "|---|---|", *rows])
+
+
+def _refused_paths(_: str) -> str:
+    """Paths that other servers have, each with what to do instead."""
+    rows = []
+    for each in ALL_REFUSED_PATHS:
+        path = each.path.replace("|", r"\|")
+        rows.append(f"| `{path}` | {_cell(each.why)} |")
+    return "\n".join(["| path | |", "|---|---|", *rows])
+
+
+def _ignored(endpoint: Endpoint) -> list[str]:
+    if endpoint.only:
+        return ["all others"]
+    return [f"`{name}` ({reason})" for name, reason in endpoint.ignored.items()]
 
 
 def _names(body: Any) -> Iterator[str]:
@@ -367,6 +382,7 @@ PARTS: dict[str, Callable[[str], str]] = {
     "models": _models,
     "decoders": _decoders,
     "endpoints": _endpoints,
+    "refused_paths": _refused_paths,
     "gguf": _gguf,
     "exit_codes": _exit_codes,
 }

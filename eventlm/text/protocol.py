@@ -369,9 +369,15 @@ class CompletionRequest(SearchableRequest, kw_only=True):
         return self.max_tokens != 0
 
 
+#: Fields of a chat on which its prompt depends, beside its messages.
+USED_BY_TEMPLATES = (
+    "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "documents",
+    "reasoning_effort", "tools", "tool_choice",
+)  # fmt: skip
 #: Fields that are accepted and change nothing, with the reason.
 IGNORED = {
-    "store": "chats and completions are not kept",
+    "spaces_between_special_tokens": "no text has such spaces",
+    "store": "these replies are not kept",
     "prediction": "a hint that makes OpenAI's models faster and never changes the text",
     "mm_processor_kwargs": "about images, and models here take text only",
     "user": "neither recorded nor logged",

@@ -49,9 +49,11 @@ _OTHER_FILES = 256
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Serve a model over an OpenAI-compatible HTTP API: /v1/chat/completions, /v1/completions,\n"
-        "/v1/embeddings, /tokenize, /detokenize, /v1/models, /health, /metrics, /version, and with --batch-dir\n"
-        "/v1/files and /v1/batches; /openapi.json describes them.\n"
+        "Serve a model over the APIs of OpenAI (/v1/chat/completions, /v1/responses, /v1/conversations,\n"
+        "/v1/completions, /v1/embeddings, /v1/models, and with --batch-dir /v1/files and /v1/batches), Anthropic\n"
+        "(/v1/messages), vLLM (/tokenize, /pooling and others), llama.cpp (/completion, /props and others) and\n"
+        "Ollama (/api/chat and others), with a chat page at /. /openapi.json describes all of it; /health, /metrics\n"
+        "and /version are for monitors.\n"
         "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
         "key of the scope admin.\n"
         "Without MODEL it is the default model, fetched at its first use.\n\n"

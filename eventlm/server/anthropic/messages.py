@@ -111,7 +111,7 @@ MESSAGES_ENDPOINTS = (
         CountTokensRequest,
         TokenCount,
         errors=(503,),
-        ignored=IGNORED_IN_MESSAGES,
+        only=("model", "messages", "system", "tools", "tool_choice", "thinking", "chat_template_kwargs"),
         refused=UNSUPPORTED_IN_MESSAGES,
     ),
 )

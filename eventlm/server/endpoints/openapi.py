@@ -51,8 +51,8 @@ class Endpoint(NamedTuple):
     body: struct of the body, or alternatives, which comes as `body_type`. reply: type of a 200, or alternatives; None
     for text. media_types: of the 200. chunk: struct of a stream's events, which come as `chunk_type`. generates: uses
     the engine, see `middleware.generating`. errors: further statuses. scope: needed by the key; None: no key is needed.
-    ignored: parameters that are accepted and change nothing, with the reason. refused: parameters that are an error
-    unless they have one of these values.
+    ignored: parameters that are accepted and change nothing, with the reason. only: the only parameters with an effect,
+    if the body has others too. refused: parameters that are an error unless they have one of these values.
     """
 
     method: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
@@ -70,6 +70,7 @@ class Endpoint(NamedTuple):
     body_type: str = JSON
     scope: Scope | None = "inference"
     ignored: Mapping[str, str] = {}
+    only: tuple[str, ...] = ()
     refused: Mapping[str, tuple[Any, ...]] = {}
 
     @property
@@ -102,7 +103,8 @@ def openapi_document(endpoints: Sequence[Endpoint], forms: dict[str, ErrorForm])
         "info": {
             "title": "eventlm",
             "version": __version__,
-            "description": "OpenAI's API. Unknown fields of a request are ignored; every error is an ErrorEnvelope.",
+            "description": "The APIs of OpenAI, Anthropic, vLLM, llama.cpp and Ollama. Unknown fields of a request are "
+            "ignored.",
         },
         "paths": paths,
         "components": {
@@ -142,6 +144,8 @@ def _any_of(types: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 def _notes(endpoint: Endpoint) -> Iterator[str]:
     """What happens to parameters that are not honoured."""
+    if endpoint.only:
+        yield f"Only these have an effect: {', '.join(f'`{name}`' for name in endpoint.only)}."
     if endpoint.ignored:
         reasons = "; ".join(f"`{name}` ({reason})" for name, reason in endpoint.ignored.items())
         yield f"Accepted and ignored: {reasons}."

@@ -28,7 +28,7 @@ from eventlm.server.llamacpp.tokenization import AppliedTemplate, apply_template
 from eventlm.server.openai.chat import chat_completions
 from eventlm.server.openai.replies import ChatCompletion, ChatCompletionChunk
 from eventlm.server.refusals import RefusedPath
-from eventlm.text.protocol import IGNORED, UNSUPPORTED_IN_CHAT, ChatCompletionRequest
+from eventlm.text.protocol import IGNORED, UNSUPPORTED_IN_CHAT, USED_BY_TEMPLATES, ChatCompletionRequest
 
 LLAMACPP_APIS: tuple[Api[Any], ...] = (LLAMA_COMPLETIONS, LLAMA_EMBEDDINGS)
 #: Of several prompts a list; with `response_fields` some of the fields.
@@ -82,6 +82,7 @@ LLAMACPP_ENDPOINTS = (
         ChatCompletionRequest,
         AppliedTemplate,
         errors=(503,),
+        only=("model", "messages", *USED_BY_TEMPLATES),
         refused=UNSUPPORTED_IN_CHAT,
     ),
     Endpoint("GET", "/props", llama_props, reply=Props),

@@ -10,6 +10,12 @@ from eventlm.server.responses.protocol import IGNORED, UNSUPPORTED_IN_RESPONSES,
 from eventlm.server.responses.replies import InputTokens, Response
 from eventlm.server.responses.retrieval import RETRIEVAL_ENDPOINTS
 
+#: What the prompt of a response depends on.
+_USED_BY_PROMPTS = (
+    "model", "input", "instructions", "previous_response_id", "conversation", "tools", "tool_choice", "reasoning",
+    "truncation", "max_output_tokens", "chat_template_kwargs",
+)  # fmt: skip
+
 RESPONSES_ENDPOINTS = (
     Endpoint(
         "POST",
@@ -29,6 +35,7 @@ RESPONSES_ENDPOINTS = (
         InputTokensRequest,
         InputTokens,
         errors=(503,),
+        only=_USED_BY_PROMPTS,
         refused=UNSUPPORTED_IN_RESPONSES,
     ),
     *RETRIEVAL_ENDPOINTS,

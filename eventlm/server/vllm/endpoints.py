@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from msgspec import structs
-
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
 from eventlm.server.llamacpp.tokenization import TokenizeContentRequest, TokenizedContent
 from eventlm.server.middleware import LOAD_PATH
@@ -25,19 +23,13 @@ from eventlm.server.vllm.tokenization import (
     detokenize,
     tokenize,
 )
-from eventlm.text.protocol import IGNORED, ChatCompletionRequest, CompletionRequest
+from eventlm.text.protocol import IGNORED, UNSUPPORTED, USED_BY_TEMPLATES, ChatCompletionRequest, CompletionRequest
 
 #: What the tokens of a text or of a conversation depend on.
-_USED_BY_TOKENIZE = {
+_USED_BY_TOKENIZE = (
     "model", "prompt", "messages", "content", "add_special_tokens", "add_special", "parse_special", "with_pieces",
-    "return_token_strs", "add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs",
-    "documents", "reasoning_effort", "tools", "tool_choice", "truncate_prompt_tokens", "truncation_side",
-}  # fmt: skip
-_IGNORED_BY_TOKENIZE = {
-    field.name: "the tokens do not depend on it"
-    for field in structs.fields(TokenizeChatRequest)
-    if field.name not in _USED_BY_TOKENIZE
-}
+    "return_token_strs", *USED_BY_TEMPLATES, "truncate_prompt_tokens", "truncation_side",
+)  # fmt: skip
 
 VLLM_ENDPOINTS = (
     Endpoint(
@@ -68,18 +60,20 @@ VLLM_ENDPOINTS = (
         dict[str, Any],
         chunk=dict[str, Any],
         generates=True,
+        ignored=IGNORED,
+        refused=UNSUPPORTED,
     ),
     *(
-        Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,), ignored=ignored)
-        for path, handler, body, reply, ignored in (
+        Endpoint("POST", f"{prefix}/{path}", handler, body, reply, errors=(503,), only=only)
+        for path, handler, body, reply, only in (
             (
                 "tokenize",
                 tokenize,
                 (TokenizeRequest, TokenizeChatRequest, TokenizeContentRequest),
                 (Tokenization, TokenizedContent),
-                _IGNORED_BY_TOKENIZE,
+                _USED_BY_TOKENIZE,
             ),
-            ("detokenize", detokenize, DetokenizeRequest, Detokenization, {}),
+            ("detokenize", detokenize, DetokenizeRequest, Detokenization, ()),
         )
         for prefix in ("", "/v1")
     ),
@@ -98,7 +92,7 @@ VLLM_ENDPOINTS = (
 _CHOICE = "/v1/chat/completions with structured_outputs.choice"
 _COMPARE = "/v1/embeddings and compare the vectors"
 _TEXT = "/v1/chat/completions with text"
-_MERGED = "a checkpoint that has it: `eventlm serve --model`"
+_MERGED = "a checkpoint with the result: `eventlm serve FOLDER`"
 
 VLLM_REFUSED = tuple(
     RefusedPath(path, f"this server generates text and embeds it, and has no {what}; use {instead}")
@@ -114,7 +108,7 @@ VLLM_REFUSED = tuple(
         ("/v1/moderations", "moderation", _CHOICE),
         ("/v1/realtime(/.*)?", "realtime sessions", '/v1/chat/completions with "stream": true'),
         ("/v1/threads(/.*)?", "threads", "/v1/responses with previous_response_id"),
-        ("/v1/uploads(/.*)?", "uploads", _TEXT),
+        ("/v1/uploads(/.*)?", "uploads in parts", "/v1/files"),
         ("/v1/vector_stores(/.*)?", "vector stores", "/v1/embeddings and a store of your own"),
         ("/v1/videos(/.*)?", "videos", _TEXT),
     )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from eventlm.server.app import ENDPOINTS
+from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.endpoints.openapi import Endpoint
 
 
@@ -24,3 +27,13 @@ def test_no_parameter_has_two_fates(endpoint: Endpoint) -> None:
     if endpoint.ignored or endpoint.refused:
         assert endpoint.body is not None
         assert set(_fields(endpoint)) - endpoint.ignored.keys() - endpoint.refused.keys()
+
+
+def test_the_page_lists_what_needs_no_key() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
+    sentence = page.partition("work without a key;")[2].partition("and the chat page.")[0]
+    listed = re.findall(r"`(/[^`]*)`", sentence)
+    keyless = {
+        endpoint.path for endpoint in ENDPOINTS if endpoint.scope is None and endpoint not in CHAT_PAGE_ENDPOINTS
+    }
+    assert sorted(listed) == sorted(keyless)

@@ -35,12 +35,12 @@ REFUSED = {
     "/v1/moderations": "structured_outputs.choice",
     "/v1/realtime": '"stream": true',
     "/v1/realtime/sessions": '"stream": true',
-    "/v1/fine_tuning/jobs": "eventlm serve --model",
+    "/v1/fine_tuning/jobs": "eventlm serve FOLDER",
     "/v1/assistants": "/v1/responses",
     "/v1/threads/thread_1/runs": "/v1/responses",
-    "/v1/uploads": "/v1/chat/completions",
+    "/v1/uploads": "/v1/files",
     "/v1/vector_stores": "/v1/embeddings",
-    "/v1/load_lora_adapter": "eventlm serve --model",
+    "/v1/load_lora_adapter": "eventlm serve FOLDER",
 }
 
 
