@@ -275,6 +275,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "be repeated",
     ] = []
     ui: Annotated[bool, "serve the chat page at /"] = True
+    allowed_host: Annotated[
+        list[str],
+        Meta(extra={"metavar": "NAME"}),
+        "host name by which a server without keys on a loopback address may be called, beside localhost and IP "
+        "addresses, such as that of a proxy before it; may be repeated",
+    ] = []
     drain_seconds: Annotated[int, Meta(ge=0), "how long requests may run after SIGTERM before they are cancelled"] = 30
     resume_seconds: Annotated[
         int,

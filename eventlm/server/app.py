@@ -17,7 +17,7 @@ from eventlm.server.batches.files import FILE_ENDPOINTS, UPLOAD_TYPE
 from eventlm.server.batches.folder import BATCHES, BatchFolder
 from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext
-from eventlm.server.cors import answer_preflight, set_cors_headers
+from eventlm.server.cors import answer_preflight, refuse_foreign_pages, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
 from eventlm.server.endpoints.health import HEALTH_ENDPOINTS
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
@@ -47,7 +47,9 @@ def make_app(context: ServerContext) -> web.Application:
     Raises UsageError for a folder of batches that cannot be used.
     """
     across_origins = bool(context.config.cors_origin)
-    app = web.Application(middlewares=[observe, *([answer_preflight] if across_origins else []), authenticate])
+    app = web.Application(
+        middlewares=[observe, *([answer_preflight] if across_origins else []), refuse_foreign_pages, authenticate]
+    )
     app[CONTEXT] = context
     app[APIS] = APIS_BY_PREFIX
     app[ERROR_FORMS] = ERROR_FORMS_BY_PATH

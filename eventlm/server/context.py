@@ -244,7 +244,7 @@ async def read_body(request: web.Request, *, any_type: bool = False) -> bytes:
     """The decoded bytes of a JSON body. Raises ApiError for another content type or encoding, and for a body that is
     too large or too slow.
 
-    any_type: any content type will do, unless a web page sends the request.
+    any_type: any content type will do.
 
     The limit holds for the announced length and for decompressed bytes. All bodies together have a limit too; each
     counts until `release_body`. Later calls return the same bytes.
@@ -254,7 +254,7 @@ async def read_body(request: web.Request, *, any_type: bool = False) -> bytes:
         return known
     context = request.app[CONTEXT]
     limit = context.config.max_body_bytes
-    if request.content_type != "application/json" and (not any_type or "Origin" in request.headers):
+    if request.content_type != "application/json" and not any_type:
         raise ApiError(
             415, f"The Content-Type must be application/json, got '{request.headers.get('Content-Type', '')}'."
         )

@@ -1,7 +1,8 @@
-"""Cross-origin requests: which web pages may use the server from a browser. By default none."""
+"""Which web pages may use the server from a browser: by default only its own."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Awaitable, Callable
 
@@ -10,6 +11,7 @@ from aiohttp import web
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.server.context import CONTEXT
+from eventlm.server.errors import ApiError
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -37,6 +39,67 @@ def check_origins(config: ServerConfig) -> None:
                 f"--cors-origin {origin}: an origin is written scheme://host or scheme://host:port, without a path; "
                 "or * for all"
             )
+
+
+@web.middleware
+async def refuse_foreign_pages(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse what a page of another site could have a browser send without asking: forms, and names of its own that
+    lead to this machine (DNS rebinding). With a key a request is nobody else's.
+    """
+    context = request.app[CONTEXT]
+    if not context.keys:
+        host = request.headers.get("Host", "")
+        if is_loopback(context.config.host) and not _names_this_machine(host, context.config.allowed_host):
+            name = _hostname(host)
+            raise ApiError(
+                403,
+                f"A server without API keys on this machine does not answer to the host '{name}': start it with "
+                f"--allowed-host {name}, or with keys.",
+                code="host_not_allowed",
+            )
+        if _is_form(request) and not _allowed(request):
+            raise ApiError(
+                403,
+                "Web pages of other sites may not send this: start the server with "
+                f"--cors-origin {request.headers['Origin']} if this one may.",
+                code="origin_not_allowed",
+            )
+    return await handler(request)
+
+
+def _is_form(request: web.Request) -> bool:
+    """Whether a page of another origin has sent what needs no preflight and is no mere question."""
+    origin = request.headers.get("Origin")
+    if origin is None or request.method in ("GET", "HEAD", "OPTIONS") or request.content_type == "application/json":
+        return False
+    return origin.partition("://")[2] != request.headers.get("Host")
+
+
+def _names_this_machine(host: str, allowed: list[str]) -> bool:
+    name = _hostname(host)
+    # Nobody outside can make a name without a dot lead anywhere.
+    if "." not in name or name.endswith(".localhost") or name in allowed:
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _hostname(host: str) -> str:
+    """The name in a Host header, without the port and without the brackets of IPv6."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can reach what is bound to an address."""
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
 
 
 @web.middleware

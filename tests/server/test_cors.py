@@ -70,3 +70,32 @@ def test_every_origin(start_server: Callable[..., RunningServer]) -> None:
 def test_what_is_no_origin(origin: str) -> None:
     with pytest.raises(UsageError, match="scheme://host"):
         check_origins(ServerConfig(cors_origin=[origin]))
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1", "127.0.0.1:80", "[::1]:80", "a.localhost", "eventlm", "b.test", ""]
+)
+def test_a_name_of_this_machine(start_server: Callable[..., RunningServer], host: str) -> None:
+    server = start_server(allowed_host=["b.test"])
+    assert server.request("GET", "/v1/models", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "b.test.evil.example", "127.0.0.1.evil.example"])
+def test_a_name_that_was_bound_to_this_machine(start_server: Callable[..., RunningServer], host: str) -> None:
+    headers = {"Host": host}
+    refused = start_server(allowed_host=["b.test"]).request("GET", "/v1/models", headers=headers)
+    assert_error(refused, 403, INVALID, None, "host_not_allowed", message="--allowed-host")
+    # Whoever has the key may call it what they like.
+    assert start_server(api_key="secret").request("GET", "/v1/models", headers=headers | KEY).status == 200
+
+
+def test_forms_of_other_sites(start_server: Callable[..., RunningServer]) -> None:
+    server = start_server(cors_origin=[PAGE])
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    for origin in ("https://evil.example", "null", f"http://localhost:{server.port + 1}"):
+        reply = server.request("POST", "/v1/files", b"--x--", form | {"Origin": origin})
+        assert_error(reply, 403, INVALID, None, "origin_not_allowed", message=f"--cors-origin {origin}")
+        assert server.request("POST", "/v1/batches/batch_1/cancel", headers={"Origin": origin}).status == 403
+    for origin in (PAGE, f"http://127.0.0.1:{server.port}"):
+        # There is no folder for files.
+        assert server.request("POST", "/v1/files", b"--x--", form | {"Origin": origin}).status == 404

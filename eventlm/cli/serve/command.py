@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import ipaddress
 import json
 import os
 import resource
@@ -243,11 +242,9 @@ def raise_file_limit(config: ServerConfig) -> tuple[ServerConfig, list[str]]:
 
 def _exposure(config: ServerConfig) -> list[str]:
     """Warnings for a server that others on the network can reach."""
-    try:
-        is_local = ipaddress.ip_address(config.host).is_loopback
-    except ValueError:
-        is_local = config.host == "localhost"
-    if is_local:
+    from eventlm.server.cors import is_loopback
+
+    if is_loopback(config.host):
         return []
     address = f"{config.host or 'any address of this machine'}:{config.port}"
     warnings = []

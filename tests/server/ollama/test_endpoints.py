@@ -114,7 +114,7 @@ def test_any_content_type_unless_a_web_page_sends_it(
     headers = {"Content-Type": content_type} if content_type else {}
     assert server.request("POST", path, body, headers).status == 200
     page = {"Origin": "https://example.com"}
-    assert_ollama_error(server.request("POST", path, body, headers | page), 415, "application/json")
+    assert_ollama_error(server.request("POST", path, body, headers | page), 403, "--cors-origin")
     assert server.request("POST", path, body, {"Content-Type": "application/json"} | page).status == 200
 
 
