@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from eventlm.config import CacheConfig
+from eventlm.config import CacheConfig, CoreConfig
 from eventlm.engine.rate_limits import Charge, RateLimiter
 from eventlm.engine.request import (
     ContextLengthError,
@@ -24,9 +24,12 @@ from eventlm.engine.request import (
     Submission,
     TakenOver,
 )
+from eventlm.engine.request_check import most_sequences
 from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.errors import EventLMError
 from eventlm.events.decisions import RejectReason
+
+QUEUE_FULL = "the queue is full: no room for the request now, try again later"
 
 
 class AdmissionParts(NamedTuple):
@@ -85,8 +88,12 @@ class Admission:
         parts = self._parts
         if self._reply is not None and reason is None:
             parts.registry.add(self._reply, seqs)
-        if self._charge is not None and reason is not None:
-            self._charge.refund()
+        if reason is not None:
+            if self._charge is not None:
+                self._charge.refund()
+            if self._reply is not None:
+                # A search holds its room from its submission on.
+                self._reply.is_open = False
         for handle, seq, request in zip(self.handles, seqs, self._group, strict=True):
             handle.request = seq
             if request.scheduling.waits_for_grammar and reason is None:
@@ -113,7 +120,7 @@ class Admission:
             self._abandon()
             raise
         if reason == "queue_full":
-            raise QueueFullError("the queue is full: no room for the request now, try again later")
+            raise QueueFullError(QUEUE_FULL)
         if reason is not None:
             raise ContextLengthError(f"a prompt and its max_tokens exceed the context of {max_model_len} tokens")
 
@@ -123,6 +130,15 @@ class Admission:
             self._parts.registry.leave(self._reply.submission.reply_id, 0)
         for handle in self.handles:
             handle.cancel()
+
+
+def check_room_to_search(submission: Submission, core: CoreConfig, num_taken: int) -> None:
+    """Raise QueueFullError unless the sequences of a new search fit beside those in the queue and in other searches.
+
+    The core admits the search's first requests, and afterwards takes what the search adds without asking for room.
+    """
+    if num_taken + submission.search_sequences > most_sequences(core):
+        raise QueueFullError(QUEUE_FULL)
 
 
 def with_cache_rules(group: Sequence[Request], submission: Submission | None, cache: CacheConfig) -> Sequence[Request]:
@@ -152,6 +168,7 @@ def reply_with_sinks(
     reply = Reply(submission, group, edge)
     sinks = registry.sinks(reply)
     if submission.search_tokens:
+        registry.begin_search(reply)
         reply.charge = charge
         return reply, [reply.counting(put) for put in sinks]
     return reply, sinks if charge is None else metered(charge, group, sinks)

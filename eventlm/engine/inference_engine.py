@@ -20,7 +20,7 @@ from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, RunParts
 from eventlm.engine.explanations import ExplainResponse, Explanations
-from eventlm.engine.group_admission import Admission, AdmissionParts, with_cache_rules
+from eventlm.engine.group_admission import Admission, AdmissionParts, check_room_to_search, with_cache_rules
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.predictor.source import PredictorSource
@@ -238,9 +238,12 @@ class InferenceEngine:
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
-        check_group(group, self.setup.core, vocab_size=self.setup.vocab_size)
+        check_group(group, self.setup.core, vocab_size=self.setup.vocab_size, submission=submission)
         group = with_cache_rules(group, submission, self.setup.config.cache)
         engine_core = self._require_engine_core()
+        if submission is not None and submission.search_sequences:
+            num_taken = self.registry.num_searched + engine_core.core.state.num_queued
+            check_room_to_search(submission, self.setup.core, num_taken)
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
         engine_core.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
         self._wake()

@@ -117,8 +117,9 @@ class Submission(Struct, frozen=True, kw_only=True):
     it stands for the newest such reply of the owner.
 
     A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
-    group has `search_tokens`, the most tokens of its prompts and outputs, and is charged as one request with all of
-    them. In the others `goes_on` is true, and they are charged with nothing.
+    group has `search_tokens`, the most tokens of its prompts and outputs, and `search_sequences`, the most sequences at
+    once. It is charged as one request with all the tokens, and admitted as a group of so many sequences. In the others
+    `goes_on` is true; they are charged with nothing and always have room.
     """
 
     reply_id: str
@@ -129,6 +130,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     limits: RateLimits = NO_LIMITS
     request_id: str = ""
     search_tokens: int = 0
+    search_sequences: int = 0
     goes_on: bool = False
 
     @property

@@ -13,6 +13,7 @@ from eventlm.engine.request import (
     GroupSizeError,
     Request,
     RequestFieldError,
+    Submission,
     TokenIdError,
 )
 from eventlm.sampling_params import SamplingParams
@@ -54,12 +55,19 @@ SCHEDULING_LIMITS = {
 }
 
 
-def check_group(group: Sequence[Request], core: CoreConfig, *, vocab_size: int) -> None:
+def most_sequences(core: CoreConfig) -> int:
+    """Sequences that an idle engine takes at once."""
+    return core.max_queue_len + core.num_replicas * core.max_num_seqs
+
+
+def check_group(
+    group: Sequence[Request], core: CoreConfig, *, vocab_size: int, submission: Submission | None = None
+) -> None:
     """As `check_request` for each; also raises GroupSizeError for a group that not even an idle engine admits."""
     for request in group:
         check_request(request, max_model_len=core.max_model_len, vocab_size=vocab_size)
-    num_sequences = sum(request.n for request in group)
-    most = core.max_queue_len + core.num_replicas * core.max_num_seqs
+    num_sequences = (submission and submission.search_sequences) or sum(request.n for request in group)
+    most = most_sequences(core)
     # Waiting would not help.
     if num_sequences > most and not group[0].scheduling.offline:
         raise GroupSizeError(

@@ -200,6 +200,8 @@ class RequestRegistry:
         self._is_woken = False
         #: When a reply ends unless a reader comes. All wait equally long, so the first in order is due first.
         self._due_ns: dict[str, int] = {}
+        #: Those that have not ended, and perhaps some that have.
+        self._searches: list[Reply] = []
         self.num_bytes = 0
 
     @classmethod
@@ -227,6 +229,16 @@ class RequestRegistry:
             reply.forget()
             return edge
         return [self._sink(reply, index, put) for index, put in enumerate(edge)]
+
+    def begin_search(self, reply: Reply) -> None:
+        """From now on its sequences count in `num_searched`, until it is closed."""
+        self._searches.append(reply)
+
+    @property
+    def num_searched(self) -> int:
+        """The most sequences that the open searches have at once."""
+        self._searches = [reply for reply in self._searches if reply.is_open]
+        return sum(reply.submission.search_sequences for reply in self._searches)
 
     def search(self, submission: Submission) -> Reply:
         """The search that a further group belongs to. Raises UnknownReplyError if it is over."""

@@ -206,8 +206,8 @@ class BeamSearch:
                 parent=self._root.handle.request,
                 received_ns=now_ns,
                 ready_ns=now_ns,
-                # The search was admitted already, and its first token was either in time or not. From now on its steps
-                # are those of a running request.
+                # The search was admitted with all its beams, and its first token was either in time or not. From now on
+                # its steps are those of a running request.
                 offline=True,
                 deadline_ns=0,
                 drop_if_late=False,
@@ -320,7 +320,11 @@ async def submit_searches(
     further: Submission | None = None
     if submission is not None:
         further = structs.replace(submission, goes_on=True)
-        submission = structs.replace(submission, search_tokens=sum(map(_most_tokens, group)))
+        submission = structs.replace(
+            submission,
+            search_tokens=sum(map(_most_tokens, group)),
+            search_sequences=sum(each.beams.width for each in group if each.beams is not None),
+        )
     submit = partial(_submit_further, engine, further)
     searches = [BeamSearch(each, partial(on_output, index), submit, engine.now_ns) for index, each in enumerate(group)]
     roots = await engine.submit(

@@ -139,7 +139,10 @@ class RequestBuilder:
         prompts = read_prompts(body.prompt, self._vocab_size, "prompt")
         beams = requested_beams(body, params, self._vocab_size)
         if len(prompts) * (beams.width if beams else params.n) > MAX_GROUP_SEQUENCES:
-            raise InputError("prompt", f"Invalid value for 'prompt': prompts times n is at most {MAX_GROUP_SEQUENCES}.")
+            each = "beam_width" if beams else "n"
+            raise InputError(
+                "prompt", f"Invalid value for 'prompt': prompts times {each} is at most {MAX_GROUP_SEQUENCES}."
+            )
         special = body.add_special_tokens is not False
         group, echoes = [], []
         for prompt in prompts:

@@ -12,7 +12,15 @@ import pytest
 from eventlm.engine.admin import Drain
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.rate_limits import RateLimitError, RateLimits, RateLimitState
-from eventlm.engine.request import AT_SHUTDOWN, BeamSettings, EngineUnavailableError, Request, Submission
+from eventlm.engine.request import (
+    AT_SHUTDOWN,
+    BeamSettings,
+    EngineUnavailableError,
+    GroupSizeError,
+    QueueFullError,
+    Request,
+    Submission,
+)
 from eventlm.events import Arrived, Cancelled
 from eventlm.sampling_params import SamplingParams
 from eventlm.text import beam_search
@@ -25,6 +33,7 @@ from tests.processes import PATIENCE_SECONDS
 
 LIMITS = RateLimits(requests_per_minute=10, tokens_per_minute=1000, concurrent_requests=1)
 SUBMISSION = Submission(reply_id="cmpl-1", owner="someone", limits=LIMITS)
+UNLIMITED = Submission(reply_id="cmpl-1")
 PROMPT = list(b"Once upon a time")
 
 
@@ -224,3 +233,27 @@ async def test_a_defect_in_a_search_reaches_its_client(monkeypatch: pytest.Monke
             await whole(generation)
         await until_idle(engine)
         await left_of_limits(engine)
+
+
+async def test_a_search_takes_room_for_all_its_beams_and_leaves_the_queue_to_others() -> None:
+    async with running(fake=SLOW, max_queue_len=6, max_num_seqs=2) as engine:
+        with pytest.raises(GroupSizeError, match="asks for 10 sequences at once, and this server takes 8"):
+            await begin(engine, search_request(width=5), search_request(width=5), submission=UNLIMITED)
+        # Both arrive in one tick, before either has any beam beside its root.
+        first, second = await asyncio.gather(
+            begin(engine, search_request(width=5, max_tokens=200), submission=UNLIMITED),
+            begin(engine, search_request(width=5), submission=Submission(reply_id="cmpl-2")),
+            return_exceptions=True,
+        )
+        assert isinstance(first, Generation)
+        assert isinstance(second, QueueFullError)
+        await until_running(engine, 8)
+        assert sum(each.num_waiting for each in engine.metrics().log.replicas) > 0
+        others = await begin(engine, make_request([1], SamplingParams(max_tokens=1, n=6)))
+        first.cancel()
+        await whole(others)
+        await until_idle(engine)
+        last = await begin(engine, search_request(width=8, max_tokens=2), submission=UNLIMITED)
+        assert len(await whole(last)) == 2
+        await until_idle(engine)
+        assert engine.registry.num_searched == 0
