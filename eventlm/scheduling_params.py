@@ -38,3 +38,8 @@ class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     waits_for_grammar: bool = False
     offline: bool = False
     front_end: int = 0
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether it belongs to a search whose first request stands for all of them."""
+        return self.offline and self.parent > 0

@@ -313,7 +313,7 @@ class InferenceEngine:
         registry = self.registry
         reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
         state = self._engine_core.core.state if self._engine_core is not None else None
-        return reply_status(reply.submission.reply_id, reply.sequences, state, self._rows)
+        return reply_status(reply, state, self._rows)
 
     async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
         """Where the time of a reply went, up to the end of the trace. Raises UnknownReplyError, NotExplainedError."""

@@ -119,7 +119,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
     group has `search_tokens`, the most tokens of its prompts and outputs, and `search_sequences`, the most sequences at
     once. It is charged as one request with all the tokens, and admitted as a group of so many sequences. In the others
-    `goes_on` is true; they are charged with nothing and always have room.
+    `goes_on` is true; they are charged with nothing and always have room. `search_choices` is how many results it has.
     """
 
     reply_id: str
@@ -131,6 +131,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     request_id: str = ""
     search_tokens: int = 0
     search_sequences: int = 0
+    search_choices: int = 0
     goes_on: bool = False
 
     @property

@@ -68,20 +68,24 @@ _STATES: dict[State, SampleState] = {
 
 
 class SampleStatus(Struct, frozen=True, kw_only=True):
-    """A sequence of a reply. row: its metrics once it has ended; None before, and if that was too long ago."""
+    """A sequence of a reply. row: its metrics once it has ended; None before, and if that was too long ago.
+
+    For a result of a search, request is the first of it, and output_tokens and row are None: its edge has made it.
+    """
 
     request: int
     index: int
     state: SampleState
-    output_tokens: int
+    output_tokens: int | None
     row: RequestRow | None = None
 
 
 class ReplyStatus(Struct, frozen=True, kw_only=True):
-    """A reply's sequences, in the order of its choices."""
+    """A reply's sequences, in the order of its choices. num_branches: the requests of a search after its first ones."""
 
     reply_id: str
     samples: list[SampleStatus]
+    num_branches: int = 0
 
 
 class Reply:
@@ -90,7 +94,7 @@ class Reply:
 
     edge: where the outputs of each request go for its first reader. reader: the reader's number, None if there is none;
     `on_output` also gets the outputs if the reader is not the edge. is_open: whether it is a search that goes on.
-    charge: of a search, to be settled when it is over.
+    num_branches: see `ReplyStatus`. charge: of a search, to be settled when it is over.
     """
 
     def __init__(self, submission: Submission, group: Sequence[Request], edge: Sequence[Put]) -> None:
@@ -106,6 +110,7 @@ class Reply:
         self.num_readers = 1
         self.on_output: OnOutput | None = None
         self.is_open = submission.search_tokens > 0
+        self.num_branches = 0
         self.charge: Charge | None = None
         #: Of a search so far: its prompts and what its requests have produced.
         self._num_tokens = sum(len(each.prompt_token_ids) for each in group)
@@ -131,6 +136,7 @@ class Reply:
         """Add requests of a search, of one sequence each."""
         self.requests += requests
         self.samples += [1] * len(requests)
+        self.num_branches += len(requests)
         excess = max(len(self.requests) - MAX_SEARCH_REQUESTS, 0)
         del self.requests[1 : 1 + excess], self.samples[1 : 1 + excess]
 
@@ -402,12 +408,24 @@ class RequestRegistry:
                 self._cancel(request)
 
 
-def reply_status(
-    reply_id: str, requests: Sequence[tuple[int, int]], state: CoreState | None, rows: EndedRows
-) -> ReplyStatus:
-    """`requests` are (seq, n). `state` None: the engine no longer runs."""
-    samples = [sample for seq, n in requests for sample in _samples(seq, n, state, rows)]
-    return ReplyStatus(reply_id=reply_id, samples=samples)
+def reply_status(reply: Reply, state: CoreState | None, rows: EndedRows) -> ReplyStatus:
+    """`state` None: the engine no longer runs."""
+    submission = reply.submission
+    samples = [sample for seq, n in reply.sequences for sample in _samples(seq, n, state, rows)]
+    if submission.search_choices:
+        found = _search_state(samples) if reply.is_open else "finished"
+        samples = [
+            SampleStatus(request=reply.requests[0], index=index, state=found, output_tokens=None)
+            for index in range(submission.search_choices)
+        ]
+    return ReplyStatus(reply_id=submission.reply_id, samples=samples, num_branches=reply.num_branches)
+
+
+def _search_state(samples: Sequence[SampleStatus]) -> SampleState:
+    """Where a search is that goes on. Between two requests it runs."""
+    states = {sample.state for sample in samples}
+    found: tuple[SampleState, ...] = ("running", "preempted", "waiting")
+    return next((state for state in found if state in states), "running")
 
 
 def _samples(seq: int, n: int, state: CoreState | None, rows: EndedRows) -> Iterator[SampleStatus]:

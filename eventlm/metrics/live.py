@@ -52,6 +52,11 @@ class LiveRequestMetrics(Struct, eq=False):
         return self.scheduling.received_ns or self.arrived_ns
 
     @property
+    def is_branch(self) -> bool:
+        """Whether another request counts in its place."""
+        return self.scheduling.is_branch
+
+    @property
     def deadline_ns(self) -> int:
         """From its arrival to its first token; 0 if it has none."""
         return self.scheduling.deadline_ns or self.scheduling.slo_ttft_ns
@@ -261,6 +266,7 @@ def request_row(
         prefill_e2e_time=_between(request.received_ns, first_ns),
         request_num_preemptions=sequence.num_preemptions,
         request_num_restarts=sequence.num_restarts,
+        is_branch=request.is_branch,
         service_class=request.scheduling.service_class,
         met_deadline=_met_deadline(sequence, reason, now_ns),
         met_slo=_met_slo(sequence, reason, now_ns, per_token_ns),

@@ -23,6 +23,7 @@ class RequestRow(Struct, frozen=True, kw_only=True):
 
     `eventlm.metrics.histograms` describes them. met_deadline: of the request's own deadline for the
     first token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
+    is_branch: it belongs to a beam search whose first request stands for all of them in what counts requests.
     """
 
     request: int
@@ -46,6 +47,7 @@ class RequestRow(Struct, frozen=True, kw_only=True):
     request_num_preemptions: int = 0
     request_num_restarts: int = 0
     service_class: str = ""
+    is_branch: bool = False
     met_deadline: bool | None = None
     met_slo: bool | None = None
 

@@ -181,8 +181,9 @@ class MetricsStore:
         return self._replicas[max(index, 0)].metrics
 
     def _arrived(self, event: Arrived) -> None:
-        self._num_requests += 1
-        self._classes.arrived(event)
+        if not event.scheduling.is_branch:
+            self._num_requests += 1
+            self._classes.arrived(event)
         self._arriving[event.s] = LiveRequestMetrics(event.s, event.ts, event.prompt_tokens, event.n, event.scheduling)
 
     def _rejected(self, event: Rejected) -> None:
@@ -320,6 +321,8 @@ class MetricsStore:
 
     def _first_token(self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, now_ns: int) -> None:
         sequence.first_token_ns = now_ns
+        if sequence.request.is_branch:
+            return
         metrics.histograms["prefill_e2e_time"].observe(now_ns - sequence.request.received_ns)
         self._prefill_done(sequence, metrics, now_ns)
 
@@ -388,20 +391,25 @@ class MetricsStore:
         row = request_row(
             sequence, event.reason, event.ts, output_tokens=event.position, cached_tokens=event.cached_tokens
         )
+        if not request.is_branch:
+            self._count_end(row, sequence, metrics)
+        if self._sink is not None:
+            self._sink.request_ended(row)
+
+    def _count_end(self, row: RequestRow, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics) -> None:
+        request, reason, now_ns = sequence.request, row.reason, row.finished_ns
         self._classes.ended(row)
-        _count(metrics.finish_reasons, event.reason)
-        if event.reason == "complete":
-            self._prefill_done(sequence, metrics, event.ts)
-        if event.reason in COMPLETED:
+        _count(metrics.finish_reasons, reason)
+        if reason == "complete":
+            self._prefill_done(sequence, metrics, now_ns)
+        if reason in COMPLETED:
             observe_request(row, metrics)
             request.max_output_tokens = max(request.max_output_tokens or 0, row.output_tokens)
         elif request.deadline_ns and sequence.first_token_ns is None:
             due_ns = request.arrived_ns + request.deadline_ns
-            metrics.num_deadlines_missed += event.reason == "deadline" or due_ns <= event.ts
+            metrics.num_deadlines_missed += reason == "deadline" or due_ns <= now_ns
         if not request.num_unfinished and request.max_output_tokens is not None:
             metrics.histograms["request_max_num_generation_tokens"].observe(request.max_output_tokens)
-        if self._sink is not None:
-            self._sink.request_ended(row)
 
     def _worker_up(self, event: WorkerUp) -> None:
         replica = self._replicas[event.replica]

@@ -146,8 +146,8 @@ class StatsCollector:
         self._measure(row)
 
     def _is_wanted(self, row: RequestRow) -> bool:
-        """Whether its request arrived in the window, if there is one."""
-        return self._window is None or self._window.has(row.arrived_ns)
+        """Whether it counts, and its request arrived in the window, if there is one."""
+        return not row.is_branch and (self._window is None or self._window.has(row.arrived_ns))
 
     def _measure(self, row: RequestRow) -> None:
         """Keep the values of a sequence. Of one that was cut short, or is unfinished, only the first token counts."""

@@ -43,8 +43,9 @@ class WindowSums:
         self._num_events += 1
         match event:
             case Arrived():
-                self._num_requests += 1
-                self._classes.arrived(event)
+                if not event.scheduling.is_branch:
+                    self._num_requests += 1
+                    self._classes.arrived(event)
                 self._arriving[event.s] = event
             case Admitted():
                 self._arriving.pop(event.request, None)
@@ -54,7 +55,7 @@ class WindowSums:
                 self._classes.rejected(request.scheduling, request.n, event.reason)
 
     def request_ended(self, row: RequestRow) -> None:
-        """Add a sequence whose request arrived in the window."""
+        """Add a sequence, not of a branch, whose request arrived in the window."""
         metrics = self._replicas[row.replica]
         metrics.finish_reasons[row.reason] = metrics.finish_reasons.get(row.reason, 0) + 1
         self._classes.ended(row)

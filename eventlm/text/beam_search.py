@@ -3,6 +3,7 @@
 Each beam follows a branch: a greedy request whose tokens are the beam's own for as long as its likeliest continuation
 is kept. A beam that takes another token starts a branch of its own, and the prefix cache has most of its prompt. A
 branch that no beam follows is cancelled. So a step costs a decode for each beam, and requests only where beams part.
+The first request, the root, is not: it stands for the search in all that counts requests, and its few tokens end it.
 
 To the reader of its outputs a search is one request: when it is over, the outputs of its `n` best beams come at once.
 """
@@ -259,14 +260,16 @@ class BeamSearch:
 
     def _prune(self) -> None:
         """Cancel the branches that no beam follows."""
-        for branch in self._unfinished.difference(self._followed):
+        for branch in self._unfinished.difference(self._followed, {self._root}):
             branch.cancel(PRUNED)
 
     async def _end(self, reason: str) -> None:
         """End all branches and wait until they are over: nothing is left of the search, and all it used is counted."""
-        for branch in self._unfinished:
+        for branch in self._unfinished if reason != PRUNED else self._unfinished - {self._root}:
             branch.cancel(reason)
         while self._unfinished:
+            if self._cancelled_by:
+                self._root.cancel(self._cancelled_by)
             self._news.clear()
             await self._news.wait()
 
@@ -323,6 +326,7 @@ async def submit_searches(
         submission = structs.replace(
             submission,
             search_tokens=sum(map(_most_tokens, group)),
+            search_choices=sum(each.n for each in group),
             search_sequences=sum(each.beams.width for each in group if each.beams is not None),
         )
     submit = partial(_submit_further, engine, further)

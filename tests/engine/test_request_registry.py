@@ -24,7 +24,7 @@ from eventlm.events import TextEnded
 from eventlm.metrics.rows import EndedRows
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
-from tests.core.rig import Rig
+from tests.core.rig import Rig, arrival
 from tests.metrics.test_rows import row
 
 KEEP_NS = 1_000
@@ -367,8 +367,19 @@ def test_the_engines_death_reaches_every_reader() -> None:
     assert desk.registry.num_bytes == 0
 
 
+def reply_of(*requests: tuple[int, int], **fields: Any) -> Reply:
+    """A reply of requests with these seqs and numbers of samples."""
+    group = [
+        Request(prompt_token_ids=[1], sampling=SamplingParams(n=n), scheduling=SchedulingParams(model="m"))
+        for _, n in requests
+    ]
+    reply = Reply(Submission(reply_id="id", **fields), group, [])
+    reply.requests = [seq for seq, _ in requests]
+    return reply
+
+
 def states(rig: Rig, *requests: tuple[int, int], rows: EndedRows | None = None) -> list[tuple[str, int]]:
-    status = reply_status("id", requests, rig.state, rows or EndedRows())
+    status = reply_status(reply_of(*requests), rig.state, rows or EndedRows())
     assert status.reply_id == "id"
     return [(sample.state, sample.output_tokens) for sample in status.samples]
 
@@ -400,5 +411,18 @@ def test_one_that_was_preempted_waits_again() -> None:
 
 
 def test_after_the_engine_has_stopped_everything_is_over() -> None:
-    status = reply_status("id", [(1, 1)], None, EndedRows())
+    status = reply_status(reply_of((1, 1)), None, EndedRows())
     assert [sample.state for sample in status.samples] == ["finished"]
+
+
+def test_a_search_shows_its_results_and_how_many_requests_it_has_added() -> None:
+    rig = Rig()
+    root, first, second = rig.arrive_all(*(arrival(4, 8) for _ in range(3)))
+    reply = reply_of((root, 1), search_tokens=100, search_sequences=4, search_choices=2)
+    reply.add([first, second])
+    shown = [(0, "running", None), (1, "running", None)]
+    for expected in (shown, [(index, "finished", None) for index, *_ in shown]):
+        status = reply_status(reply, rig.state, EndedRows())
+        assert [(each.index, each.state, each.output_tokens) for each in status.samples] == expected
+        assert status.num_branches == 2
+        reply.close()

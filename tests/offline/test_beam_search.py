@@ -112,10 +112,12 @@ def test_beams_are_those_of_transformers(
 
 
 def test_a_beam_needs_no_request_while_it_keeps_its_likeliest_token(llm: LLM) -> None:
-    engine = llm._composition.engine
-    before = engine.metrics().log.num_requests
+    [before] = llm._composition.engine.metrics().log.replicas
     llm.beam_search(PROMPTS[0], BeamSearchParams(1, 3 * BRANCH_TOKENS, ignore_eos=True))
-    assert engine.metrics().log.num_requests - before == 3
+    [after] = llm._composition.engine.metrics().log.replicas
+    # Three requests looked their prompts up: the search's, and the same with the tokens of one branch and of two.
+    num_tokens = 3 * len(llm.get_tokenizer()(PROMPTS[0])["input_ids"]) + 3 * BRANCH_TOKENS
+    assert after.queried_tokens - before.queried_tokens == num_tokens
 
 
 def test_the_end_is_left_out_unless_asked_for(llm: LLM) -> None:

@@ -199,7 +199,7 @@ class EngineDouble:
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:
         registry = self.registry
         reply = registry.find(reply_id, owner) if owner is not None else reply_named(reply_id, registry)
-        status = reply_status(reply.submission.reply_id, reply.sequences, None, self.rows)
+        status = reply_status(reply, None, self.rows)
         return structs.replace(status, samples=[self._present(sample) for sample in status.samples])
 
     def _present(self, sample: SampleStatus) -> SampleStatus:

@@ -58,7 +58,12 @@ def test_a_search_is_recorded_as_ordinary_requests_and_ends_with_its_client(tmp_
         assert reply.headers["x-ratelimit-remaining-requests"] == "99"
         status = server.request("GET", "/v1/requests/search-1", headers=HEADERS).json()
         assert (status["id"], status["state"]) == (found["id"], "finished")
-        assert len(status["choices"]) > 3
+        assert [each["index"] for each in status["choices"]] == [0, 1, 2]
+        assert status["branches"] > 3
+        # It counts once, however many requests it consists of.
+        assert server.figure("vllm:prompt_tokens_total") == found["usage"]["prompt_tokens"]
+        assert server.figure("vllm:request_success_total") == 1
+        assert server.figure("vllm:request_prompt_tokens_count") == 1
         assert server.figure("vllm:prefix_cache_hits_total") > 0
         again = search(server, max_tokens=24)
         assert [each["text"] for each in again.json()["choices"]] == [each["text"] for each in found["choices"]]

@@ -63,8 +63,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def until_running(engine: InferenceEngine, num_requests: int) -> None:
-    """Until so many requests have arrived in all."""
-    await until(lambda: engine.metrics().log.num_requests >= num_requests)
+    """Until so many requests run or wait."""
+    await until(
+        lambda: sum(each.num_running + each.num_waiting for each in engine.metrics().log.replicas) >= num_requests
+    )
 
 
 async def until_idle(engine: InferenceEngine) -> None:
@@ -109,6 +111,11 @@ async def test_a_search_is_one_request_with_the_best_beams_as_its_choices(tmp_pa
         assert (row.index, row.output_tokens, row.reason) == (1, 20, "length")
         assert row.finished_ns > row.arrived_ns + 20 * 2_000_000
         await until_idle(engine)
+        # In what counts requests, its first one stands for all.
+        log = engine.metrics().log
+        [replica] = log.replicas
+        assert (log.num_requests, replica.finish_reasons, replica.prompt_tokens) == (1, {"length": 1}, len(PROMPT))
+        assert {sum(replica.histograms[name].counts) for name in ("prefill_e2e_time", "request_e2e_time")} == {1}
     assert verified(engine).clean_end
     events = recorded(engine)
     [first, *others] = [event for event in events if isinstance(event, Arrived)]
@@ -146,7 +153,7 @@ async def test_a_search_counts_as_one_request_and_with_the_tokens_it_used() -> N
         assert state.requests is not None
         assert state.tokens is not None
         assert (state.requests.remaining, state.tokens.remaining) == (9, 1000 - len(PROMPT) - 4 * 200)
-        await until_running(engine, 40)
+        await until(lambda: engine.metrics().log.replicas[0].generation_tokens >= 60)
         with pytest.raises(RateLimitError, match="1 request at once is reached"):
             await left_of_limits(engine)
         generation.cancel()
@@ -174,8 +181,10 @@ async def test_a_client_that_leaves_ends_all_beams(tmp_path: Path) -> None:
 async def test_its_owner_can_end_it() -> None:
     async with running(fake=SLOW) as engine:
         generation = await begin(engine, search_request(max_tokens=200), submission=SUBMISSION)
-        await until_running(engine, 8)
-        assert len((await engine.status("cmpl-1", "someone")).samples) >= 8
+        await until_running(engine, 4)
+        status = await engine.status("cmpl-1", "someone")
+        assert [(each.index, each.state) for each in status.samples] == [(0, "running"), (1, "running")]
+        assert status.num_branches >= 3
         assert await engine.cancel_reply("cmpl-1", "someone")
         with pytest.raises(GenerationError) as caught:
             await whole(generation)
@@ -247,7 +256,7 @@ async def test_a_search_takes_room_for_all_its_beams_and_leaves_the_queue_to_oth
         )
         assert isinstance(first, Generation)
         assert isinstance(second, QueueFullError)
-        await until_running(engine, 8)
+        await until_running(engine, 5)
         assert sum(each.num_waiting for each in engine.metrics().log.replicas) > 0
         others = await begin(engine, make_request([1], SamplingParams(max_tokens=1, n=6)))
         first.cancel()

@@ -28,23 +28,24 @@ _RETRY_SECONDS = 5
 
 class ChoiceState(Struct, frozen=True, kw_only=True):
     """A choice. Once it is over it has its `finish_reason`, as the log has it (such as eos, length, cancelled), and its
-    `timings`, for as long as they are kept.
+    `timings`, for as long as they are kept. A choice of a beam search has only its `state`, which is the search's.
     """
 
     index: int
     state: SampleState
     finish_reason: FinishReason | None
-    output_tokens: int
+    output_tokens: int | None
     timings: ChoiceTimings | None
 
 
 class RequestInfo(Struct, frozen=True, kw_only=True):
-    """Reply of `/v1/requests/{id}`. `id` is the reply's."""
+    """Reply of `/v1/requests/{id}`. `id` is the reply's; `branches` is how many requests a beam search has added."""
 
     id: str
     object: str = "eventlm.request"
     state: SampleState
     choices: list[ChoiceState]
+    branches: int = 0
 
 
 class ExplainReply(Struct, frozen=True, kw_only=True):
@@ -83,7 +84,7 @@ def _info(status: ReplyStatus) -> web.Response:
     # The state of an unfinished choice tells most.
     unfinished = [choice.state for choice in choices if choice.state != "finished"]
     state = unfinished[0] if unfinished else "finished"
-    return json_response(RequestInfo(id=status.reply_id, state=state, choices=choices))
+    return json_response(RequestInfo(id=status.reply_id, state=state, choices=choices, branches=status.num_branches))
 
 
 async def explain_request(request: web.Request) -> web.Response:
