@@ -34,7 +34,7 @@ def render_chat(
     try:
         text = template.render(**arguments)
     except ChatTemplateError as error:
-        raise refused_by_template(body, error, param) from error
+        raise _refused_by_template(body, error, param) from error
     check_rendered_roles(body, text, param)
     return text
 
@@ -92,11 +92,12 @@ def _check_spelling(body: ChatCompletionRequest, template: TemplateSource, param
             raise InputError(at, f"Invalid value for '{at}': {ROLES_TO_USE}; did you mean '{meant[0]}'?")
 
 
-def refused_by_template(body: ChatCompletionRequest, error: ChatTemplateError, param: str = "messages") -> InputError:
+def _refused_by_template(body: ChatCompletionRequest, error: ChatTemplateError, param: str) -> InputError:
     """The error for a conversation that the template refused, at the first role that only a template can know."""
     index = next((index for index, message in enumerate(body.messages) if message.role not in ROLES), None)
     at = param if index is None else f"{param}[{index}].role"
-    return InputError(at, f"Invalid value for '{at}': {error}.")
+    # The template's own message may be a sentence.
+    return InputError(at, f"Invalid value for '{at}': {str(error).removesuffix('.')}.")
 
 
 def check_rendered_roles(body: ChatCompletionRequest, text: str, param: str = "messages") -> None:

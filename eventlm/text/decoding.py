@@ -18,6 +18,7 @@ from eventlm.sampling_params import LARGEST_LOGIT_BIAS
 
 #: Reasons for fields that will not be supported.
 _REASONS = {
+    "best_of": "is not a field of chats, in which a beam search has its number of beams in 'beam_width'",
     "images": "is not supported: models here take text only",
     "kv_transfer_params": "is not supported: this server keeps every prompt's keys and values in its own workers",
     "thread": "is not supported: send the whole conversation in 'messages'",

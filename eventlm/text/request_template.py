@@ -17,8 +17,8 @@ import structlog
 from eventlm.engine.request import QueueFullError
 from eventlm.errors import InputError
 from eventlm.system.processes import Processes
-from eventlm.text.chat_messages import check_rendered_roles, refused_by_template, template_arguments
-from eventlm.text.chat_template import ChatTemplateError, TemplateSource
+from eventlm.text.chat_messages import check_rendered_roles, template_arguments
+from eventlm.text.chat_template import TemplateSource
 from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.request_template_child import RenderedTemplate, TemplateTask
 from eventlm.text.tools.formats import ToolFormat
@@ -73,10 +73,9 @@ class RequestTemplates:
                 rendered = await self._ask(self._processes, TemplateTask(source.source, special_tokens, arguments))
         finally:
             self._num_pending -= 1
-        if rendered.fault:
-            raise InputError(PARAM, f"Invalid value for '{PARAM}': {rendered.fault}.")
-        if rendered.refusal:
-            raise refused_by_template(body, ChatTemplateError(rendered.refusal), param)
+        # Its own template is the request's too, so a conversation that it refuses is no fault of the messages.
+        if problem := rendered.fault or rendered.refusal:
+            raise InputError(PARAM, f"Invalid value for '{PARAM}': {problem.removesuffix('.')}.")
         check_rendered_roles(body, rendered.text, param)
         return rendered.text
 

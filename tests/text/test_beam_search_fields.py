@@ -92,6 +92,11 @@ def test_a_chat(server: RunningServer) -> None:
     assert reply["usage"]["completion_tokens"] == 8
 
 
+def test_a_chat_has_another_name_for_the_width(server: RunningServer) -> None:
+    reply = server.chat(**SEARCH, best_of=4)
+    assert_error(reply, 400, INVALID, param="best_of", code="invalid_value", message="number of beams in 'beam_width'")
+
+
 def test_each_prompt_is_searched(server: RunningServer) -> None:
     reply = server.complete(**SEARCH, prompt=["a", "b", "c"], return_token_ids=True, echo=True).json()
     assert [choice["index"] for choice in reply["choices"]] == [0, 1, 2, 3, 4, 5]

@@ -58,8 +58,9 @@ def test_a_template_in_place_of_the_models(trusting: RunningServer) -> None:
         ("{% if", {}, "chat_template", "it does not compile: line 1"),
         ("", {}, "chat_template", "it must not be empty"),
         ("x" * 70_000, {}, "chat_template", "at most 65536 characters"),
-        ("{{ raise_exception('only system') }}", {}, "messages", "only system"),
-        ("{{ messages[7].content + 1 }}", {}, "messages", "cannot render these messages"),
+        ("{{ raise_exception('only system') }}", {}, "chat_template", "messages: only system."),
+        ("{{ raise_exception('Only system.') }}", {}, "chat_template", "messages: Only system."),
+        ("{{ messages[7].content + 1 }}", {}, "chat_template", "cannot render these messages"),
         ("-", {"messages": [{"role": "ipython", "content": "x"}]}, "messages[0].role", "leaves out messages"),
         ("-", {"documents": [{"text": "d"}]}, "documents", "does not read them"),
         ("{{ 'x' * 10 ** 11 }}", {}, "chat_template", "too much memory"),
@@ -71,6 +72,7 @@ def test_what_is_wrong_is_named(
 ) -> None:
     reply = trusting.chat(chat_template=source, **fields)
     assert_error(reply, 400, INVALID, param, "invalid_value", message=message)
+    assert ".." not in reply.json()["error"]["message"]
     assert not trusting.engine.requests
 
 

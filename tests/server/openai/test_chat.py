@@ -214,10 +214,10 @@ def test_defaults(server: RunningServer, client: openai.OpenAI) -> None:
 def test_template_variables_and_errors(server: RunningServer) -> None:
     from eventlm.text.chat_template import ChatTemplate
 
-    server.context.tokenizer.chat_template = ChatTemplate("{{ raise_exception('Roles must alternate') }}", {})
+    server.context.tokenizer.chat_template = ChatTemplate("{{ raise_exception('Roles must alternate.') }}", {})
     error = server.chat().json()["error"]
     assert (error["param"], error["code"]) == ("messages", "invalid_value")
-    assert "Roles must alternate" in error["message"]
+    assert error["message"].endswith(" Roles must alternate.")
     source = "{{ style }}{% if add_generation_prompt %}+{% endif %}"
     server.context.tokenizer.chat_template = ChatTemplate(source, {})
     server.chat(chat_template_kwargs={"style": "loud"})
