@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -73,6 +75,22 @@ class InputError(UsageError, ValueError):
 
     def __str__(self) -> str:
         return self._message
+
+    def renamed(self, rename: Callable[[str], str]) -> InputError:
+        """The same error, of the same type, for a caller whose fields have other names.
+
+        rename: the caller's path of a field from its path here. `param` and all paths that the message quotes change.
+        """
+        param = self.param and rename(self.param)
+        message = re.sub(r"'([^'\s]+)'", lambda found: f"'{rename(found[1])}'", self._message)
+        if self.param:
+            own = re.escape(self.param)
+            message = re.sub(rf"(?<=: ){own}(?= )|(?<=\bthe ){own}(?!\.?[\w\[])", lambda _: f"{param}", message)
+        error = type(self).__new__(type(self))
+        error.__dict__.update(self.__dict__)
+        error.args = (param, message)
+        error.param, error._message = param, message
+        return error
 
 
 class InvalidTypeError(InputError):

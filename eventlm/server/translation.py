@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from msgspec import structs
@@ -13,28 +14,31 @@ from eventlm.errors import InputError
 #: In place of a top-p of 0, which keeps the most likely token alone where it is allowed.
 SMALLEST_TOP_P = 1e-9
 
+#: Gives the path of a field its native name.
+Rename = Callable[[str], str]
+
 
 @contextmanager
-def native_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Raise errors with the caller's own names of fields. names: by the beginning of their paths here."""
+def native_fields(names: Rename | Mapping[str, str]) -> Iterator[None]:
+    """Raise errors with the caller's own names of fields. names: see `renaming`."""
     try:
         yield
     except InputError as error:
-        if (param := _renamed(error.param or "", names)) == (error.param or ""):
-            raise
-        message = str(error).replace(f"'{error.param}'", f"'{param}'").replace(f": {error.param} ", f": {param} ")
-        named = InputError(param, message)
-        named.code = error.code
-        raise named from error
+        raise error.renamed(renaming(names) if isinstance(names, Mapping) else names) from error
 
 
-def _renamed(param: str, names: Mapping[str, str]) -> str:
-    """The path with its beginning renamed, the longest one that has another name."""
-    for start in sorted(names, key=len, reverse=True):
-        rest = param.removeprefix(start)
-        if param.startswith(start) and rest[:1] in ("", ".", "["):
-            return names[start] + rest
-    return param
+def renaming(names: Mapping[str, str]) -> Rename:
+    """What gives a path its native name. names: by the beginning of paths here, a regular expression, the names there,
+    which may refer to its groups. The first that matches counts.
+    """
+
+    def rename(path: str) -> str:
+        for start, name in names.items():
+            if found := re.match(rf"(?:{start})(?=$|[.\[])", path):
+                return found.expand(name) + path[found.end() :]
+        return path
+
+    return rename
 
 
 def limited(request: Request, max_tokens: int | None) -> Request:

@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.engine.request import Request
-from eventlm.errors import InputError, InvalidTypeError, UnknownModelError
+from eventlm.errors import InputError, InvalidTypeError, PromptTooLongError, UnknownModelError
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.server.translation import limited, native_fields
@@ -31,6 +31,20 @@ def test_fields_have_their_native_names(param: str | None, named: str | None) ->
         raise InvalidTypeError(param, f"Invalid type for '{param}': {param} must be a string, see 'other'.")
     assert (raised.value.param, raised.value.code) == (named, "invalid_type")
     assert str(raised.value) == f"Invalid type for '{named}': {named} must be a string, see 'other'."
+
+
+def test_every_name_in_an_error_is_native_and_the_error_is_of_the_same_kind() -> None:
+    with (
+        pytest.raises(PromptTooLongError) as raised,
+        native_fields({"messages": "input", r"tools\[(\d+)\].x": r"t[\1]"}),
+    ):
+        raise PromptTooLongError(
+            "messages", "'messages' and 'tools[7].x.y' exclude 'name'; shorten the messages.", 12, 10
+        )
+    assert str(raised.value) == "'input' and 't[7].y' exclude 'name'; shorten the input."
+    error = raised.value
+    assert (error.param, error.args[0], error.num_tokens, error.most_tokens) == ("input", "input", 12, 10)
+    assert error.code == "context_length_exceeded"
 
 
 def test_other_errors_stay_as_they_are() -> None:

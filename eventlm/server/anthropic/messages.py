@@ -9,7 +9,6 @@ from aiohttp import web
 from msgspec import structs
 
 from eventlm.engine.request import Request
-from eventlm.errors import InputError
 from eventlm.server.answer import answer
 from eventlm.server.anthropic.errors import MESSAGES_PATH
 from eventlm.server.anthropic.message_replies import MessageReplies
@@ -20,7 +19,7 @@ from eventlm.server.anthropic.protocol import (
     MessagesRequest,
 )
 from eventlm.server.anthropic.replies import MessageEvent, MessageReply, TokenCount
-from eventlm.server.anthropic.translation import chat_request, own_error
+from eventlm.server.anthropic.translation import chat_request, own_errors
 from eventlm.server.api import Api, Caller, Prepared
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.server.endpoints.openapi import Endpoint
@@ -51,10 +50,8 @@ class Messages(Api[MessagesRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         chat = chat_request(body, context.tokenizer.chat_template, context.formats)
-        try:
+        with own_errors():
             request = await context.requests.chat(chat, received_ns, **scheduling)
-        except InputError as error:
-            raise own_error(error) from error
         most_tokens = min(body.max_tokens, request.max_tokens)
         sampling = structs.replace(request.sampling, max_tokens=most_tokens)
         return Prepared([structs.replace(request, sampling=sampling)])
@@ -85,10 +82,8 @@ async def count_tokens(request: web.Request) -> web.Response:
     body = decode_request(await read_body(request), CountTokensRequest, UNSUPPORTED_IN_MESSAGES)
     context.check_model(body.model)
     chat = chat_request(body, context.tokenizer.chat_template, context.formats)
-    try:
+    with own_errors():
         token_ids = await context.requests.encode_messages(chat, requested_tools(chat, context.formats))
-    except InputError as error:
-        raise own_error(error) from error
     return json_response(TokenCount(len(token_ids)))
 
 

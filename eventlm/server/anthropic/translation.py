@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import msgspec
@@ -20,6 +21,7 @@ from eventlm.server.anthropic.protocol import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from eventlm.server.translation import native_fields
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.protocol import (
     CalledFunction,
@@ -47,13 +49,15 @@ _CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "memory_", "browser_")
 #: A line of Claude Code's, for Anthropic's servers. It differs in each request, so no two would share a prefix.
 _BILLING_LINE = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 #: Names of a chat's fields in errors, and those that they come from.
-_OWN_NAMES = (
-    (re.compile(r"tools\[(\d+)\]\.function\.parameters"), r"tools[\1].input_schema"),
-    (re.compile(r"tools\[(\d+)\]\.function"), r"tools[\1]"),
-    (re.compile(r"tool_choice\.function\.name"), "tool_choice.name"),
-    (re.compile(r"thinking_token_budget"), "thinking.budget_tokens"),
-    (re.compile(r"response_format\.json_schema\.schema"), "output_config.format.schema"),
-)
+_OWN_NAMES = {
+    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
+    r"tools\[(\d+)\]\.function": r"tools[\1]",
+    r"tool_choice\.function\.name": "tool_choice.name",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    r"response_format\.json_schema\.schema": "output_config.format.schema",
+    "stop": "stop_sequences",
+}
 #: `reasoning_effort` of chat templates that know three of them.
 _EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
     "low": "low",
@@ -92,19 +96,18 @@ def chat_request(body: MessagesRequest, template: ChatTemplate | None, formats: 
     return chat
 
 
-def own_error(error: InputError) -> InputError:
-    """An error of a chat, in the words of the body that it was made from."""
-    message = str(error)
-    if isinstance(error, PromptTooLongError) and error.num_tokens:
-        # Clients look for these words before they shorten a conversation.
-        message = f"prompt is too long: {error.num_tokens} tokens > {error.most_tokens} maximum"
-    for pattern, name in _OWN_NAMES:
-        message = pattern.sub(name, message)
-    if message == str(error):
-        return error
-    renamed = InputError(error.param, message)
-    renamed.code = error.code
-    return renamed
+@contextmanager
+def own_errors() -> Iterator[None]:
+    """Errors of the chat within are in the words of the body that it was made from."""
+    with native_fields(_OWN_NAMES):
+        try:
+            yield
+        except PromptTooLongError as error:
+            if not error.num_tokens:
+                raise
+            # Clients look for these words before they shorten a conversation.
+            message = f"prompt is too long: {error.num_tokens} tokens > {error.most_tokens} maximum"
+            raise PromptTooLongError(error.param, message, error.num_tokens, error.most_tokens) from error
 
 
 def _messages(body: MessagesRequest) -> list[ChatMessage]:

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 
 from eventlm.errors import InputError
 from eventlm.server.responses.protocol import InputFields, ResponsesRequest, TextFormat
+from eventlm.server.translation import native_fields
 from eventlm.text.decoding import validation_error
 from eventlm.text.protocol import (
     ChatCompletionRequest,
@@ -36,6 +37,7 @@ _NAMES = (
     (re.compile(r"^tool_choice\.allowed_tools\b(.*?)(\.function)?(\.name)?$"), r"tool_choice\1\3"),
     (re.compile(r"^response_format(\.json_schema)?\b"), "text.format"),
     (re.compile(r"^reasoning_effort$"), "reasoning.effort"),
+    (re.compile(r"^logprobs$"), "include"),
     (re.compile(r"^max(_completion)?_tokens$"), "max_output_tokens"),
 )
 _OF_MESSAGE = re.compile(r"^messages\[(\d+)\]")
@@ -87,16 +89,8 @@ def may_be_lenient(body: InputFields, error: InputError) -> bool:
 @contextmanager
 def native_names(params: Sequence[str]) -> Iterator[None]:
     """Errors of the chat within have the names of the body. params: the path of what each message comes from."""
-    try:
+    with native_fields(lambda path: _native(path, params)):
         yield
-    except InputError as error:
-        param = _native(error.param or "", params)
-        if param == (error.param or ""):
-            raise
-        message = str(error).replace(f"'{error.param}", f"'{param}").replace("the messages", "the input")
-        renamed = InputError(param, message)
-        renamed.code = error.code
-        raise renamed from error
 
 
 def _native(param: str, params: Sequence[str]) -> str:

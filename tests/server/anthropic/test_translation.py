@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.errors import InputError, InvalidJsonError, PromptTooLongError
 from eventlm.server.anthropic.protocol import MessagesRequest
-from eventlm.server.anthropic.translation import chat_request, own_error
+from eventlm.server.anthropic.translation import chat_request, own_errors
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tools.formats import NO_FORMATS, Formats, Hermes, Qwen3
@@ -249,12 +249,19 @@ def test_errors_have_the_names_of_the_body() -> None:
         ("tools[3].function.parameters.a", "'tools[3].function.parameters.a': no", "'tools[3].input_schema.a': no"),
         ("tools[0].function.name", "'tools[0].function.name': no", "'tools[0].name': no"),
         ("top_p", "'top_p': no", "'top_p': no"),
+        (
+            "min_p",
+            "'min_p' excludes 'stop' and 'tools[1].function.x'",
+            "'min_p' excludes 'stop_sequences' and 'tools[1].x'",
+        ),
     ):
-        assert str(own_error(InputError(param, message))) == expected
-    too_long = PromptTooLongError("messages", "too long", 12, 10)
-    assert str(own_error(too_long)) == "prompt is too long: 12 tokens > 10 maximum"
-    assert own_error(too_long).code == "context_length_exceeded"
-    assert str(own_error(PromptTooLongError("messages", "too long"))) == "too long"
+        with pytest.raises(InputError) as caught, own_errors():
+            raise InputError(param, message)
+        assert str(caught.value) == expected
+    for num_tokens, expected in ((12, "prompt is too long: 12 tokens > 10 maximum"), (0, "too long")):
+        with pytest.raises(PromptTooLongError) as caught, own_errors():
+            raise PromptTooLongError("messages", "too long", num_tokens, 10)
+        assert (str(caught.value), caught.value.code) == (expected, "context_length_exceeded")
 
 
 def test_input_that_is_nested_too_deeply() -> None:

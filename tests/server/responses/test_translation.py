@@ -139,6 +139,12 @@ def test_errors_have_the_names_of_the_body(of_chat: str, here: str) -> None:
     assert caught.value.code == "invalid_type"
 
 
+def test_every_field_that_an_error_names_is_one_of_the_body() -> None:
+    with pytest.raises(InputError) as caught, native_names([]):
+        raise InputError("logprob_token_ids", "'logprob_token_ids' is only allowed when 'logprobs' is set.")
+    assert str(caught.value) == "'logprob_token_ids' is only allowed when 'include' is set."
+
+
 def test_an_error_with_the_same_name_stays_as_it_is() -> None:
     with pytest.raises(UnknownModelError), native_names([]):
         raise UnknownModelError("m")
