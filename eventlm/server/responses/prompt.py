@@ -54,6 +54,12 @@ async def read_conversation(
     found = ItemMessages()
     found.add_all(earlier, "previous_response_id" if body.conversation is None else "conversation")
     found.add_all(items, "input")
+    if not found.messages:
+        raise InputError(
+            "input",
+            "Invalid value for 'input': it has nothing that the model can read, since only the server that encrypted "
+            "reasoning can read it; send a message too.",
+        )
     return _with_instructions(PromptMessages(found.messages, found.params), body.instructions)
 
 

@@ -59,6 +59,8 @@ def test_instructions_come_first(
     [
         ({"input": None}, "input", "missing_required_parameter", "input"),
         ({"input": []}, "input", "invalid_value", "it is empty"),
+        ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}], "instructions": "Be brief."},
+         "input", "invalid_value", "send a message too"),
         ({"input": [{"id": "msg_1"}]}, "input[0].id", "invalid_value", "no item has the id 'msg_1'"),
         ({"input": [{"type": "item_reference"}]}, "input[0].id", "missing_required_parameter", "input[0].id"),
         ({"input": [{"role": "robot", "content": "hi"}]}, "input[0].role", "invalid_value", "'user'"),
