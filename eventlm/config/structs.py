@@ -300,10 +300,14 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         int, Meta(ge=1, le=315_360_000), "how long a response or a conversation is kept after its last change"
     ] = 86_400
     response_memory: Annotated[
-        _Size, "bytes of all kept responses and conversations, in memory or in the file; beyond it the oldest go"
+        _Size,
+        "bytes of all kept responses and conversations, in memory or in the file; beyond it the oldest of the key that "
+        "has the most go",
     ] = "256MiB"
     max_responses: Annotated[
-        int, Meta(ge=1, le=MAX_NUMBER), "most responses and conversations that are kept; beyond it the oldest go"
+        int,
+        Meta(ge=1, le=MAX_NUMBER),
+        "most responses and conversations that are kept; beyond it the oldest of the key with the most go",
     ] = 10_000
     tokenizer_info: Annotated[
         bool, "serve the tokenizer's configuration and its chat template at GET /tokenizer_info, as vLLM does if asked"

@@ -3,9 +3,9 @@
 An object is opaque bytes by kind and id. It may have items: opaque bytes too, with ids of their own, in the order in
 which they were added. Every object belongs to an owner (see `Principal.owner`); to any other, it does not exist.
 
-A process that works on an object holds it. Only one can, and what it holds is neither evicted nor expires while
-anything else can go. When the process dies, its holds end, so an object that should be held and is not was left
-unfinished.
+A process that works on an object holds it. Only one can, and what it holds does not expire, and is evicted only when
+its owner has nothing else that can go. When the process dies, its holds end, so an object that should be held and is
+not was left unfinished. Holds are not written down with the objects, so one can always end.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StoredObject(Struct, frozen=True, array_like=True):
     """An object without its items."""
 
     data: bytes
-    is_held: bool
+    is_held: bool = False
 
 
 class ItemPage(Struct, frozen=True, array_like=True):
@@ -142,9 +142,16 @@ class DeleteItem(Struct, frozen=True, kw_only=True, tag="delete_item"):
     result_type: ClassVar[Any] = bool
 
 
+#: Of an object: its owner, kind and id.
+Key = tuple[str, str, str]
 ObjectAction = Union[  # noqa: UP007
     PutObject, ChangeObject, GetObject, DeleteObject, ListItems, GetItem, DeleteItem
 ]
+
+
+def key_of(action: ObjectAction) -> Key:
+    """The object of an action."""
+    return action.owner, action.kind, action.id
 
 
 class Objects:
@@ -175,8 +182,9 @@ class Objects:
     ) -> None:
         """In one step: replace an object's data, append items, and hold it (True) or end the hold (False).
 
-        Raises UnknownObjectError, ObjectHeldError if a hold is wanted and there is one, ObjectTooLargeError or
-        DuplicateItemError; then nothing has changed.
+        A call that only ends the hold does nothing else, and raises nothing. Others raise UnknownObjectError,
+        ObjectHeldError if a hold is wanted and there is one, ObjectTooLargeError or DuplicateItemError; then nothing
+        has changed.
         """
         await self._write(ChangeObject(kind=kind, id=id, owner=owner, data=data, items=items, hold=hold))
 

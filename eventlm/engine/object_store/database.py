@@ -1,7 +1,7 @@
 """The kept objects in SQLite: in memory, or in a file that only this process may use. One thread uses it.
 
-What is over a bound goes in the order of the last changes, the oldest first; what is held goes last. Triggers keep the
-totals, so that they are part of every transaction.
+What is over a bound is taken from the owner who has the most, so that one cannot take the place of others: the oldest
+first, by the last changes, and what is held last. Triggers keep the totals, so that they are part of every transaction.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, assert_never
 
@@ -26,25 +26,24 @@ from eventlm.engine.object_store.actions import (
     GetItem,
     GetObject,
     ItemPage,
+    Key,
     ListItems,
     ObjectAction,
-    ObjectHeldError,
     ObjectTooLargeError,
     PutObject,
     StoredItem,
     StoredObject,
     UnknownObjectError,
+    key_of,
 )
 from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 #: In the file's header: what it is (`evlm`), and the version of the tables below.
 APPLICATION_ID = 0x65766C6D
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 #: What a row takes beside its data.
 ROW_BYTES = 128
-#: How long the file of changes may stay after it was long.
-_LOG_BYTES = 16 * 1024 * 1024
 
 _TABLES = """
 CREATE TABLE object (
@@ -52,13 +51,13 @@ CREATE TABLE object (
     owner TEXT NOT NULL,
     kind TEXT NOT NULL,
     id TEXT NOT NULL,
-    holder INTEGER,
     changed_ns INTEGER NOT NULL,
     num_bytes INTEGER NOT NULL,
     data BLOB NOT NULL,
     UNIQUE (owner, kind, id)
 );
-CREATE INDEX object_by_age ON object (holder IS NOT NULL, changed_ns);
+CREATE INDEX object_by_age ON object (changed_ns);
+CREATE INDEX object_of_owner_by_age ON object (owner, changed_ns);
 CREATE TABLE item (
     number INTEGER PRIMARY KEY,
     object INTEGER NOT NULL REFERENCES object (number) ON DELETE CASCADE,
@@ -68,16 +67,17 @@ CREATE TABLE item (
 );
 CREATE INDEX item_in_order ON item (object, number);
 CREATE INDEX item_by_id ON item (id);
-CREATE TABLE total (num_objects INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
-INSERT INTO total VALUES (0, 0);
+CREATE TABLE total (owner TEXT PRIMARY KEY, num_objects INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
 CREATE TRIGGER put AFTER INSERT ON object BEGIN
-    UPDATE total SET num_objects = num_objects + 1, num_bytes = num_bytes + new.num_bytes;
+    INSERT INTO total VALUES (new.owner, 1, new.num_bytes) ON CONFLICT (owner) DO UPDATE
+        SET num_objects = num_objects + 1, num_bytes = num_bytes + excluded.num_bytes;
 END;
 CREATE TRIGGER changed AFTER UPDATE OF num_bytes ON object BEGIN
-    UPDATE total SET num_bytes = num_bytes - old.num_bytes + new.num_bytes;
+    UPDATE total SET num_bytes = num_bytes - old.num_bytes + new.num_bytes WHERE owner = new.owner;
 END;
 CREATE TRIGGER deleted AFTER DELETE ON object BEGIN
-    UPDATE total SET num_objects = num_objects - 1, num_bytes = num_bytes - old.num_bytes;
+    UPDATE total SET num_objects = num_objects - 1, num_bytes = num_bytes - old.num_bytes WHERE owner = old.owner;
+    DELETE FROM total WHERE owner = old.owner AND num_objects = 0;
 END;
 CREATE TRIGGER item_put AFTER INSERT ON item BEGIN
     UPDATE object SET num_bytes = num_bytes + length(new.data) + {row_bytes} WHERE number = new.object;
@@ -108,15 +108,16 @@ class Bounds(NamedTuple):
 
 
 class Database:
-    """An open database. `path` empty: in memory. now_ns: Unix time.
+    """An open database. `path` empty: in memory. now_ns: Unix time. held: what is held now.
 
     Raises UsageError for a file that cannot be used.
     """
 
-    def __init__(self, path: str, bounds: Bounds, now_ns: Callable[[], int]) -> None:
+    def __init__(self, path: str, bounds: Bounds, now_ns: Callable[[], int], held: Container[Key]) -> None:
         self._bounds = bounds
         self._now_ns = now_ns
         self._connection = _open_file(path) if path else _open(":memory:")
+        self._connection.create_function("is_held", 3, lambda *key: key in held)
 
     def close(self) -> None:
         """Close it."""
@@ -140,7 +141,7 @@ class Database:
                     return self._change(action)
                 case DeleteObject():
                     where = "owner = ? AND kind = ? AND id = ?"
-                    return self._execute(f"DELETE FROM object WHERE {where}", *_key(action)).rowcount > 0
+                    return self._execute(f"DELETE FROM object WHERE {where}", *key_of(action)).rowcount > 0
                 case DeleteItem():
                     number = self._find(action)
                     sql = "DELETE FROM item WHERE object = ? AND id = ?"
@@ -150,18 +151,15 @@ class Database:
 
     def expire(self) -> int:
         """Delete what has expired. Returns how long until the next will, in nanoseconds."""
-        self._execute("DELETE FROM object WHERE (holder IS NOT NULL) = 0 AND changed_ns <= ?", self._expired_ns)
-        [oldest_ns] = self._row("SELECT min(changed_ns) FROM object WHERE (holder IS NOT NULL) = 0") or [None]
-        return self._bounds.keep_ns if oldest_ns is None else max(oldest_ns - self._expired_ns, 0)
-
-    def end_holds(self, holder: int) -> None:
-        """A front end is gone."""
-        self._execute("UPDATE object SET holder = NULL WHERE holder = ?", holder)
+        free = "NOT is_held(owner, kind, id)"
+        self._execute(f"DELETE FROM object WHERE changed_ns <= ? AND {free}", self._expired_ns)
+        oldest = self._row(f"SELECT changed_ns FROM object WHERE {free} ORDER BY changed_ns LIMIT 1")
+        return self._bounds.keep_ns if oldest is None else max(oldest[0] - self._expired_ns, 0)
 
     def totals(self) -> tuple[int, int]:
         """The number of objects and their bytes."""
-        num_objects, num_bytes = self._row("SELECT num_objects, num_bytes FROM total") or (0, 0)
-        return num_objects, num_bytes
+        num_objects, num_bytes = self._row("SELECT total(num_objects), total(num_bytes) FROM total") or (0, 0)
+        return int(num_objects), int(num_bytes)
 
     @property
     def _expired_ns(self) -> int:
@@ -169,30 +167,22 @@ class Database:
         return self._now_ns() - self._bounds.keep_ns
 
     def _put(self, action: PutObject) -> None:
-        self._execute("DELETE FROM object WHERE owner = ? AND kind = ? AND id = ?", *_key(action))
+        self._execute("DELETE FROM object WHERE owner = ? AND kind = ? AND id = ?", *key_of(action))
         _check_size(action.data, self._bounds.max_bytes)
         cursor = self._execute(
-            "INSERT INTO object (owner, kind, id, holder, changed_ns, num_bytes, data) VALUES (?, ?, ?, ?, ?, ?, ?)",
-            *_key(action),
-            action.holder if action.hold else None,
+            "INSERT INTO object (owner, kind, id, changed_ns, num_bytes, data) VALUES (?, ?, ?, ?, ?, ?)",
+            *key_of(action),
             self._now_ns(),
             len(action.data) + ROW_BYTES,
             action.data,
         )
         assert cursor.lastrowid is not None
         self._append(cursor.lastrowid, action.items)
-        self._make_room(cursor.lastrowid)
+        self._make_room(cursor.lastrowid, action.owner)
 
     def _change(self, action: ChangeObject) -> None:
         number = self._find(action)
-        [holder] = self._row("SELECT holder FROM object WHERE number = ?", number) or [None]
-        if action.hold:
-            if holder is not None:
-                raise ObjectHeldError(f"another request works on '{action.id}'")
-            holder = action.holder
-        elif action.hold is not None:
-            holder = None
-        self._execute("UPDATE object SET holder = ?, changed_ns = ? WHERE number = ?", holder, self._now_ns(), number)
+        self._execute("UPDATE object SET changed_ns = ? WHERE number = ?", self._now_ns(), number)
         if action.data is not None:
             _check_size(action.data, self._bounds.max_bytes)
             self._execute(
@@ -202,7 +192,7 @@ class Database:
                 number,
             )
         self._append(number, action.items)
-        self._make_room(number)
+        self._make_room(number, action.owner)
 
     def _append(self, number: int, items: Sequence[StoredItem]) -> None:
         for item in items:
@@ -212,25 +202,39 @@ class Database:
             except sqlite3.IntegrityError:
                 raise DuplicateItemError(item.id) from None
 
-    def _make_room(self, number: int) -> None:
-        """Delete the oldest objects over the bounds, but not this one, which was just written."""
+    def _make_room(self, number: int, owner: str) -> None:
+        """Delete what is over the bounds, but not this object of the owner, which was just written."""
         bounds = self._bounds
         [num_bytes] = self._row("SELECT num_bytes FROM object WHERE number = ?", number) or [0]
         if num_bytes > bounds.max_bytes:
             raise ObjectTooLargeError(f"it has {num_bytes:,} bytes, more than the {bounds.max_bytes:,} for all")
         while True:
             num_objects, total_bytes = self.totals()
-            if num_objects <= max(bounds.max_objects, 1) and total_bytes <= bounds.max_bytes:
+            if num_objects > max(bounds.max_objects, 1):
+                most = "num_objects"
+            elif total_bytes > bounds.max_bytes:
+                most = "num_bytes"
+            else:
                 return
-            self._execute(
-                "DELETE FROM object WHERE number = (SELECT number FROM object WHERE number != ? "
-                "ORDER BY holder IS NOT NULL, changed_ns LIMIT 1)",
-                number,
-            )
+            found = self._first_to_go(number, owner, most)
+            if found is None:
+                raise ObjectTooLargeError(f"it has {num_bytes:,} bytes, and others need the rest of the room")
+            self._execute("DELETE FROM object WHERE number = ?", found)
+
+    def _first_to_go(self, number: int, writer: str, most: str) -> int | None:
+        """An object of the owner who has the most, but not this one of the writer; None if that is the only one."""
+        [owner] = self._row(f"SELECT owner FROM total ORDER BY {most} DESC, owner = ?, owner LIMIT 1", writer) or [""]
+        for condition in ("NOT is_held(owner, kind, id)", "TRUE"):
+            where = f"owner = ? AND number != ? AND {condition}"
+            row = self._row(f"SELECT number FROM object WHERE {where} ORDER BY changed_ns LIMIT 1", owner, number)
+            if row is not None:
+                found: int = row[0]
+                return found
+        return None
 
     def _get(self, action: GetObject) -> StoredObject:
-        data, holder = self._row("SELECT data, holder FROM object WHERE number = ?", self._find(action)) or (b"", None)
-        return StoredObject(data, holder is not None)
+        [data] = self._row("SELECT data FROM object WHERE number = ?", self._find(action)) or [b""]
+        return StoredObject(data)
 
     def _list_items(self, action: ListItems) -> ItemPage:
         number = self._find(action)
@@ -262,7 +266,7 @@ class Database:
         else:
             row = self._row(
                 "SELECT item.data FROM item JOIN object ON object.number = item.object WHERE item.id = ? AND owner = ? "
-                "AND (holder IS NOT NULL OR changed_ns > ?) ORDER BY item.number DESC LIMIT 1",
+                "AND (changed_ns > ? OR is_held(owner, kind, object.id)) ORDER BY item.number DESC LIMIT 1",
                 action.item_id,
                 action.owner,
                 self._expired_ns,
@@ -276,8 +280,8 @@ class Database:
         """An object's number. Raises UnknownObjectError."""
         row = self._row(
             "SELECT number FROM object WHERE owner = ? AND kind = ? AND id = ? "
-            "AND (holder IS NOT NULL OR changed_ns > ?)",
-            *_key(action),
+            "AND (changed_ns > ? OR is_held(owner, kind, id))",
+            *key_of(action),
             self._expired_ns,
         )
         if row is None:
@@ -318,11 +322,6 @@ def check_file(config: ServerConfig) -> None:
             raise _damaged(config.response_store, found.splitlines()[-1])
 
 
-def _key(action: ObjectAction) -> tuple[str, str, str]:
-    assert not isinstance(action, GetItem) or action.id
-    return action.owner, action.kind, action.id
-
-
 def _check_size(data: bytes, max_bytes: int) -> None:
     most = min(MAX_OBJECT_BYTES, max_bytes)
     if len(data) > most:
@@ -354,12 +353,10 @@ def _open(path: str) -> sqlite3.Connection:
         # What is deleted must be gone from the file.
         connection.execute("PRAGMA secure_delete = ON")
         _check_or_make_tables(connection)
-        connection.execute("PRAGMA journal_mode = WAL")
-        # A kill loses nothing; a power failure may lose the last changes.
+        # Nor may it be left in another file. A kill loses nothing; after a power failure the file is sound.
+        connection.execute("PRAGMA journal_mode = TRUNCATE")
         connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
-        # Nobody holds anything after a restart.
-        connection.execute("UPDATE object SET holder = NULL WHERE holder IS NOT NULL")
+        connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:
         connection.close()
         raise

@@ -11,15 +11,20 @@ from functools import partial
 from typing import Any, TypeVar
 
 import structlog
+from msgspec import structs
 
 from eventlm.config import ServerConfig
 from eventlm.engine.object_store.actions import (
     ChangeObject,
     DeleteObject,
     GetObject,
+    Key,
     ObjectAction,
+    ObjectHeldError,
     ObjectStoreError,
     PutObject,
+    StoredObject,
+    key_of,
 )
 from eventlm.engine.object_store.database import Bounds, Database
 from eventlm.engine.request import EngineUnavailableError
@@ -37,6 +42,13 @@ EXPIRE_SECONDS, MAX_EXPIRE_SECONDS = 1.0, 3600.0
 log = structlog.get_logger("eventlm.engine")
 
 
+class _Holder:
+    """Who holds an object, or is about to. front_end: its number, 0 for this process."""
+
+    def __init__(self, front_end: int) -> None:
+        self.front_end = front_end
+
+
 class ObjectStore:
     """Carries out `ObjectAction`s in order. Opens its database at the first one, or by `open`."""
 
@@ -48,8 +60,10 @@ class ObjectStore:
         #: Used by the thread only.
         self._database: Database | None = None
         self._is_closed = False
-        #: Those that wait until an object is no longer held, by kind, id and owner.
-        self._waiting: defaultdict[tuple[str, str, str], set[asyncio.Event]] = defaultdict(set)
+        #: Who holds what. The database reads it.
+        self._holders: dict[Key, _Holder] = {}
+        #: Those that wait until an object is no longer held.
+        self._waiting: defaultdict[Key, set[asyncio.Event]] = defaultdict(set)
         self._expiry: asyncio.TimerHandle | None = None
 
     async def open(self) -> None:
@@ -59,29 +73,22 @@ class ObjectStore:
 
     async def carry_out(self, action: ObjectAction) -> Any:
         """Do an action. Raises what `Objects` says."""
-        if isinstance(action, GetObject) and action.wait_seconds:
-            return await self._get_free(action)
-        result = await self._call(lambda database: database.carry_out(action))
-        if isinstance(action, PutObject | ChangeObject) and self._expiry is None:
+        if isinstance(action, GetObject):
+            return await (self._get_free(action) if action.wait_seconds else self._get(action))
+        if not isinstance(action, PutObject | ChangeObject):
+            result = await self._call(lambda database: database.carry_out(action))
+            if isinstance(action, DeleteObject):
+                self._wake(key_of(action))
+            return result
+        await self._write(action)
+        if self._expiry is None:
             self._expire_later(self._bounds.keep_ns)
-        if isinstance(action, ChangeObject | DeleteObject):
-            for event in self._waiting.get((action.kind, action.id, action.owner), ()):
-                event.set()
-        return result
+        return None
 
-    def end_holds(self, holder: int) -> None:
-        """A front end is gone: end its holds, after what it asked for before."""
-        if self._thread is None or self._is_closed:
-            return
-
-        def ended(task: asyncio.Future[None]) -> None:
-            if not task.cancelled() and task.exception() is not None:
-                log.error("the holds of a front end were not ended", front_end=holder, error=str(task.exception()))
-            for events in self._waiting.values():
-                for event in events:
-                    event.set()
-
-        asyncio.ensure_future(self._call(lambda database: database.end_holds(holder))).add_done_callback(ended)
+    def end_holds(self, front_end: int) -> None:
+        """A front end is gone: end its holds."""
+        for key in [key for key, holder in self._holders.items() if holder.front_end == front_end]:
+            self._end_hold(key)
 
     async def close(self) -> None:
         """Close the database after what was asked for. Nothing can be done from then on."""
@@ -95,22 +102,57 @@ class ObjectStore:
                 await self._in_thread(self._thread, self._close)
             self._thread.stop()
 
-    async def _get_free(self, action: GetObject) -> Any:
+    async def _write(self, action: PutObject | ChangeObject) -> None:
+        """An object is held from before it is written, and no longer if that fails or takes too long."""
+        key, holder = key_of(action), None
+        if isinstance(action, ChangeObject) and action.hold is False and action.data is None and not action.items:
+            self._end_hold(key)
+            return
+        if action.hold:
+            if isinstance(action, ChangeObject) and key in self._holders:
+                raise ObjectHeldError(f"another request works on '{action.id}'")
+            holder = self._holders[key] = _Holder(action.holder)
+        try:
+            await self._call(lambda database: database.carry_out(action))
+        except BaseException:
+            if holder is not None and self._holders.get(key) is holder:
+                self._end_hold(key)
+            raise
+        if action.hold is False:
+            self._end_hold(key)
+        else:
+            self._wake(key)
+
+    def _end_hold(self, key: Key) -> None:
+        self._holders.pop(key, None)
+        self._wake(key)
+
+    def _wake(self, key: Key) -> None:
+        for event in self._waiting.get(key, ()):
+            event.set()
+
+    async def _get(self, action: GetObject) -> StoredObject:
+        # Whoever ends a hold has written before, so what was not held before it is read was complete.
+        is_held = key_of(action) in self._holders
+        found: StoredObject = await self._call(lambda database: database.carry_out(action))
+        return structs.replace(found, is_held=is_held)
+
+    async def _get_free(self, action: GetObject) -> StoredObject:
         """Get an object once it is no longer held, or as it is when the time is over."""
-        key = (action.kind, action.id, action.owner)
+        key = key_of(action)
         is_changed = asyncio.Event()
         self._waiting[key].add(is_changed)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(action.wait_seconds):
-                    while (await self._call(lambda database: database.carry_out(action))).is_held:
+                    while (await self._get(action)).is_held:
                         await is_changed.wait()
                         is_changed.clear()
         finally:
             self._waiting[key].discard(is_changed)
             if not self._waiting[key]:
                 del self._waiting[key]
-        return await self._call(lambda database: database.carry_out(action))
+        return await self._get(action)
 
     def _expire_later(self, delay_ns: int) -> None:
         delay_seconds = min(max(delay_ns / NANOSECONDS_PER_SECOND, EXPIRE_SECONDS), MAX_EXPIRE_SECONDS)
@@ -135,7 +177,7 @@ class ObjectStore:
 
     def _do(self, action: Callable[[Database], T]) -> T:
         if self._database is None:
-            self._database = Database(self._path, self._bounds, self._system.clock.unix_ns)
+            self._database = Database(self._path, self._bounds, self._system.clock.unix_ns, self._holders)
         return action(self._database)
 
     def _close(self) -> None:

@@ -11,6 +11,7 @@ from eventlm.engine.object_store.actions import (
     GetItem,
     GetObject,
     ItemPage,
+    Key,
     ListItems,
     PutObject,
     StoredItem,
@@ -27,7 +28,8 @@ class Desk:
 
     def __init__(self, path: str = "", bounds: Bounds = NO_BOUNDS) -> None:
         self.now_ns = 10_000
-        self.database = Database(path, bounds, lambda: self.now_ns)
+        self.held: set[Key] = set()
+        self.database = Database(path, bounds, lambda: self.now_ns, self.held)
 
     def put(self, id: str, data: bytes = b"", owner: str = "me", kind: str = "thing", **fields: Any) -> None:
         self.database.carry_out(PutObject(kind=kind, id=id, owner=owner, data=data, **fields))
@@ -43,8 +45,8 @@ class Desk:
             return None
         return data
 
-    def is_held(self, id: str) -> bool:
-        return bool(self.database.carry_out(GetObject(kind="thing", id=id, owner="me")).is_held)
+    def hold(self, id: str) -> None:
+        self.held.add(("me", "thing", id))
 
     def delete(self, id: str, owner: str = "me", kind: str = "thing") -> bool:
         return bool(self.database.carry_out(DeleteObject(kind=kind, id=id, owner=owner)))

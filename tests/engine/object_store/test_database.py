@@ -16,7 +16,6 @@ from eventlm.engine.object_store import database
 from eventlm.engine.object_store.actions import (
     DuplicateItemError,
     ItemPage,
-    ObjectHeldError,
     ObjectTooLargeError,
     StoredItem,
     UnknownObjectError,
@@ -205,51 +204,74 @@ def test_one_object_has_to_fit_into_a_message(monkeypatch: pytest.MonkeyPatch) -
     desk.put("a", b"x" * 10, items=[StoredItem(str(number), b"x" * 10) for number in range(10)])
 
 
-def test_one_at_a_time_holds_an_object() -> None:
-    desk = Desk()
-    desk.put("a")
-    assert not desk.is_held("a")
-    desk.change("a", hold=True, holder=2)
-    with pytest.raises(ObjectHeldError):
-        desk.change("a", hold=True, holder=3)
-    with pytest.raises(ObjectHeldError):
-        desk.change("a", data=b"of the second", hold=True, holder=2)
-    desk.change("a", data=b"1")
-    assert desk.is_held("a")
-    desk.change("a", data=b"2", hold=False)
-    assert not desk.is_held("a")
-    desk.put("b", hold=True, holder=2)
-    desk.put("c", hold=True)
-    desk.database.end_holds(2)
-    assert [id for id in "abc" if desk.is_held(id)] == ["c"]
-
-
 def test_what_is_held_stays_as_long_as_it_can() -> None:
     desk = Desk(bounds=NO_BOUNDS._replace(max_objects=2))
-    desk.put("a", hold=True)
+    desk.put("a", items=items("1"))
+    desk.hold("a")
     for id in "bcd":
         desk.now_ns += 1
         desk.put(id)
     assert desk.present("a", "b", "c", "d") == ["a", "d"]
     desk.now_ns += KEEP_NS
     assert desk.present("a", "d") == ["a"]
+    assert desk.get_item("1") == b"1"
+    assert desk.database.expire() == KEEP_NS
+    assert desk.database.totals()[0] == 1
     # The bound holds all the same.
-    desk.put("e", hold=True)
-    desk.put("f", hold=True)
+    desk.put("e")
+    desk.hold("e")
+    desk.put("f")
     assert desk.present("a", "e", "f") == ["e", "f"]
 
 
-def test_all_is_there_again_after_a_restart_and_nothing_is_held(tmp_path: Path) -> None:
+def test_the_owner_of_the_most_objects_makes_room() -> None:
+    desk = Desk(bounds=NO_BOUNDS._replace(max_objects=4))
+    for id in "ab":
+        desk.put(id, owner="you")
+    for id in "cdefgh":
+        desk.now_ns += 1
+        desk.put(id)
+    assert desk.present(*"cdefgh") == ["g", "h"]
+    # With as many as others have, one does not lose what one has just begun.
+    desk.put("i", owner="they")
+    assert desk.present(*"gh") == ["h"]
+    assert [desk.get(id, owner="you") for id in "ab"] == [b"", b""]
+    desk.now_ns += 1
+    desk.put("j", owner="you")
+    assert [desk.get(id, owner="you") for id in "abj"] == [None, b"", b""]
+    assert desk.get("i", owner="they") == b""
+
+
+def test_the_owner_of_the_most_bytes_makes_room() -> None:
+    desk = Desk(bounds=NO_BOUNDS._replace(max_bytes=1000 + 5 * ROW_BYTES))
+    for id in "ab":
+        desk.put(id, b"x" * 100, owner="you")
+    for id in "cde":
+        desk.now_ns += 1
+        desk.put(id, b"x" * 300)
+    assert desk.present(*"cde") == ["d", "e"]
+    desk.hold("d")
+    desk.now_ns += 1
+    desk.put("f", b"x" * 250, owner="you")
+    assert desk.present(*"de") == ["d"]
+    assert [desk.get(id, owner="you") is not None for id in "abf"] == [True, True, True]
+    # The room of others is not for what one has alone.
+    desk.delete("d")
+    with pytest.raises(ObjectTooLargeError, match="others need the rest of the room"):
+        desk.put("g", b"x" * 900)
+    assert [desk.get(id, owner="you") is not None for id in "abf"] == [True, True, True]
+
+
+def test_all_is_there_again_after_a_restart(tmp_path: Path) -> None:
     path = str(tmp_path / "store")
     desk = Desk(path)
-    desk.put("a", b"\0\xff", items=items("1", "2"), hold=True, holder=3)
+    desk.put("a", b"\0\xff", items=items("1", "2"))
     totals = desk.database.totals()
     desk.database.close()
-    assert [each.name for each in tmp_path.iterdir()] == ["store"]
+    assert {each.name for each in tmp_path.iterdir() if each.stat().st_size} == {"store"}
     desk = Desk(path)
     assert desk.get("a") == b"\0\xff"
     assert desk.item_ids("a") == ["1", "2"]
-    assert not desk.is_held("a")
     assert desk.database.totals() == totals
     desk.database.close()
 
@@ -262,7 +284,6 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
         desk.put("a", b"kept")
         os._exit(0)
     os.waitpid(child, 0)
-    assert (tmp_path / "store-wal").exists()
     desk = Desk(path)
     assert desk.get("a") == b"kept"
     desk.database.close()
@@ -276,20 +297,43 @@ def test_only_its_owner_can_read_the_file(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     modes = {each.name: stat.S_IMODE(each.stat().st_mode) for each in tmp_path.iterdir()}
-    assert modes == {"store": 0o600, "store-wal": 0o600}
+    assert modes == {"store": 0o600, "store-journal": 0o600}
     desk.database.close()
 
 
-def test_what_is_deleted_is_gone_from_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "store"
-    desk = Desk(str(path))
-    desk.put("a", b"a secret prompt" * 1000, items=[StoredItem("1", b"a secret item")])
-    desk.put("b", b"another one")
+def _delete(desk: Desk) -> None:
     desk.delete("a")
+
+
+def _replace(desk: Desk) -> None:
+    desk.put("a", b"shorter")
+
+
+def _expire(desk: Desk) -> None:
+    desk.now_ns += KEEP_NS
+    desk.database.expire()
+
+
+def _evict(desk: Desk) -> None:
+    desk.now_ns += 1
+    for number in range(2):
+        desk.put(str(number))
+
+
+@pytest.mark.parametrize("lose", [_delete, _replace, _expire, _evict])
+def test_what_is_deleted_is_in_no_file_any_more(tmp_path: Path, lose: Callable[[Desk], None]) -> None:
+    desk = Desk(str(tmp_path / "store"), NO_BOUNDS._replace(max_objects=2))
+
+    def secrets() -> int:
+        return sum(each.read_bytes().count(b"a secret") for each in tmp_path.iterdir())
+
+    desk.put("a", b"a secret prompt" * 1000, items=[StoredItem("1", b"a secret item")])
+    # Some are on two pages.
+    assert secrets() > 900
+    lose(desk)
+    # The server goes on.
+    assert secrets() == 0
     desk.database.close()
-    found = path.read_bytes()
-    assert b"another one" in found
-    assert b"secret" not in found
 
 
 def _sqlite(path: Path, sql: str) -> None:
@@ -347,7 +391,7 @@ def _cut(path: Path) -> None:
         (_make_readable, "it holds prompts and others may read it: chmod 600 "),
         (_write_text, "it is damaged or not a database (file is not a database); move it away or give another file"),
         (_make_foreign, "it is a database of another program; give another file"),
-        (_make_newer, "another version of eventlm wrote it (tables 2, this one has 1); give another file"),
+        (_make_newer, "another version of eventlm wrote it (tables 3, this one has 2); give another file"),
         (_damage, "it is damaged or not a database ("),
         (_cut, "it is damaged or not a database ("),
     ],
@@ -387,4 +431,4 @@ def test_no_file_needs_no_check() -> None:
 def test_bounds_are_as_configured() -> None:
     config = ServerConfig(max_responses=5, response_memory="2KiB", response_seconds=3)
     assert Bounds.of(config) == Bounds(max_objects=5, max_bytes=2048, keep_ns=3_000_000_000)
-    assert Database("", Bounds.of(config), lambda: 0).totals() == (0, 0)
+    assert Database("", Bounds.of(config), lambda: 0, ()).totals() == (0, 0)

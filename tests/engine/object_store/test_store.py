@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import resource
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +17,14 @@ from msgspec import structs
 from eventlm.config import ServerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.object_store import store as store_module
-from eventlm.engine.object_store.actions import Objects, ObjectStoreError, UnknownObjectError
+from eventlm.engine.object_store.actions import (
+    ChangeObject,
+    ObjectHeldError,
+    Objects,
+    ObjectStoreError,
+    PutObject,
+    UnknownObjectError,
+)
 from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import UsageError
@@ -156,6 +163,40 @@ async def test_a_hold_that_nobody_waits_for_ends() -> None:
         await objects.change("thing", "a", "me", hold=True)
 
 
+async def test_one_at_a_time_holds_an_object() -> None:
+    async with opened() as (store, objects):
+
+        async def is_held(id: str) -> bool:
+            return (await objects.get("thing", id, "me")).is_held
+
+        await objects.put("thing", "a", "me", b"")
+        assert not await is_held("a")
+        await objects.change("thing", "a", "me", hold=True)
+        for data in (None, b"of the second"):
+            with pytest.raises(ObjectHeldError):
+                await objects.change("thing", "a", "me", data, hold=True)
+        await objects.change("thing", "a", "me", b"1")
+        assert await is_held("a")
+        await objects.change("thing", "a", "me", b"2", hold=False)
+        assert not await is_held("a")
+        # Holds of a front end end with it.
+        await store.carry_out(ChangeObject(kind="thing", id="a", owner="me", hold=True, holder=2))
+        await store.carry_out(PutObject(kind="thing", id="b", owner="me", data=b"", hold=True, holder=2))
+        await objects.put("thing", "c", "me", b"", hold=True)
+        store.end_holds(2)
+        assert [id for id in "abc" if await is_held(id)] == ["c"]
+        await objects.put("thing", "c", "me", b"")
+        assert not await is_held("c")
+
+
+async def test_what_does_not_exist_cannot_be_held() -> None:
+    async with opened() as (store, objects):
+        with pytest.raises(UnknownObjectError):
+            await objects.change("thing", "a", "me", hold=True)
+        await objects.change("thing", "a", "me", hold=False)
+        assert not store._holders
+
+
 async def test_expired_objects_are_deleted_without_a_further_call(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = HandClock()
     system = real_system()._replace(clock=clock)
@@ -172,14 +213,16 @@ async def test_expired_objects_are_deleted_without_a_further_call(monkeypatch: p
 
 async def test_a_full_disk_is_one_error_and_the_store_lives_on(tmp_path: Path) -> None:
     path = tmp_path / "store"
-    async with opened(response_store=str(path)) as (_, objects):
-        await objects.put("thing", "a", "me", b"kept")
+    async with opened(response_store=str(path)) as (store, objects):
+        await objects.put("thing", "a", "me", b"kept", hold=True)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         # No file can grow beyond it.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (os.stat(f"{path}-wal").st_size + 10_000, hard))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
         try:
             with structlog.testing.capture_logs() as logs, pytest.raises(ObjectStoreError) as failure:
-                await objects.put("thing", "b", "me", b"x" * 100_000)
+                await objects.put("thing", "b", "me", b"x" * 100_000, hold=True)
+            # That needs no room.
+            await objects.change("thing", "a", "me", hold=False)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert str(failure.value).startswith("the server's store of responses cannot be used: ")
@@ -187,10 +230,27 @@ async def test_a_full_disk_is_one_error_and_the_store_lives_on(tmp_path: Path) -
         assert [(each["event"], each["store"]) for each in logs] == [
             ("the store of responses cannot be used", str(path))
         ]
-        assert (await objects.get("thing", "a", "me")).data == b"kept"
+        found = await objects.get("thing", "a", "me")
+        assert (found.data, found.is_held, store._holders) == (b"kept", False, {})
         with pytest.raises(UnknownObjectError):
             await objects.get("thing", "b", "me")
         await objects.put("thing", "b", "me", b"x" * 100_000)
+
+
+async def test_a_hold_that_came_too_late_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened() as (store, objects):
+        await objects.put("thing", "a", "me", b"")
+        is_slow = threading.Event()
+        blocking = asyncio.ensure_future(store._call(lambda database: is_slow.wait(PATIENCE_SECONDS)))
+        await asyncio.sleep(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(store_module, "MAX_ACTION_SECONDS", 0.01)
+            with pytest.raises(ObjectStoreError, match="no answer"):
+                await objects.change("thing", "a", "me", b"late", hold=True)
+        is_slow.set()
+        await blocking
+        found = await objects.get("thing", "a", "me")
+        assert (found.data, found.is_held) == (b"late", False)
 
 
 async def test_nobody_waits_for_ever_for_a_disk(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,13 +57,11 @@ def test_a_response_in_the_background_is_polled(background: Any) -> None:
     assert (ended.status, ended.output_text, ended.metadata) == ("completed", "Hello, world", {"a": "b"})
     assert ended.usage.output_tokens == 12
     assert client.responses.create(model="test", input="Go on.", previous_response_id=begun.id).status == "completed"
-    assert server.call(_holds(server)) == []
+    assert _holds(server) == []
 
 
-async def _holds(server: RunningServer) -> list[Any]:
-    return await server.engine.object_store._call(
-        lambda database: database._execute("SELECT id FROM object WHERE holder IS NOT NULL").fetchall()
-    )
+def _holds(server: RunningServer) -> list[Any]:
+    return list(server.engine.object_store._holders)
 
 
 def test_one_that_reaches_its_limit_is_incomplete(background: Any) -> None:
@@ -243,7 +241,7 @@ def test_a_conversation_is_locked_until_the_end(background: Any) -> None:
         assert error.value.code == "conversation_locked"
     poll(client, begun.id)
     assert len(client.conversations.items.list(conversation.id).data) == 2
-    wait_until(lambda: not server.call(_holds(server)))
+    wait_until(lambda: not _holds(server))
     poll(client, begin(client, conversation=conversation.id).id)
 
 
@@ -252,7 +250,7 @@ def test_a_cancelled_one_is_not_in_its_conversation(background: Any) -> None:
     conversation = client.conversations.create()
     with held(server, after=5):
         client.responses.cancel(begin(client, conversation=conversation.id).id)
-    wait_until(lambda: not server.call(_holds(server)))
+    wait_until(lambda: not _holds(server))
     assert client.conversations.items.list(conversation.id).data == []
     client.responses.create(model="test", input="hi", conversation=conversation.id)
 
