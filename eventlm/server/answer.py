@@ -14,9 +14,10 @@ from eventlm.errors import EventLMError
 from eventlm.server.api import Api, BodyT, Caller, Exchange
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
-from eventlm.server.errors import TAKEN_OVER, api_error, internal_error
+from eventlm.server.errors import TAKEN_OVER, ApiError, api_error, internal_error
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR, take_request_id
+from eventlm.server.request_log import request_fields
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.stream_events import StreamEvents
 from eventlm.text.generation import Generation
@@ -50,7 +51,15 @@ async def receive(request: web.Request, api: Api[BodyT]) -> Received[BodyT]:
 
 
 async def answer_received(request: web.Request, api: Api[BodyT], received: Received[BodyT]) -> web.StreamResponse:
-    """Answer a body that was read."""
+    """Answer a body that was read, and close the API: now, or when nobody reads the reply any more."""
+    async with contextlib.AsyncExitStack() as closing:
+        closing.push_async_callback(api.close)
+        return await _answer(request, api, received, closing)
+
+
+async def _answer(
+    request: web.Request, api: Api[BodyT], received: Received[BodyT], closing: contextlib.AsyncExitStack
+) -> web.StreamResponse:
     context, (body, data, received_ns) = request.app[CONTEXT], received
     exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
     generation = await exchange.submit(context)
@@ -73,9 +82,20 @@ async def answer_received(request: web.Request, api: Api[BodyT], received: Recei
             context.engine.leave(reply_id, 0)
         # A client that has not received the id cannot resume.
         if is_resumable and stream.is_started and events.error is None and not generation.is_over:
-            context.run_on(generation, read_events(events, generation, ended))
+            reading = _read_on(events, generation, ended, closing.pop_all())
+            context.run_on(generation, reading, request_fields(request), received_ns)
         else:
             context.release(generation)
+
+
+async def _read_on(
+    events: StreamEvents,
+    generation: Generation,
+    ended: Callable[[], Awaitable[None]],
+    closing: contextlib.AsyncExitStack,
+) -> ApiError | None:
+    async with closing:
+        return await read_events(events, generation, ended)
 
 
 def caller(request: web.Request) -> Caller:
@@ -136,9 +156,11 @@ async def send_events(
     return stream.response
 
 
-async def read_events(events: StreamEvents, generation: Generation, ended: Callable[[], Awaitable[None]]) -> None:
+async def read_events(
+    events: StreamEvents, generation: Generation, ended: Callable[[], Awaitable[None]]
+) -> ApiError | None:
     """Go on without a client, as `send_events` would: the texts have ends that the engine must know, and so has the
-    reply.
+    reply. Returns the error that ended it.
     """
     try:
         while events.error is None and not generation.is_over:
@@ -152,3 +174,4 @@ async def read_events(events: StreamEvents, generation: Generation, ended: Calla
     else:
         events.failure(error)
     await ended()
+    return error

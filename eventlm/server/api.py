@@ -95,7 +95,7 @@ class Api(ABC, Generic[BodyT]):
         return False
 
     async def begin_line(self, context: ServerContext, body: BodyT, caller: Caller) -> Api[BodyT]:
-        """The API for one line of a batch, whose `end_line` must follow.
+        """The API for one line of a batch, whose `close` must follow.
 
         Raises InputError or ApiError, also for what lines may not ask for.
         """
@@ -103,15 +103,15 @@ class Api(ABC, Generic[BodyT]):
             raise InputError("stream", "Invalid value for 'stream': no line of a batch is streamed; leave it out.")
         return self
 
-    async def end_line(self) -> None:
-        """The line of `begin_line` is over."""
-
     async def ended(self, context: ServerContext, body: BodyT, owner: str, replies: ReplyFormat) -> None:
         """A reply of these to a body is over. Its client gets the end of it when this returns.
 
         replies: have made the end, whole or of a stream, which may be an error. Not called again for a stream that is
         resumed. Raises nothing.
         """
+
+    async def close(self) -> None:
+        """Nobody reads a reply any more, whether it has an end or not, or there is none. Raises nothing."""
 
 
 #: All APIs by their prefixes.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import structlog
@@ -19,9 +19,10 @@ from eventlm.metrics.components import HttpRequests
 from eventlm.models.facts import ModelFacts
 from eventlm.sampling_params import SamplingParams
 from eventlm.server.auth.api_keys import ApiKeys
-from eventlm.server.errors import ApiError, api_error, body_too_large, timed_out, unavailable
+from eventlm.server.errors import ApiError, api_error, body_too_large, internal_error, timed_out, unavailable
 from eventlm.server.http.content_encoding import body_decoder
 from eventlm.server.http.tls import Tls
+from eventlm.server.request_log import error_fields, generation_fields
 from eventlm.system.system import System
 from eventlm.text import generation as generations
 from eventlm.text.engine import Engine
@@ -178,22 +179,48 @@ class ServerContext:
         del self._live[id(generation)]
         generation.cancel()
 
-    def run_on(self, generation: Generation, reading: Coroutine[Any, Any, None]) -> None:
-        """Read a generation to its end in a task of its own, and release it then. A drain waits for it."""
-        self.enter()
-        self._read_on.add(asyncio.create_task(self._read_to_the_end(generation, reading)))
+    def run_on(
+        self,
+        generation: Generation,
+        reading: Coroutine[Any, Any, ApiError | None],
+        fields: Mapping[str, Any],
+        started_ns: int,
+    ) -> None:
+        """Read a generation to its end in a task of its own, release it then, and log it. A drain waits for it.
 
-    async def _read_to_the_end(self, generation: Generation, reading: Coroutine[Any, Any, None]) -> None:
+        reading: returns the error that ended it. fields: of the request, which began at `started_ns`.
+        """
+        self.enter()
+        task = asyncio.create_task(self._read_to_the_end(generation, reading, fields, started_ns))
+        self._read_on.add(task)
+        task.add_done_callback(self._read_on.discard)
+
+    async def _read_to_the_end(
+        self,
+        generation: Generation,
+        reading: Coroutine[Any, Any, ApiError | None],
+        fields: Mapping[str, Any],
+        started_ns: int,
+    ) -> None:
+        error: ApiError | None = None
         try:
-            await reading
-        except EventLMError as error:
-            _log.info("a generation without a client has ended", error=str(error))
+            error = await reading
+        except EventLMError as failure:
+            error = api_error(failure)
         except Exception:
             _log.exception("a generation without a client failed")
+            error = internal_error()
         finally:
-            self._read_on.discard(cast("asyncio.Task[None]", asyncio.current_task()))
             self.leave()
             self.release(generation)
+            log = _log.info if error is None or error.status < 500 else _log.warning
+            log(
+                "reply",
+                **fields,
+                duration_ms=(self.engine.now_ns() - started_ns) // 1_000_000,
+                **({} if error is None else error_fields(error)),
+                **generation_fields(generation, started_ns),
+            )
 
     async def close(self) -> None:
         """End generations without a reader, and release the threads."""

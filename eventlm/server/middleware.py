@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import structlog
 from aiohttp import web
@@ -24,6 +23,7 @@ from eventlm.server.errors import (
 )
 from eventlm.server.http.connection import REQUEST_ID_HEADER, SANE_REQUEST_ID, SERVER_NAME, request_id
 from eventlm.server.refusals import REFUSED_PATHS, why_refused
+from eventlm.server.request_log import error_fields, generation_fields, request_fields
 from eventlm.text.generation import Generation
 
 _log = structlog.get_logger("eventlm.server")
@@ -109,46 +109,22 @@ def _count(request: web.Request, status: int, started_ns: int) -> None:
 
 def _log_end(request: web.Request, response: web.StreamResponse | None, status: int, started_ns: int) -> None:
     """Log one line. Without a response the client has left."""
-    fields: dict[str, Any] = {
-        "method": request.method,
-        # In its quoted form: a decoded path may have control characters.
-        "path": request.rel_url.raw_path,
+    fields = request_fields(request) | {
         "status": status,
         "duration_ms": (request.app[CONTEXT].engine.now_ns() - started_ns) // 1_000_000,
     }
-    principal = request.get(PRINCIPAL)
-    if principal is not None and principal.name:
-        fields["key"] = principal.name
     error = None if response is None else response.get(STREAM_ERROR)
     if error is not None:
-        # The status does not show the error that ended the stream.
-        body = error.envelope.error
-        outcome = "cancelled" if error.status == CANCELLED else "cut"
-        fields |= {"outcome": outcome, "error": body.code or body.type, "error_status": error.status}
+        fields |= error_fields(error)
     generation = request.get(GENERATION)
     if generation is not None:
-        fields |= _generated(generation, started_ns)
+        fields |= generation_fields(generation, started_ns)
     if request.path in _POLLED or request.path.startswith(CHAT_PAGE_FOLDER):
         _log.debug("request", **fields)
     elif status >= 500 or (error is not None and error.status >= 500):
         _log.warning("request", **fields)
     else:
         _log.info("request", **fields)
-
-
-def _generated(generation: Generation, started_ns: int) -> dict[str, Any]:
-    """The fields of a request to the engine."""
-    counts = generation.token_counts()
-    fields: dict[str, Any] = {"prompt_tokens": counts.prompt, "output_tokens": generation.num_tokens}
-    if generation.knows_cached_tokens:
-        fields["cached_tokens"] = counts.cached
-    if generation.first_token_ns:
-        fields["ttft_ms"] = (generation.first_token_ns - started_ns) // 1_000_000
-    if generation.finish_reasons:
-        fields["finish_reason"] = ",".join(sorted(generation.finish_reasons))
-    if generation.num_choices > 1:
-        fields["choices"] = generation.num_choices
-    return fields
 
 
 async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -101,7 +101,7 @@ class _Running:
             self._context.release(self._generation)
             self._context.leave()
             self._window.give(self._generation.num_choices)
-            await self._api.end_line()
+            await self._api.close()
 
 
 class LineRunner:
@@ -204,7 +204,7 @@ class LineRunner:
             exchange = exchange._replace(group=group)
             generation = await self._generation(exchange)
         except BaseException:
-            await api.end_line()
+            await api.close()
             raise
         return _Running(context, self._window, api, exchange, generation)
 

@@ -20,6 +20,7 @@ from eventlm.server.errors import ApiError
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
 from eventlm.server.reply_format import StreamFormat
+from eventlm.server.request_log import request_fields
 from eventlm.server.responses.protocol import ResponsesRequest
 from eventlm.server.responses.stored import RESPONSE
 from eventlm.server.responses.stream import ResponseReplies
@@ -54,7 +55,7 @@ async def run_in_background(
         context.release(generation)
         await turn.end()
         raise
-    context.run_on(generation, _run(context, exchange, turn, generation))
+    context.run_on(generation, _run(context, exchange, turn, generation), request_fields(request), received_ns)
     if exchange.stream is None:
         return json_response(queued)
     return await stream_response(request, queued.id, after=-1, limits=NO_LIMITS)
@@ -122,13 +123,13 @@ class _EventsAfter(StreamFormat):
         return [event for event in events if event.sequence_number > self._after]
 
 
-async def _run(context: ServerContext, exchange: Exchange, turn: Turn, generation: Generation) -> None:
-    """Read a response to its end and keep it as it ended."""
+async def _run(context: ServerContext, exchange: Exchange, turn: Turn, generation: Generation) -> ApiError | None:
+    """Read a response to its end and keep it as it ended. Returns the error that ended it."""
     replies = exchange.reply_format
     assert isinstance(replies, ResponseReplies)
     try:
         events = StreamEvents(generation, replies, has_ids=False)
-        await read_events(events, generation, lambda: turn.keep(replies.response))
+        return await read_events(events, generation, lambda: turn.keep(replies.response))
     finally:
         context.engine.leave(exchange.submission.reply_id, 0)
         await turn.end()

@@ -70,14 +70,14 @@ class Responses(Api[ResponsesRequest]):
         body.store = bool(body.store)
         return Responses(await Turn.begin(context, body, caller))
 
-    async def end_line(self) -> None:
-        assert self._turn is not None
-        await self._turn.end()
-
     async def ended(self, context: ServerContext, body: ResponsesRequest, owner: str, replies: ReplyFormat) -> None:
         assert self._turn is not None
         assert isinstance(replies, ResponseReplies)
         await self._turn.keep(replies.response)
+
+    async def close(self) -> None:
+        assert self._turn is not None
+        await self._turn.end()
 
 
 RESPONSES = Responses()
@@ -93,10 +93,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     api = Responses(turn)
     if received.body.background:
         return await run_in_background(request, api, received, turn)
-    try:
-        return await answer_received(request, api, received)
-    finally:
-        await turn.end()
+    return await answer_received(request, api, received)
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from tests.processes import wait_until
 from tests.server.conftest import RunningServer
 from tests.server.engine_double import spell
 
-StartWithClient = Callable[..., tuple[RunningServer, Any]]
+StartWithClient = Callable[..., tuple[Any, Any]]
 
 
 def prompt(server: RunningServer) -> str:
@@ -81,11 +81,17 @@ def test_a_stream_that_can_be_resumed_is_kept_although_its_client_left(
             connection = server.raw(f"GET /v1/stream/{id} HTTP/1.0\r\n\r\n".encode())
             *_, last = events
             assert (last.type, last.code) == ("error", "taken_over")
+    wait_until(lambda: server.context._read_on)
+    # Another one would not see this one's items.
+    with pytest.raises(openai.BadRequestError, match="Another process is currently operating"):
+        create(client, conversation=conversation.id)
     server.engine.most_said = 1000
     response = wait_until(lambda: retrieved(client, id))
     assert (response.status, response.output_text, len(response.output)) == ("completed", "Hello, world", 1)
     assert client.responses.retrieve(id) == response
-    items = client.conversations.items.list(conversation.id).data
+    wait_until(lambda: not server.engine.object_store._holders)
+    create(client, conversation=conversation.id)
+    items = client.conversations.items.list(conversation.id).data[2:]
     assert [item.id for item in items] == [response.output[0].id, client.responses.input_items.list(id).data[0].id]
     if comes_back:
         with connection, connection.makefile("rb") as file:
