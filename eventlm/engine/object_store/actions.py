@@ -65,21 +65,8 @@ class ItemPage(Struct, frozen=True, array_like=True):
     has_more: bool
 
 
-class PutObject(Struct, frozen=True, kw_only=True, tag="put"):
-    """See `Objects.put`. holder: the number of the front end, 0 for the engine's process."""
-
-    kind: str
-    id: str
-    owner: str
-    data: bytes
-    items: Sequence[StoredItem] = []
-    hold: bool = False
-    holder: int = 0
-    result_type: ClassVar[Any] = None
-
-
 class ChangeObject(Struct, frozen=True, kw_only=True, tag="change"):
-    """See `Objects.change`."""
+    """See `Objects.change`. holder: the number of the front end, 0 for the engine's process."""
 
     kind: str
     id: str
@@ -88,6 +75,26 @@ class ChangeObject(Struct, frozen=True, kw_only=True, tag="change"):
     items: Sequence[StoredItem] = []
     hold: bool | None = None
     holder: int = 0
+    also: ChangeObject | None = None
+    result_type: ClassVar[Any] = None
+
+    @property
+    def writes(self) -> bool:
+        """Whether it does more than to hold the object or to end the hold."""
+        return self.data is not None or bool(self.items) or self.also is not None
+
+
+class PutObject(Struct, frozen=True, kw_only=True, tag="put"):
+    """See `Objects.put`."""
+
+    kind: str
+    id: str
+    owner: str
+    data: bytes
+    items: Sequence[StoredItem] = []
+    hold: bool = False
+    holder: int = 0
+    also: ChangeObject | None = None
     result_type: ClassVar[Any] = None
 
 
@@ -165,10 +172,21 @@ class Objects:
         self._carry_out = carry_out
 
     async def put(
-        self, kind: str, id: str, owner: str, data: bytes, items: Sequence[StoredItem] = (), *, hold: bool = False
+        self,
+        kind: str,
+        id: str,
+        owner: str,
+        data: bytes,
+        items: Sequence[StoredItem] = (),
+        *,
+        hold: bool = False,
+        also: ChangeObject | None = None,
     ) -> None:
-        """Keep a new object, or replace one and its items. Raises ObjectTooLargeError or DuplicateItemError."""
-        await self._write(PutObject(kind=kind, id=id, owner=owner, data=data, items=items, hold=hold))
+        """Keep a new object, or replace one and its items. Raises ObjectTooLargeError or DuplicateItemError.
+
+        also: a change in the same step of another object, if there is that one; it holds nothing.
+        """
+        await self._write(PutObject(kind=kind, id=id, owner=owner, data=data, items=items, hold=hold, also=also))
 
     async def change(
         self,
@@ -179,14 +197,17 @@ class Objects:
         items: Sequence[StoredItem] = (),
         *,
         hold: bool | None = None,
+        also: ChangeObject | None = None,
     ) -> None:
         """In one step: replace an object's data, append items, and hold it (True) or end the hold (False).
+        also: as in `put`.
 
         A call that only ends the hold does nothing else, and raises nothing. Others raise UnknownObjectError,
         ObjectHeldError if a hold is wanted and there is one, ObjectTooLargeError or DuplicateItemError; then nothing
         has changed.
         """
-        await self._write(ChangeObject(kind=kind, id=id, owner=owner, data=data, items=items, hold=hold))
+        change = ChangeObject(kind=kind, id=id, owner=owner, data=data, items=items, hold=hold, also=also)
+        await self._write(change)
 
     async def get(self, kind: str, id: str, owner: str, *, wait_seconds: float = 0) -> StoredObject:
         """An object. Waits up to `wait_seconds` while it is held. Raises UnknownObjectError."""

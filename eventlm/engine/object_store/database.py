@@ -134,6 +134,9 @@ class Database:
                 return self._get_item(action)
         with self._transaction():
             self.expire()
+            if isinstance(action, PutObject | ChangeObject) and action.also is not None:
+                with contextlib.suppress(UnknownObjectError):
+                    self._change(action.also)
             match action:
                 case PutObject():
                     return self._put(action)

@@ -105,7 +105,7 @@ class ObjectStore:
     async def _write(self, action: PutObject | ChangeObject) -> None:
         """An object is held from before it is written, and no longer if that fails or takes too long."""
         key, holder = key_of(action), None
-        if isinstance(action, ChangeObject) and action.hold is False and action.data is None and not action.items:
+        if isinstance(action, ChangeObject) and action.hold is False and not action.writes:
             self._end_hold(key)
             return
         if action.hold:

@@ -8,21 +8,23 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from msgspec import structs
 
 from eventlm.engine.object_store.actions import UnknownObjectError
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import UnknownReplyError
+from eventlm.errors import EventLMError
 from eventlm.server.answer import Received, caller, read_events, send_events
 from eventlm.server.api import APIS, Api, Exchange, stream_again
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response
-from eventlm.server.errors import ApiError
+from eventlm.server.errors import ApiError, api_error
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
 from eventlm.server.reply_format import StreamFormat
 from eventlm.server.request_log import request_fields
 from eventlm.server.responses.protocol import ResponsesRequest
-from eventlm.server.responses.stored import RESPONSE
+from eventlm.server.responses.stored import RESPONSE, StoredResponse
 from eventlm.server.responses.stream import ResponseReplies
 from eventlm.server.responses.turn import Turn
 from eventlm.server.stream_events import StreamEvents
@@ -129,16 +131,35 @@ async def _run(context: ServerContext, exchange: Exchange, turn: Turn, generatio
     assert isinstance(replies, ResponseReplies)
     try:
         events = StreamEvents(generation, replies, has_ids=False)
-        return await read_events(events, generation, lambda: turn.keep(replies.response))
+        return await read_events(events, generation, partial(_keep, turn, replies))
     finally:
         context.engine.leave(exchange.submission.reply_id, 0)
         await turn.end()
 
 
+async def _keep(turn: Turn, replies: ResponseReplies) -> None:
+    """Keep a response as it ended; as failed, with its output if there is room, if it cannot be kept so."""
+    try:
+        await turn.keep(replies.response)
+    except EventLMError as failure:
+        replies.failure(api_error(failure))
+        for response in (replies.response, structs.replace(replies.response, output=[])):
+            with contextlib.suppress(EventLMError):
+                await turn.keep(response)
+                break
+        raise
+
+
 async def _until_kept(context: ServerContext, id: str, owner: str, generation: Generation) -> None:
-    """Wait until a response that has ended is kept, so that a client that has its last event can go on with it."""
+    """Wait until a response that has ended is kept, so that a client that has its last event can go on with it.
+
+    Raises ApiError if it could not be kept as it ended.
+    """
     if not generation.is_over:
         # Another reader has taken over.
         return
     with contextlib.suppress(UnknownObjectError):
-        await context.engine.objects.get(RESPONSE, id, owner, wait_seconds=KEPT_SECONDS)
+        found = await context.engine.objects.get(RESPONSE, id, owner, wait_seconds=KEPT_SECONDS)
+        error = StoredResponse.decode(found.data).head.error
+        if error is not None:
+            raise ApiError(500 if error.code == "server_error" else 400, error.message)

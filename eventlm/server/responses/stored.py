@@ -11,14 +11,18 @@ from msgspec import Raw, Struct
 from eventlm.engine.object_store.actions import StoredItem, StoredObject
 from eventlm.engine.request_registry import ReplyStatus
 from eventlm.server.responses.protocol import InputItem
+from eventlm.server.responses.replies import ResponseError
 
 #: The kinds of kept objects, and how their ids begin.
 RESPONSE, CONVERSATION = "response", "conversation"
 CONVERSATION_PREFIX = "conv_"
 #: Statuses of responses that go on.
 GOING_ON = ("queued", "in_progress")
-#: Of a response whose process has died.
-LOST = {"code": "server_error", "message": "The process that generated this response has ended; send it again."}
+#: Of a response whose end was not kept.
+LOST = {
+    "code": "server_error",
+    "message": "The process that generated this response has ended, or could not store its end; send it again.",
+}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -54,6 +58,7 @@ class ReplyHead(Struct, frozen=True):
 
     status: str
     background: bool | None = None
+    error: ResponseError | None = None
 
     @property
     def goes_on(self) -> bool:

@@ -103,6 +103,7 @@ class ResponseReplies(StreamFormat):
         self.response = structs.replace(
             self.response,
             status="cancelled" if is_cancelled else "failed",
+            completed_at=None,
             error=None if is_cancelled else ResponseError(_code(error), body.message),
             output=self._output.items,
         )

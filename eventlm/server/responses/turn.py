@@ -9,7 +9,13 @@ import msgspec
 import structlog
 from msgspec import Raw
 
-from eventlm.engine.object_store.actions import DuplicateItemError, ObjectTooLargeError, UnknownObjectError
+from eventlm.engine.object_store.actions import (
+    ChangeObject,
+    DuplicateItemError,
+    ObjectTooLargeError,
+    StoredItem,
+    UnknownObjectError,
+)
 from eventlm.errors import EventLMError
 from eventlm.server.api import Caller
 from eventlm.server.context import ServerContext
@@ -73,24 +79,33 @@ class Turn:
         self._held.append((RESPONSE, response.id))
 
     async def keep(self, response: Response) -> None:
-        """Keep a response that has ended, and append its items to the conversation.
+        """Keep a response that has ended, and append its items to the conversation, in one step.
 
         Raises ApiError or ObjectStoreError.
         """
         own = shown_input(self._body.input, response.id)
         data, items = self._data(response, own), stored_items([*own, *response.output])
-        conversation = self._body.conversation_id
-        if conversation is not None and response.status in ("completed", "incomplete"):
-            with _client_errors():
-                await self._objects.change(CONVERSATION, conversation, self._owner, items=items)
-        if conversation is not None:
+        append = None
+        if (conversation := self._body.conversation_id) is not None:
+            if response.status in ("completed", "incomplete"):
+                append = ChangeObject(kind=CONVERSATION, id=conversation, owner=self._owner, items=items)
             # They are found there.
             items = []
         with _client_errors():
-            if (RESPONSE, response.id) in self._held:
-                await self._objects.change(RESPONSE, response.id, self._owner, data, items)
-            elif self._body.store is not False:
-                await self._objects.put(RESPONSE, response.id, self._owner, data, items)
+            await self._keep(response.id, data, items, append)
+
+    async def _keep(self, id: str, data: bytes, items: list[StoredItem], append: ChangeObject | None) -> None:
+        """Both or neither: a response that ended well is in its conversation."""
+        if (RESPONSE, id) in self._held:
+            with contextlib.suppress(UnknownObjectError):
+                await self._objects.change(RESPONSE, id, self._owner, data, items, also=append)
+                return
+            # It was deleted.
+        elif self._body.store is not False:
+            await self._objects.put(RESPONSE, id, self._owner, data, items, also=append)
+            return
+        if append is not None:
+            await self._objects.change(append.kind, append.id, append.owner, items=append.items)
 
     async def end(self) -> None:
         """Let others go on. Harmless when called twice."""

@@ -14,6 +14,7 @@ import pytest
 from eventlm.config import ServerConfig
 from eventlm.engine.object_store import database
 from eventlm.engine.object_store.actions import (
+    ChangeObject,
     DuplicateItemError,
     ItemPage,
     ObjectTooLargeError,
@@ -74,6 +75,26 @@ def test_an_item_cannot_be_there_twice_and_the_rest_of_such_a_change_is_undone()
     assert desk.get("b") is None
     desk.put("b", items=items("1"))
     assert desk.item_ids("b") == ["1"]
+
+
+def test_another_object_changes_in_the_same_step_or_neither_does() -> None:
+    desk = Desk()
+    desk.put("a", items=items("1"))
+
+    def also(*ids: str, id: str = "a") -> ChangeObject:
+        return ChangeObject(kind="thing", id=id, owner="me", items=items(*ids))
+
+    desk.put("b", b"first", also=also("2"))
+    desk.change("b", data=b"second", also=also("3"))
+    with pytest.raises(DuplicateItemError, match=r"^1$"):
+        desk.put("c", also=also("1"))
+    with pytest.raises(DuplicateItemError, match=r"^1$"):
+        desk.change("b", data=b"third", also=also("4", "1"))
+    with pytest.raises(UnknownObjectError):
+        desk.change("c", data=b"gone", also=also("4"))
+    assert (desk.item_ids("a"), desk.get("b"), desk.get("c")) == (["1", "2", "3"], b"second", None)
+    desk.put("c", b"alone", also=also("1", id="d"))
+    assert (desk.get("c"), desk.get("d")) == (b"alone", None)
 
 
 @pytest.mark.parametrize(

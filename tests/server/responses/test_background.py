@@ -255,6 +255,28 @@ def test_a_cancelled_one_is_not_in_its_conversation(background: Any) -> None:
     client.responses.create(model="test", input="hi", conversation=conversation.id)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_that_cannot_be_in_its_conversation_has_failed(background: Any, stream: bool) -> None:
+    server, client = background
+    conversation = client.conversations.create()
+    item = {"id": "msg_mine", "role": "user", "content": "hi"}
+    with held(server, after=5):
+        begun = begin(client, [item], conversation=conversation.id, stream=stream)
+        id = next(begun).response.id if stream else begun.id
+        client.conversations.items.create(conversation.id, items=[{**item, "content": "first"}])
+    found = poll(client, id)
+    assert (found.status, found.output_text, found.completed_at) == ("failed", "Hello, world", None)
+    assert (found.error.code, found.error.message.split(".")[0]) == (
+        "invalid_prompt",
+        "Duplicate item found with id msg_mine",
+    )
+    if stream:
+        *_, error, failed = begun
+        assert (error.type, failed.type, failed.response) == ("error", "response.failed", found)
+    assert [each.id for each in client.conversations.items.list(conversation.id)] == ["msg_mine"]
+    wait_until(lambda: not _holds(server))
+
+
 def test_a_drain_waits_for_it(background: Any) -> None:
     server, client = background
     with held(server, after=5):
