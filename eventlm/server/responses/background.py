@@ -116,7 +116,11 @@ class _EventsAfter(StreamFormat):
         return self._later(self._inner.end(generation))
 
     def failure(self, error: ApiError) -> Sequence[Any]:
-        return self._inner.failure(error)
+        # The client may have got later ones than were made again until now.
+        return [
+            structs.replace(event, sequence_number=max(event.sequence_number, self._after))
+            for event in self._inner.failure(error)
+        ]
 
     async def whole(self, choices: Sequence[ChoiceOutput], generation: Generation) -> Any:
         return await self._inner.whole(choices, generation)

@@ -96,8 +96,8 @@ class ResponseReplies(StreamFormat):
     def failure(self, error: ApiError) -> Sequence[Any]:
         body, number = error.envelope.error, self._output.number
         if body.code == TAKEN_OVER:
-            # Only this stream has ended.
-            return [ResponseErrorEvent(number(), body.code, body.message, body.param)]
+            # Only this stream has ended: its client goes on after the last event that it got, whose number this has.
+            return [ResponseErrorEvent(self._output.num_events - 1, body.code, body.message, body.param)]
         events = self._output.end_item("incomplete")
         is_cancelled = error.status == CANCELLED
         self.response = structs.replace(

@@ -202,11 +202,26 @@ def test_a_second_reader_ends_the_first(background: Any) -> None:
         id = next(first).response.id
         with client.responses.retrieve(id, stream=True) as second:
             assert next(second).response.id == id
-            *_, last = first
+            *_, before, last = first
             assert (last.type, last.code) == ("error", "taken_over")
             assert "continued on another connection" in last.message
+            # The client of the first may go on after it.
+            assert last.sequence_number == before.sequence_number
             server.engine.most_said = float("inf")
             assert list(second)[-1].type == "response.completed"
+
+
+def test_a_reader_that_is_ended_before_its_first_event_keeps_its_place(background: Any) -> None:
+    server, client = background
+    with held(server, after=5), begin(client, stream=True) as stream:
+        id = next(stream).response.id
+        with (
+            client.responses.retrieve(id, stream=True, starting_after=500) as first,
+            client.responses.retrieve(id, stream=True) as second,
+        ):
+            next(second)
+            [last] = first
+            assert (last.code, last.sequence_number) == ("taken_over", 500)
 
 
 def test_a_cancelled_stream_ends(background: Any) -> None:
