@@ -15,7 +15,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDABLE = (LOGPROBS, "reasoning.encrypted_content")
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 Verbosity = Literal["low", "medium", "high"]
-#: Identifiers that are only kept and shown.
+#: Identifiers that clients choose.
 Identifier = Annotated[str, Meta(max_length=512)]
 
 #: Fields that change nothing, and why.
@@ -77,12 +77,12 @@ class InputItem(Struct, omit_defaults=True, kw_only=True):
     """
 
     type: str | None = None
-    id: str | None = None
+    id: Identifier | None = None
     status: ItemStatus | None = None
     role: str | None = None
     content: str | list[InputPart] | None = None
     phase: str | None = None
-    call_id: str | None = None
+    call_id: Identifier | None = None
     name: str | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None

@@ -67,7 +67,8 @@ class Turn:
         """Raise ApiError if an item of the body, whose references are resolved, is there twice."""
         seen = {item.id for item in self.earlier}
         for item in input_items(self._body.input):
-            if item.id is not None and item.id in seen:
+            # Those without one get one.
+            if item.id and item.id in seen:
                 raise duplicate_item(item.id)
             seen.add(item.id)
 

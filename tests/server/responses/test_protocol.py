@@ -38,6 +38,8 @@ def decode(**fields: Any) -> ResponsesRequest:
         ({"metadata": {"a": 1}}, "metadata", "expected `str`"),
         ({"input": 5}, "input", "Invalid type"),
         ({"input": [{"role": "user", "content": 5}]}, "input[0].content", "Invalid type"),
+        ({"input": [{"id": "x" * 513, "role": "user", "content": "hi"}]}, "input[0].id", "512"),
+        ({"input": [{"type": "function_call", "call_id": "x" * 513}]}, "input[0].call_id", "512"),
         ({"tools": ["x"]}, "tools[0]", "expected `object`"),
     ],
 )

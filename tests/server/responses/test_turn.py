@@ -188,3 +188,13 @@ def test_an_item_cannot_be_in_a_conversation_twice(start_with_client: StartWithC
             create(client, [item, {"role": "user", "content": "go on"}], previous_response_id=first.id)
     # Sent again as a whole it is there once.
     create(client, [{"role": "user", "content": "hi"}, answer, {"role": "user", "content": "go on"}])
+
+
+def test_items_with_an_empty_id_get_ids(start_with_client: StartWithClient) -> None:
+    _, client = start_with_client()
+    conversation = client.conversations.create()
+    items = [{"id": "", "role": "user", "content": text} for text in ("one", "two")]
+    create(client, items, conversation=conversation.id)
+    ids = [item.id for item in client.conversations.items.list(conversation.id)]
+    assert len(set(ids)) == 3
+    assert all(ids)
