@@ -36,7 +36,7 @@ from eventlm.server.openai.embeddings import EMBEDDINGS
 from eventlm.server.openai.endpoints import OPENAI_ENDPOINTS
 from eventlm.server.refusals import REFUSED_PATHS, RefusedPath
 from eventlm.server.responses.create import RESPONSES
-from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS
+from eventlm.server.responses.endpoints import RESPONSES_ENDPOINTS, RESPONSES_REFUSED
 from eventlm.server.vllm.endpoints import VLLM_ENDPOINTS, VLLM_REFUSED
 from eventlm.server.vllm.pooling import POOLED
 
@@ -113,7 +113,12 @@ APIS_BY_PREFIX = {api.prefix: api for api in ALL_APIS}
 ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {MESSAGES_PATH: MESSAGES_ERRORS, OLLAMA_PREFIX: OLLAMA_ERRORS}
 
 #: Paths that are refused by name.
-ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (*LLAMACPP_REFUSED, *OLLAMA_REFUSED, *VLLM_REFUSED)
+ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (
+    *LLAMACPP_REFUSED,
+    *OLLAMA_REFUSED,
+    *RESPONSES_REFUSED,
+    *VLLM_REFUSED,
+)
 
 
 #: All endpoints. `/openapi.json` is made from this.

@@ -19,7 +19,7 @@ from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.errors import ApiError
-from eventlm.server.responses.history import conversation_not_found, duplicate_item, too_large_to_keep
+from eventlm.server.responses.history import conversation_not_found, duplicate_item, resolved, too_large_to_keep
 from eventlm.server.responses.items import ItemMessages, shown_input
 from eventlm.server.responses.paging import (
     INCLUDE,
@@ -82,7 +82,7 @@ async def create_conversation(request: web.Request) -> web.Response:
         created_at=context.system.clock.unix_s(),
         metadata=body.metadata or {},
     )
-    items = _items(request, body.items or [])
+    items = await _items(request, body.items or [])
     await _kept(
         created.id,
         context.engine.objects.put(CONVERSATION, created.id, request[PRINCIPAL].owner, _encode(created), items),
@@ -116,7 +116,7 @@ async def create_items(request: web.Request) -> web.Response:
     """Append items to a conversation."""
     body = decode_request(await read_body(request), CreateItems, {})
     id, objects = request.match_info["id"], request.app[CONTEXT].engine.objects
-    items = _items(request, body.items)
+    items = await _items(request, body.items)
     await _kept(id, objects.change(CONVERSATION, id, request[PRINCIPAL].owner, items=items))
     return json_response(_page(items, has_more=False))
 
@@ -158,8 +158,9 @@ async def delete_item(request: web.Request) -> web.Response:
     return json_response(conversation)
 
 
-def _items(request: web.Request, items: list[InputItem]) -> list[StoredItem]:
+async def _items(request: web.Request, items: list[InputItem]) -> list[StoredItem]:
     """Items of a body as they are kept. Raises InputError for those that no model here could be given."""
+    items = await resolved(request.app[CONTEXT], items, request[PRINCIPAL].owner, "items")
     ItemMessages().add_all(items, "items")
     # Their place says nothing: items are appended at different times.
     return stored_items(shown_input(items, request.app[CONTEXT].system.chance.identity("")))

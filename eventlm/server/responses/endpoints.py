@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eventlm.server.endpoints.openapi import Endpoint
+from eventlm.server.refusals import RefusedPath
 from eventlm.server.responses.conversations import CONVERSATION_ENDPOINTS
 from eventlm.server.responses.create import count_input_tokens, create_response
 from eventlm.server.responses.events import ResponseEvent
@@ -16,6 +17,12 @@ _USED_BY_PROMPTS = (
     "truncation", "max_output_tokens", "chat_template_kwargs",
 )  # fmt: skip
 
+RESPONSES_REFUSED = (
+    RefusedPath(
+        "/v1/responses/compact",
+        "nothing here encrypts a compacted conversation; shorten it at the client, or set 'truncation' to \"auto\"",
+    ),
+)
 RESPONSES_ENDPOINTS = (
     Endpoint(
         "POST",

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from eventlm.engine.object_store.actions import ObjectHeldError, ObjectTooLargeError, UnknownObjectError
-from eventlm.errors import InputError
+from eventlm.errors import InputError, MissingParameterError
 from eventlm.server.api import Caller
 from eventlm.server.context import ServerContext
 from eventlm.server.errors import ApiError
+from eventlm.server.responses.items import is_reference
 from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.stored import CONVERSATION, RESPONSE, StoredResponse
 
@@ -37,15 +36,28 @@ async def earlier_items(context: ServerContext, body: InputFields, caller: Calle
     return []
 
 
-async def referenced_items(context: ServerContext, ids: Sequence[str], caller: Caller) -> dict[str, InputItem]:
-    """The items of these ids, which the `item_reference`s of an input name; ids that are not known are left out."""
-    found = {}
-    for id in dict.fromkeys(ids):
-        try:
-            found[id] = _decode_item(await context.engine.objects.find_item(caller.principal.owner, id))
-        except UnknownObjectError:
+async def resolved(context: ServerContext, items: list[InputItem], owner: str, param: str) -> list[InputItem]:
+    """Items, which a body has at `param`, with what references among them stand for. Raises InputError."""
+    for index, item in enumerate(items):
+        if is_reference(item) and not item.id:
+            raise MissingParameterError(f"{param}[{index}].id")
+    found: dict[str, InputItem] = {}
+    all_items = []
+    for index, item in enumerate(items):
+        if not is_reference(item):
+            all_items.append(item)
             continue
-    return found
+        assert item.id is not None
+        if item.id not in found:
+            try:
+                found[item.id] = _decode_item(await context.engine.objects.find_item(owner, item.id))
+            except UnknownObjectError as error:
+                raise InputError(
+                    f"{param}[{index}].id",
+                    f"Invalid value for '{param}[{index}].id': no item has the id '{item.id}'; send the item itself.",
+                ) from error
+        all_items.append(found[item.id])
+    return all_items
 
 
 async def hold_conversation(context: ServerContext, id: str, owner: str) -> None:

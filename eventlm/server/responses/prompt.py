@@ -9,7 +9,7 @@ from eventlm.engine.request import Request
 from eventlm.errors import InputError, MissingParameterError, PromptTooLongError
 from eventlm.server.api import Caller
 from eventlm.server.context import ServerContext
-from eventlm.server.responses.history import referenced_items
+from eventlm.server.responses.history import resolved
 from eventlm.server.responses.items import ItemMessages, input_items, is_reference
 from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
@@ -50,7 +50,7 @@ async def read_conversation(
             raise MissingParameterError("input")
         raise InputError("input", "Invalid value for 'input': it is empty.")
     if any(map(is_reference, items)):
-        body.input = items = await _resolved(context, items, caller)
+        body.input = items = await resolved(context, items, caller.principal.owner, "input")
     found = ItemMessages()
     found.add_all(earlier, "previous_response_id" if body.conversation is None else "conversation")
     found.add_all(items, "input")
@@ -103,26 +103,6 @@ async def count_tokens(context: ServerContext, body: InputFields, conversation: 
             if shorter is not None:
                 num_tokens = await _num_tokens(context, body, shorter, model)
         return num_tokens
-
-
-async def _resolved(context: ServerContext, items: list[InputItem], caller: Caller) -> list[InputItem]:
-    """Items with what references among them stand for."""
-    for index, item in enumerate(items):
-        if is_reference(item) and not item.id:
-            raise MissingParameterError(f"input[{index}].id")
-    found = await referenced_items(context, [item.id or "" for item in items if is_reference(item)], caller)
-    resolved = []
-    for index, item in enumerate(items):
-        if not is_reference(item):
-            resolved.append(item)
-        elif item.id in found:
-            resolved.append(found[item.id])
-        else:
-            param = f"input[{index}].id"
-            raise InputError(
-                param, f"Invalid value for '{param}': no item has the id '{item.id}'; send the item itself."
-            )
-    return resolved
 
 
 def _with_instructions(conversation: PromptMessages, instructions: str | None) -> PromptMessages:

@@ -87,6 +87,21 @@ def test_items_come_in_pages(start_with_client: StartWithClient) -> None:
     assert [item.id for item in before] == [ids[1], ids[0]]
 
 
+def test_a_reference_adds_the_item_that_it_stands_for(start_with_client: StartWithClient) -> None:
+    server, client = start_with_client()
+    response = client.responses.create(model="test", input="hi")
+    [said] = response.output
+    reference = {"type": "item_reference", "id": said.id}
+    conversation = client.conversations.create(items=[USER, reference])
+    assert (
+        client.conversations.items.retrieve(said.id, conversation_id=conversation.id).content[0].text
+        == said.content[0].text
+    )
+    for item, param in (({"id": "msg_none"}, "items[0].id"), ({"type": "item_reference"}, "items[0].id")):
+        reply = server.post(f"/v1/conversations/{conversation.id}/items", {"items": [item]})
+        assert (reply.status, reply.json()["error"]["param"]) == (400, param)
+
+
 def test_an_item_can_be_deleted(start_with_client: StartWithClient) -> None:
     _, client = start_with_client()
     conversation = client.conversations.create(items=[USER, ANSWER])
