@@ -116,6 +116,11 @@ def check_rendered_roles(body: ChatCompletionRequest, text: str, param: str = "m
             )
 
 
+def reads_effort(template: TemplateSource) -> bool:
+    """Whether a `reasoning_effort` changes what a template makes."""
+    return "reasoning_effort" in template.source or "enable_thinking" in template.source
+
+
 def _variables(template: TemplateSource, body: ChatCompletionRequest) -> dict[str, Any]:
     """What the body sets of the template's own variables. Raises InputError."""
     variables = dict(body.chat_template_kwargs or {})

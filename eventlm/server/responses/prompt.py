@@ -13,7 +13,8 @@ from eventlm.server.responses.history import resolved
 from eventlm.server.responses.items import ItemMessages, input_items, is_reference
 from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
-from eventlm.text.protocol import ChatMessage
+from eventlm.text.chat_messages import reads_effort
+from eventlm.text.protocol import ChatCompletionRequest, ChatMessage
 from eventlm.text.tools.definitions import requested_tools
 
 #: Roles of messages that `truncation` keeps.
@@ -74,13 +75,13 @@ async def make_request(
     """The request of a conversation, shortened if it is too long and may be. Raises InputError."""
 
     async def make(conversation: PromptMessages) -> Request:
-        chat = chat_request(body, conversation.messages, model)
+        chat = _chat(context, body, conversation, model)
         try:
             return await context.requests.chat(chat, received_ns, **scheduling)
         except InputError as error:
             if not may_be_lenient(body, error):
                 raise
-        chat = chat_request(body, conversation.messages, model, default_strict=False)
+        chat = _chat(context, body, conversation, model, default_strict=False)
         return await context.requests.chat(chat, received_ns, **scheduling)
 
     with native_names(conversation.params):
@@ -116,6 +117,17 @@ def _with_instructions(conversation: PromptMessages, instructions: str | None) -
         joined = content if isinstance(content, str) else "\n".join(part.text or "" for part in content or ())
         role, text, rest = messages[0].role, f"{instructions}\n\n{joined}", 1
     return PromptMessages([ChatMessage(role=role, content=text), *messages[rest:]], ["instructions", *params[rest:]])
+
+
+def _chat(
+    context: ServerContext, body: InputFields, conversation: PromptMessages, model: str, *, default_strict: bool = True
+) -> ChatCompletionRequest:
+    """The chat of a conversation. Clients send an effort to any model: one that knows none takes no notice."""
+    chat = chat_request(body, conversation.messages, model, default_strict=default_strict)
+    template = context.tokenizer.chat_template
+    if template is not None and not reads_effort(template):
+        chat.reasoning_effort = None
+    return chat
 
 
 async def _shortened(
@@ -154,5 +166,5 @@ def _most_tokens(context: ServerContext, body: InputFields) -> int:
 
 
 async def _num_tokens(context: ServerContext, body: InputFields, conversation: PromptMessages, model: str) -> int:
-    chat = chat_request(body, conversation.messages, model)
+    chat = _chat(context, body, conversation, model)
     return len(await context.requests.encode_messages(chat, requested_tools(chat, context.formats)))
