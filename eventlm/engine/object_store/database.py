@@ -121,7 +121,9 @@ class Database:
 
     def close(self) -> None:
         """Close it."""
-        self._connection.close()
+        with contextlib.closing(self._connection):
+            # This removes the journal, which is empty.
+            self._execute("PRAGMA journal_mode = DELETE")
 
     def carry_out(self, action: ObjectAction) -> Any:
         """Do an action and return its result. Raises what `Objects` says, and sqlite3.Error; then nothing changed."""

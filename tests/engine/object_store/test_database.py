@@ -289,7 +289,7 @@ def test_all_is_there_again_after_a_restart(tmp_path: Path) -> None:
     desk.put("a", b"\0\xff", items=items("1", "2"))
     totals = desk.database.totals()
     desk.database.close()
-    assert {each.name for each in tmp_path.iterdir() if each.stat().st_size} == {"store"}
+    assert [each.name for each in tmp_path.iterdir()] == ["store"]
     desk = Desk(path)
     assert desk.get("a") == b"\0\xff"
     assert desk.item_ids("a") == ["1", "2"]
