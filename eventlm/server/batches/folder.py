@@ -19,7 +19,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -39,8 +39,10 @@ from eventlm.system.system import System
 
 _log = structlog.get_logger("eventlm.batches")
 _LOCK = "runner.lock"
-#: The owner of what was made without a key. Keys' owners are hexadecimal.
+#: The owner of what was made without a key.
 _NO_OWNER = "anyone"
+#: The folders of owners, which are those of `Principal.owner`. Anything else in the folder belongs to others.
+_OWNER = re.compile(rf"{_NO_OWNER}|[0-9a-f]{{32}}")
 _FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 _BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 _STUCK = ".stuck-"
@@ -76,6 +78,8 @@ class BatchFolder:
         #: Set when a batch was created or is to be cancelled, in this process.
         self.changed = asyncio.Event()
         self._system = system
+        #: Owners whose folders cannot be used, so that each is logged once.
+        self._unusable: set[str] = set()
         try:
             system.disk.make_folders(path)
         except OSError as error:
@@ -95,9 +99,22 @@ class BatchFolder:
 
     def owners(self) -> list[str]:
         """All owners who have anything."""
-        names = sorted(self._system.disk.list(self.path))
+        names = sorted(filter(_OWNER.fullmatch, self._system.disk.list(self.path)))
         folders = [name for name in names if (found := self._system.disk.status(self.path / name)) and found.is_folder]
         return ["" if name == _NO_OWNER else name for name in folders]
+
+    def for_each(self, action: Callable[[str, OwnerFolder], object]) -> None:
+        """Call `action` with each owner and what it has. Owners whose folders cannot be used are skipped."""
+        for owner in self.owners():
+            folder = self.of(owner)
+            try:
+                action(owner, folder)
+            except OSError as error:
+                if owner not in self._unusable:
+                    self._unusable.add(owner)
+                    _log.error("a folder of batches cannot be used and is skipped", error=str(error))
+            else:
+                self._unusable.discard(owner)
 
     def of(self, owner: str) -> OwnerFolder:
         """What one owner has."""
@@ -260,7 +277,8 @@ class OwnerFolder:
         known = results.union(_ids(self._names(self._files), _FILE_ID))
         for name in names:
             stem, _, kind = name.partition(".")
-            if kind in ("upload", "jsonl") and stem not in known and not self._is_written(self._files / name):
+            is_ours = kind in ("upload", "jsonl") and _FILE_ID.fullmatch(stem)
+            if is_ours and stem not in known and not self._is_written(self._files / name):
                 self.disk.unlink(self._files / name)
         for record in batches:
             if record.batch.status in TERMINAL and record.created_ns < batch_cutoff_ns:

@@ -125,9 +125,10 @@ class BatchWorker:
 
     def _unknown(self) -> list[tuple[str, BatchRecord]]:
         """The batches to start, the oldest first, and their owners."""
-        found, present = [], set()
-        for owner in self._folder.owners():
-            folder = self._folder.of(owner)
+        found: list[tuple[str, BatchRecord]] = []
+        present = set()
+
+        def look(owner: str, folder: OwnerFolder) -> None:
             for batch_id in folder.batch_ids():
                 present.add(batch_id)
                 if batch_id in self._runs or batch_id in self._over:
@@ -137,6 +138,8 @@ class BatchWorker:
                     self._over.add(batch_id)
                 else:
                     found.append((owner, record))
+
+        self._folder.for_each(look)
         self._over &= present
         return sorted(found, key=lambda each: each[1].created_ns)
 
@@ -166,12 +169,7 @@ class BatchWorker:
             return
         self._purged_ns = now_ns
         cutoff_ns = clock.unix_ns() - config.batch_keep_days * 86_400_000_000_000
-
-        def purge() -> None:
-            for owner in self._folder.owners():
-                self._folder.of(owner).purge(cutoff_ns)
-
-        await in_thread(purge)
+        await in_thread(self._folder.for_each, lambda _, folder: folder.purge(cutoff_ns))
 
 
 class BatchRun:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
+from structlog.testing import capture_logs
 
 from eventlm.config import ServerConfig
 from eventlm.errors import InputError, UsageError
@@ -16,11 +17,12 @@ from eventlm.server.errors import ApiError
 from eventlm.system.system import real_system
 
 NOW = int(time.time())
+OWNER = "ab12" * 8
 
 
 @pytest.fixture
 def owned(tmp_path: Path) -> OwnerFolder:
-    owned = BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path / "dir"))).of("ab12")
+    owned = BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path / "dir"))).of(OWNER)
     owned.make()
     return owned
 
@@ -59,16 +61,16 @@ def test_everything_is_private_and_readable_to_people(owned: OwnerFolder, tmp_pa
     root = tmp_path / "dir"
     modes = {path.relative_to(root).as_posix(): path.stat().st_mode & 0o777 for path in root.rglob("*")}
     assert modes == {
-        "ab12": 0o700,
-        "ab12/files": 0o700,
-        "ab12/batches": 0o700,
-        f"ab12/files/{file_id}.json": 0o600,
+        OWNER: 0o700,
+        f"{OWNER}/files": 0o700,
+        f"{OWNER}/batches": 0o700,
+        f"{OWNER}/files/{file_id}.json": 0o600,
         # The test itself has written this one.
-        f"ab12/files/{file_id}.jsonl": modes[f"ab12/files/{file_id}.jsonl"],
-        f"ab12/batches/{record.batch.id}.json": 0o600,
+        f"{OWNER}/files/{file_id}.jsonl": modes[f"{OWNER}/files/{file_id}.jsonl"],
+        f"{OWNER}/batches/{record.batch.id}.json": 0o600,
     }
     assert root.stat().st_mode & 0o777 == 0o700
-    text = (root / f"ab12/batches/{record.batch.id}.json").read_text()
+    text = (root / f"{OWNER}/batches/{record.batch.id}.json").read_text()
     assert '\n    "status": "in_progress",\n' in text
 
 
@@ -83,7 +85,7 @@ def test_owners_see_their_own(tmp_path: Path, owned: OwnerFolder) -> None:
     nobody = folder.of("")
     nobody.make()
     file_id, batch_id = add_file(owned), add_batch(owned).batch.id
-    assert folder.owners() == ["ab12", ""]
+    assert folder.owners() == [OWNER, ""]
     assert (owned.file(file_id).file.id, owned.batch(batch_id).batch.id) == (file_id, batch_id)
     for find in (lambda: nobody.file(file_id), lambda: nobody.batch(batch_id)):
         with pytest.raises(ApiError) as error:
@@ -141,7 +143,7 @@ def test_what_is_expired_or_left_by_a_crash_is_removed(owned: OwnerFolder, tmp_p
     assert [record.file.id for record in owned.files()] == [kept]
     assert owned.num_bytes == 15 + 3 + 3 + 3
     owned.purge(old.created_ns + 1)
-    left = {path.name for path in (tmp_path / "dir" / "ab12").rglob("file-*")}
+    left = {path.name for path in (tmp_path / "dir" / OWNER).rglob("file-*")}
     arriving_name = next(name for name in left if name.endswith(".upload"))
     assert left == {
         f"{kept}.json",
@@ -157,9 +159,42 @@ def test_what_is_expired_or_left_by_a_crash_is_removed(owned: OwnerFolder, tmp_p
     arriving.close()
 
 
+def test_what_others_keep_in_the_folder_is_left_alone(owned: OwnerFolder, tmp_path: Path) -> None:
+    root = tmp_path / "dir"
+    theirs = [root / "lost+found/files/data.jsonl", root / "abc/files/file-1.upload", root / OWNER / "files/mine.jsonl"]
+    for path in theirs:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    (remainder := owned.upload(owned.new_file_id())).write_text("")
+    folder = BatchFolder(real_system(), ServerConfig(batch_dir=str(root)))
+    assert folder.owners() == [OWNER]
+    folder.for_each(lambda _, each: each.purge(0))
+    assert not remainder.exists()
+    assert all(path.exists() for path in theirs)
+
+
+def test_an_owner_whose_folder_cannot_be_read_is_skipped_and_logged_once(owned: OwnerFolder, tmp_path: Path) -> None:
+    broken = "f" * 32
+    folder = BatchFolder(real_system(), ServerConfig(batch_dir=str(tmp_path / "dir")))
+    (tmp_path / "dir" / broken).mkdir()
+    (tmp_path / "dir" / broken / "batches").write_text("no folder")
+    (tmp_path / "dir" / "anyone").mkdir()
+    found: list[str] = []
+
+    def look(owner: str, each: OwnerFolder) -> None:
+        each.batch_ids()
+        found.append(owner)
+
+    with capture_logs() as logs:
+        for _ in range(2):
+            folder.for_each(look)
+    assert found == [OWNER, ""] * 2
+    assert [line["event"] for line in logs] == ["a folder of batches cannot be used and is skipped"]
+
+
 def test_a_damaged_state_is_ignored(owned: OwnerFolder, tmp_path: Path) -> None:
     record, other = add_batch(owned), add_batch(owned)
-    (tmp_path / "dir" / "ab12" / "batches" / f"{record.batch.id}.json").write_text('{"created_ns": 1')
+    (tmp_path / "dir" / OWNER / "batches" / f"{record.batch.id}.json").write_text('{"created_ns": 1')
     assert [each.batch.id for each in owned.batches()] == [other.batch.id]
 
 
