@@ -44,8 +44,14 @@ T = TypeVar("T")
 
 
 def apis_by_path(apis: dict[str, Api[Any]]) -> dict[str, Api[Any]]:
-    """The APIs that batches may use, by the path that names each."""
-    return {api.path: api for api in apis.values() if api.path}
+    """The APIs that batches may use, by the path that names each. Raises ValueError if a path names two."""
+    found: dict[str, Api[Any]] = {}
+    for api in apis.values():
+        if api.path in found:
+            raise ValueError(f"two APIs have the path {api.path}: {found[api.path].prefix} and {api.prefix}")
+        if api.path:
+            found[api.path] = api
+    return found
 
 
 async def in_thread(action: Callable[..., T], *arguments: object) -> T:

@@ -77,6 +77,8 @@ class Pooled(Embeddings):
     """Vectors of texts for vLLM's clients."""
 
     prefix = "pool-"
+    # Lines of batches ask for embeddings.
+    path = ""
 
     def decode(self, data: bytes) -> PoolingRequest:
         return decode_request(data, PoolingRequest, UNSUPPORTED_IN_POOLING)

@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 
+from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 from tests.processes import wait_until
 from tests.server.batches.input_files import CHAT, chat_line, contents, create, jsonl, results, upload, wait_for
 from tests.server.conftest import RunningServer, assert_serves
@@ -23,6 +24,9 @@ key = "sk-alice"
 name = "bob"
 key = "sk-bob"
 """
+
+
+KIND_OF_REPLY = {"/v1/completions": "text_completion", "/v1/embeddings": "list", "/v1/responses": "response"}
 
 
 @pytest.fixture
@@ -130,7 +134,10 @@ def test_every_endpoint_that_generates(start: Start) -> None:
         reply = found["response"]["body"]
         num_tokens = reply["usage"].get("prompt_tokens") or reply["usage"]["input_tokens"]
         assert batch.usage.input_tokens == num_tokens > 0
-        assert reply["object"] in ("text_completion", "list", "response")
+        assert reply["object"] == KIND_OF_REPLY[endpoint]
+        if endpoint == "/v1/embeddings":
+            assert [(each["object"], each["index"]) for each in reply["data"]] == [("embedding", 0), ("embedding", 1)]
+            assert {len(each["embedding"]) for each in reply["data"]} == {FAKE_EMBEDDING_SIZE}
 
 
 def test_responses_are_kept_if_lines_ask_for_it(start: Start) -> None:

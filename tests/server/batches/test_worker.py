@@ -13,6 +13,12 @@ import openai
 import pytest
 
 from eventlm.engine.request import EngineUnavailableError, QueueFullError
+from eventlm.server.app import APIS_BY_PREFIX
+from eventlm.server.batches.worker import apis_by_path
+from eventlm.server.openai.chat import CHAT
+from eventlm.server.openai.completions import COMPLETIONS
+from eventlm.server.openai.embeddings import EMBEDDINGS, Embeddings
+from eventlm.server.responses.create import RESPONSES
 from tests.processes import wait_until
 from tests.server.batches.full_disk import FullDisk
 from tests.server.batches.input_files import chat_line, contents, create, results, wait_for
@@ -53,6 +59,16 @@ def state_files(folder: Path, suffix: str = ".json") -> list[Path]:
 def num_written(folder: Path) -> int:
     """Lines in the results on the disk."""
     return sum(path.read_bytes().count(b'"response"') for path in folder.rglob("file-*.jsonl"))
+
+
+def test_a_path_names_one_api() -> None:
+    assert apis_by_path(APIS_BY_PREFIX) == {api.path: api for api in (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES)}
+    with pytest.raises(ValueError, match="two APIs have the path /v1/embeddings: embd- and other-"):
+        apis_by_path({"embd-": EMBEDDINGS, "other-": OtherEmbeddings()})
+
+
+class OtherEmbeddings(Embeddings):
+    prefix = "other-"
 
 
 def test_what_was_done_is_not_done_again_after_a_restart(start: Start, tmp_path: Path) -> None:
