@@ -6,6 +6,9 @@ from msgspec import Struct
 
 from eventlm.types import RequestKind
 
+#: Of a request's `priority`: after everything else. Lines of batches have it.
+LOWEST_PRIORITY = 2**31 - 1
+
 
 class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How to schedule one request. It has no content, so the trace records it unchanged.

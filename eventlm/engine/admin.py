@@ -15,6 +15,7 @@ from eventlm.engine.request import BY_OPERATOR, UnknownReplyError
 from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.errors import EventLMError
 from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, Resumed
+from eventlm.scheduling_params import LOWEST_PRIORITY
 
 if TYPE_CHECKING:
     from eventlm.engine.engine_core import EngineCore
@@ -89,7 +90,7 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force. `flushed`: the
-    answer to a flush only.
+    answer to a flush only. `num_at_lowest_priority`: of the requests, those such as the lines of batches.
     """
 
     state: Literal["loading", "ready", "draining", "dead"]
@@ -97,6 +98,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     policy: str
     policies: list[str]
     num_requests: int
+    num_at_lowest_priority: int
     num_waiting: int
     replicas: list[ReplicaStatus]
     flushed: FlushedCache | UnsetType = UNSET
@@ -194,6 +196,9 @@ def status_of(
         policy=state.policy_name,
         policies=list(state.plugins.policies),
         num_requests=len(state.requests),
+        num_at_lowest_priority=sum(
+            request.arrival.scheduling.priority == LOWEST_PRIORITY for request in state.requests.values()
+        ),
         num_waiting=state.num_waiting,
         replicas=[_replica_status(replica) for replica in state.replicas],
         flushed=flushed,

@@ -91,6 +91,8 @@ class EngineDouble:
     def __init__(self, script: Script, config: ServerConfig | None = None) -> None:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
         self.paused = False
+        #: What the status says.
+        self.num_requests_of_others = 0
         self.max_model_len = 256
         self.model_names = ["test", "org/test"]
         self.script = script
@@ -187,7 +189,8 @@ class EngineDouble:
             paused=False,
             policy="fcfs",
             policies=["fcfs", "edf"],
-            num_requests=0,
+            num_requests=self.num_requests_of_others,
+            num_at_lowest_priority=0,
             num_waiting=0,
             replicas=[],
             flushed=FlushedCache(num_blocks=7, num_replicas=2) if isinstance(action, FlushCache) else UNSET,

@@ -199,7 +199,8 @@ async def _run_lines(
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
     from eventlm.server.auth.api_keys import ANYBODY
-    from eventlm.server.batches.line_runner import LineRunner, Window
+    from eventlm.server.batches.line_runner import LineRunner
+    from eventlm.server.batches.window import Window
 
     scheduler = config.scheduler
     # The next ones are ready when others end.

@@ -7,7 +7,6 @@ waits for whatever passes: a full queue, a limit of its key, an engine that load
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Container, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -16,9 +15,11 @@ import structlog
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError
+from eventlm.scheduling_params import LOWEST_PRIORITY
 from eventlm.server.api import Api, Caller, Exchange
 from eventlm.server.auth.api_keys import Principal
 from eventlm.server.batches.lines import InputLine, OutputLine, with_response, without_response
+from eventlm.server.batches.window import Window
 from eventlm.server.context import ServerContext
 from eventlm.server.errors import ApiError, api_error, internal_error
 from eventlm.server.http.connection import SANE_REQUEST_ID
@@ -30,7 +31,6 @@ _log = structlog.get_logger("eventlm.batches")
 RETRY_SECONDS = 1.0
 #: Statuses of errors that pass, unless they say otherwise.
 _PASSING = (429, 503)
-LOWEST_PRIORITY = 2**31 - 1
 #: After all interactive requests and without deadlines, no matter what the line or the class of its key asks for.
 BATCH_SCHEDULING: dict[str, Any] = {
     "priority": LOWEST_PRIORITY,
@@ -41,37 +41,6 @@ BATCH_SCHEDULING: dict[str, Any] = {
 }
 
 Record = Callable[[OutputLine], Awaitable[None]]
-
-
-class Window:
-    """Room for so many sequences at once. A line with more than that gets all of it."""
-
-    def __init__(self, num_sequences: int) -> None:
-        self._size = num_sequences
-        self._num_taken = 0
-        self._given = asyncio.Event()
-        #: A line with many sequences must not be overtaken for ever.
-        self._turn = asyncio.Lock()
-
-    async def take(self, num_sequences: int) -> None:
-        """Wait for room. The first to come is the first to get it."""
-        async with self._turn:
-            while self._num_taken and self._num_taken + num_sequences > self._size:
-                self._given.clear()
-                await self._given.wait()
-            self._num_taken += num_sequences
-
-    async def wait_for_change(self, seconds: float) -> None:
-        """Wait until some room is given back, but not longer."""
-        self._given.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._given.wait()
-
-    def give(self, num_sequences: int) -> None:
-        """Give it back."""
-        self._num_taken -= num_sequences
-        self._given.set()
 
 
 class _Running:

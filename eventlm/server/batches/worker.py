@@ -19,10 +19,11 @@ from eventlm.errors import EventLMError
 from eventlm.server.api import Api
 from eventlm.server.auth.api_keys import Principal
 from eventlm.server.batches.folder import BatchFolder, BatchRecord, FileRecord, OwnerFolder
-from eventlm.server.batches.line_runner import BATCH_SCHEDULING, LineRunner, Window
+from eventlm.server.batches.line_runner import BATCH_SCHEDULING, LineRunner
 from eventlm.server.batches.lines import InputLine, LineError, OutputLine, read_lines, without_response
 from eventlm.server.batches.objects import TERMINAL, BatchError, BatchErrors, BatchStatus, FileObject, RequestCounts
 from eventlm.server.batches.results import Results
+from eventlm.server.batches.window import Others, Window
 from eventlm.server.context import ServerContext
 from eventlm.system.disk import WritableFile
 from eventlm.tasks import completed
@@ -77,7 +78,7 @@ class BatchWorker:
         self._context = context
         self._folder = folder
         self._apis = apis_by_path(apis)
-        self._window = Window(max(context.config.batch_window, 1))
+        self._window = Window(max(context.config.batch_window, 1), Others(context.engine).are_there)
         self._lock: WritableFile | None = None
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         #: Those that are over: their state does not change any more.

@@ -210,6 +210,21 @@ async def reload(server: RunningServer) -> bool:
     return server.context.keys.reload()
 
 
+def test_few_lines_run_while_there_are_other_requests(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.server.batches.window.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("eventlm.server.batches.window.QUIET_SECONDS", 0.1)
+    server, client = start(batch_window=8)
+    server.engine.num_requests_of_others = 1
+    server.engine.most_said = 0
+    batch_id = create(client, *lines(20))
+    wait_until(lambda: len(server.engine.actions) > 3)
+    assert len(server.engine.requests) == 2
+    server.engine.num_requests_of_others = 0
+    wait_until(lambda: len(server.engine.requests) == 8)
+    let_go(server)
+    assert wait_for(client, batch_id).request_counts.completed == 20
+
+
 def test_batches_of_a_key_run_in_turn_and_keys_beside_each_other(start: Start, tmp_path: Path) -> None:
     server, client = start(api_keys_file=write_keys(tmp_path), batch_window=4)
     alice, bob = (client.with_options(api_key=f"sk-{name}") for name in ("alice", "bob"))
