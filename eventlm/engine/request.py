@@ -98,6 +98,11 @@ class Request(Struct, frozen=True, kw_only=True):
         return self.sampling.n
 
     @property
+    def num_at_once(self) -> int:
+        """Number of sequences that run at once: `n`, or the beams of a search."""
+        return self.beams.width if self.beams is not None else self.n
+
+    @property
     def max_tokens(self) -> int:
         """Most tokens that each sequence produces; 0 for score and pool."""
         return self.sampling.max_tokens or 0 if self.scheduling.kind == "generate" else 0

@@ -178,17 +178,21 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
 
 
 def with_room_for_batches(config: Config) -> Config:
-    """Batches get their window and as much room in the queue, so that nobody else is refused because of them."""
+    """Batches get their window, and room in the queue for that or for the largest line, so that nobody else is refused
+    because of them.
+    """
     from msgspec import structs
 
     scheduler = config.scheduler
     if not config.server.batch_dir:
         return config
-    window = config.server.batch_window or scheduler.replicas * scheduler.max_num_seqs
+    num_slots = scheduler.replicas * scheduler.max_num_seqs
+    window = config.server.batch_window or num_slots
+    room = max(window, num_slots)
     return structs.replace(
         config,
         server=structs.replace(config.server, batch_window=window),
-        scheduler=structs.replace(scheduler, max_queue_len=min(scheduler.max_queue_len + window, MAX_NUMBER)),
+        scheduler=structs.replace(scheduler, max_queue_len=min(scheduler.max_queue_len + room, MAX_NUMBER)),
     )
 
 

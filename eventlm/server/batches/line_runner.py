@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from eventlm.engine.request import EngineUnavailableError
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, InputError
 from eventlm.scheduling_params import LOWEST_PRIORITY
 from eventlm.server.api import Api, Caller, Exchange
 from eventlm.server.auth.api_keys import Principal
@@ -47,11 +47,16 @@ class _Running:
     """A line that was submitted. A drain waits for its `end`."""
 
     def __init__(
-        self, context: ServerContext, window: Window, api: Api[Any], exchange: Exchange, generation: Generation
+        self,
+        context: ServerContext,
+        give_room: Callable[[], None],
+        api: Api[Any],
+        exchange: Exchange,
+        generation: Generation,
     ) -> None:
         self.has_ended = False
         self._context = context
-        self._window = window
+        self._give_room = give_room
         self._api = api
         self._exchange = exchange
         self._generation = generation
@@ -69,7 +74,7 @@ class _Running:
             self.has_ended = True
             self._context.release(self._generation)
             self._context.leave()
-            self._window.give(self._generation.num_choices)
+            self._give_room()
             await self._api.close()
 
 
@@ -78,6 +83,7 @@ class LineRunner:
 
     apis: by the url of lines. principal: the holder of the batch's key, None while there is no such key. batch_id:
     before a custom_id in the ids of requests. prefix: of the ids of output lines. scheduling: fields of all requests.
+    max_at_once: most sequences of one line; None for no limit.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class LineRunner:
         batch_id: str,
         prefix: str,
         scheduling: Mapping[str, Any],
+        max_at_once: int | None = None,
     ) -> None:
         self._context = context
         self._apis = apis
@@ -98,6 +105,7 @@ class LineRunner:
         self._batch_id = batch_id
         self._prefix = prefix
         self._scheduling = scheduling
+        self._max_at_once = max_at_once
         self._turn = asyncio.Lock()
         self._ends: set[asyncio.Future[None]] = set()
 
@@ -171,15 +179,26 @@ class LineRunner:
             exchange = await Exchange.prepare(context, api, body, line.body, caller, context.engine.now_ns())
             group = [request.with_scheduling(**self._scheduling) for request in exchange.group]
             exchange = exchange._replace(group=group)
-            generation = await self._generation(exchange)
+            num_sequences = self._num_at_once(exchange)
+            generation = await self._generation(exchange, num_sequences)
         except BaseException:
             await api.close()
             raise
-        return _Running(context, self._window, api, exchange, generation)
+        return _Running(context, partial(self._window.give, num_sequences), api, exchange, generation)
 
-    async def _generation(self, exchange: Exchange) -> Generation:
+    def _num_at_once(self, exchange: Exchange) -> int:
+        """How many sequences of a line run at once. Raises InputError if those are too many."""
+        found, most = sum(request.num_at_once for request in exchange.group), self._max_at_once
+        if most is not None and found > most:
+            message = (
+                f"This line has {found} sequences at once, by its prompts and its n or beams; a line of a batch may "
+                f"have at most {most}. Split it, or start the server with a larger --batch-window."
+            )
+            raise InputError(exchange.reply_format.prompt_param, message)
+        return found
+
+    async def _generation(self, exchange: Exchange, num_sequences: int) -> Generation:
         """Submit it when there is room. It takes room from then on, and a drain waits for it."""
-        num_sequences = sum(request.n for request in exchange.group)
         await self._window.take(num_sequences)
         try:
             # There may be a drain by now.

@@ -309,6 +309,8 @@ class BatchRun:
                 batch_id=self.record.batch.id,
                 prefix=self._prefix,
                 scheduling=BATCH_SCHEDULING,
+                # The queue has room for so many.
+                max_at_once=max(self._context.config.batch_window, self._context.num_slots),
             )
             await runner.run(self._lines(), frozenset(self._results.ended), self._record)
 

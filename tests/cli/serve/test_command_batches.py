@@ -100,6 +100,23 @@ def test_people_overtake_a_batch_and_are_not_refused_because_of_it(start_server:
     assert set(evictions) == {(True, "admission")}
 
 
+def test_beams_count_so_nobody_is_refused_because_of_searches(start_server: StartServer, tmp_path: Path) -> None:
+    flags = ("--model", "fake", "--fake", SLOW, "--batch-dir", str(tmp_path / "batches"), "--no-record")
+    server = start_server(*flags, "--max-num-seqs", "2", "--max-queue-len", "4", "--batch-window", "4")
+    search = {"use_beam_search": True, "n": 1, "max_tokens": 3000}
+    searches = [chat_line(f"s{number}", model="fake", beam_width=4, **search) for number in range(6)]
+    with server.client() as client, ThreadPoolExecutor(4) as people:
+        batch_id = create(client, chat_line("wide", model="fake", beam_width=5, **search), *searches)
+        wait_until(lambda: server.figure("vllm:num_requests_running") == 2)
+        replies = list(people.map(lambda seed: server.complete(seed=seed).status, range(12)))
+        assert replies == [200] * 12
+        client.batches.cancel(batch_id)
+        batch = wait_for(client, batch_id)
+        [refused] = results(client, batch.error_file_id)
+        assert refused["custom_id"] == "wide"
+        assert "5 sequences at once" in refused["response"]["body"]["error"]["message"]
+
+
 def test_a_folder_that_cannot_be_used_is_found_before_a_model_is(run_here: RunHere, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     code, _, errors = run_here("serve", "no/such/model", "--port", "0", "--batch-dir", "file")

@@ -89,7 +89,8 @@ def test_one_bad_line_among_a_thousand_fails_by_its_number(start: Start) -> None
 
 def test_each_line_fails_for_itself(start: Start) -> None:
     """With what the endpoint would have answered, or with why it was not asked."""
-    _, client = start()
+    server, client = start()
+    server.context.num_slots = 100
     lines = [
         chat_line("good"),
         chat_line("model", model="nope"),
@@ -100,6 +101,7 @@ def test_each_line_fails_for_itself(start: Start) -> None:
         chat_line("url", url="/v1/completions"),
         chat_line("urgent", priority=-5, deadline_ms=1, drop_if_late=True, slo={"ttft_ms": 1}),
         chat_line("many", n=100),
+        chat_line("too many", n=128),
     ]
     batch = wait_for(client, create(client, *lines))
     assert batch.status == "completed"
@@ -115,7 +117,11 @@ def test_each_line_fails_for_itself(start: Start) -> None:
         "field": (400, "temperature"),
         "stream": (400, "stream"),
         "long": (400, "messages"),
+        "too many": (400, "messages"),
     }
+    [message] = [line["response"]["body"]["error"]["message"] for line in errors if line["custom_id"] == "too many"]
+    assert "has 128 sequences at once" in message
+    assert "at most 100" in message
     refused = {(line["error"]["line"], line["error"]["code"]) for line in errors if line["error"] is not None}
     assert refused == {(6, "duplicate_custom_id"), (7, "mismatched_endpoint")}
 
