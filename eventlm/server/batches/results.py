@@ -75,6 +75,7 @@ class ResultFile:
     def finish(self) -> None:
         """Return once all lines survive a power failure, and close the file."""
         if self._file is not None:
+            self._cut()
             self._file.sync()
         self.close()
 

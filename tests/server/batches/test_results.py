@@ -98,6 +98,17 @@ def test_a_line_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path: Path) -> 
     results.finish()
 
 
+def test_a_line_that_did_not_fit_is_not_in_the_finished_file(tmp_path: Path) -> None:
+    disk = FullDisk()
+    results = open_results(tmp_path, disk)
+    results.add(done(1))
+    disk.room = 10
+    with pytest.raises(OSError, match="No space left"):
+        results.add(done(2))
+    results.finish()
+    assert numbers(tmp_path / "out.jsonl") == [1]
+
+
 def test_one_file_may_have_both(tmp_path: Path) -> None:
     path = tmp_path / "all.jsonl"
     for number, line in enumerate((done(1), failed(2)), start=1):

@@ -131,6 +131,23 @@ def test_a_full_disk_stops_batches_and_nothing_else_until_there_is_room(start: S
     assert [path.suffix for path in state_files(tmp_path, ".")] == [".json"]
 
 
+def test_a_batch_that_waits_for_a_full_disk_can_be_cancelled(start: Start) -> None:
+    disk = FullDisk()
+    server, client = start(disk=disk)
+    hold_after(server, 5)
+    batch_id = create(client, *lines(20))
+    wait_until(lambda: server.engine.num_said == server.engine.most_said)
+    disk.room = 100
+    let_go(server)
+    wait_until(lambda: client.batches.retrieve(batch_id).errors)
+    client.batches.cancel(batch_id)
+    wait_until(lambda: server.context.num_running == 0)
+    disk.room = None
+    batch = wait_for(client, batch_id)
+    assert batch.status == "cancelled"
+    assert len(contents(results(client, batch.output_file_id))) == batch.request_counts.completed
+
+
 def test_a_full_disk_does_not_keep_a_server_from_ending(start: Start) -> None:
     disk = FullDisk()
     server, client = start(disk=disk, drain_seconds=60)
