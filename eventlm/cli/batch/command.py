@@ -98,8 +98,6 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
 
 def _open_results(arguments: argparse.Namespace) -> Results:
     """The files to write. Raises UsageError if they exist already, or cannot be resumed."""
-    from msgspec import MsgspecError
-
     from eventlm.server.batches.results import Results
     from eventlm.system.disk import SYSTEM_DISK
 
@@ -121,7 +119,7 @@ def _open_results(arguments: argparse.Namespace) -> Results:
         raise UsageError(f"cannot resume {output}: another process is writing it") from None
     except OSError as error:
         raise UsageError(f"cannot write {error.filename}: {error.strerror}") from error
-    except (ValueError, MsgspecError):
+    except ValueError:
         raise UsageError(f"cannot resume {output}: it is no output of a batch") from None
     return results
 

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import structlog
 
 from eventlm.server.batches.lines import EndedLine, OutputLine, ReplyUsage
 from eventlm.server.batches.objects import BatchInputTokens, BatchOutputTokens, BatchUsage, RequestCounts
 from eventlm.system.disk import Disk, WritableFile
 
+_log = structlog.get_logger("eventlm.batches")
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(EndedLine).decode
 #: How much of a line is read at once.
@@ -44,16 +46,27 @@ class ResultFile:
         self._file: WritableFile | None = None
         self.num_bytes = 0
 
-    def open(self) -> list[EndedLine]:
-        """Go on with a file that may exist: its lines. Raises BlockingIOError if another process writes it."""
+    def open(self, *, mends: bool = False) -> list[EndedLine]:
+        """Go on with a file that may exist: its lines. Raises BlockingIOError if another process writes it.
+
+        mends: a line that is damaged, as by a power failure, and all after it are removed. Raises ValueError otherwise.
+        """
         self.num_bytes = 0
         if self._disk.status(self._path) is None:
             return []
         self._file = self._disk.append(self._path)
         ended = []
         for line in self._whole_lines():
+            try:
+                ended.append(_ended(line.data))
+            except ValueError:
+                if not mends:
+                    raise
+                _log.error(
+                    "results of a batch are damaged; the lines from there on are run again", file=str(self._path)
+                )
+                break
             self.num_bytes = line.end
-            ended.append(_decode(line.data))
         self._cut()
         return ended
 
@@ -112,15 +125,15 @@ class Results:
         #: The custom_id of each line that is over, by its number.
         self.ended: dict[int, str | None] = {}
 
-    def open(self) -> None:
+    def open(self, *, mends: bool = False) -> None:
         """Go on with what is there. Raises OSError, BlockingIOError, or ValueError for a file of something else.
 
-        May be called again after an error.
+        mends: see `ResultFile.open`. May be called again after an error.
         """
         self.counts, self.usage, self.ended = RequestCounts(), BatchUsage(), {}
         try:
             for file in self._files:
-                for line in file.open():
+                for line in file.open(mends=mends):
                     self._count(line)
         except BaseException:
             self.close()
@@ -159,6 +172,17 @@ class Results:
         )
         if line.usage is not None:
             self.usage = _added(self.usage, line.usage)
+
+
+def _ended(data: bytes) -> EndedLine:
+    """An output line. Raises ValueError for anything else."""
+    try:
+        line = _decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+    # Its id has the number of a line.
+    line.number  # noqa: B018
+    return line
 
 
 def _added(total: BatchUsage, reply: ReplyUsage) -> BatchUsage:

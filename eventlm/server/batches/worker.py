@@ -10,11 +10,13 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import structlog
 from msgspec import structs
 
+from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError
 from eventlm.server.api import Api
 from eventlm.server.auth.api_keys import Principal
@@ -223,22 +225,35 @@ class BatchRun:
             self._stop.set()
 
     async def run(self, turn: asyncio.Lock) -> None:
-        """Run it to its end. turn: held while it runs lines."""
-        if self.record.batch.status == "validating" and not await self._validate():
-            return
+        """Run it to its end. turn: held while it runs lines.
+
+        Raises EngineUnavailableError if the engine has died, and anything during a drain: the batch is not over then.
+        """
         try:
-            await self._open()
-            try:
-                await completed(self._run_lines(turn), self._stop)
-            except FileNotFoundError as error:
-                self._fail("input_file_not_found", f"The input file is gone: {error.filename}.")
+            await self._run(turn)
+        except Exception as error:
+            if self._context.draining or isinstance(error, EngineUnavailableError):
+                raise
+            _log.exception("a batch failed", batch=self.record.batch.id)
+            self._fail("server_error", "The batch failed because of an error in the server; see the server's log.")
             await self._finalize()
         finally:
             self._results.close()
 
+    async def _run(self, turn: asyncio.Lock) -> None:
+        if self.record.batch.status == "validating" and not await self._validate():
+            return
+        await self._open()
+        if not self._stop.is_set():
+            try:
+                await completed(self._run_lines(turn), self._stop)
+            except FileNotFoundError as error:
+                self._fail("input_file_not_found", f"The input file is gone: {error.filename}.")
+        await self._finalize()
+
     async def _open(self) -> None:
         """Go on with the results that there are."""
-        await self._persist(self._results.open)
+        await self._persist(partial(self._results.open, mends=True))
         used = await self._persist(lambda: self._folder.num_bytes)
         self._max_bytes = self._folder.max_bytes - used + self._results.num_bytes
         self.check(is_cancelled=await in_thread(self.was_cancelled))

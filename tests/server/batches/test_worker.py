@@ -14,6 +14,8 @@ import pytest
 
 from eventlm.engine.request import EngineUnavailableError, QueueFullError
 from eventlm.server.app import APIS_BY_PREFIX
+from eventlm.server.batches.lines import OutputLine
+from eventlm.server.batches.results import Results
 from eventlm.server.batches.worker import apis_by_path
 from eventlm.server.openai.chat import CHAT
 from eventlm.server.openai.completions import COMPLETIONS
@@ -299,6 +301,41 @@ def test_an_input_that_somebody_has_removed(start: Start, tmp_path: Path) -> Non
     batch = wait_for(again, batch_id)
     assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["input_file_not_found"])
     assert len(results(again, batch.output_file_id)) == 1
+
+
+def test_results_that_a_power_failure_has_damaged_are_made_again(start: Start, tmp_path: Path) -> None:
+    server, client = start(drain_seconds=0)
+    hold_after(server, 5)
+    batch_id = create(client, *lines(10))
+    wait_until(lambda: num_written(tmp_path) == 5)
+    server.stop()
+    [output] = [path for path in tmp_path.rglob("file-*.jsonl") if b'"response"' in path.read_bytes()]
+    whole = output.read_bytes().splitlines(keepends=True)
+    output.write_bytes(b"".join([*whole[:3], b"\0" * 100 + b"\n", *whole[4:]]))
+    other, again = start()
+    batch = wait_for(again, batch_id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 10)
+    assert contents(results(again, batch.output_file_id)) == {f"r{number}": ANSWER for number in range(10)}
+    assert len(other.engine.requests) == 7
+
+
+def test_a_batch_ends_as_failed_after_an_error_that_nobody_expects(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, client = start()
+    add = Results.add
+
+    def fail_once(self: Results, line: OutputLine) -> None:
+        if len(self.ended) == 3:
+            raise RuntimeError("a bug")
+        add(self, line)
+
+    monkeypatch.setattr(Results, "add", fail_once)
+    batch = wait_for(client, create(client, *lines(10)))
+    assert (batch.status, [error.code for error in batch.errors.data]) == ("failed", ["server_error"])
+    assert len(results(client, batch.output_file_id)) == batch.request_counts.completed == 3
+    monkeypatch.undo()
+    assert wait_for(client, create(client, *lines(2))).status == "completed"
 
 
 def test_one_of_two_servers_runs_the_batches_and_the_other_takes_over(start: Start) -> None:
