@@ -186,7 +186,8 @@ def charge_for(limiter: RateLimiter, submission: Submission, group: Sequence[Req
         len(each.prompt_token_ids) + each.n * each.max_tokens for each in group
     )
     classes = [each.scheduling.service_class for each in group]
-    return limiter.charge(submission.owner, submission.limits, num_tokens, now_ns, classes=classes)
+    account = submission.account or submission.owner
+    return limiter.charge(account, submission.limits, num_tokens, now_ns, classes=classes)
 
 
 def metered(charge: Charge, group: Sequence[Request], sinks: Sequence[Put]) -> list[Put]:

@@ -118,8 +118,9 @@ class Submission(Struct, frozen=True, kw_only=True):
     reply_id: the reply's public id, such as `chatcmpl-...`. owner: see `Principal.owner`. edge_state: what an edge
     needs to make the same reply from the same outputs again; the engine only stores it. is_resumable: whether the
     outputs are kept for a client that lost its connection. runs_on: whether a resumable reply goes on without a reader.
-    limits: what the owner may use. request_id: a second id for look-ups. A client may have chosen it (`x-request-id`);
-    it stands for the newest such reply of the owner.
+    limits: what the owner may use. account: where that is counted, if not with the owner's other use. request_id: a
+    second id for look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the
+    owner.
 
     A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
     group has `search_tokens`, the most tokens of its prompts and outputs, and `search_sequences`, the most sequences at
@@ -133,6 +134,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     is_resumable: bool = False
     runs_on: bool = False
     limits: RateLimits = NO_LIMITS
+    account: str = ""
     request_id: str = ""
     search_tokens: int = 0
     search_sequences: int = 0

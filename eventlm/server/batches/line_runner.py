@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 import structlog
+from msgspec import structs
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError, InputError
@@ -29,6 +30,8 @@ _log = structlog.get_logger("eventlm.batches")
 
 #: How long to wait for what does not say when it passes.
 RETRY_SECONDS = 1.0
+#: After an owner: where the use of its batches is counted.
+_ACCOUNT = "/batch"
 #: Statuses of errors that pass, unless they say otherwise.
 _PASSING = (429, 503)
 #: After all interactive requests and without deadlines, no matter what the line or the class of its key asks for.
@@ -178,7 +181,9 @@ class LineRunner:
         try:
             exchange = await Exchange.prepare(context, api, body, line.body, caller, context.engine.now_ns())
             group = [request.with_scheduling(**self._scheduling) for request in exchange.group]
-            exchange = exchange._replace(group=group)
+            # A batch must not lock its key's holder out.
+            submission = structs.replace(exchange.submission, account=f"{caller.principal.owner}{_ACCOUNT}")
+            exchange = exchange._replace(group=group, submission=submission)
             num_sequences = self._num_at_once(exchange)
             generation = await self._generation(exchange, num_sequences)
         except BaseException:

@@ -175,6 +175,21 @@ def test_a_batch_waits_for_the_limits_of_its_key(start: Start, tmp_path: Path) -
     assert server.engine.limiter.refused[""] > 0
 
 
+def test_a_batch_does_not_use_up_the_limits_of_its_key(start: Start, tmp_path: Path) -> None:
+    limited = KEYS + "limits = { concurrent_requests = 1, requests_per_minute = 3 }\n"
+    server, client = start(api_keys_file=write_keys(tmp_path, limited), batch_window=4)
+    bob = client.with_options(api_key="sk-bob", max_retries=0)
+    server.engine.most_said = 0
+    batch_id = create(bob, *lines(2))
+    wait_until(lambda: server.engine.limiter.refused[""] > 0)
+    let_go(server)
+    for _ in range(3):
+        bob.chat.completions.create(model="test", messages=[{"role": "user", "content": "hi"}])
+    assert wait_for(bob, batch_id).request_counts.completed == 2
+    with pytest.raises(openai.RateLimitError):
+        bob.chat.completions.create(model="test", messages=[{"role": "user", "content": "hi"}])
+
+
 def test_a_line_that_its_key_never_may_is_an_error(start: Start, tmp_path: Path) -> None:
     limited = KEYS + "limits = { tokens_per_minute = 100 }\n"
     _, client = start(api_keys_file=write_keys(tmp_path, limited))
