@@ -2,6 +2,7 @@
 
 A bounded number of sequences is under way at once. Lines are submitted one after the other, in their order, and each
 waits for whatever passes: a full queue, a limit of its key, an engine that loads or drains, a worker that was lost.
+A line whose conversation another one uses waits by itself, and others overtake it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ _log = structlog.get_logger("eventlm.batches")
 RETRY_SECONDS = 1.0
 #: After an owner: where the use of its batches is counted.
 _ACCOUNT = "/batch"
+#: Code of the error of a response whose conversation has another one under way.
+_LOCKED = "conversation_locked"
+#: Most lines that wait for their conversations; the next ones wait for one of these.
+MAX_LOCKED_LINES = 64
 #: Statuses of errors that pass, unless they say otherwise.
 _PASSING = (429, 503)
 #: After all interactive requests and without deadlines, no matter what the line or the class of its key asks for.
@@ -110,6 +115,7 @@ class LineRunner:
         self._scheduling = scheduling
         self._max_at_once = max_at_once
         self._turn = asyncio.Lock()
+        self._locked_lines = asyncio.Semaphore(MAX_LOCKED_LINES)
         self._ends: set[asyncio.Future[None]] = set()
 
     async def run(self, lines: Iterator[InputLine], ended: Container[int], record: Record) -> None:
@@ -128,33 +134,41 @@ class LineRunner:
                     if isinstance(started, OutputLine):
                         await record(started)
                         continue
+                    if started is None:
+                        await self._locked_lines.acquire()
                     task = tasks.create_task(self._finish(line, started, record))
                     # A task that is cancelled before its first step does nothing.
                     task.add_done_callback(partial(self._give_up, started))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
 
-    def _give_up(self, started: _Running, _: object) -> None:
-        if not started.has_ended:
+    def _give_up(self, started: _Running | None, _: object) -> None:
+        if started is None:
+            self._locked_lines.release()
+        elif not started.has_ended:
             end = asyncio.ensure_future(started.end())
             self._ends.add(end)
             end.add_done_callback(self._ends.discard)
 
-    async def _finish(self, line: InputLine, started: _Running | OutputLine, record: Record) -> None:
-        while isinstance(started, _Running):
-            try:
-                output = await self._result(line, started)
-                if output is not None:
-                    await record(output)
-                    return
-            finally:
-                await started.end()
+    async def _finish(self, line: InputLine, started: _Running | OutputLine | None, record: Record) -> None:
+        while not isinstance(started, OutputLine):
+            if started is None:
+                # The end of another line may be what this one waits for.
+                await self._window.wait_for_change(RETRY_SECONDS)
+            else:
+                try:
+                    output = await self._result(line, started)
+                    if output is not None:
+                        await record(output)
+                        return
+                finally:
+                    await started.end()
             async with self._turn:
                 started = await self._start(line)
         await record(started)
 
-    async def _start(self, line: InputLine) -> _Running | OutputLine:
-        """Submit a line, as soon as that is possible; its output if it cannot be."""
+    async def _start(self, line: InputLine) -> _Running | OutputLine | None:
+        """Submit a line as soon as possible; its output if it cannot be submitted; None while its conversation is used."""
         if line.error is not None:
             return without_response(self._prefix, line, line.error)
         request_id = self._request_id(line)
@@ -166,6 +180,8 @@ class LineRunner:
                     return await self._submit(line, Caller(principal, request_id))
             except Exception as failure:
                 error = self._reported(failure)
+                if error.envelope.error.code == _LOCKED:
+                    return None
                 if not _passes(error):
                     return with_response(self._prefix, line, request_id, error)
                 if error.status == 429:
