@@ -51,9 +51,13 @@ def _create(context: ServerContext, folder: OwnerFolder, body: CreateBatchReques
             "input_file_id", "Invalid value for 'input_file_id': the file must have been uploaded with purpose 'batch'."
         )
     most = context.config.batch_max_objects
-    if len(folder.batch_ids()) >= most:
-        message = f"This key has {most} batches, the most it may have; they are removed some time after they are over."
+    records = folder.batches()
+    over = [record for record in records if record.batch.status in TERMINAL]
+    if len(records) - len(over) >= most:
+        message = f"This key has {most} batches that are not over, the most it may have: wait for one, or cancel one."
         raise ApiError(429, message, type="requests", code="too_many_batches", should_retry=False)
+    for oldest in over[: max(len(records) - most + 1, 0)]:
+        folder.remove_batch(oldest.batch.id)
     now_ns = context.system.clock.unix_ns()
     created_at = now_ns // 1_000_000_000
     expiry = body.output_expires_after

@@ -168,7 +168,7 @@ class LineRunner:
         await record(started)
 
     async def _start(self, line: InputLine) -> _Running | OutputLine | None:
-        """Submit a line as soon as possible; its output if it cannot be submitted; None while its conversation is used."""
+        """Submit a line as soon as possible; its output if it cannot be; None while its conversation is in use."""
         if line.error is not None:
             return without_response(self._prefix, line, line.error)
         request_id = self._request_id(line)

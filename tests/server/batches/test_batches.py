@@ -301,10 +301,24 @@ def test_batches_are_listed_the_newest_first(start: Start) -> None:
     assert [batch.id for batch in client.batches.list(limit=2)] == ids[::-1]
     page = client.batches.list(limit=2, after=ids[3])
     assert ([batch.id for batch in page.data], page.has_more) == ([ids[2], ids[1]], True)
-    with pytest.raises(openai.RateLimitError, match="has 5 batches, the most it may have"):
-        client.batches.create(**fields)
     with pytest.raises(openai.BadRequestError, match="from 1 to 100"):
         client.batches.list(limit=101)
+
+
+def test_only_batches_that_are_not_over_are_limited_and_the_oldest_others_go(start: Start) -> None:
+    server, client = start(batch_max_objects=3)
+    file_id = upload(client, chat_line("a"))
+    fields: Any = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    done = [wait_for(client, client.batches.create(**fields).id).id for _ in range(3)]
+    server.engine.most_said = 0
+    running = [client.batches.create(**fields).id for _ in range(2)]
+    assert [batch.id for batch in client.batches.list()] == [*running[::-1], done[2]]
+    running.append(client.batches.create(**fields).id)
+    with pytest.raises(openai.RateLimitError, match="has 3 batches that are not over"):
+        client.batches.create(**fields)
+    assert [batch.id for batch in client.batches.list()] == running[::-1]
+    server.engine.most_said = 10**9
+    assert {wait_for(client, batch_id).status for batch_id in running} == {"completed"}
 
 
 def test_another_keys_files_and_batches_are_unknown(start: Start, tmp_path: Path) -> None:
