@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OF_REPLIES = ("pooling", "tool_parser", "reasoning_parser")
 _EXITS = {
     ExitCode.OK: "all requests succeeded",
-    ExitCode.FAILED: "some failed, or it could not go on; --resume runs those that are not over",
+    ExitCode.FAILED: "some failed, or it could not go on; --resume runs those that have no result",
     ExitCode.INTERRUPTED: "interrupted by Ctrl-C; --resume goes on",
 }
 
@@ -64,9 +64,17 @@ A line of FILE:
 
 """ + exit_code_lines(ExitCode.USAGE, meanings=_EXITS)
     parser.add_argument("file", metavar="FILE", help="the requests, a JSON object in each line")
-    parser.add_argument("-o", "--output", metavar="OUT", required=True, help="file for what became of them")
-    parser.add_argument("--errors", metavar="FILE", help="file for those that failed (default: OUT)")
-    parser.add_argument("--resume", action="store_true", help="go on with OUT: what is in it is not run again")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help="the results file, with a line for each request"
+    )
+    parser.add_argument(
+        "--errors", metavar="FILE", help="a results file of their own for requests that failed (default: OUT)"
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with the results file: requests that are in it, failed ones too, are not run again",
+    )
     group = parser.add_argument_group("replies ([server] in the TOML file)")
     for name in _OF_REPLIES:
         add_flag(group, options()[name])
@@ -83,14 +91,22 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
     results = _open_results(arguments)
     try:
         num_lines = _check_lines(arguments.file, apis, config, results)
+        num_failed_before = results.counts.failed
         code: int = ExitCode.OK
+        first_errors: list[str] = []
         if len(results.ended) < num_lines:
-            code = run_in_loop(config, _run(config, arguments, apis, results, num_lines))
+            code = run_in_loop(config, _run(config, arguments, apis, results, num_lines, first_errors))
     finally:
         results.close()
     done = results.counts
-    words = f"{counted(done.completed, 'request')} done, {done.failed:,} failed, of {num_lines:,}"
-    print(f"eventlm: {words}", file=sys.stderr)
+    words = [f"{counted(done.completed, 'request')} done, {done.failed:,} failed, of {num_lines:,}", *first_errors]
+    if num_failed_before:
+        verb = "was" if num_failed_before == 1 else "were"
+        words.append(f"{counted(num_failed_before, 'request')} that failed before {verb} not run again")
+    if done.failed:
+        words.append(f"all errors are in {arguments.errors or arguments.output}")
+    for each in words:
+        print(f"eventlm: {each}", file=sys.stderr)
     if code != ExitCode.OK:
         return code
     return ExitCode.FAILED if done.failed else ExitCode.OK
@@ -156,12 +172,25 @@ def _check_lines(path: str, apis: Mapping[str, Api[Any]], config: Config, result
 
 
 async def _run(
-    config: Config, arguments: argparse.Namespace, apis: Mapping[str, Api[Any]], results: Results, num_lines: int
+    config: Config,
+    arguments: argparse.Namespace,
+    apis: Mapping[str, Api[Any]],
+    results: Results,
+    num_lines: int,
+    first_errors: list[str],
 ) -> int:
+    """first_errors: gets the first error."""
     composed = compose_and_warn(config)
     context = _context(config, composed)
     with count_progress("requests", "request") as on_progress:
-        work = _run_lines(context, apis, config, _lines(arguments.file, apis, config), results, num_lines, on_progress)
+
+        def note(line: OutputLine) -> None:
+            if not first_errors and (message := line.error_message):
+                first_errors.append(f"the first error: {message}")
+            if on_progress is not None:
+                on_progress(results.counts.completed + results.counts.failed, num_lines)
+
+        work = _run_lines(context, apis, config, _lines(arguments.file, apis, config), results, note)
         code = await run_until_signal(composed.engine, work)
     await context.close()
     results.finish()
@@ -193,8 +222,7 @@ async def _run_lines(
     config: Config,
     lines: Iterator[InputLine],
     results: Results,
-    num_lines: int,
-    on_progress: Callable[[int, int], None] | None,
+    note: Callable[[OutputLine], None],
 ) -> None:
     from eventlm.server.auth.api_keys import ANYBODY
     from eventlm.server.batches.line_runner import LineRunner
@@ -216,7 +244,6 @@ async def _run_lines(
 
     async def record(line: OutputLine) -> None:
         results.add(line)
-        if on_progress is not None:
-            on_progress(results.counts.completed + results.counts.failed, num_lines)
+        note(line)
 
     await runner.run(lines, frozenset(results.ended), record)

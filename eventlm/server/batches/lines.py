@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from eventlm.errors import InputError, InvalidJsonError
-from eventlm.server.errors import ApiError
+from eventlm.server.errors import ApiError, ErrorEnvelope
 from eventlm.system.disk import ReadableFile
 from eventlm.text.decoding import decode_request
 
@@ -87,6 +87,16 @@ class OutputLine(Struct, frozen=True, kw_only=True):
         """Whether the request succeeded. All others belong into the error file."""
         return self.response is not None and self.response.status_code == 200
 
+    @property
+    def error_message(self) -> str:
+        """Why it failed, with the number of its line; empty if it did not."""
+        if self.error is not None:
+            return self.error.message
+        if self.response is None or self.is_completed:
+            return ""
+        error = msgspec.json.decode(self.response.body, type=ErrorEnvelope).error
+        return f"Line {_number(self.id)}: {error.message}"
+
 
 class _InputTokens(Struct):
     cached_tokens: int | None = None
@@ -128,7 +138,7 @@ class EndedLine(Struct):
     @property
     def number(self) -> int:
         """The number of the input line. Raises ValueError for an id that this program did not make."""
-        return int(self.id.rpartition("_")[2])
+        return _number(self.id)
 
     @property
     def is_completed(self) -> bool:
@@ -139,6 +149,10 @@ class EndedLine(Struct):
     def usage(self) -> ReplyUsage | None:
         """The tokens of its reply."""
         return self.response.body.usage if self.response is not None else None
+
+
+def _number(id: str) -> int:
+    return int(id.rpartition("_")[2])
 
 
 def read_lines(file: ReadableFile, urls: Collection[str], *, endpoint: str = "", max_bytes: int) -> Iterator[InputLine]:

@@ -62,11 +62,38 @@ def test_lines_that_fail_go_to_a_file_of_their_own(tmp_path: Path) -> None:
     lines.append({"custom_id": "m", "method": "POST", "url": "/v1/embeddings", "body": embedding | {"model": "x"}})
     write(tmp_path, *lines)
     done = run(tmp_path, "--errors", "errors.jsonl")
-    assert (done.returncode, done.stderr) == (1, "eventlm: 201 requests done, 2 failed, of 203\n")
+    assert done.returncode == 1
+    summary, first, where = done.stderr.splitlines()
+    assert summary == "eventlm: 201 requests done, 2 failed, of 203"
+    assert first.startswith("eventlm: the first error: Line 100: it is not valid JSON")
+    assert where == "eventlm: all errors are in errors.jsonl"
     assert len(read(tmp_path / "out.jsonl")) == 201
     bad, unknown = sorted(read(tmp_path / "errors.jsonl"), key=lambda each: each["error"] is None)
     assert (bad["error"]["line"], bad["error"]["code"], bad["response"]) == (100, "invalid_json_line", None)
     assert (unknown["custom_id"], unknown["response"]["status_code"]) == ("m", 404)
+
+
+def test_why_requests_fail_is_said_and_resume_does_not_run_them_again(tmp_path: Path) -> None:
+    write(tmp_path, line(0), line(1, model="nope"))
+    done = run(tmp_path)
+    assert (done.returncode, done.stderr.splitlines()) == (
+        1,
+        [
+            "eventlm: 1 request done, 1 failed, of 2",
+            "eventlm: the first error: Line 2: The model 'nope' does not exist; GET /v1/models lists those that do.",
+            "eventlm: all errors are in out.jsonl",
+        ],
+    )
+    write(tmp_path, line(0), line(1, model="nope"), line(2))
+    again = run(tmp_path, "--resume")
+    assert (again.returncode, again.stderr.splitlines()) == (
+        1,
+        [
+            "eventlm: 2 requests done, 1 failed, of 3",
+            "eventlm: 1 request that failed before was not run again",
+            "eventlm: all errors are in out.jsonl",
+        ],
+    )
 
 
 def test_an_interruption_keeps_what_is_done_and_resume_does_the_rest(tmp_path: Path) -> None:
