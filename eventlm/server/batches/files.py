@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -114,7 +115,8 @@ async def upload_file(request: web.Request) -> web.Response:
     with disk_errors():
         file = await asyncio.to_thread(folder.disk.create, folder.upload(file_id))
         try:
-            form = await _receive(request, context, file)
+            form = await _receive(request, context, partial(_write, folder, file))
+            await asyncio.to_thread(file.sync)
             record = _record(context, folder, file_id, form)
             await asyncio.to_thread(_keep, context, folder, record)
         except BaseException:
@@ -129,18 +131,35 @@ async def upload_file(request: web.Request) -> web.Response:
 def _make_room(context: ServerContext, folder: OwnerFolder, num_bytes: int) -> None:
     """Raise ApiError if one more file of this size would be too much."""
     folder.make()
+    _check_number(context, folder)
+    _check_storage(folder, folder.num_bytes, num_bytes)
+
+
+def _check_number(context: ServerContext, folder: OwnerFolder) -> None:
+    """Raise ApiError if there can be no more files."""
     most = context.config.batch_max_objects
     if len(folder.files()) >= most:
         raise ApiError(400, f"This key has {most} files, the most it may have: delete some.", code="too_many_files")
-    used, limit = folder.num_bytes, folder.max_bytes
+
+
+def _check_storage(folder: OwnerFolder, used: int, num_bytes: int) -> None:
+    """Raise ApiError if so many bytes are too much beside those that are used."""
+    limit = folder.max_bytes
     if used + num_bytes > limit:
         message = f"The files of this key may have {limit} bytes together, and have {used}: delete some."
         raise ApiError(400, message, code="storage_limit_exceeded")
 
 
+def _write(folder: OwnerFolder, file: WritableFile, piece: bytes) -> None:
+    """Write a piece of an upload, unless files and uploads together would be too much. One that is refused goes."""
+    _check_storage(folder, folder.num_bytes, len(piece))
+    write_all(file, piece)
+
+
 def _keep(context: ServerContext, folder: OwnerFolder, record: FileRecord) -> None:
-    # It is counted already. Others may have come meanwhile.
-    _make_room(context, folder, 0)
+    # Others may have come meanwhile. What has not come as a whole takes no room away from this.
+    _check_number(context, folder)
+    _check_storage(folder, folder.num_kept_bytes, record.file.bytes)
     folder.disk.rename(folder.upload(record.file.id), folder.content(record.file.id))
     try:
         folder.add_file(record)
@@ -193,8 +212,8 @@ def _expiry_seconds(fields: dict[str, str]) -> int:
         raise InputError(f"{name}.{error.param}", str(error).replace("'", f"'{name}.", 1)) from error
 
 
-async def _receive(request: web.Request, context: ServerContext, file: WritableFile) -> _Form:
-    """Write the form's file to the disk as it comes. Raises ApiError or InputError."""
+async def _receive(request: web.Request, context: ServerContext, write: Callable[[bytes], None]) -> _Form:
+    """Write the form's file piece by piece as it comes. Raises ApiError or InputError."""
     fields: dict[str, str] = {}
     filename, num_bytes = None, 0
     try:
@@ -215,7 +234,7 @@ async def _receive(request: web.Request, context: ServerContext, file: WritableF
                 raise InputError("file", "Invalid value for 'file': one file at a time.")
             else:
                 filename = _in_unicode(part.filename or "file.jsonl")[:MAX_NAME_LENGTH]
-                num_bytes = await _receive_file(part, context, file)
+                num_bytes = await _receive_file(part, context, write)
         else:
             raise ApiError(400, f"The form has more than {_MAX_FIELDS} fields.")
     except InputError:
@@ -245,7 +264,7 @@ async def _field(name: str, part: BodyPartReader, context: ServerContext) -> str
         raise InvalidTypeError(name, f"Invalid type for '{name}': expected a text in UTF-8.") from None
 
 
-async def _receive_file(part: BodyPartReader, context: ServerContext, file: WritableFile) -> int:
+async def _receive_file(part: BodyPartReader, context: ServerContext, write: Callable[[bytes], None]) -> int:
     """The size of the file. Raises ApiError (413) for one that is too large."""
     limit, num_bytes = context.config.max_file_bytes, 0
     while True:
@@ -258,8 +277,7 @@ async def _receive_file(part: BodyPartReader, context: ServerContext, file: Writ
         num_bytes += len(piece)
         if num_bytes > limit:
             raise _too_large(limit)
-        await asyncio.to_thread(write_all, file, bytes(piece))
-    await asyncio.to_thread(file.sync)
+        await asyncio.to_thread(write, bytes(piece))
     return num_bytes
 
 

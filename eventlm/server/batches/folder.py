@@ -181,9 +181,16 @@ class OwnerFolder:
 
     @property
     def num_bytes(self) -> int:
-        """Of all contents, those that are being written included."""
-        names = self._names(self._files)
-        paths = [self._files / name for name in names if name.endswith((".jsonl", ".upload"))]
+        """Of all contents, those that are being written and uploads included."""
+        return self._num_bytes((".jsonl", ".upload"))
+
+    @property
+    def num_kept_bytes(self) -> int:
+        """The same without uploads."""
+        return self._num_bytes((".jsonl",))
+
+    def _num_bytes(self, suffixes: tuple[str, ...]) -> int:
+        paths = [self._files / name for name in self._names(self._files) if name.endswith(suffixes)]
         return sum(found.num_bytes for path in paths if (found := self.disk.status(path)) is not None)
 
     # -- batches

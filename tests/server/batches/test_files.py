@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
@@ -202,6 +203,33 @@ def test_a_key_may_have_so_many_files_and_bytes(start: StartWithClient, tmp_path
         client.files.create(file=b"x", purpose="batch")
     assert error.value.code == "too_many_files"
     assert stored(tmp_path) == [".json"] * 3 + [".jsonl"] * 3
+
+
+def test_an_upload_that_no_longer_fits_makes_room_for_others(start: StartWithClient, tmp_path: Path) -> None:
+    server, client = start(batch_storage="6MiB")
+    data = form(PURPOSE, ("file", '; filename="a"', b"x" * 5_700_000))
+    head = b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b0und\r\n"
+    head += b"Transfer-Encoding: chunked\r\n\r\n"
+
+    def num_written() -> int:
+        return sum(path.stat().st_size for path in tmp_path.rglob("*.upload"))
+
+    with server.raw(head + chunk(data[:5_000_000])) as first:
+        wait_until(lambda: num_written() > 2_500_000)
+        with server.raw(head) as second:
+            # The server may hang up before it has read all.
+            with contextlib.suppress(OSError):
+                second.sendall(chunk(data[:-10]))
+                assert second.recv(1000).startswith(b"HTTP/1.1 400 ")
+        wait_until(lambda: len(stored(tmp_path)) == 1)
+        first.sendall(chunk(data[5_000_000:]) + chunk(b""))
+        assert first.recv(1000).startswith(b"HTTP/1.1 200 ")
+    assert [file.bytes for file in client.files.list()] == [5_700_000]
+    assert stored(tmp_path) == [".json", ".jsonl"]
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def test_an_upload_that_breaks_off_leaves_nothing(start: StartWithClient, tmp_path: Path) -> None:
