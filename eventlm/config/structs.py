@@ -323,8 +323,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     batch_dir: Annotated[
         str,
         Meta(extra={"metavar": "DIR"}),
-        "folder for /v1/files and /v1/batches, of one server alone, which keeps prompts and outputs; empty: there are "
-        "none",
+        "serve /v1/files and /v1/batches, and keep their files, prompts and outputs included, in this folder; no other "
+        "server may use it; empty: do not serve them",
     ] = ""
     batch_window: Annotated[
         Count,
@@ -333,9 +333,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 8
     batch_storage: Annotated[_Size, "bytes of all files of one key, results of batches included"] = "10GiB"
     batch_max_lines: Annotated[PositiveCount, "most lines of a batch"] = 50_000
-    batch_max_objects: Annotated[PositiveCount, "most files of one key, and most batches"] = 1000
+    batch_max_objects: Annotated[PositiveCount, "most files per key, and most unfinished batches per key"] = 1000
     batch_keep_days: Annotated[
-        int, Meta(ge=1, le=3650), "days until a file is removed, unless it says otherwise, and a batch that is over"
+        int, Meta(ge=1, le=3650), "days to keep finished batches, and files whose upload does not set an expiry"
     ] = 30
     max_file_bytes: Annotated[int, Meta(ge=1024), "largest file that can be uploaded"] = 200 * 1024 * 1024
     tool_parser: Annotated[

@@ -117,7 +117,7 @@ async def upload_file(request: web.Request) -> web.Response:
         try:
             form = await _receive(request, context, partial(_write, folder, file))
             await asyncio.to_thread(file.sync)
-            record = _record(context, folder, file_id, form)
+            record = _file_record(context, file_id, form)
             await asyncio.to_thread(_keep, context, folder, record)
         except BaseException:
             folder.disk.unlink(folder.upload(file_id))
@@ -168,7 +168,7 @@ def _keep(context: ServerContext, folder: OwnerFolder, record: FileRecord) -> No
         raise
 
 
-def _record(context: ServerContext, folder: OwnerFolder, file_id: str, form: _Form) -> FileRecord:
+def _file_record(context: ServerContext, file_id: str, form: _Form) -> FileRecord:
     """The record of an upload. Raises InputError for its fields."""
     purpose = form.fields.get("purpose")
     if purpose is None:

@@ -192,7 +192,8 @@ class LineRunner:
     async def _submit(self, line: InputLine, caller: Caller) -> _Running:
         context, api = self._context, self._apis[line.url]
         body = api.decode(line.body)
-        body.priority, body.deadline_ms, body.slo, body.drop_if_late = LOWEST_PRIORITY, None, None, False
+        # What the requests are scheduled by is decided below, so that not even the class of the key has a say.
+        body.priority, body.deadline_ms, body.slo, body.drop_if_late = None, None, None, False
         api = await api.begin_line(context, body, caller)
         try:
             exchange = await Exchange.prepare(context, api, body, line.body, caller, context.engine.now_ns())

@@ -70,14 +70,15 @@ class ResultFile:
         self._cut()
         return ended
 
-    def append(self, line: OutputLine) -> None:
-        """Write a line."""
+    def append(self, line: OutputLine) -> bytes:
+        """Write a line. Returns it as it was written."""
         if self._file is None:
             self._file = self._disk.create(self._path)
         self._cut()
         content = _encode(line) + b"\n"
         write_all(self._file, content)
         self.num_bytes += len(content)
+        return content
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
@@ -142,8 +143,7 @@ class Results:
     def add(self, line: OutputLine) -> None:
         """Write a line. Raises OSError."""
         file = self.output if line.is_completed else self.errors
-        file.append(line)
-        self._count(_decode(_encode(line)))
+        self._count(_decode(file.append(line)))
 
     @property
     def num_bytes(self) -> int:

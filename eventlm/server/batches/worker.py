@@ -327,14 +327,14 @@ class BatchRun:
                 # The queue has room for so many.
                 max_at_once=max(self._context.config.batch_window, self._context.num_slots),
             )
-            await runner.run(self._lines(), frozenset(self._results.ended), self._record)
+            await runner.run(self._lines(), frozenset(self._results.ended), self._write_result)
 
     def _principal(self) -> Principal | None:
         """The holder of the batch's key, as it is now; None while there is none."""
         found = self._context.keys.holder(self.owner)
         return found if found is not None and "inference" in found.scopes else None
 
-    async def _record(self, line: OutputLine) -> None:
+    async def _write_result(self, line: OutputLine) -> None:
         """Write what became of a line, as soon as the disk takes it, and now and then the counts."""
         async with self._writing:
             await self._persist(self._results.add, line)
