@@ -77,7 +77,7 @@ def has_grown(folder: Path, before: list[str]) -> bool:
 def test_people_overtake_a_batch_and_are_not_refused_because_of_it(start_server: StartServer, tmp_path: Path) -> None:
     """There is room for two that run and one that waits, and a batch has filled all of it."""
     flags = ("--model", "fake", "--fake", SLOW, "--batch-dir", str(tmp_path / "batches"))
-    server = start_server(*flags, "--max-num-seqs", "2", "--max-queue-len", "1")
+    server = start_server(*flags, "--max-num-seqs", "2", "--max-queue-len", "1", "--batch-window", "2")
     with server.client() as client, ThreadPoolExecutor(3) as people:
         batch_id = create(client, *lines(6, max_tokens=3000))
         wait_until(lambda: server.figure("vllm:num_requests_running") == 2)
