@@ -169,29 +169,6 @@ def test_responses_are_kept_if_lines_ask_for_it(start: Start) -> None:
     assert refused == {"late": "background", "live": "stream"}
 
 
-def test_lines_that_share_a_conversation_run_one_after_the_other(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventlm.server.batches.line_runner.RETRY_SECONDS", 0.01)
-    monkeypatch.setattr("eventlm.server.batches.line_runner.MAX_LOCKED_LINES", 3)
-    server, client = start()
-    conversation = client.conversations.create()
-    server.engine.most_said = 0
-
-    def line(name: str, **more: Any) -> dict[str, Any]:
-        body = {"model": "test", "input": name, **more}
-        return {"custom_id": name, "method": "POST", "url": "/v1/responses", "body": body}
-
-    shared = [line(f"shared{number}", conversation=conversation.id) for number in range(5)]
-    batch_id = create(client, *shared[:3], line("alone"), *shared[3:], endpoint="/v1/responses")
-    # The first of the conversation, and the one that overtakes the others.
-    wait_until(lambda: len(server.engine.requests) == 2)
-    server.engine.most_said = 10**9
-    batch = wait_for(client, batch_id)
-    assert batch.request_counts.model_dump() == {"total": 6, "completed": 6, "failed": 0}
-    texts = [item.content[0].text for item in client.conversations.items.list(conversation.id, order="asc")]
-    assert sorted(texts[::2]) == [each["custom_id"] for each in shared]
-    assert texts[1::2] == ["Hello, world"] * 5
-
-
 def test_lines_have_the_lowest_priority_and_no_deadlines(start: Start) -> None:
     server, client = start()
     line = chat_line("a", priority=-7, deadline_ms=5, drop_if_late=True, slo={"ttft_ms": 5, "tpot_ms": 5})
