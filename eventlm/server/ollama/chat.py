@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -154,8 +155,7 @@ def chat_messages(messages: Sequence[OllamaMessage]) -> list[ChatMessage]:
     Raises InputError.
     """
     found: list[ChatMessage] = []
-    #: The calls without a result so far: id and name.
-    open_calls: list[tuple[str, str]] = []
+    open_calls = _OpenCalls()
     for index, message in enumerate(messages):
         refuse_images(message.images, f"messages[{index}].images")
         calls = [
@@ -165,11 +165,12 @@ def chat_messages(messages: Sequence[OllamaMessage]) -> list[ChatMessage]:
             )
             for number, call in enumerate(message.tool_calls or [])
         ]
-        open_calls += [(call.id, call.function.name) for call in calls]
+        for call in calls:
+            open_calls.add(call.id, call.function.name)
         role, call_id = message.role.lower(), message.tool_call_id
         if role == "tool":
-            call_id = call_id or _answered_call(open_calls, message.tool_name)
-            open_calls = [call for call in open_calls if call[0] != call_id]
+            call_id = call_id or open_calls.first(message.tool_name) or f"call_{message.tool_name or 'unknown'}"
+            open_calls.remove(call_id)
         found.append(
             ChatMessage(
                 role=role,
@@ -189,10 +190,29 @@ def refuse_images(images: list[str] | None, param: str) -> None:
         raise InputError(param, f"'{param}' is not supported: models here take text only; leave it out.")
 
 
-def _answered_call(open_calls: Sequence[tuple[str, str]], name: str | None) -> str:
-    """The id of the call that a result without one belongs to: the first of its tool, or the first of all."""
-    of_tool = [call for call in open_calls if call[1] == name] or open_calls
-    return of_tool[0][0] if of_tool else f"call_{name or 'unknown'}"
+class _OpenCalls:
+    """The calls without a result so far, in their order. Each method takes the same time, however many there are."""
+
+    def __init__(self) -> None:
+        #: Names of tools by the ids of calls, and ids by the names of tools. These dicts find their first key at once.
+        self._names: OrderedDict[str, str] = OrderedDict()
+        self._ids: defaultdict[str, OrderedDict[str, None]] = defaultdict(OrderedDict)
+
+    def add(self, call_id: str, name: str) -> None:
+        """Add a call, or call again by an id that was open."""
+        self.remove(call_id)
+        self._names[call_id] = name
+        self._ids[name][call_id] = None
+
+    def remove(self, call_id: str) -> None:
+        """Remove a call that has a result."""
+        if (name := self._names.pop(call_id, None)) is not None:
+            del self._ids[name][call_id]
+
+    def first(self, name: str | None) -> str | None:
+        """The id of the call that a result without one belongs to: the first of its tool, or the first of all."""
+        of_tool = self._ids.get(name) if name is not None else None
+        return next(iter(of_tool or self._names), None)
 
 
 OLLAMA_CHAT = OllamaChat()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import Any
 
 import pytest
 
+from eventlm.server.ollama.chat import OllamaMessage, chat_messages
+from eventlm.server.ollama.lines import OllamaFunction, OllamaToolCall
 from eventlm.text.chat_template import ChatTemplate
 from tests.processes import wait_until
 from tests.server.conftest import RunningServer
@@ -127,6 +130,19 @@ def test_what_the_template_gets_of_calls_and_results(server: RunningServer) -> N
     first, second, third = [each["id"] for each in given[1]["tool_calls"]]
     assert third == "mine"
     assert [message["tool_call_id"] for message in given[2:]] == [second, first, third, "call_unknown"]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_many_calls_and_results_take_time_in_proportion(named: bool) -> None:
+    num_calls = 20_000
+    calls = [OllamaToolCall(function=OllamaFunction(name=f"f{index % 2}")) for index in range(num_calls)]
+    results = [OllamaMessage(role="tool", tool_name=f"f{index % 2}" if named else None) for index in range(num_calls)]
+    started = time.process_time()
+    [called, *answered] = chat_messages([OllamaMessage(role="assistant", tool_calls=calls), *results])
+    # Time that grew with the square would be minutes.
+    assert time.process_time() - started < 5
+    assert called.tool_calls is not None
+    assert [message.tool_call_id for message in answered] == [call.id for call in called.tool_calls]
 
 
 @pytest.mark.parametrize(
