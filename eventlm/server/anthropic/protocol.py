@@ -9,6 +9,9 @@ from msgspec import Meta, Struct
 from eventlm.sampling_params import MinP, RepetitionPenalty, Temperature, TopP
 from eventlm.text.protocol import RequestFields, Seed, StopString
 
+#: Most messages of a conversation, as many as Anthropic's servers take.
+MAX_MESSAGES = 100_000
+
 
 class TextBlock(Struct, tag="text"):
     """A text."""
@@ -104,7 +107,7 @@ class MessagesRequest(RequestFields, kw_only=True):
     """Body of `POST /v1/messages`. Fewer than `max_tokens` come if the context holds no more."""
 
     model: str
-    messages: list[InputMessage]
+    messages: Annotated[list[InputMessage], Meta(max_length=MAX_MESSAGES)]
     max_tokens: Annotated[int, Meta(ge=1)]
     system: str | list[TextBlock] | None = None
     stop_sequences: Annotated[list[StopString], Meta(max_length=16)] | None = None

@@ -113,14 +113,14 @@ def own_errors() -> Iterator[None]:
 def _messages(body: MessagesRequest) -> list[ChatMessage]:
     """The messages of a chat. Consecutive ones of one role are one turn."""
     system = _BILLING_LINE.sub("", body.system) if isinstance(body.system, str) else _system_text(body.system or [])
-    messages = [ChatMessage("system", system)] if system else []
+    turns = [[ChatMessage("system", system)]] if system else []
     for index, message in enumerate(body.messages):
         for each in _translated(message, f"messages[{index}].content"):
-            if messages and messages[-1].role == each.role != "tool":
-                _append(messages[-1], each)
+            if turns and turns[-1][0].role == each.role != "tool":
+                turns[-1].append(each)
             else:
-                messages.append(each)
-    return messages
+                turns.append([each])
+    return [_one_message(turn) for turn in turns]
 
 
 def _system_text(blocks: list[TextBlock]) -> str:
@@ -131,12 +131,16 @@ def _joined(*texts: str | None) -> str:
     return "\n".join(text for text in texts if text)
 
 
-def _append(message: ChatMessage, later: ChatMessage) -> None:
-    assert isinstance(message.content, str)
-    assert isinstance(later.content, str)
-    message.content = _joined(message.content, later.content)
-    message.reasoning_content = _joined(message.reasoning_content, later.reasoning_content) or None
-    message.tool_calls = [*(message.tool_calls or []), *(later.tool_calls or [])] or None
+def _one_message(turn: list[ChatMessage]) -> ChatMessage:
+    """A turn of messages of one role as one."""
+    if len(turn) == 1:
+        return turn[0]
+    return ChatMessage(
+        turn[0].role,
+        _joined(*(str(message.content) for message in turn)),
+        tool_calls=[call for message in turn for call in message.tool_calls or []] or None,
+        reasoning_content=_joined(*(message.reasoning_content for message in turn)) or None,
+    )
 
 
 def _translated(message: InputMessage, path: str) -> Iterator[ChatMessage]:

@@ -117,7 +117,9 @@ class ItemMessages:
         assert item.arguments is not None
         call = MessageToolCall(id=item.call_id, function=CalledFunction(item.name, item.arguments))
         message = self._answer(param, goes_on=lambda last: True)
-        message.tool_calls = [*(message.tool_calls or ()), call]
+        if message.tool_calls is None:
+            message.tool_calls = []
+        message.tool_calls.append(call)
 
     def _add_output(self, item: InputItem, param: str) -> None:
         for name in ("call_id", "output"):

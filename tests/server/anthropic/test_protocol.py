@@ -6,6 +6,9 @@ from typing import Any
 
 import pytest
 
+from eventlm.errors import InputError
+from eventlm.server.anthropic.protocol import MAX_MESSAGES, MessagesRequest
+from eventlm.text.decoding import convert_request
 from tests.server.anthropic.conftest import Start
 from tests.server.anthropic.conversations import ADD, MESSAGES, PATH, prompt_of, send
 from tests.server.conftest import RunningServer
@@ -15,6 +18,14 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
 
 def user(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
+
+
+def test_most_messages() -> None:
+    raw: dict[str, Any] = {"model": "test", "max_tokens": 1, "messages": MESSAGES * MAX_MESSAGES}
+    assert len(convert_request(raw, MessagesRequest, {}).messages) == 100_000
+    raw["messages"] += MESSAGES
+    with pytest.raises(InputError, match=r"'messages'.*100000"):
+        convert_request(raw, MessagesRequest, {})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -146,6 +147,17 @@ def test_messages(fields: dict[str, Any], messages: list[dict[str, Any]]) -> Non
     request = chat(**fields)
     assert told(request) == messages
     assert not request.continue_final_message
+
+
+def test_a_long_turn_takes_time_in_proportion() -> None:
+    num_messages = 20_000
+    begun = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm."}, text("word " * 100), CALL]}
+    started = time.process_time()
+    [_, turn, _] = chat(messages=[USER, *[begun] * num_messages, USER]).messages
+    # Time that grew with the square would be minutes.
+    assert time.process_time() - started < 5
+    assert turn.content == "\n".join(["word " * 100] * num_messages)
+    assert (turn.reasoning_content or "").count("Hm.") == len(turn.tool_calls or []) == num_messages
 
 
 def test_a_reply_that_is_begun_is_continued() -> None:
