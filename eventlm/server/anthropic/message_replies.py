@@ -116,13 +116,18 @@ class MessageReplies(StreamFormat):
 
 
 class _BlockEvents:
-    """The events of the blocks that a message's parts make. One block ends before the next begins."""
+    """The events of the blocks that a message's parts make. One block ends before the next begins.
+
+    The input of a call comes when it is whole, and only if it is a JSON object: clients fail at anything else.
+    """
 
     def __init__(self, reply_id: str, *, shows_thinking: bool) -> None:
         self._reply_id = reply_id
         self._shows_thinking = shows_thinking
         self._index = -1
         self._open: type[ReplyBlock] | None = None
+        #: What the open call has of its input so far.
+        self._input: list[str] = []
 
     def of(self, parts: Iterable[MessagePart]) -> Iterator[BlockEvent]:
         """The events of the next parts."""
@@ -142,8 +147,7 @@ class _BlockEvents:
                         yield from self._begin(
                             ToolUseOutput(self._derived_id("toolu_", part.index), part.name, Raw(b"{}"))
                         )
-                    if part.arguments:
-                        yield self._delta(InputJsonDelta(part.arguments))
+                    self._input.append(part.arguments)
                 case CallEnd():
                     yield from self.close()
 
@@ -151,6 +155,8 @@ class _BlockEvents:
         """The events that end the open block, if there is one."""
         if self._open is ThinkingBlock:
             yield self._delta(SignatureDelta(self._derived_id("", self._index)))
+        if self._open is ToolUseOutput and _is_object(text := "".join(self._input)):
+            yield self._delta(InputJsonDelta(text))
         if self._open is not None:
             yield ContentBlockStopEvent(self._index)
         self._open = None
@@ -159,6 +165,7 @@ class _BlockEvents:
         yield from self.close()
         self._index += 1
         self._open = type(block)
+        self._input = []
         yield ContentBlockStartEvent(self._index, block)
         if not self._index:
             yield PingEvent()
@@ -193,14 +200,13 @@ def _content(events: Iterable[BlockEvent]) -> list[ReplyBlock]:
             case ThinkingBlock():
                 block.thinking = text
             case ToolUseOutput():
-                blocks[index] = ToolUseOutput(block.id, block.name, _object(text))
+                blocks[index] = ToolUseOutput(block.id, block.name, Raw((text or "{}").encode()))
     return blocks
 
 
-def _object(text: str) -> Raw:
-    """A call's input as it was written; empty if it is no JSON object, because it was cut short or is not valid."""
+def _is_object(text: str) -> bool:
+    """Whether a call's input is a JSON object. One that was cut short is none."""
     try:
-        is_object = isinstance(msgspec.json.decode(text), dict)
+        return isinstance(msgspec.json.decode(text), dict)
     except (msgspec.DecodeError, RecursionError):
-        is_object = False
-    return Raw(text.encode() if is_object else b"{}")
+        return False

@@ -17,7 +17,7 @@ STANDARD = "standard"
 
 
 class ToolUseOutput(Struct, frozen=True, tag="tool_use"):
-    """A call. `input` is a JSON object, as the model wrote it."""
+    """A call. `input` is a JSON object, as the model wrote it; empty if that was cut short or is no JSON."""
 
     id: str
     name: str
@@ -93,7 +93,7 @@ class SignatureDelta(Struct, frozen=True, tag="signature_delta"):
 
 
 class InputJsonDelta(Struct, frozen=True, tag="input_json_delta"):
-    """More of a call's input, as the model writes it."""
+    """A call's whole input, as the model wrote it."""
 
     partial_json: str
 
