@@ -27,11 +27,12 @@ _REASONS = {
 
 #: JSON has no other keys than strings.
 TOKEN_ID_PATTERN = r"^(0|[1-9][0-9]{0,9})$(?!\n)"
-FUNCTION_NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,64}\Z"
+#: As long as Anthropic's are. OpenAI's have up to 64 characters.
+FUNCTION_NAME_PATTERN = r"^[a-zA-Z0-9_-]{1,128}\Z"
 #: What a text of a pattern must be, by the pattern as msgspec prints it.
 _FORMATS = {
     repr(TOKEN_ID_PATTERN): 'each key must be a token id, such as "50256"',
-    repr(FUNCTION_NAME_PATTERN): "it must have 1 to 64 letters, digits, underscores or dashes",
+    repr(FUNCTION_NAME_PATTERN): "it must have 1 to 128 letters, digits, underscores or dashes",
 }
 
 #: Most pairs of `logit_bias`.
@@ -171,6 +172,11 @@ def _logit_bias_error(biases: dict[str, Any]) -> InputError:
             return out_of_bounds(param, ">=", -LARGEST_LOGIT_BIAS, bias)
         if bias > LARGEST_LOGIT_BIAS:
             return out_of_bounds(param, "<=", LARGEST_LOGIT_BIAS, bias)
+    return too_many_biases()
+
+
+def too_many_biases() -> InputError:
+    """The error for more than `MAX_LOGIT_BIASES`."""
     return InputError("logit_bias", f"Invalid value for 'logit_bias': at most {MAX_LOGIT_BIASES} pairs are allowed.")
 
 

@@ -24,6 +24,7 @@ MAX_N = 128
 MAX_LOGPROBS = 20
 #: Most tokens with log-probabilities of their own.
 MAX_LOGPROB_TOKEN_IDS = 1024
+MAX_BAD_WORDS = 256
 #: Most characters of a request's own chat template.
 MAX_TEMPLATE_CHARACTERS = 64 * 1024
 #: Sequences that one body can ask for: prompts times n.
@@ -169,7 +170,7 @@ class GenerationRequest(_SamplingFields, kw_only=True):
         Annotated[
             list[BadWord],
             Meta(
-                max_length=256,
+                max_length=MAX_BAD_WORDS,
                 description="Words that must not come. Beside a grammar: unless it leaves nothing else.",
             ),
         ]

@@ -152,7 +152,7 @@ def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeyp
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
             "tools[0].function.name",
-            "it must have 1 to 64 letters, digits, underscores or dashes",
+            "it must have 1 to 128 letters, digits, underscores or dashes",
         ),
     ],
 )

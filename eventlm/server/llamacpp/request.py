@@ -18,7 +18,8 @@ from eventlm.sampling_params import (
 )
 from eventlm.server.context import ServerContext
 from eventlm.server.translation import SMALLEST_TOP_P, limited, native_fields
-from eventlm.text.protocol import MAX_N, CompletionRequest, NumLogprobs, RequestFields, Seed
+from eventlm.text.decoding import MAX_LOGIT_BIASES, too_many_biases
+from eventlm.text.protocol import MAX_BAD_WORDS, MAX_N, CompletionRequest, NumLogprobs, RequestFields, Seed
 
 #: llama.cpp's value for a seed that is drawn.
 RANDOM_SEED = 2**32 - 1
@@ -230,8 +231,10 @@ def _checked(context: ServerContext, token_id: int, param: str) -> int:
 async def _biases(context: ServerContext, given: Any) -> _Biases:
     """The biases of single tokens; a text stands for each of its tokens. Raises InputError."""
     by_token: dict[str, float] = {}
-    banned: list[int] = []
+    banned: dict[int, None] = {}
     pairs: Sequence[tuple[str | int, float | bool]] = list(given.items()) if isinstance(given, dict) else given or []
+    if len(pairs) > MAX_LOGIT_BIASES:
+        raise too_many_biases()
     for token, bias in pairs:
         if bias is True:
             raise InputError("logit_bias", "Invalid value for 'logit_bias': a bias is a number or false.")
@@ -239,9 +242,18 @@ async def _biases(context: ServerContext, given: Any) -> _Biases:
         token_ids = [_checked(context, int(token), "logit_bias")] if is_id else await _encode_plain(context, str(token))
         for token_id in token_ids:
             if bias is False:
-                banned.append(token_id)
+                banned[token_id] = None
             else:
                 by_token[str(token_id)] = min(max(bias, -LARGEST_LOGIT_BIAS), LARGEST_LOGIT_BIAS)
+        # A text stands for any number of tokens.
+        if len(by_token) > MAX_LOGIT_BIASES:
+            raise too_many_biases()
+        if len(banned) > MAX_BAD_WORDS:
+            raise InputError(
+                "logit_bias",
+                f"Invalid value for 'logit_bias': at most {MAX_BAD_WORDS} tokens can be banned; use a bias of "
+                f"{-LARGEST_LOGIT_BIAS:g} for others.",
+            )
     return _Biases(by_token, tuple(banned))
 
 

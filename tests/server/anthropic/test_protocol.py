@@ -20,6 +20,12 @@ def user(*blocks: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(blocks)}]}
 
 
+def test_the_longest_name_of_a_tool(server: RunningServer) -> None:
+    server.engine.max_model_len = 4096
+    for length, status in ((128, 200), (129, 400)):
+        assert send(server, tools=[{**ADD, "name": "a" * length}]).status == status
+
+
 def test_most_messages() -> None:
     raw: dict[str, Any] = {"model": "test", "max_tokens": 1, "messages": MESSAGES * MAX_MESSAGES}
     assert len(convert_request(raw, MessagesRequest, {}).messages) == 100_000
@@ -79,7 +85,7 @@ def test_most_messages() -> None:
         ({"top_k": -1}, "Invalid value for 'top_k'"),
         ({"tools": [{"input_schema": {}}]}, "Missing required parameter: 'tools[0].name'."),
         ({"tools": [{"name": "add"}]}, "Missing required parameter: 'tools[0].input_schema'."),
-        ({"tools": [{**ADD, "name": "a b"}]}, "'tools[0].name': it must have 1 to 64 letters"),
+        ({"tools": [{**ADD, "name": "a b"}]}, "'tools[0].name': it must have 1 to 128 letters"),
         ({"tools": [ADD, ADD]}, "Invalid value for 'tools[1].name': another tool has this name."),
         ({"tools": [{"name": "a", "input_schema": {"type": "array"}}]}, "'tools[0].input_schema.type': the parameters"),
         (

@@ -67,6 +67,7 @@ def test_forms_of_a_prompt(server: RunningServer, prompt: Any, expected: list[li
         ({"logit_bias": [[5, 1.5], ["ab", -1]]}, {"logit_bias": {5: 1.5, 97: -1.0, 98: -1.0}}),
         ({"logit_bias": {"5": 1.5, "a": 1e9}}, {"logit_bias": {5: 1.5, 97: 100.0}}),
         ({"logit_bias": [[5, False], ["a", False]]}, {"bad_words_token_ids": ((5,), (97,)), "logit_bias": None}),
+        ({"logit_bias": [[5, False]] * 1024}, {"bad_words_token_ids": ((5,),)}),
         ({"grammar": ""}, {"grammar": ""}),
     ],
 )
@@ -148,6 +149,20 @@ def test_what_is_wrong_is_named(server: RunningServer, fields: dict[str, Any], p
     error = reply.json()["error"]
     assert (reply.status, error["type"], error["param"]) == (400, INVALID, param), error
     assert param.partition("[")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("biases", "words"),
+    [
+        ([[5, False]] * 1025, "at most 1024 pairs are allowed"),
+        ([[5, 1]] * 1025, "at most 1024 pairs are allowed"),
+        ({str(token_id): 1 for token_id in range(1025)}, "at most 1024 pairs are allowed"),
+        ([[token_id, False] for token_id in range(257)], "at most 256 tokens can be banned"),
+    ],
+)
+def test_most_biases(server: RunningServer, biases: Any, words: str) -> None:
+    reply = complete(server, logit_bias=biases)
+    assert_error(reply, 400, INVALID, "logit_bias", "invalid_value", words)
 
 
 def test_another_model(server: RunningServer) -> None:

@@ -46,7 +46,7 @@ for _ in range(80):
         ({"tools": [tool(strict="yes")]}, "tools[0].function.strict", "invalid_type"),
         ({"tools": [tool("a b")]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool("")]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [tool("x" * 65)]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [tool("x" * 129)]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool("f\n")]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool(), tool()]}, "tools[1].function.name", "invalid_value"),
         ({"tools": [tool(str(n)) for n in range(MAX_TOOLS + 1)]}, "tools", "invalid_value"),
