@@ -19,7 +19,7 @@ from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.cors import answer_preflight, refuse_foreign_pages, set_cors_headers
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
-from eventlm.server.endpoints.health import HEALTH_ENDPOINTS
+from eventlm.server.endpoints.health import HEALTH_ENDPOINTS, RUNNING_ENDPOINT
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
 from eventlm.server.endpoints.openapi import JSON, Endpoint, openapi_document
@@ -93,8 +93,10 @@ def _openapi_json(*, has_page: bool) -> bytes:
 
 
 def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
-    """All, or all except the chat page."""
-    return tuple(endpoint for endpoint in ENDPOINTS if has_page or endpoint not in CHAT_PAGE_ENDPOINTS)
+    """All, or all except the chat page, with another answer in its place."""
+    if has_page:
+        return ENDPOINTS
+    return (*(endpoint for endpoint in ENDPOINTS if endpoint not in CHAT_PAGE_ENDPOINTS), RUNNING_ENDPOINT)
 
 
 #: All APIs that generate.

@@ -37,6 +37,13 @@ async def version(request: web.Request) -> web.Response:
     return json_response(Version(version=__version__))
 
 
+async def running(request: web.Request) -> web.Response:
+    """That the server runs, in words."""
+    return web.Response(text="eventlm is running")
+
+
+#: In place of the chat page. Clients of Ollama ask for it before anything else.
+RUNNING_ENDPOINT = Endpoint("GET", "/", running, media_types=("text/plain",), scope=None)
 HEALTH_ENDPOINTS = (
     Endpoint("GET", HEALTH_PATH, health, reply=Health, errors=(503,), scope=None),
     Endpoint("GET", f"/v1{HEALTH_PATH}", health, reply=Health, errors=(503,), scope=None),

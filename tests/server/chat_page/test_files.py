@@ -87,12 +87,24 @@ def test_it_is_only_read(server: RunningServer) -> None:
 @pytest.mark.parametrize("key", ["", "secret"])
 def test_without_it_its_paths_are_unknown(start_server: Callable[..., RunningServer], key: str) -> None:
     server = start_server(ui=False, api_key=key)
-    for path in PATHS:
+    for path in PATHS.keys() - {"/"}:
         if key:
             assert_error(server.request("GET", path), 401, INVALID)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         assert_error(server.request("GET", path, headers=headers), 404, INVALID, code="unknown_url")
-    assert not {"/", "/ui/{file}"} & server.request("GET", "/openapi.json").json()["paths"].keys()
+    paths = server.request("GET", "/openapi.json").json()["paths"]
+    assert "/ui/{file}" not in paths
+    assert list(paths["/"]["get"]["responses"]["200"]["content"]) == ["text/plain"]
+
+
+def test_without_it_clients_of_ollama_still_learn_that_the_server_runs(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(ui=False, api_key="secret")
+    whole, head = server.request("GET", "/"), server.request("HEAD", "/")
+    assert (whole.status, whole.data) == (200, b"eventlm is running")
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert (head.status, head.data) == (200, b"")
 
 
 def test_it_is_described(server: RunningServer) -> None:
