@@ -72,7 +72,10 @@ class OllamaReply(Struct, frozen=True, kw_only=True):
 
 
 class OllamaReplies(StreamFormat):
-    """Replies to one request. Thinking, content and calls are in lines of their own; a call comes when it is whole."""
+    """Replies to one request. Thinking, content and calls are in lines of their own.
+
+    A call comes when it is whole. One that the text's end cuts, and one whose arguments are no JSON object, is content.
+    """
 
     framing = LINES
 
@@ -88,8 +91,8 @@ class OllamaReplies(StreamFormat):
         [request] = group
         self._body = body
         self._parser = MessageParser(message_format(request), formats)
-        #: The last call so far.
-        self._call = CallDelta(0, "", "")
+        #: The call that is not complete yet.
+        self._call: CallDelta | None = None
         self._reason: ApiFinishReason = "stop"
 
     @abstractmethod
@@ -130,7 +133,7 @@ class OllamaReplies(StreamFormat):
         )
 
     def _parts(self, output: ChoiceOutput) -> list[dict[str, Any]]:
-        """What the next output adds to the message, as arguments of `line`. A call that the text's end cuts is not."""
+        """What the next output adds to the message, as arguments of `line`."""
         found: list[dict[str, Any]] = []
         parts = self._parser.parts(output.text)
         if output.finished is not None:
@@ -142,16 +145,26 @@ class OllamaReplies(StreamFormat):
             elif isinstance(part, Reasoning):
                 _add(found, "thinking", part.text)
             elif isinstance(part, CallEnd):
-                _add(found, "calls", [self._tool_call(self._call)])
+                self._add_call(found, end="}")
             elif part.name:
                 self._call = part
-            else:
+            elif self._call is not None:
                 self._call.arguments += part.arguments
+        if output.finished is not None:
+            self._add_call(found, end="")
         return found
 
-    def _tool_call(self, call: CallDelta) -> OllamaToolCall:
-        function = OllamaFunction(name=call.name, arguments=_arguments(call.arguments), index=call.index)
-        return OllamaToolCall(id=call_id(self.identity.reply_id, 0, call.index), function=function)
+    def _add_call(self, parts: list[dict[str, Any]], end: str) -> None:
+        """Add the last call, if it is not there yet. end: its last character, empty if it was cut short."""
+        call, self._call = self._call, None
+        if call is None:
+            return
+        arguments = _arguments(call.arguments) if end else None
+        if arguments is None:
+            _add(parts, "content", f'{{"name": "{call.name}", "arguments": {call.arguments}{end}')
+            return
+        function = OllamaFunction(name=call.name, arguments=arguments, index=call.index)
+        _add(parts, "calls", [OllamaToolCall(id=call_id(self.identity.reply_id, 0, call.index), function=function)])
 
     def _logprobs(self, output: ChoiceOutput) -> list[TokenLogprob] | UnsetType:
         found = chat_logprobs(self._tokenizer, output, as_token_ids=False)
@@ -183,10 +196,10 @@ def _add(parts: list[dict[str, Any]], kind: str, value: Any) -> None:
         parts.append({kind: value})
 
 
-def _arguments(text: str) -> dict[str, Any]:
-    """The arguments of a call as an object; those that are not JSON as a text under their own name."""
+def _arguments(text: str) -> dict[str, Any] | None:
+    """The arguments of a call; None if they are not a JSON object."""
     try:
-        found = msgspec.json.decode(text or "{}")
+        found = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {"arguments": text}
+        return None
+    return found if isinstance(found, dict) else None

@@ -34,6 +34,7 @@ def without_ids(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
+BROKEN_CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": Bern, "days": 02}}</tool_call>'
 #: What a model says so many bytes a step, and the lines before the last.
 STREAMS: list[tuple[str, int, dict[str, Any], list[dict[str, Any]]]] = [
     ("Hé 🙂", 4, {}, [said(content="Hé "), said(content="🙂")]),
@@ -53,8 +54,19 @@ STREAMS: list[tuple[str, int, dict[str, Any], list[dict[str, Any]]]] = [
     (f"So.{CALL}", 1000, {"tools": TOOLS}, [said(content="So."), said(tool_calls=[call(0)])]),
     (f"{CALL}\n{CALL}", 1000, {"tools": TOOLS}, [said(tool_calls=[call(0), call(1)])]),
     (f"{CALL}\n{CALL}", 7, {"tools": TOOLS}, [said(tool_calls=[call(0)]), said(tool_calls=[call(1)])]),
-    # One that the text's end cuts is left out.
-    (f"{CALL}{CALL[:60]}", 1000, {"tools": TOOLS}, [said(tool_calls=[call(0)])]),
+    # One that the text's end cuts is content, and so is one whose arguments are not JSON.
+    (
+        f"{CALL}{CALL[:60]}",
+        1000,
+        {"tools": TOOLS},
+        [said(tool_calls=[call(0)]), said(content='{"name": "get_weather", "arguments": {"city": "Z')],
+    ),
+    (
+        BROKEN_CALL,
+        1000,
+        {"tools": TOOLS},
+        [said(content='{"name": "get_weather", "arguments": {"city": Bern, "days": 02}}')],
+    ),
     (CALL, 1000, {}, [said(content=CALL)]),
 ]
 

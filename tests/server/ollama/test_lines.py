@@ -36,16 +36,19 @@ def test_the_official_client_raises_it(start_with_ollama: Any) -> None:
     [
         ('{"city": "Bern"}', {"city": "Bern"}),
         ("{}", {}),
-        ('{"city" "Bern"}', {"arguments": '{"city" "Bern"}'}),
-        ('{"city": "Bern"]}', {"arguments": '{"city": "Bern"]}}'}),
+        ('{"city" "Bern"}', None),
+        ('{"city": "Bern"]}', None),
     ],
 )
-def test_arguments(start_with_ollama: Any, arguments: str, expected: dict[str, Any]) -> None:
+def test_arguments(start_with_ollama: Any, arguments: str, expected: dict[str, Any] | None) -> None:
     server, _ = start_with_ollama(tool_parser="hermes")
     text = f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>'
     server.engine.script = spell(text, width=3)
-    [call] = chat(server, tools=TOOLS, stream=False).json()["message"].get("tool_calls", [None])
-    assert call["function"]["arguments"] == expected
+    message = chat(server, tools=TOOLS, stream=False).json()["message"]
+    assert [each["function"]["arguments"] for each in message.get("tool_calls", [])] == [expected] * (
+        expected is not None
+    )
+    assert message["content"].startswith("" if expected is not None else f'{{"name": "add", "arguments": {arguments}')
 
 
 def test_timings_are_there_where_asked_for(server: RunningServer) -> None:
