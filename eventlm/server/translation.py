@@ -5,14 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Annotated
 
-from msgspec import structs
+from msgspec import Meta, structs
 
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
+from eventlm.sampling_params import LARGEST_REPETITION_PENALTY, SMALLEST_REPETITION_PENALTY
 
 #: In place of a top-p of 0, which keeps the most likely token alone where it is allowed.
 SMALLEST_TOP_P = 1e-9
+_LARGEST_TEMPERATURE = 2.0
+#: One that may be empty.
+StopText = Annotated[str, Meta(max_length=4096)]
+
+
+def stop_strings(given: str | list[str] | None) -> list[str]:
+    """Stop strings as a list, without empty ones."""
+    return [text for text in ([given] if isinstance(given, str) else given or []) if text]
+
+
+def bounded_temperature(given: float | None) -> float | None:
+    """A temperature where there are no bounds; below 0 it is greedy."""
+    return None if given is None else min(max(given, 0.0), _LARGEST_TEMPERATURE)
+
+
+def bounded_repetition_penalty(given: float | None) -> float | None:
+    """A repetition penalty where there are no bounds. 0 and below is none."""
+    if given is None:
+        return None
+    return 1.0 if given <= 0 else min(max(given, SMALLEST_REPETITION_PENALTY), LARGEST_REPETITION_PENALTY)
 
 #: Gives the path of a field its native name.
 Rename = Callable[[str], str]

@@ -13,13 +13,20 @@ from eventlm.sampling_params import (
     LARGEST_LOGIT_BIAS,
     MinP,
     Penalty,
-    RepetitionPenalty,
     TokenId,
 )
 from eventlm.server.context import ServerContext
-from eventlm.server.translation import SMALLEST_TOP_P, limited, native_fields
+from eventlm.server.translation import (
+    SMALLEST_TOP_P,
+    StopText,
+    bounded_repetition_penalty,
+    bounded_temperature,
+    limited,
+    native_fields,
+    stop_strings,
+)
 from eventlm.text.decoding import MAX_LOGIT_BIASES, too_many_biases
-from eventlm.text.protocol import MAX_BAD_WORDS, MAX_N, CompletionRequest, NumLogprobs, RequestFields, Seed
+from eventlm.text.protocol import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_N, CompletionRequest, RequestFields, Seed
 
 #: llama.cpp's value for a seed that is drawn.
 RANDOM_SEED = 2**32 - 1
@@ -62,7 +69,6 @@ _NATIVE_NAMES = {
 }
 
 _Part = str | TokenId
-StopText = Annotated[str, Meta(max_length=4096)]
 
 
 class PromptObject(Struct, kw_only=True):
@@ -75,6 +81,8 @@ class PromptObject(Struct, kw_only=True):
 class LlamaSampling(RequestFields, kw_only=True):
     """How llama.cpp's clients choose tokens. What is left out is the model's default.
 
+    What llama.cpp has no bounds for is cut to those of this server, or has its neutral value.
+
     n_predict, max_tokens: two names of the most tokens, -1: as many as the context holds, 0: none. temperature: 0 and
     below is greedy. samplers: those in use, in this server's own order. repeat_last_n: 0 turns the three penalties off;
     otherwise they see the whole text.
@@ -82,13 +90,13 @@ class LlamaSampling(RequestFields, kw_only=True):
 
     n_predict: int | None = None
     max_tokens: int | None = None
-    temperature: Annotated[float, Meta(le=2.0)] | None = None
+    temperature: float | None = None
     top_k: Annotated[int, Meta(le=2**31 - 1)] | None = None
     top_p: float | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
     stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
-    repeat_penalty: RepetitionPenalty | None = None
+    repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -98,7 +106,7 @@ class LlamaSampling(RequestFields, kw_only=True):
     samplers: list[str] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
-    n_probs: NumLogprobs | None = None
+    n_probs: Annotated[int, Meta(ge=0)] | None = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -109,24 +117,24 @@ class LlamaSampling(RequestFields, kw_only=True):
     @property
     def stop_strings(self) -> list[str]:
         """`stop` as a list, without empty ones."""
-        return [text for text in ([self.stop] if isinstance(self.stop, str) else self.stop or []) if text]
+        return stop_strings(self.stop)
 
     def fields(self) -> dict[str, Any]:
         """The fields of a request to the model, except for biases and the number of tokens."""
         fields: dict[str, Any] = {
-            "temperature": None if self.temperature is None else max(self.temperature, 0.0),
+            "temperature": bounded_temperature(self.temperature),
             "top_k": None if self.top_k is None else max(self.top_k, 0),
             "top_p": None if self.top_p is None else min(max(self.top_p, SMALLEST_TOP_P), 1.0),
             "min_p": self.min_p,
             "seed": None if self.seed in (None, RANDOM_SEED) else self.seed,
             "stop": self.stop_strings,
-            "repetition_penalty": self.repeat_penalty,
+            "repetition_penalty": bounded_repetition_penalty(self.repeat_penalty),
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
             "ignore_eos": self.ignore_eos,
             "guided_grammar": self.grammar or None,
             "guided_json": self.json_schema,
-            "logprobs": self.n_probs or None,
+            "logprobs": min(self.n_probs, MAX_LOGPROBS) if self.n_probs else None,
         }
         names = self.samplers
         if self.repeat_last_n == 0 or (names is not None and "penalties" not in names):

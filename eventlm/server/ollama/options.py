@@ -7,10 +7,16 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from eventlm.errors import InputError, UnknownModelError
-from eventlm.sampling_params import MinP, Penalty, RepetitionPenalty, Temperature
+from eventlm.sampling_params import MinP, Penalty
 from eventlm.server.context import ServerContext
-from eventlm.server.translation import SMALLEST_TOP_P
-from eventlm.text.protocol import JsonSchemaFormat, NumLogprobs, RequestFields, ResponseFormat, Seed, StopString
+from eventlm.server.translation import (
+    SMALLEST_TOP_P,
+    StopText,
+    bounded_repetition_penalty,
+    bounded_temperature,
+    stop_strings,
+)
+from eventlm.text.protocol import JsonSchemaFormat, NumLogprobs, RequestFields, ResponseFormat, Seed
 
 #: What a name without a tag stands for.
 LATEST = ":latest"
@@ -30,18 +36,20 @@ IGNORED_BY_OLLAMA = {
 class OllamaOptions(Struct, kw_only=True):
     """`options`. Those that are not here are ignored.
 
+    What Ollama has no bounds for is cut to those of this server, or has its neutral value.
+
     num_predict: most tokens, 0 and below: as many as the context holds. repeat_last_n: 0 turns the three penalties off;
     otherwise they see the whole text.
     """
 
     num_predict: int | None = None
-    temperature: Temperature | None = None
+    temperature: float | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
     min_p: MinP | None = None
     seed: Seed | None = None
-    stop: StopString | Annotated[list[StopString], Meta(max_length=16)] | None = None
-    repeat_penalty: RepetitionPenalty | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    repeat_penalty: float | None = None
     repeat_last_n: int | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
@@ -54,19 +62,19 @@ class OllamaOptions(Struct, kw_only=True):
     def fields(self) -> dict[str, Any]:
         """The fields of a request to the model, except for the number of tokens."""
         penalties = {
-            "repetition_penalty": self.repeat_penalty,
+            "repetition_penalty": bounded_repetition_penalty(self.repeat_penalty),
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
         }
         if self.repeat_last_n == 0:
             penalties = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
         return {
-            "temperature": self.temperature,
+            "temperature": bounded_temperature(self.temperature),
             "top_k": self.top_k,
             "top_p": None if self.top_p is None else max(self.top_p, SMALLEST_TOP_P),
             "min_p": self.min_p,
             "seed": self.seed,
-            "stop": self.stop,
+            "stop": stop_strings(self.stop),
             **penalties,
         }
 

@@ -40,6 +40,11 @@ def test_all_documented_options(server: RunningServer, ask: Any) -> None:
         ({"num_predict": 4096}, {"max_tokens": 235}),
         ({"num_predict": 5.0}, {"max_tokens": 5}),
         ({"stop": "x"}, {"stop": ["x"]}),
+        ({"stop": ["", "x"]}, {"stop": ["x"]}),
+        ({"stop": ""}, {"stop": []}),
+        ({"temperature": 3}, {"temperature": 2.0}),
+        ({"temperature": -1}, {"temperature": 0.0}),
+        ({"repeat_penalty": 0}, {"repetition_penalty": 1.0}),
         ({"top_p": 0}, {"top_p": 1e-9}),
         ({"temperature": 0}, {"temperature": 0.0}),
         ({"repeat_penalty": 1.5, "presence_penalty": 1, "repeat_last_n": 0}, {"repetition_penalty": 1.0}),
@@ -56,9 +61,8 @@ def test_an_option(server: RunningServer, options: dict[str, Any], expected: dic
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"options": {"temperature": 3}}, ("options.temperature", "2")),
         ({"options": {"top_k": "a"}}, ("options.top_k", "int")),
-        ({"options": {"stop": [""]}}, ("options.stop[0]",)),
+        ({"options": {"stop": ["a", 1]}}, ("options.stop[1]",)),
         ({"options": []}, ("options",)),
         ({"format": "xml"}, ("format", "JSON schema")),
         ({"format": {"type": "strinx"}}, ("'format'", "strinx")),
