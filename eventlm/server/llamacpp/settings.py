@@ -16,7 +16,8 @@ class TokenBias(Struct, frozen=True):
 
 
 class GenerationSettings(Struct, frozen=True, kw_only=True):
-    """What is in force. n_predict, max_tokens: -1: as many as the context holds.
+    """What is in force. n_predict, max_tokens: -1: as many as the context holds. samplers: those in use, in this
+    server's order. grammar: as it was given, or llguidance's for a JSON schema.
 
     From `dynatemp_range` on: what this server does not have, with the values that mean so.
     """
@@ -60,6 +61,7 @@ class GenerationSettings(Struct, frozen=True, kw_only=True):
 def generation_settings(params: SamplingParams, body: LlamaCompletionRequest | None = None) -> GenerationSettings:
     """Those of a request with these parameters, or the defaults of all requests."""
     most = body.most_tokens if body is not None else None
+    chosen = body.samplers if body is not None else None
     return GenerationSettings(
         n_predict=-1 if most is None else most,
         max_tokens=-1 if most is None else most,
@@ -71,13 +73,14 @@ def generation_settings(params: SamplingParams, body: LlamaCompletionRequest | N
         repeat_penalty=params.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
+        repeat_last_n=0 if body is not None and body.repeat_last_n == 0 else -1,
         stop=params.stop_strings,
         logit_bias=_biases(params),
         ignore_eos=params.ignore_eos,
         stream=body is not None and bool(body.stream),
         n_probs=params.logprobs or 0,
-        grammar=(body.grammar or "") if body is not None else "",
-        samplers=list(SAMPLERS),
+        grammar=(body.grammar if body is not None else None) or params.grammar,
+        samplers=[name for name in SAMPLERS if chosen is None or name in chosen],
     )
 
 

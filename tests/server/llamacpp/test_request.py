@@ -92,8 +92,9 @@ def test_a_field(server: RunningServer, fields: dict[str, Any], expected: dict[s
     ],
 )
 def test_structures(server: RunningServer, fields: dict[str, Any], part: str) -> None:
-    assert complete(server, **fields).status == 200
+    settings = complete(server, **fields).json()["generation_settings"]
     assert part in server.engine.requests[0].sampling.grammar
+    assert settings["grammar"] == fields.get("grammar", server.engine.requests[0].sampling.grammar)
 
 
 @pytest.mark.parametrize(("cache_prompt", "skips"), [(None, False), (True, False), (False, True)])
