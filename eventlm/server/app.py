@@ -10,7 +10,7 @@ from aiohttp import web
 from aiohttp.http import HttpVersion11
 
 from eventlm.server.anthropic.errors import MESSAGES_ERRORS, MESSAGES_PATH, set_messages_headers
-from eventlm.server.anthropic.messages import MESSAGES, MESSAGES_ENDPOINTS
+from eventlm.server.anthropic.messages import MESSAGES, MESSAGES_ENDPOINTS, MESSAGES_REFUSED
 from eventlm.server.api import APIS, Api
 from eventlm.server.batches.batches import BATCH_ENDPOINTS
 from eventlm.server.batches.files import FILE_ENDPOINTS, UPLOAD_TYPE
@@ -116,6 +116,7 @@ ERROR_FORMS_BY_PATH: dict[str, ErrorForm] = {MESSAGES_PATH: MESSAGES_ERRORS, OLL
 
 #: Paths that are refused by name.
 ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (
+    *MESSAGES_REFUSED,
     *LLAMACPP_REFUSED,
     *OLLAMA_REFUSED,
     *RESPONSES_REFUSED,

@@ -204,10 +204,10 @@ def _fields_at(type_: Any, subpath: str) -> list[str]:
     return [field.encode_name for each in structs for field in each.fields]
 
 
-def _words_at(type_: Any, subpath: str) -> list[str]:
+def _words_at(type_: Any, subpath: str) -> list[str | int]:
     """The values of an enumerated field at a path such as `tools[0].type`."""
     literals = (each for each in _types_at(type_, subpath) if isinstance(each, inspect.LiteralType))
-    return [word for each in literals for word in each.values if isinstance(word, str)]
+    return [word for each in literals for word in each.values if word is not None]
 
 
 def _tags_at(type_: Any, subpath: str) -> list[str]:

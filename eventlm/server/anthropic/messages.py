@@ -23,6 +23,7 @@ from eventlm.server.anthropic.translation import chat_request, own_errors
 from eventlm.server.api import Api, Caller, Prepared
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.server.endpoints.openapi import Endpoint
+from eventlm.server.refusals import RefusedPath
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
@@ -87,6 +88,10 @@ async def count_tokens(request: web.Request) -> web.Response:
     return json_response(TokenCount(len(token_ids)))
 
 
+MESSAGES_REFUSED = (
+    RefusedPath(f"{MESSAGES_PATH}/batches(/.*)?", "batches have OpenAI's form here; use /v1/files and /v1/batches"),
+    RefusedPath("/v1/complete", f"text completions are older than conversations; use {MESSAGES_PATH}"),
+)
 MESSAGES_ENDPOINTS = (
     Endpoint(
         "POST",

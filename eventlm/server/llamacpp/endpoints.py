@@ -103,6 +103,7 @@ LLAMACPP_REFUSED = (
     RefusedPath("/lora-adapters", "there are no LoRA adapters here; merge them into the model's weights"),
     RefusedPath("/(v1/)?rerank(ing)?", "this server generates text and embeds it; it does not rank documents"),
     RefusedPath(
-        "/models/.*", "this server runs the model that it was started with; `eventlm serve MODEL` runs another"
+        "/models/(load|unload)",
+        "this server runs the model that it was started with; `eventlm serve MODEL` runs another",
     ),
 )

@@ -95,7 +95,7 @@ class OllamaChat(Api[OllamaChatRequest]):
             created_at=rfc3339(context.system.clock.unix_s()),
             message=OllamaReplyMessage(content=""),
             done=True,
-            done_reason="load",
+            done_reason=body.load_reason,
         )
 
     async def make_requests(

@@ -82,7 +82,7 @@ class OllamaGenerate(Api[OllamaGenerateRequest]):
             created_at=rfc3339(context.system.clock.unix_s()),
             response="",
             done=True,
-            done_reason="load",
+            done_reason=body.load_reason,
         )
 
     async def make_requests(

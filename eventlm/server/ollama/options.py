@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -21,6 +22,8 @@ from eventlm.text.protocol import JsonSchemaFormat, NumLogprobs, RequestFields, 
 #: What a name without a tag stands for.
 LATEST = ":latest"
 
+#: A duration of 0, as a number or as Go writes it.
+_ZERO = r"[-+]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?"
 #: Fields that change nothing, each with the reason.
 IGNORED_BY_OLLAMA = {
     "keep_alive": "the model stays loaded",
@@ -82,16 +85,23 @@ class OllamaOptions(Struct, kw_only=True):
 class OllamaFields(RequestFields, kw_only=True):
     """The fields of `/api/chat` and `/api/generate`.
 
-    stream: true unless it says otherwise. format: `json`, or a JSON schema.
+    stream: true unless it says otherwise. format: `json`, or a JSON schema. keep_alive: has no effect; without a prompt
+    the reply says that the model was loaded, or with 0 that it was unloaded.
     """
 
     model: str
     stream: bool | None = None
     format: str | dict[str, Any] | None = None
     options: OllamaOptions | None = None
+    keep_alive: float | str | None = None
     think: bool | Literal["low", "medium", "high", "max"] | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+
+    @property
+    def load_reason(self) -> str:
+        """`done_reason` of a reply without generation."""
+        return "unload" if re.fullmatch(_ZERO, str(self.keep_alive)) else "load"
 
     @property
     def used_options(self) -> OllamaOptions:

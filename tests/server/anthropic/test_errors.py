@@ -154,6 +154,14 @@ def test_codes(server: RunningServer) -> None:
         assert send(server, **fields).json()["error"]["details"] == {"error_code": code}
 
 
+def test_what_is_refused_by_name(server: RunningServer) -> None:
+    for method, path in (("GET", f"{PATH}/batches"), ("POST", f"{PATH}/batches"), ("GET", f"{PATH}/batches/b/results")):
+        error = server.request(method, path).json()["error"]
+        assert (error["type"], error["details"]) == ("not_found_error", {"error_code": "not_supported"})
+        assert "use /v1/files and /v1/batches" in error["message"]
+    assert "use /v1/messages" in server.request("POST", "/v1/complete").json()["error"]["message"]
+
+
 def test_other_paths_keep_their_form(server: RunningServer) -> None:
     reply = server.request("POST", "/v1/message")
     assert reply.json().keys() == {"error"}

@@ -50,5 +50,10 @@ def test_what_is_wrong(server: RunningServer, body: dict[str, Any], param: str, 
     assert (reply.json()["error"]["param"], reply.json()["error"]["code"]) == (param, code)
 
 
+def test_the_values_of_embd_normalize_are_named(server: RunningServer) -> None:
+    message = server.post("/embedding", {"content": "a", "embd_normalize": 5}).json()["error"]["message"]
+    assert message == "Invalid value for 'embd_normalize': supported values are -1, 2."
+
+
 def test_another_model(server: RunningServer) -> None:
     assert_error(server.post("/embedding", {"content": "a", "model": "x"}), 404, INVALID, "model", "model_not_found")

@@ -83,3 +83,7 @@ def test_other_names(server: RunningServer) -> None:
 def test_what_is_refused_by_name(server: RunningServer, method: str, path: str, status: int) -> None:
     reply = server.request(method, path, b"{}", {"Content-Type": "application/json"})
     assert_error(reply, status, INVALID, None, "not_supported", message="is not supported: ")
+
+
+def test_a_model_s_path_without_v1_is_unknown(server: RunningServer) -> None:
+    assert_error(server.request("GET", "/models/test"), 404, INVALID, code="unknown_url")

@@ -107,13 +107,25 @@ def test_a_whole_reply_and_the_last_line(server: RunningServer) -> None:
     assert last == {"message": message, **LAST, "done_reason": "length", "eval_count": 5}
 
 
-@pytest.mark.parametrize("fields", [{"messages": []}, {"messages": None}, {"messages": [], "keep_alive": 0}])
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"messages": []}, "load"),
+        ({"messages": None}, "load"),
+        ({"messages": [], "keep_alive": "5m"}, "load"),
+        ({"messages": [], "keep_alive": -1}, "load"),
+        ({"messages": [], "keep_alive": 0}, "unload"),
+        ({"messages": [], "keep_alive": "0s"}, "unload"),
+    ],
+)
 @pytest.mark.parametrize("stream", [True, False])
-def test_without_messages_the_model_is_loaded(server: RunningServer, fields: dict[str, Any], stream: bool) -> None:
+def test_without_messages_the_model_is_loaded(
+    server: RunningServer, fields: dict[str, Any], reason: str, stream: bool
+) -> None:
     body = chat(server, stream=stream, **fields).json()
     assert re.fullmatch(CREATED, body.pop("created_at"))
     message = {"role": "assistant", "content": ""}
-    assert body == {"model": "test", "message": message, "done": True, "done_reason": "load"}
+    assert body == {"model": "test", "message": message, "done": True, "done_reason": reason}
     assert not server.engine.requests
 
 

@@ -82,6 +82,7 @@ def test_without_a_prompt_the_model_is_loaded(server: RunningServer, fields: dic
     body = server.post("/api/generate", {"model": "test", **fields}).json()
     assert re.fullmatch(CREATED, body.pop("created_at"))
     assert body == {"model": "test", "response": "", "done": True, "done_reason": "load"}
+    assert generate(server, prompt="", keep_alive=0).json()["done_reason"] == "unload"
 
 
 @pytest.mark.parametrize(
