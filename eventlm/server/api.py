@@ -47,7 +47,7 @@ class Prepared(NamedTuple):
 class Api(ABC, Generic[BodyT]):
     """One API. Those that are registered have no state."""
 
-    #: How the ids of its replies begin. No API's prefix begins with another's.
+    #: How the ids of its replies begin. No registered API's prefix begins with another's.
     prefix: str
     #: The path by which lines of batches name it; empty if batches do not run it.
     path: str = ""

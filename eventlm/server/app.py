@@ -99,7 +99,8 @@ def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
     return (*(endpoint for endpoint in ENDPOINTS if endpoint not in CHAT_PAGE_ENDPOINTS), RUNNING_ENDPOINT)
 
 
-#: All APIs that generate.
+#: All APIs whose replies can be resumed or made by lines of batches. vLLM's batch of chats is not among them: its
+#: replies are never streams, and have ids of chats, as in vLLM.
 ALL_APIS: tuple[Api[Any], ...] = (
     CHAT,
     COMPLETIONS,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from eventlm.server.app import APIS_BY_PREFIX, ENDPOINTS
+from eventlm.server.app import ALL_APIS, APIS_BY_PREFIX, ENDPOINTS
 
 
 def test_the_id_of_a_reply_tells_its_api() -> None:
-    assert not [pair for pair in permutations(APIS_BY_PREFIX, 2) if pair[0].startswith(pair[1])]
+    prefixes = [api.prefix for api in ALL_APIS]
+    assert all(prefixes)
+    assert not [pair for pair in permutations(prefixes, 2) if pair[0].startswith(pair[1])]
+    assert list(APIS_BY_PREFIX.values()) == [*ALL_APIS]
 
 
 def test_batches_name_an_api_by_the_path_of_its_endpoint() -> None:
