@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated
 
 from msgspec import Meta, structs
 
+from eventlm.engine.rate_limits import RateLimits
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.sampling_params import LARGEST_REPETITION_PENALTY, SMALLEST_REPETITION_PENALTY
@@ -35,6 +36,7 @@ def bounded_repetition_penalty(given: float | None) -> float | None:
     if given is None:
         return None
     return 1.0 if given <= 0 else min(max(given, SMALLEST_REPETITION_PENALTY), LARGEST_REPETITION_PENALTY)
+
 
 #: Gives the path of a field its native name.
 Rename = Callable[[str], str]
@@ -68,3 +70,12 @@ def limited(request: Request, max_tokens: int | None) -> Request:
     if max_tokens is None or max_tokens >= request.max_tokens:
         return request
     return structs.replace(request, sampling=structs.replace(request.sampling, max_tokens=max_tokens))
+
+
+def within_limits(group: Sequence[Request], max_tokens: int | None, limits: RateLimits) -> list[Request]:
+    """The requests of a body that asks for `max_tokens`. If that is None, they share what their key allows a minute."""
+    if max_tokens is not None or not limits.tokens_per_minute:
+        return list(group)
+    left = limits.tokens_per_minute - sum(len(request.prompt_token_ids) for request in group)
+    share = max(left // sum(request.n for request in group), 1)
+    return [limited(request, share) for request in group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -44,6 +45,26 @@ def test_durations_are_written_as_openai_does(duration_ns: int, text: str) -> No
 @pytest.fixture
 def limited(start_server: Callable[..., RunningServer], tmp_path: Path) -> RunningServer:
     return start_server(api_keys_file=str(write(tmp_path / "keys.toml", LIMITED)))
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/api/chat", {"messages": [{"role": "user", "content": "hi"}]}),
+        ("/api/generate", {"prompt": "hi"}),
+        ("/api/generate", {"prompt": "hi", "raw": True}),
+        ("/completion", {"prompt": ["hi", "ho"], "n_cmpl": 2}),
+    ],
+)
+def test_a_dialect_s_default_is_cut_to_the_limit(limited: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    limited.engine.max_model_len = 4096
+    assert limited.post(path, {"model": "test", **fields}, bearer("sk-alice")).status == 200
+    group = limited.engine.requests
+    used = sum(len(request.prompt_token_ids) + request.n * request.max_tokens for request in group)
+    assert 300 - sum(request.n for request in group) < used <= 300
+    # Who asks for more gets the error.
+    options = {"n_predict": 1000, "options": {"num_predict": 1000}}
+    assert limited.post(path, {"model": "test", **fields, **options}, bearer("sk-alice")).status == 429
 
 
 def test_headers_and_the_429(limited: RunningServer) -> None:

@@ -20,6 +20,7 @@ from eventlm.server.llamacpp.settings import GenerationSettings, generation_sett
 from eventlm.server.openai.logprobs import SMALLEST_LOGPROB
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity, StreamFormat
 from eventlm.server.timings import EventlmReply, timings
+from eventlm.server.translation import within_limits
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
@@ -264,6 +265,7 @@ class LlamaCompletions(Api[LlamaCompletionRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         group = await completion_requests(context, body, received_ns, scheduling)
+        group = within_limits(group, body.most_tokens, caller.principal.limits)
         decode = context.requests.encoder.decode
         # Replies have the prompts as the model sees them.
         return Prepared(group, [Echo(await decode(request.prompt_token_ids), [], []) for request in group])

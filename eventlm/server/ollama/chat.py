@@ -25,7 +25,7 @@ from eventlm.server.ollama.options import (
     thinking_fields,
 )
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
-from eventlm.server.translation import limited, native_fields
+from eventlm.server.translation import limited, native_fields, within_limits
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
 from eventlm.text.protocol import CalledFunction, ChatCompletionRequest, ChatMessage, MessageToolCall
@@ -109,7 +109,8 @@ class OllamaChat(Api[OllamaChatRequest]):
         messages, tools = chat_messages(body.messages or []), body.tools
         # The type has one value only, and some clients leave it out.
         tools = [{"type": "function", **tool} for tool in tools] if tools else None
-        return Prepared([await chat_request(context, body, messages, tools, received_ns, scheduling)])
+        request = await chat_request(context, body, messages, tools, received_ns, scheduling)
+        return Prepared(within_limits([request], body.used_options.most_tokens, caller.principal.limits))
 
     def reply_format(
         self,

@@ -18,7 +18,7 @@ from eventlm.server.ollama.chat import chat_request
 from eventlm.server.ollama.lines import OllamaReplies, OllamaReply, OllamaToolCall
 from eventlm.server.ollama.options import NATIVE_NAMES, OllamaFields, response_format, served_name
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
-from eventlm.server.translation import limited, native_fields
+from eventlm.server.translation import limited, native_fields, within_limits
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
 from eventlm.text.protocol import ChatMessage, CompletionRequest
@@ -95,11 +95,13 @@ class OllamaGenerate(Api[OllamaGenerateRequest]):
     ) -> Prepared:
         # Models without a template continue what they are given, as they do with Ollama.
         if body.raw or context.tokenizer.chat_template is None:
-            return Prepared([await _continuation(context, body, received_ns, scheduling)])
-        messages = [ChatMessage(role="system", content=body.system)] if body.system else []
-        messages.append(ChatMessage(role="user", content=body.prompt))
-        with native_fields({"messages": "prompt"}):
-            return Prepared([await chat_request(context, body, messages, None, received_ns, scheduling)])
+            request = await _continuation(context, body, received_ns, scheduling)
+        else:
+            messages = [ChatMessage(role="system", content=body.system)] if body.system else []
+            messages.append(ChatMessage(role="user", content=body.prompt))
+            with native_fields({"messages": "prompt"}):
+                request = await chat_request(context, body, messages, None, received_ns, scheduling)
+        return Prepared(within_limits([request], body.used_options.most_tokens, caller.principal.limits))
 
     def reply_format(
         self,
