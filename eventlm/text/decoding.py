@@ -19,6 +19,8 @@ from eventlm.sampling_params import LARGEST_LOGIT_BIAS
 #: Reasons for fields that will not be supported.
 _REASONS = {
     "best_of": "is not a field of chats, in which a beam search has its number of beams in 'beam_width'",
+    "grammar": "is not a field of this API: put the grammar into 'structured_outputs', as its 'grammar'",
+    "json_schema": "is not a field of this API: put the schema into 'response_format' or 'structured_outputs'",
     "images": "is not supported: models here take text only",
     "kv_transfer_params": "is not supported: this server keeps every prompt's keys and values in its own workers",
     "thread": "is not supported: send the whole conversation in 'messages'",
@@ -65,6 +67,9 @@ def decode_object(body: bytes) -> dict[str, Any]:
 
 def convert_request(raw: dict[str, Any], type_: type[RequestT], unsupported: dict[str, tuple[Any, ...]]) -> RequestT:
     """The request that a decoded body is. Raises InputError that names the field at fault."""
+    if raw.get("model", "") is None:
+        # Clients of llama.cpp send it; it means the same as none.
+        del raw["model"]
     try:
         with _collector_paused():
             request = _convert(raw, type_)

@@ -391,6 +391,8 @@ IGNORED = {
 #: Unsupported fields, each with its neutral values.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),
+    "grammar": ("",),
+    "json_schema": (),
     "logits_processors": ([],),
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),

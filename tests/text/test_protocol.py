@@ -71,10 +71,17 @@ def test_without_a_model_the_one_that_is_served_is_meant(server: RunningServer) 
         "/v1/embeddings": {"input": "hi"},
         "/v1/responses": {"input": "hi"},
     }.items():
-        reply = server.post(path, body)
-        assert (reply.status, reply.json()["model"]) == (200, "test"), reply.data
+        for named in (body, {**body, "model": None}):
+            reply = server.post(path, named)
+            assert (reply.status, reply.json()["model"]) == (200, "test"), reply.data
         assert_error(server.post(path, {**body, "model": "no"}), 404, INVALID, "model", "model_not_found")
     assert {request.scheduling.model for request in server.engine.requests} == {"test"}
+
+
+@pytest.mark.parametrize(("field", "value"), [("grammar", 'root ::= "a"'), ("json_schema", {"const": 1})])
+def test_structures_under_llama_cpp_s_names_are_refused(server: RunningServer, field: str, value: object) -> None:
+    for reply in (server.chat(**{field: value}), server.complete(**{field: value})):
+        assert_error(reply, 400, INVALID, field, "invalid_value", message="'structured_outputs'")
 
 
 def test_neutral_values_and_unknown_fields_are_fine(server: RunningServer) -> None:
