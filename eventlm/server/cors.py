@@ -16,6 +16,7 @@ from eventlm.server.errors import ApiError
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 ANY = "*"
+_LOCAL_DOMAINS = (".localhost", ".internal", ".local")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s]+")
 #: How long a browser may cache the reply to a preflight.
 _MAX_AGE_SECONDS = 600
@@ -70,15 +71,17 @@ async def refuse_foreign_pages(request: web.Request, handler: Handler) -> web.St
 def _is_form(request: web.Request) -> bool:
     """Whether a page of another origin has sent what needs no preflight and is no mere question."""
     origin = request.headers.get("Origin")
-    if origin is None or request.method in ("GET", "HEAD", "OPTIONS") or request.content_type == "application/json":
+    if origin is None or request.method != "POST" or request.content_type == "application/json":
+        return False
+    if request.headers.get("Sec-Fetch-Site") == "same-origin":
         return False
     return origin.partition("://")[2] != request.headers.get("Host")
 
 
 def _names_this_machine(host: str, allowed: list[str]) -> bool:
     name = _hostname(host)
-    # Nobody outside can make a name without a dot lead anywhere.
-    if "." not in name or name.endswith(".localhost") or name in allowed:
+    # Nobody outside can make these lead anywhere. Docker calls the host host.docker.internal.
+    if "." not in name or name.endswith(_LOCAL_DOMAINS) or name in {each.lower() for each in allowed}:
         return True
     try:
         ipaddress.ip_address(name)
@@ -91,7 +94,7 @@ def _hostname(host: str) -> str:
     """The name in a Host header, without the port and without the brackets of IPv6."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    return host.partition(":")[0].lower().rstrip(".")
 
 
 def is_loopback(address: str) -> bool:

@@ -73,10 +73,23 @@ def test_what_is_no_origin(origin: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:1", "127.0.0.1:80", "[::1]:80", "a.localhost", "eventlm", "b.test", ""]
+    "host",
+    [
+        "localhost",
+        "localhost:1",
+        "127.0.0.1:80",
+        "[::1]:80",
+        "a.localhost",
+        "eventlm",
+        "b.test",
+        "host.docker.internal:8000",
+        "box.local",
+        "localhost.",
+        "",
+    ],
 )
 def test_a_name_of_this_machine(start_server: Callable[..., RunningServer], host: str) -> None:
-    server = start_server(allowed_host=["b.test"])
+    server = start_server(allowed_host=["B.test"])
     assert server.request("GET", "/v1/models", headers={"Host": host}).status == 200
 
 
@@ -96,6 +109,10 @@ def test_forms_of_other_sites(start_server: Callable[..., RunningServer]) -> Non
         reply = server.request("POST", "/v1/files", b"--x--", form | {"Origin": origin})
         assert_error(reply, 403, INVALID, None, "origin_not_allowed", message=f"--cors-origin {origin}")
         assert server.request("POST", "/v1/batches/batch_1/cancel", headers={"Origin": origin}).status == 403
+    # A browser asks before these, and vouches for pages behind a proxy that changes the host.
+    assert server.request("DELETE", "/v1/files/file-1", headers={"Origin": "https://evil.example"}).status == 404
+    proxied = form | {"Origin": "https://llm.example.com", "Sec-Fetch-Site": "same-origin"}
+    assert server.request("POST", "/v1/files", b"--x--", proxied).status == 404
     for origin in (PAGE, f"http://127.0.0.1:{server.port}"):
         # There is no folder for files.
         assert server.request("POST", "/v1/files", b"--x--", form | {"Origin": origin}).status == 404

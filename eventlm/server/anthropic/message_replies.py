@@ -43,6 +43,9 @@ from eventlm.text.tools.formats import Formats
 from eventlm.text.tools.message import CallDelta, MessageParser, MessagePart, message_format
 from eventlm.text.tools.parser_events import CallEnd, Content, Reasoning
 
+#: How much of a tool's input may be held back without a sign of life.
+_PING_CHARACTERS = 256
+
 
 class MessageReplies(StreamFormat):
     """The reply to one body."""
@@ -128,6 +131,7 @@ class _BlockEvents:
         self._open: type[ReplyBlock] | None = None
         #: What the open call has of its input so far.
         self._input: list[str] = []
+        self._num_input = 0
 
     def of(self, parts: Iterable[MessagePart]) -> Iterator[BlockEvent]:
         """The events of the next parts."""
@@ -148,6 +152,10 @@ class _BlockEvents:
                             ToolUseOutput(self._derived_id("toolu_", part.index), part.name, Raw(b"{}"))
                         )
                     self._input.append(part.arguments)
+                    before, self._num_input = self._num_input, self._num_input + len(part.arguments)
+                    # The input is sent once it is whole. Clients and proxies must not take the silence for an end.
+                    if before // _PING_CHARACTERS < self._num_input // _PING_CHARACTERS:
+                        yield PingEvent()
                 case CallEnd():
                     yield from self.close()
 
@@ -165,7 +173,7 @@ class _BlockEvents:
         yield from self.close()
         self._index += 1
         self._open = type(block)
-        self._input = []
+        self._input, self._num_input = [], 0
         yield ContentBlockStartEvent(self._index, block)
         if not self._index:
             yield PingEvent()

@@ -194,19 +194,31 @@ class LineRunner:
         body = api.decode(line.body)
         # What the requests are scheduled by is decided below, so that not even the class of the key has a say.
         body.priority, body.deadline_ms, body.slo, body.drop_if_late = None, None, None, False
-        api = await api.begin_line(context, body, caller)
+        # A line that waits for room must not hold what its key's holder may need, such as a conversation.
+        await self._window.take(1)
+        num_taken = 1
+        try:
+            api = await api.begin_line(context, body, caller)
+        except BaseException:
+            self._window.give(num_taken)
+            raise
         try:
             exchange = await Exchange.prepare(context, api, body, line.body, caller, context.engine.now_ns())
             group = [request.with_scheduling(**self._scheduling) for request in exchange.group]
             # A batch must not lock its key's holder out.
             submission = structs.replace(exchange.submission, account=f"{caller.principal.owner}{_ACCOUNT}")
             exchange = exchange._replace(group=group, submission=submission)
-            num_sequences = self._num_at_once(exchange)
-            generation = await self._generation(exchange, num_sequences)
+            if (num_sequences := self._num_at_once(exchange)) > 1:
+                self._window.give(num_taken)
+                num_taken = 0
+                await self._window.take(num_sequences)
+                num_taken = num_sequences
+            generation = await self._generation(exchange)
         except BaseException:
+            self._window.give(num_taken)
             await api.close()
             raise
-        return _Running(context, partial(self._window.give, num_sequences), api, exchange, generation)
+        return _Running(context, partial(self._window.give, num_taken), api, exchange, generation)
 
     def _num_at_once(self, exchange: Exchange) -> int:
         """How many sequences of a line run at once. Raises InputError if those are too many."""
@@ -219,20 +231,15 @@ class LineRunner:
             raise InputError(exchange.reply_format.prompt_param, message)
         return found
 
-    async def _generation(self, exchange: Exchange, num_sequences: int) -> Generation:
-        """Submit it when there is room. It takes room from then on, and a drain waits for it."""
-        await self._window.take(num_sequences)
+    async def _generation(self, exchange: Exchange) -> Generation:
+        """Submit it. A drain waits for it from then on."""
+        # There may be a drain by now.
+        self._context.check_available()
+        self._context.enter()
         try:
-            # There may be a drain by now.
-            self._context.check_available()
-            self._context.enter()
-            try:
-                return await exchange.submit(self._context)
-            except BaseException:
-                self._context.leave()
-                raise
+            return await exchange.submit(self._context)
         except BaseException:
-            self._window.give(num_sequences)
+            self._context.leave()
             raise
 
     async def _result(self, line: InputLine, running: _Running) -> OutputLine | None:

@@ -182,6 +182,16 @@ def without_ids(message: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: block[name] for name in names if name in block} for block in message["content"]]
 
 
+def test_a_long_input_of_a_tool_shows_signs_of_life(start_with_anthropic: Start) -> None:
+    server, _ = start_with_anthropic()
+    arguments = json.dumps({"text": "a" * 800})
+    server.engine.script = spell(f'<tool_call>{{"name": "add", "arguments": {arguments}}}</tool_call>', width=5)
+    types = [event["type"] for event in events_of(send(server, stream=True, tools=TOOLS))]
+    start, delta = types.index("content_block_start"), types.index("content_block_delta")
+    # The first comes with every stream's first block.
+    assert types[start + 1 : delta] == ["ping"] * 4
+
+
 def test_a_whole_message(start_with_anthropic: Start) -> None:
     server, _ = start_with_anthropic(reasoning_parser="qwen3")
     server.engine.script = spell(f"{THOUGHT}Let me see.\n{ADD_CALL}")
