@@ -31,7 +31,7 @@ def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) ->
     """Give a waiting sequence its blocks and slot. Its urgency is kept as it is now."""
     sequence = candidate.sequence
     state.queue_of(sequence).remove(sequence)
-    state.count_waiting(sequence.arrival, -1)
+    state.num_waiting -= 1
     sequence.urgency = candidate.urgency
     sequence.generation = sequence.key_generation if state.policy.static else state.round_generation
     replica.settle(sequence, [block for block, _ in fit.hits], state.config.block_size)

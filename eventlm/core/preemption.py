@@ -20,7 +20,7 @@ def preempt(state: CoreState, replica: Replica, sequence: Sequence, reason: Pree
     """A resident waits again. It gets in line once its steps in flight have completed."""
     replica.vacate(sequence)
     sequence.transition(State.WAITING)
-    state.count_waiting(sequence.arrival, 1)
+    state.num_waiting += 1
     state.touch(sequence)
     state.decide(
         Preempted,

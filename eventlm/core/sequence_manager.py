@@ -58,8 +58,8 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
     num_sequences = sum(member.n for member in group)
     num_free_slots = sum(state.config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
     # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
-    num_queued = state.num_queued + state.num_closing
-    if num_queued + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
+    num_waiting = state.num_waiting + state.num_closing
+    if num_waiting + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
         return "queue_full"
     return None
 
@@ -68,7 +68,7 @@ def _register(state: CoreState, arrival: Arrived) -> None:
     prefill_ns = state.predictor.prefill_ns(arrival.prompt_tokens, 0, state.config.max_num_batched_tokens)
     sequences = [Sequence(arrival, i, SequenceView.of(arrival, i, prefill_ns)) for i in range(arrival.n)]
     state.requests[arrival.s] = AdmittedRequest(arrival, sequences)
-    state.count_waiting(arrival, arrival.n)
+    state.num_waiting += arrival.n
     state.decide(Admitted, because=arrival.s, request=arrival.s)
     for sequence in sequences:
         state.touch(sequence)
@@ -229,7 +229,7 @@ def _leave(state: CoreState, sequence: Sequence) -> None:
     if sequence.resident:
         state.replicas[sequence.replica].vacate(sequence)
     elif sequence.state in (State.WAITING, State.WAITING_FOR_GRAMMAR):
-        state.count_waiting(sequence.arrival, -1)
+        state.num_waiting -= 1
         if sequence.ticket:
             state.queue_of(sequence).remove(sequence)
         state.unrouted.pop(sequence.id, None)

@@ -242,7 +242,7 @@ class InferenceEngine:
         group = with_cache_rules(group, submission, self.setup.config.cache)
         engine_core = self._require_engine_core()
         if submission is not None and submission.search_sequences and not group[0].scheduling.offline:
-            num_taken = self.registry.num_searched + engine_core.core.state.num_queued
+            num_taken = self.registry.num_searched + engine_core.core.state.num_waiting
             check_room_to_search(submission, self.setup.core, num_taken)
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
         engine_core.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)

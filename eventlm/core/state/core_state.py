@@ -96,8 +96,6 @@ class CoreState:
         self.num_closing = 0
         #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
         self.num_waiting = 0
-        #: Those of them that the queue's length limits.
-        self.num_queued = 0
         #: (due_ns, request), earliest first.
         self.timers: list[tuple[int, int]] = []
         self.timers_digest = 0
@@ -108,12 +106,6 @@ class CoreState:
         #: Sequences whose share of the digest is to be computed again, and the sum of all shares.
         self.touched: dict[SequenceId, Sequence] = {}
         self.sequences_digest = 0
-
-    def count_waiting(self, arrival: Arrived, change: int) -> None:
-        """So many more sequences of a request wait, or fewer."""
-        self.num_waiting += change
-        if not arrival.scheduling.offline:
-            self.num_queued += change
 
     def decide(self, kind: type[D], /, *, because: int | None = None, **fields: Any) -> D:
         """Stamp a decision. Its cause is the fact being applied, or `because`."""

@@ -318,6 +318,6 @@ def _restore_lines(state: CoreState, live: Iterable[Sequence]) -> None:
     """
     for s in live:
         state.num_closing += s.state is State.CLOSING
-        state.count_waiting(s.arrival, s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR))
+        state.num_waiting += s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)
         if s.state is State.WAITING and not s.in_flight and s.id not in state.unrouted:
             state.queue_of(s).add(s, s.key if state.policy.static else s.urgency[1])

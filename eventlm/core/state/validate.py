@@ -122,13 +122,9 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     num_closing = sum(s.state is State.CLOSING for s in sequences)
     if num_closing != state.num_closing:
         found.append(f"{num_closing} sequences close, {state.num_closing} are counted")
-    waiting = [s for s in sequences if s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)]
-    num_queued = sum(not s.arrival.scheduling.offline for s in waiting)
-    if (len(waiting), num_queued) != (state.num_waiting, state.num_queued):
-        found.append(
-            f"{len(waiting)} sequences wait, {num_queued} of them queue; "
-            f"{state.num_waiting} and {state.num_queued} are counted"
-        )
+    num_waiting = sum(s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR) for s in sequences)
+    if num_waiting != state.num_waiting:
+        found.append(f"{num_waiting} sequences wait, {state.num_waiting} are counted")
     for queue in queues:
         if queue.num_tokens != sum(s.num_tokens for s in queue.members):
             found.append("a queue counts its tokens wrongly")

@@ -28,8 +28,7 @@ from tests.workload import draw_machine, make_core, with_states
 DERIVED = {
     CoreState: {
         "config", "plugins", "policy", "margin", "cause", "decisions", "plans", "drain_open", "group", "shared_queue",
-        "queues", "num_closing", "num_waiting", "num_queued", "timers_digest", "num_dead_timers", "touched",
-        "sequences_digest",
+        "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
     },
     Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
     BlockPool: {"num_blocks", "references", "_name", "_changes", "_states"},

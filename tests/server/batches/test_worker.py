@@ -319,7 +319,7 @@ def test_an_input_that_somebody_has_removed(start: Start, tmp_path: Path) -> Non
 
 
 def test_results_that_a_power_failure_has_damaged_are_made_again(start: Start, tmp_path: Path) -> None:
-    server, client = start(drain_seconds=0)
+    server, client = start(drain_seconds=0, batch_window=1)
     hold_after(server, 5)
     batch_id = create(client, *lines(10))
     wait_until(lambda: num_written(tmp_path) == 5)

@@ -72,12 +72,12 @@ def test_the_newer_reader_takes_over(server: RunningServer) -> None:
             "cancelled": True,
         }
         error = json.loads(read_to_end(third)[-2].data)["error"]
-        wait_until(lambda: any(line.get("error_status") == 499 for line in list(logs)))
+        wait_until(lambda: any(line["event"] == "request" and "error_status" in line for line in list(logs)))
     assert (error["code"], error["type"]) == ("cancelled", INVALID)
     assert error["message"] == "This request was cancelled by its owner."
     assert server.engine.cancelled == [(0, "owner")]
     # Nobody has failed.
-    [line] = [line for line in logs if line.get("error_status") == 499]
+    [line] = [line for line in logs if line["event"] == "request" and line.get("error_status") == 499]
     assert (line["log_level"], line["outcome"]) == ("info", "cancelled")
     wait_until(lambda: server.context.num_running == 0)
     assert resume(server, reply_id).status == 404
