@@ -19,8 +19,8 @@ class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     before its first token. session, parent: integers that the engine gave out; 0 for none. received_ns, ready_ns: when
     the socket accepted the request and when its prompt was tokenized, on the engine's clock. has_text_ends: the client
     side looks for ends in the text, so each sequence finishes in two phases. waits_for_grammar: it cannot start before
-    its grammar is built. offline: the queue's length does not limit its group, and its sequences do not
-    count in it. front_end: the process that submitted it; 0 is the engine's own.
+    its grammar is built. offline: the queue's length does not limit its group. front_end: the process that submitted
+    it; 0 is the engine's own.
     """
 
     model: str
