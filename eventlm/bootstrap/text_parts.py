@@ -17,9 +17,7 @@ from eventlm.worker.protocol import FAKE_MODEL
 
 
 class TextParts(NamedTuple):
-    """How a model's text and tokens belong together, what a request gets that does not say otherwise, and what is told
-    of the model.
-    """
+    """The model's tokenizer, the defaults of its requests, and the facts that the server reports about it."""
 
     tokenizer: Tokenizer
     defaults: SamplingParams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -25,6 +25,7 @@ from eventlm.server.http.tls import Tls
 from eventlm.server.request_log import error_fields, generation_fields
 from eventlm.system.system import System
 from eventlm.text import generation as generations
+from eventlm.text.decoding import validation_error
 from eventlm.text.engine import Engine
 from eventlm.text.generation import Generation
 from eventlm.text.request_builder import RequestBuilder
@@ -261,6 +262,7 @@ class ServerContext:
 
 
 CONTEXT = web.AppKey("context", ServerContext)
+QueryT = TypeVar("QueryT", bound=msgspec.Struct)
 #: The body that `read_body` has read.
 BODY = web.RequestKey("body", bytes)
 #: How many bytes of it were received.
@@ -302,6 +304,14 @@ async def read_body(request: web.Request, *, any_type: bool = False) -> bytes:
         raise ApiError(400, "The request body is broken: it does not follow its Transfer-Encoding.") from error
     request[BODY] = data = bytes(body)
     return data
+
+
+def read_query(request: web.Request, type_: type[QueryT]) -> QueryT:
+    """The parameters of a request's query. Raises InputError."""
+    try:
+        return msgspec.convert(dict(request.query), type_, strict=False)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error), type_=type_) from error
 
 
 async def _decoded_body(request: web.Request) -> AsyncIterator[bytes]:

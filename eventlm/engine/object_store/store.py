@@ -132,7 +132,7 @@ class ObjectStore:
             event.set()
 
     async def _get(self, action: GetObject) -> StoredObject:
-        # Whoever ends a hold has written before, so what was not held before it is read was complete.
+        # A holder writes before it ends its hold, so an object that was not held when it was read is complete.
         is_held = key_of(action) in self._holders
         found: StoredObject = await self._call(lambda database: database.carry_out(action))
         return structs.replace(found, is_held=is_held)

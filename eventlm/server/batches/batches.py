@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from aiohttp import web
-from msgspec import Struct, structs
+from msgspec import Meta, Struct, structs
 
 from eventlm.errors import InputError
 from eventlm.server.api import APIS
-from eventlm.server.batches.files import SECONDS_PER_DAY, on_disk, owner_folder, read_query
+from eventlm.server.batches.files import SECONDS_PER_DAY, on_disk, owner_folder
 from eventlm.server.batches.folder import BATCHES, BatchRecord, OwnerFolder, page
 from eventlm.server.batches.objects import TERMINAL, BatchList, BatchObject, CreateBatchRequest
 from eventlm.server.batches.worker import apis_by_path
-from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
+from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body, read_query
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
 from eventlm.server.errors import ApiError
 from eventlm.text.decoding import decode_request
@@ -25,7 +27,7 @@ class _Query(Struct, kw_only=True):
     """The query of a list of batches."""
 
     after: str | None = None
-    limit: int = 20
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 20
 
 
 async def create_batch(request: web.Request) -> web.Response:
@@ -83,7 +85,7 @@ def _create(context: ServerContext, folder: OwnerFolder, body: CreateBatchReques
 
 async def list_batches(request: web.Request) -> web.Response:
     """The batches of the key, the newest first."""
-    folder, query = owner_folder(request), read_query(request, _Query, MAX_PAGE)
+    folder, query = owner_folder(request), read_query(request, _Query)
 
     def find() -> BatchList:
         records = folder.batches()[::-1]

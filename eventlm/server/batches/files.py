@@ -7,12 +7,12 @@ import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import BodyPartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from eventlm.errors import InputError, InvalidTypeError, MissingParameterError
 from eventlm.server.auth.api_keys import PRINCIPAL
@@ -27,7 +27,7 @@ from eventlm.server.batches.objects import (
     FileUpload,
 )
 from eventlm.server.batches.results import write_all
-from eventlm.server.context import CONTEXT, ServerContext, json_response
+from eventlm.server.context import CONTEXT, ServerContext, json_response, read_query
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
 from eventlm.server.errors import ApiError
 from eventlm.system.disk import WritableFile
@@ -93,7 +93,7 @@ class _Query(Struct, kw_only=True):
 
     purpose: str | None = None
     after: str | None = None
-    limit: int = MAX_PAGE
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = MAX_PAGE
     order: Literal["asc", "desc"] = "desc"
 
 
@@ -287,7 +287,7 @@ def _too_large(limit: int) -> ApiError:
 
 async def list_files(request: web.Request) -> web.Response:
     """The files of the key, the newest first unless `order` is `asc`."""
-    folder, query = owner_folder(request), read_query(request, _Query, MAX_PAGE)
+    folder, query = owner_folder(request), read_query(request, _Query)
     records = await on_disk(folder.files)
     if query.purpose is not None:
         records = [record for record in records if record.file.purpose == query.purpose]
@@ -297,22 +297,6 @@ async def list_files(request: web.Request) -> web.Response:
     data = [record.file for record in found]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return json_response(FileList(data=data, first_id=first, last_id=last, has_more=has_more))
-
-
-QueryT = TypeVar("QueryT", bound=Struct)
-
-
-def read_query(request: web.Request, type_: type[QueryT], most: int) -> QueryT:
-    """The parameters of a list's query, of which `limit` is 1 to `most`. Raises InputError."""
-    try:
-        query = msgspec.convert(dict(request.query), type_, strict=False)
-    except msgspec.ValidationError as error:
-        name = str(error).rpartition("`$.")[2].rstrip("`")
-        allowed = {"limit": f"a whole number from 1 to {most}", "order": "'asc' or 'desc'"}
-        raise InputError(name, f"Invalid value for '{name}': expected {allowed.get(name, 'a text')}.") from error
-    if not 1 <= query.limit <= most:  # type: ignore[attr-defined]
-        raise InputError("limit", f"Invalid value for 'limit': expected a whole number from 1 to {most}.")
-    return query
 
 
 async def get_file(request: web.Request) -> web.Response:

@@ -55,7 +55,7 @@ IGNORED_BY_LLAMACPP = {
     "n_keep": "texts end with the context; nothing is shifted out of it",
     "n_discard": "texts end with the context; nothing is shifted out of it",
     "n_cache_reuse": "prefixes are shared block by block",
-    "return_progress": "no progress is told before the first token",
+    "return_progress": "no progress is reported before the first token",
     "timings_per_token": "timings are told at the end",
     "sse_ping_interval": "no pings are sent",
 }

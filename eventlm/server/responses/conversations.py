@@ -16,7 +16,7 @@ from eventlm.engine.object_store.actions import (
     UnknownObjectError,
 )
 from eventlm.server.auth.api_keys import PRINCIPAL
-from eventlm.server.context import CONTEXT, json_response, read_body
+from eventlm.server.context import CONTEXT, json_response, read_body, read_query
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.errors import ApiError
 from eventlm.server.responses.history import conversation_not_found, duplicate_item, resolved, too_large_to_keep
@@ -28,7 +28,6 @@ from eventlm.server.responses.paging import (
     PageQuery,
     item_list,
     no_item_to_follow,
-    read_query,
 )
 from eventlm.server.responses.protocol import InputItem
 from eventlm.server.responses.stored import (

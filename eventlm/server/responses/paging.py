@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import msgspec
-from aiohttp import web
 from msgspec import Meta, Raw, Struct
 
 from eventlm.errors import InputError
 from eventlm.server.endpoints.openapi import Parameter
-from eventlm.text.decoding import validation_error
 
 MAX_PAGE_ITEMS = 100
 Limit = Annotated[int, Meta(ge=1, le=MAX_PAGE_ITEMS)]
 Order = Literal["asc", "desc"]
-
-QueryT = TypeVar("QueryT", bound=Struct)
 
 
 class PageQuery(Struct, frozen=True, kw_only=True):
@@ -44,14 +39,6 @@ PAGE_PARAMETERS = (
     Parameter("order", "query", Order, "asc: the oldest first; desc, if not given: the newest first."),
     INCLUDE,
 )
-
-
-def read_query(request: web.Request, type_: type[QueryT]) -> QueryT:
-    """The parameters of a request's query. Raises InputError."""
-    try:
-        return msgspec.convert(dict(request.query), type_, strict=False)
-    except msgspec.ValidationError as error:
-        raise validation_error(str(error), type_=type_) from error
 
 
 def item_list(items: list[tuple[str, Any]], *, has_more: bool) -> ItemList:

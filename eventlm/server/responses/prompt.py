@@ -28,7 +28,7 @@ class PromptMessages(NamedTuple):
     params: list[str]
 
     def after(self, num_dropped: int) -> PromptMessages:
-        """The conversation without its first messages, but for those that instruct."""
+        """The conversation without its first messages, except for instructions."""
         kept, left = [], num_dropped
         for index, message in enumerate(self.messages):
             if message.role in _KEPT_ROLES or left == 0:

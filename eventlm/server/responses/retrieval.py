@@ -13,7 +13,7 @@ from eventlm.engine.object_store.actions import StoredObject, UnknownObjectError
 from eventlm.engine.request import UnknownReplyError
 from eventlm.errors import InputError
 from eventlm.server.auth.api_keys import PRINCIPAL
-from eventlm.server.context import CONTEXT, json_response
+from eventlm.server.context import CONTEXT, json_response, read_query
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
 from eventlm.server.errors import ApiError
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
@@ -26,7 +26,6 @@ from eventlm.server.responses.paging import (
     PageQuery,
     item_list,
     no_item_to_follow,
-    read_query,
 )
 from eventlm.server.responses.replies import Response
 from eventlm.server.responses.stored import RESPONSE, StoredResponse, present_reply

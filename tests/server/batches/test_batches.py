@@ -278,7 +278,7 @@ def test_batches_are_listed_the_newest_first(start: Start) -> None:
     assert [batch.id for batch in client.batches.list(limit=2)] == ids[::-1]
     page = client.batches.list(limit=2, after=ids[3])
     assert ([batch.id for batch in page.data], page.has_more) == ([ids[2], ids[1]], True)
-    with pytest.raises(openai.BadRequestError, match="from 1 to 100"):
+    with pytest.raises(openai.BadRequestError, match="limit must be at most 100"):
         client.batches.list(limit=101)
 
 

@@ -88,11 +88,19 @@ def test_lists_are_pages_in_either_order(start: StartWithClient) -> None:
         client.files.list(after="file-x")
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=10001", "limit=x", "order=up"])
-def test_a_wrong_query_is_named(start: StartWithClient, query: str) -> None:
+@pytest.mark.parametrize(
+    ("query", "code", "message"),
+    [
+        ("limit=0", "invalid_value", "limit must be at least 1"),
+        ("limit=10001", "invalid_value", "limit must be at most 10000"),
+        ("limit=x", "invalid_type", "expected `int`"),
+        ("order=up", "invalid_value", "supported values are 'asc', 'desc'"),
+    ],
+)
+def test_a_wrong_query_is_named(start: StartWithClient, query: str, code: str, message: str) -> None:
     server, _ = start()
     name = query.partition("=")[0]
-    assert_error(server.request("GET", f"/v1/files?{query}"), 400, INVALID, name, "invalid_value", "expected")
+    assert_error(server.request("GET", f"/v1/files?{query}"), 400, INVALID, name, code, message)
 
 
 def test_a_file_says_when_it_expires(start: StartWithClient) -> None:

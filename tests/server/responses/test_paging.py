@@ -10,7 +10,8 @@ from aiohttp.test_utils import make_mocked_request
 from msgspec import Raw
 
 from eventlm.errors import InputError
-from eventlm.server.responses.paging import PageQuery, item_list, read_query
+from eventlm.server.context import read_query
+from eventlm.server.responses.paging import PageQuery, item_list
 
 
 @pytest.mark.parametrize(
