@@ -24,7 +24,8 @@ from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.simulate.summary import ClassSummary
 from eventlm.replay.sweep.sweep import Configuration, Sweep, SweepPlan, SweepResult, make_configurations
-from eventlm.replay.workload.file import WorkloadHeader, WorkloadLine, write_workload
+from eventlm.replay.workload.file import WorkloadHeader, write_workload
+from eventlm.replay.workload.request_line import WorkloadLine
 from eventlm.replay.workload.source import load_workload
 from eventlm.types import parts_per_million
 

@@ -127,8 +127,8 @@ def _rows(path: str, text: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
             row = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise UsageError(f"--trace {path}:{number}: {error}") from error
-        # The first line of a workload file says what it is; blocks and sessions mean nothing to a server.
-        if row.get("t") != "workload":
+        # Of a workload file the first line says what it is, and incidents have a tag too. Neither is a request.
+        if "t" not in row:
             yield number, row
 
 

@@ -15,13 +15,14 @@ from eventlm.config.objectives import Objectives
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.engine.setup import EngineSetup, make_header, make_run_id
-from eventlm.events import Header, WorkerUp
+from eventlm.events import Header
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.simulate.simulator import Simulator, Subscriber
 from eventlm.replay.simulate.summary import SimulationSummary, summarize
 from eventlm.replay.simulate.timing import ModelledTiming
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
+from eventlm.replay.workload.incidents import for_engine
 from eventlm.replay.workload.workload import Workload
 from eventlm.system.system import real_system
 from eventlm.types import OnProgress
@@ -55,7 +56,8 @@ def simulate(
     predictor: the coefficients for the scheduler. objectives: for requests without their own. record: a folder for the
     trace. `on_progress` gets how many requests have ended, and their total.
 
-    Raises UsageError for blocks that cannot be split or joined to the engine's, LogWriteError if the trace cannot be
+    Raises UsageError for blocks that cannot be split or joined to the engine's and for a swap to a policy that is not
+    installed, LogWriteError if the trace cannot be
     written.
     """
     began_ns = time.monotonic_ns()
@@ -72,7 +74,7 @@ def simulate(
             core,
             workload,
             ModelledTiming(cost, num_replicas),
-            external_facts=[WorkerUp(replica=replica, epoch=1) for replica in range(num_replicas)],
+            external_facts=for_engine(workload.incidents, num_replicas=num_replicas, policies=setup.plugins.policies),
             closed_loop=closed_loop,
             checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
             subscribers=[collector.see, *subscribers, *([trace.see] if trace is not None else [])],

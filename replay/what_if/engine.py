@@ -16,27 +16,22 @@ from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.events import (
-    Desynced,
     Fact,
     Header,
     Paused,
     PluginRecord,
     PolicySwapped,
     PredictorSwapped,
-    Resumed,
-    WorkerLost,
     WorkerUp,
 )
 from eventlm.formatting import counted
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.rebuild import Changes, Rebuilt, rebuild
+from eventlm.replay.workload.incidents import OF_REPLICA, sped_up
 from eventlm.replay.workload.recorded_run import RecordedRun
-from eventlm.replay.workload.workload import Workload
 from eventlm.types import PluginKind
 
 MILLION = 1_000_000
-#: Facts about one replica.
-_OF_REPLICA = (WorkerUp, WorkerLost, Desynced)
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -214,7 +209,7 @@ def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]
     ups = [fact for fact in external_facts if isinstance(fact, WorkerUp) and fact.replica == 0]
     found: list[Fact] = []
     for fact in external_facts:
-        if isinstance(fact, _OF_REPLICA) and fact.replica >= num_replicas:
+        if isinstance(fact, OF_REPLICA) and fact.replica >= num_replicas:
             continue
         if isinstance(fact, PolicySwapped) and engine.alternative.changes.policy is not None:
             continue
@@ -226,7 +221,10 @@ def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]
             ]
     # Their causes have other positions here.
     found = [structs.replace(fact, c=0) for fact in found]
-    return _sped_up(found, run.workload, engine.alternative.speed_up_ppm)
+    requests, factor_ppm = run.workload.requests, engine.alternative.speed_up_ppm
+    if factor_ppm == MILLION or not requests:
+        return found
+    return sped_up(found, first_ns=requests[0].arrival_ns, factor_ppm=factor_ppm)
 
 
 def _cold_start(run: RecordedRun) -> list[Fact]:
@@ -247,24 +245,3 @@ def _cold_start(run: RecordedRun) -> list[Fact]:
     if start.paused:
         found.append(Paused(ts=now_ns))
     return found
-
-
-def _sped_up(external_facts: list[Fact], workload: Workload, factor_ppm: int) -> list[Fact]:
-    """Move facts to the same position in the load. Outages last as long as they did: a worker starts no faster."""
-    if factor_ppm == MILLION or not workload.requests:
-        return external_facts
-    first_ns = workload.requests[0].arrival_ns
-    #: By replica, or "pause": when an outage began in the run, and when it does here.
-    began: dict[object, tuple[int, int]] = {}
-    found = []
-    for fact in external_facts:
-        key = getattr(fact, "replica", "pause")
-        if isinstance(fact, WorkerUp | Resumed) and key in began:
-            before_ns, now_ns = began.pop(key)
-            due_ns = now_ns + fact.ts - before_ns
-        else:
-            due_ns = fact.ts if fact.ts < first_ns else first_ns + (fact.ts - first_ns) * MILLION // factor_ppm
-        if isinstance(fact, WorkerLost | Desynced | Paused):
-            began.setdefault(key, (fact.ts, due_ns))
-        found.append(structs.replace(fact, ts=due_ns))
-    return sorted(found, key=lambda fact: (fact.ts, fact.s))

@@ -1,72 +1,65 @@
-"""Workload files: JSON lines, the first says what they are, each other is a request.
+"""Workload files: JSON lines, the first says what they are, each other is a request or an incident.
 
-    {"t":"workload","format":1,"source":"mooncake","block_size":512}
+    {"t":"workload","format":2,"source":"mooncake","block_size":512}
     {"arrival_s":0.0,"prompt_tokens":6758,"output_tokens":500,"blocks":[0,1,2]}
     {"arrival_s":1.5,"prompt_tokens":7400,"output_tokens":20,"blocks":[0,1,2,9],"parent":0,"think_s":0.4}
+    {"t":"worker_lost","ts":2000000000,"replica":0,"epoch":1,"reason":"killed"}
 
-The fields of the second line other than `blocks` are required. `parent` is the index of the request that one continues,
-counted from 0. `eventlm bench serve --trace` reads the same files.
+The fields of the second line other than `blocks` are required; `eventlm.replay.workload.request_line` has all.
+`parent` is the index of the request that one continues, counted from 0. Incidents are facts as a trace has them, with
+`ts` in nanoseconds on the time axis of `arrival_s`, and may stand anywhere. `eventlm bench serve --trace` reads the
+requests of the same files.
+
+Format 1 had no incidents, and none of the fields of a request after `slo_tpot_ms`.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from decimal import Decimal
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, Union
 
 import msgspec
 from msgspec import Meta, Struct
 
+from eventlm.config import CoreConfig
 from eventlm.errors import UsageError
-from eventlm.events import Arrived
-from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
-from eventlm.scheduling_params import SchedulingParams
-from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
+from eventlm.events import Fact
+from eventlm.replay.workload.incidents import INCIDENTS
+from eventlm.replay.workload.request_line import MAX_SECONDS, WorkloadLine, to_line, to_request
+from eventlm.replay.workload.workload import Count, Workload, WorkloadRequest
+from eventlm.types import NANOSECONDS_PER_SECOND
 
-FORMAT_VERSION = 1
-#: 463 days. Rejects times since 1970.
-MAX_SECONDS = 40_000_000
-
-Name = Annotated[int, Meta(ge=0, lt=1 << 53)]
-_Tokens = Annotated[int, Meta(ge=1, lt=10**12)]
-_Milliseconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+FORMAT_VERSION = 2
+#: Of older files, which say the same.
+READABLE_FORMATS = (1, FORMAT_VERSION)
 
 
-class WorkloadHeader(Struct, frozen=True, kw_only=True, tag="workload", tag_field="t", forbid_unknown_fields=True):
-    """The first line. block_size: of the requests' blocks, in tokens; 0: they have none."""
+class WorkloadHeader(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag="workload", tag_field="t", forbid_unknown_fields=True
+):
+    """The first line. block_size: of the requests' blocks, in tokens; 0: they have none.
 
-    format: int = FORMAT_VERSION
-    source: str = ""
-    block_size: Annotated[int, Meta(ge=0)] = 0
-
-
-class WorkloadLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A request. Seconds are decimal numbers, exact to the nanosecond.
-
-    `max_tokens` above `output_tokens`: the model ends the output; 0: the limit does.
-
-    service_class, priority, deadline_ms, slo_*: as in a request to the server.
+    first_free_name: larger than all blocks' names; 0: the next after the largest. recorded: the limits of the engine
+    that the workload is from, which a simulation takes for defaults, and whose model the requests are for.
     """
 
-    arrival_s: Decimal
-    prompt_tokens: _Tokens
-    output_tokens: _Tokens
-    max_tokens: Annotated[int, Meta(ge=0, lt=10**12)] = 0
-    blocks: list[Name] = []
-    session: Name = 0
-    parent: Annotated[int, Meta(ge=-1)] = -1
-    think_s: Decimal | None = None
-    service_class: str = ""
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
-    deadline_ms: _Milliseconds = 0
-    slo_ttft_ms: _Milliseconds = 0
-    slo_tpot_ms: _Milliseconds = 0
+    format: int
+    source: str = ""
+    block_size: Annotated[int, Meta(ge=0)] = 0
+    first_free_name: Count = 0
+    recorded: CoreConfig | None = None
+
+    @property
+    def model(self) -> str:
+        """The model of requests that name none; "": the simulation's."""
+        return self.recorded.models[0] if self.recorded is not None else ""
 
 
 _header_decoder = msgspec.json.Decoder(WorkloadHeader)
 _line_decoder = msgspec.json.Decoder(WorkloadLine)
+_incident_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[INCIDENTS])  # noqa: UP007
 
 
 class WorkloadSize(NamedTuple):
@@ -76,7 +69,7 @@ class WorkloadSize(NamedTuple):
     num_bytes: int
 
 
-def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[WorkloadLine]) -> WorkloadSize:
+def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[WorkloadLine | Fact]) -> WorkloadSize:
     """Write a workload, whole or not at all. Raises UsageError if the file cannot be written."""
     # Write through a symbolic link. Do not replace a device.
     target = Path(os.path.realpath(path))
@@ -90,7 +83,7 @@ def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[Wor
             file.write(encoder.encode(header) + b"\n")
             for line in lines:
                 file.write(encoder.encode(line) + b"\n")
-                num_requests += 1
+                num_requests += isinstance(line, WorkloadLine)
             num_bytes = file.tell()
         partial.replace(target)
     except OSError as error:
@@ -98,6 +91,19 @@ def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[Wor
     finally:
         partial.unlink(missing_ok=True)
     return WorkloadSize(num_requests, num_bytes)
+
+
+def save_workload(path: Path | str, workload: Workload) -> WorkloadSize:
+    """Write a workload so that `read_workload` gives one that runs alike. Raises UsageError."""
+    header = WorkloadHeader(
+        format=FORMAT_VERSION,
+        source=workload.source,
+        block_size=workload.block_size,
+        first_free_name=workload.first_free_name,
+        recorded=workload.recorded,
+    )
+    requests = (to_line(request, model=header.model) for request in workload.requests)
+    return write_workload(path, header, (*workload.incidents, *requests))
 
 
 def read_workload(path: Path | str) -> Workload:
@@ -113,70 +119,75 @@ def read_workload(path: Path | str) -> Workload:
         raise UsageError(
             f"{path} is not a workload file ({error}); `eventlm trace import` makes one from a public trace"
         ) from error
-    if header.format != FORMAT_VERSION:
-        raise UsageError(f"{path} is a workload of format {header.format}, this version reads {FORMAT_VERSION}")
-    requests = list(_requests(path, rest, has_blocks=header.block_size > 0))
+    if header.format not in READABLE_FORMATS:
+        formats = " and ".join(map(str, READABLE_FORMATS))
+        raise UsageError(f"{path} is a workload of format {header.format}, this version reads {formats}")
+    reader = _Reader(header)
+    for number, text in enumerate(rest.split(b"\n"), 2):
+        if text.strip():
+            try:
+                reader.take(text)
+            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+                raise UsageError(f"{path}:{number}: {error}") from error
+    requests = reader.requests
     if not requests:
         raise UsageError(f"{path}: there is no request in this workload")
+    if reader.num_missing:
+        raise UsageError(f"{path}: its last group lacks {reader.num_missing} of its requests")
     return Workload(
         source=header.source or str(path),
         requests=requests,
         block_size=header.block_size,
-        first_free_name=1 + max((max(r.arrival.blocks) for r in requests if r.arrival.blocks), default=0),
+        first_free_name=max(1 + max(map(_last_name, requests)), header.first_free_name),
+        incidents=sorted(reader.incidents, key=lambda fact: (fact.ts, fact.s)),
+        recorded=header.recorded,
     )
 
 
-def _requests(path: Path | str, content: bytes, *, has_blocks: bool) -> Iterator[WorkloadRequest]:
-    before_ns = num_above = 0
-    for number, text in enumerate(content.split(b"\n"), 2):
-        if not text.strip():
-            continue
-        try:
-            line = _line_decoder.decode(text)
-            request = _request(line)
-        except (msgspec.DecodeError, ValueError) as error:
-            raise UsageError(f"{path}:{number}: {error}") from error
-        if request.arrival_ns < before_ns:
-            raise UsageError(f"{path}:{number}: it arrives before the request above it; sort the file by arrival_s")
-        if line.blocks and not has_blocks:
-            raise UsageError(f"{path}:{number}: it has blocks, but the first line has no block_size")
-        if line.parent >= num_above:
-            raise UsageError(f"{path}:{number}: its parent {line.parent} is not above it")
-        before_ns = request.arrival_ns
-        num_above += 1
-        yield request
+class _Reader:
+    """Takes the lines after the first. num_missing: how many requests the last group still lacks."""
+
+    def __init__(self, header: WorkloadHeader) -> None:
+        self.requests: list[WorkloadRequest] = []
+        self.incidents: list[Fact] = []
+        self.num_missing = 0
+        self._header = header
+
+    def take(self, text: bytes) -> None:
+        """Take a line. Raises ValueError and what msgspec raises."""
+        # No string can contain these bytes: its quotes would be escaped.
+        if b'"t":' in text:
+            self._incident(_incident_decoder.decode(text))
+        else:
+            self._request(_line_decoder.decode(text))
+
+    def _incident(self, fact: Fact) -> None:
+        if not 0 <= fact.ts <= MAX_SECONDS * NANOSECONDS_PER_SECOND:
+            raise ValueError(f"ts must lie between 0 and {MAX_SECONDS} seconds, not {fact.ts} ns")
+        if getattr(fact, "replica", 0) < 0:
+            raise ValueError("a replica is 0 or more")
+        self.incidents.append(fact)
+
+    def _request(self, line: WorkloadLine) -> None:
+        request = to_request(line, model=self._header.model)
+        before = self.requests[-1] if self.requests else None
+        if before is not None and request.arrival_ns < before.arrival_ns:
+            raise ValueError("it arrives before the request above it; sort the file by arrival_s")
+        if not self._header.block_size and (line.blocks or any(line.output_blocks)):
+            raise ValueError("it has blocks, but the first line has no block_size")
+        if line.parent >= len(self.requests):
+            raise ValueError(f"its parent {line.parent} is not above it")
+        if self.num_missing and before is not None:
+            wanted = before.arrival.group_size, before.arrival.group_index + 1, before.arrival_ns
+        else:
+            wanted = line.group_size, 0, request.arrival_ns
+        if (line.group_size, line.group_index, request.arrival_ns) != wanted:
+            raise ValueError("a group's requests follow each other, arrive together and count group_index from 0")
+        self.num_missing = line.group_size - line.group_index - 1
+        self.requests.append(request)
 
 
-def _request(line: WorkloadLine) -> WorkloadRequest:
-    if line.max_tokens > line.output_tokens:
-        output = SequenceOutput(worker_end=line.output_tokens, num_tokens=line.output_tokens, reason="eos")
-    else:
-        output = SequenceOutput(num_tokens=line.output_tokens, reason="length")
-    arrival = Arrived(
-        prompt_tokens=line.prompt_tokens,
-        blocks=[name + 1 for name in line.blocks],
-        max_tokens=max(line.max_tokens, line.output_tokens),
-        scheduling=SchedulingParams(
-            # The simulation fills in its own.
-            model="",
-            priority=line.priority,
-            deadline_ns=line.deadline_ms * NANOSECONDS_PER_MILLISECOND,
-            slo_ttft_ns=line.slo_ttft_ms * NANOSECONDS_PER_MILLISECOND,
-            slo_tpot_ns=line.slo_tpot_ms * NANOSECONDS_PER_MILLISECOND,
-            service_class=line.service_class,
-            session=line.session,
-        ),
-    )
-    return WorkloadRequest(
-        arrival=arrival,
-        arrival_ns=_nanoseconds(line.arrival_s),
-        outputs=[output],
-        parent=line.parent,
-        think_ns=None if line.think_s is None else _nanoseconds(line.think_s),
-    )
-
-
-def _nanoseconds(seconds: Decimal) -> int:
-    if not (seconds.is_finite() and 0 <= seconds <= MAX_SECONDS):
-        raise ValueError(f"a time must lie between 0 and {MAX_SECONDS} seconds, not {seconds}")
-    return int(seconds * NANOSECONDS_PER_SECOND)
+def _last_name(request: WorkloadRequest) -> int:
+    """The largest name of a block of a request, 0 if it has none."""
+    names = [request.arrival.blocks, *(output.blocks for output in request.outputs)]
+    return max((max(blocks) for blocks in names if blocks), default=0)

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from eventlm.errors import UsageError
-from eventlm.replay.workload.file import Name
+from eventlm.replay.workload.request_line import Name
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 SourceName = Literal["azure", "burstgpt", "mooncake", "bailian", "vidur"]

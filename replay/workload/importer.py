@@ -8,7 +8,6 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,8 +15,9 @@ from msgspec import Struct
 
 from eventlm.errors import UsageError
 from eventlm.metrics.trace_metrics import Distribution, distribution
-from eventlm.replay.workload.file import MAX_SECONDS, WorkloadHeader, WorkloadLine, write_workload
+from eventlm.replay.workload.file import FORMAT_VERSION, WorkloadHeader, write_workload
 from eventlm.replay.workload.import_formats import SOURCES, Source, SourceName, SourceRow
+from eventlm.replay.workload.request_line import MAX_SECONDS, WorkloadLine, as_seconds
 from eventlm.replay.workload.sessions import (
     Link,
     link_by_blocks,
@@ -89,7 +89,8 @@ def import_trace(
     links, sessions_from = _links(chosen, kind)
     for row in chosen:
         del row.blocks[ceil_div(row.prompt_tokens, kind.block_size or 1) :]
-    size = write_workload(output, WorkloadHeader(source=source, block_size=kind.block_size), _lines(chosen, links))
+    header = WorkloadHeader(format=FORMAT_VERSION, source=source, block_size=kind.block_size)
+    size = write_workload(output, header, _lines(chosen, links))
     return ImportSummary(
         source=source,
         output=str(output),
@@ -170,16 +171,12 @@ def _lines(rows: Sequence[SourceRow], links: Sequence[Link]) -> Iterator[Workloa
     first_ns = rows[0].arrived_ns
     for row, link, session in zip(rows, links, number_sessions(links), strict=True):
         yield WorkloadLine(
-            arrival_s=_as_seconds(row.arrived_ns - first_ns),
+            arrival_s=as_seconds(row.arrived_ns - first_ns),
             prompt_tokens=row.prompt_tokens,
             output_tokens=row.output_tokens,
-            blocks=row.blocks,
+            blocks=[*row.blocks],
             session=session,
             parent=link.parent,
-            think_s=_as_seconds(link.think_ns) if link.think_ns is not None else None,
+            think_s=as_seconds(link.think_ns) if link.think_ns is not None else None,
             service_class=row.service_class,
         )
-
-
-def _as_seconds(ns: int) -> Decimal:
-    return Decimal(ns) / NANOSECONDS_PER_SECOND

@@ -21,49 +21,29 @@ from eventlm.errors import UsageError
 from eventlm.events import (
     Admitted,
     Arrived,
-    CacheFlushed,
     Cancelled,
     Closing,
-    Desynced,
     Emitted,
     Event,
     Fact,
     Finished,
-    FrontEndLost,
     GrammarReady,
     Header,
     Launched,
     Marker,
-    Paused,
-    PolicySwapped,
-    PredictorSwapped,
     Rejected,
-    Resumed,
     Snapshot,
     StepCompleted,
     TextEnded,
     TimerDue,
-    WorkerLost,
-    WorkerUp,
 )
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
+from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents
 from eventlm.replay.workload.workload import NEVER, Cancel, Patience, SequenceOutput, TextEnd, Workload, WorkloadRequest
 from eventlm.types import OnProgress
 
-#: Facts from outside that belong to no request. They also apply to the engine of a what-if.
-EXTERNAL_FACTS = (
-    WorkerUp,
-    WorkerLost,
-    Desynced,
-    Paused,
-    Resumed,
-    PolicySwapped,
-    PredictorSwapped,
-    CacheFlushed,
-    FrontEndLost,
-)
 #: After these ends, the full length of the output is unknown.
 CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
 
@@ -162,7 +142,7 @@ class _Reader:
     def apply(self, event: Event) -> None:
         self.last_ns = event.ts
         self.steps.apply(event)
-        if isinstance(event, EXTERNAL_FACTS):
+        if isinstance(event, INCIDENTS):
             self.external_facts.append(event)
         elif isinstance(event, Marker):
             self.markers.append(event)
@@ -301,6 +281,7 @@ def read_run(
                 requests=requests,
                 block_size=log.header.core.block_size,
                 first_free_name=1 + max(names, default=0),
+                recorded=log.header.core,
             ),
             external_facts=reader.external_facts,
             no_ops=reader.no_ops,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import xxhash
+from msgspec import structs
 
 from eventlm.bus.run_folder import TRACE_NAME
 from eventlm.config import CoreConfig
@@ -33,13 +34,22 @@ class LoadedWorkload(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def load_workload(path: Path | str, *, on_progress: OnProgress | None = None) -> LoadedWorkload:
-    """Read a workload file, a trace or the folder of a run. Raises UsageError, and what LogReader raises."""
+def load_workload(
+    path: Path | str, *, with_incidents: bool = False, on_progress: OnProgress | None = None
+) -> LoadedWorkload:
+    """Read a workload file, a trace or the folder of a run. Raises UsageError, and what LogReader raises.
+
+    with_incidents: also what befell the recorded engine from outside; a workload file always has it.
+    """
     if Path(path).is_file() and not _is_trace(path):
-        return LoadedWorkload(read_workload(path))
+        workload = read_workload(path)
+        recorded = workload.recorded
+        return LoadedWorkload(workload, recorded.models[0] if recorded is not None else "simulated", recorded)
     run = read_run(path, on_progress=on_progress)
-    notes = [simulation_note(run.policies), _length_note(run.workload)]
     workload = draw_unknown(run.workload, seed=0)
+    if with_incidents:
+        workload = structs.replace(workload, incidents=run.external_facts)
+    notes = ["" if with_incidents else simulation_note(run.policies), _length_note(run.workload)]
     return LoadedWorkload(workload, run.header.core.models[0], run.header.core, tuple(note for note in notes if note))
 
 

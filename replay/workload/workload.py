@@ -7,29 +7,36 @@ itself. Outputs are part of the workload; policies do not see them.
 
 from __future__ import annotations
 
-from msgspec import Struct, structs
+from typing import Annotated
 
+from msgspec import Meta, Struct, structs
+
+from eventlm.config import CoreConfig
 from eventlm.errors import UsageError
-from eventlm.events import Arrived
-from eventlm.types import FinishReason, WorkerEnd
+from eventlm.events import Arrived, Fact
+from eventlm.replay.workload.incidents import sped_up
+from eventlm.types import WorkerEnd
 
 #: Larger than any position of an output.
 NEVER = 1 << 62
 
+#: A number of tokens, a time in ns, or the seq of a fact. A workload file may come from anyone.
+Count = Annotated[int, Meta(ge=0, le=NEVER)]
 
-class TextEnd(Struct, frozen=True, kw_only=True):
+
+class TextEnd(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The text of the first `position` output tokens has an end, which is reported `delay_ns` after them.
 
     Here and below, `s` is the seq of the fact in the recorded run, else 0.
     """
 
-    position: int
+    position: Count
     reason: str
-    delay_ns: int
-    s: int = 0
+    delay_ns: Count
+    s: Count = 0
 
 
-class SequenceOutput(Struct, frozen=True, kw_only=True):
+class SequenceOutput(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What one sequence generates, whatever the schedule. Positions count output tokens.
 
     worker_end: the position at which the worker ends it, for `worker_reason`; NEVER: it reaches max_tokens.
@@ -39,33 +46,33 @@ class SequenceOutput(Struct, frozen=True, kw_only=True):
     `eventlm.replay.workload.unknown` draws the rest. None: the length is known.
     """
 
-    worker_end: int = NEVER
+    worker_end: Count = NEVER
     worker_reason: WorkerEnd = "eos"
     text_end: TextEnd | None = None
-    answer_delay_ns: int | None = None
-    answer_s: int = 0
-    blocks: list[int] = []
-    reason: FinishReason | str = ""
-    num_tokens: int = 0
-    seen_tokens: int | None = None
+    answer_delay_ns: Count | None = None
+    answer_s: Count = 0
+    blocks: list[Count] = []
+    reason: str = ""
+    num_tokens: Count = 0
+    seen_tokens: Count | None = None
 
 
-class Cancel(Struct, frozen=True, kw_only=True):
+class Cancel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The client leaves `delay_ns` after output token `position`, counted from 1, of sample `index`."""
 
-    index: int
-    position: int
-    delay_ns: int
+    index: Count
+    position: Count
+    delay_ns: Count
     reason: str = "client"
-    s: int = 0
+    s: Count = 0
 
 
-class Patience(Struct, frozen=True, kw_only=True):
+class Patience(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The client leaves `limit_ns` after the arrival if no sample has a token by then."""
 
-    limit_ns: int
+    limit_ns: Count
     reason: str = "client"
-    s: int = 0
+    s: Count = 0
 
 
 class WorkloadRequest(Struct, frozen=True, kw_only=True):
@@ -106,13 +113,16 @@ class Workload(Struct, frozen=True, kw_only=True):
     """Requests in order of arrival. Members of a group are adjacent and arrive at the same time.
 
     block_size: of the blocks in the arrivals, in tokens; 0: there are none. Their names count from 1. first_free_name:
-    larger than all of them.
+    larger than all of them. incidents: what came from outside and belongs to no request, in order, on the same time
+    axis. recorded: the limits of the engine that the workload is from; None: it is from none.
     """
 
     source: str
     requests: list[WorkloadRequest]
     block_size: int = 0
     first_free_name: int = 1
+    incidents: list[Fact] = []
+    recorded: CoreConfig | None = None
 
     @property
     def duration_ns(self) -> int:
@@ -130,7 +140,7 @@ class Workload(Struct, frozen=True, kw_only=True):
         return found
 
     def sped_up(self, factor_ppm: int) -> Workload:
-        """The same with arrivals closer together by a factor in parts per million. Think times stay.
+        """The same with arrivals closer together by a factor in parts per million. Think times and outages stay.
 
         Raises UsageError for a factor that is not positive.
         """
@@ -143,7 +153,8 @@ class Workload(Struct, frozen=True, kw_only=True):
             structs.replace(request, arrival_ns=first_ns + (request.arrival_ns - first_ns) * 1_000_000 // factor_ppm)
             for request in self.requests
         ]
-        return structs.replace(self, requests=requests)
+        incidents = sped_up(self.incidents, first_ns=first_ns, factor_ppm=factor_ppm)
+        return structs.replace(self, requests=requests, incidents=incidents)
 
 
 def resize_blocks(blocks: list[int], *, from_size: int, to_size: int, num_tokens: int) -> list[int]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from decimal import Decimal
 from pathlib import Path
 
-from eventlm.replay.workload.file import WorkloadHeader, WorkloadLine, write_workload
+from eventlm.replay.workload.file import FORMAT_VERSION, WorkloadHeader, write_workload
+from eventlm.replay.workload.request_line import WorkloadLine
 
 
 def write_made_workload(path: Path, *, num_requests: int = 40, prompt_tokens: int = 60, gap_ms: int = 20) -> str:
@@ -18,5 +19,5 @@ def write_made_workload(path: Path, *, num_requests: int = 40, prompt_tokens: in
         )
         for index in range(num_requests)
     ]
-    write_workload(path, WorkloadHeader(source="made"), lines)
+    write_workload(path, WorkloadHeader(format=FORMAT_VERSION, source="made"), lines)
     return str(path)

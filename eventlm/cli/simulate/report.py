@@ -25,7 +25,8 @@ def as_object(result: SimulationResult, notes: Sequence[str]) -> dict[str, Any]:
         "run": header.run,
         "run_folder": result.run_folder,
         "core": header.core,
-        "plugins": {record.kind: {"type": record.name, **record.parameters} for record in header.plugins},
+        # The first of a kind is in force at the start; extra policies follow it.
+        "plugins": {record.kind: {"type": record.name, **record.parameters} for record in reversed(header.plugins)},
         "predictor": header.predictor,
         "simulated": header.host["simulated"],
         "notes": list(notes),

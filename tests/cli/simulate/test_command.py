@@ -35,6 +35,21 @@ def test_the_report(run_here: RunHere, workload: str) -> None:
     assert any(line.startswith("257 to 1,024 ") for line in lines)
 
 
+def test_incidents_of_a_workload_happen(run_here: RunHere, workload: str) -> None:
+    code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, "--json")
+    calm = json.loads(output)
+    with open(workload, "a") as file:
+        file.write('{"t":"pause","ts":100000000}\n{"t":"resume","ts":9100000000}\n{"t":"policy","ts":5,"name":"lrs"}\n')
+    code, output, errors = run_here("simulate", workload, "--cost-model", MODEL, "--json")
+    assert (code, output) == (2, "")
+    assert "--extra-policy lrs" in errors
+    code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, "--extra-policy", "lrs", "--json")
+    found = json.loads(output)
+    assert code == 0
+    assert found["plugins"]["policy"]["type"] == "fcfs"
+    assert found["summary"]["duration_ns"] > calm["summary"]["duration_ns"] + 5_000_000_000
+
+
 def test_json_has_what_was_simulated(run_here: RunHere, workload: str) -> None:
     flags = ("--policy", "edf:multiplier=2", "--batcher", "dynamic:target_ms=50", "--replicas", "2", "--num-blocks=999")
     code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, *flags, "--json")

@@ -7,13 +7,24 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from eventlm.bench.input_files import read_arrivals
 from eventlm.errors import UsageError
-from eventlm.replay.workload.file import WorkloadHeader, WorkloadLine, read_workload, write_workload
-from eventlm.replay.workload.workload import NEVER
+from eventlm.events import CacheFlushed, Paused, PolicySwapped, Resumed, WorkerLost, WorkerUp
+from eventlm.events.codec import encode_body
+from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.what_if.null_test import null_test
+from eventlm.replay.workload.file import WorkloadHeader, read_workload, save_workload, write_workload
+from eventlm.replay.workload.recorded_run import read_run
+from eventlm.replay.workload.request_line import WorkloadLine
+from eventlm.replay.workload.workload import NEVER, SequenceOutput, Workload
+from eventlm.scheduling_params import SchedulingParams
+from tests.replay.golden import FOLDER
+from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
 HEADER = '{"t":"workload","format":1,"source":"test","block_size":16}'
+REQUEST = HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1}'
 LINES = [
     WorkloadLine(arrival_s=Decimal("0.1234567"), prompt_tokens=40, output_tokens=3, blocks=[7, 8]),
     WorkloadLine(arrival_s=Decimal("3999999.000000001"), prompt_tokens=50, output_tokens=2, max_tokens=9, parent=0),
@@ -22,7 +33,7 @@ LINES = [
 
 def test_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
-    size = write_workload(path, WorkloadHeader(source="test", block_size=16), LINES)
+    size = write_workload(path, WorkloadHeader(format=2, source="test", block_size=16), LINES)
     assert (size.num_requests, size.num_bytes) == (2, path.stat().st_size)
     found = read_workload(path)
     assert (found.source, found.block_size, found.first_free_name) == ("test", 16, 10)
@@ -35,9 +46,65 @@ def test_round_trip(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.parametrize("name", ["fcfs_one_replica", "edf_tight", "fcfs_recurrent", "lpm_space_sharing"])
+def test_a_golden_run_comes_back_byte_for_byte(name: str, tmp_path: Path) -> None:
+    run = read_run(FOLDER / f"{name}.jsonl")
+    path = tmp_path / "w.jsonl"
+    save_workload(path, structs.replace(run.workload, incidents=run.external_facts))
+    found = read_workload(path)
+    again = structs.replace(run, workload=structs.replace(found, incidents=[]), external_facts=found.incidents)
+    assert null_test(again, FOLDER / f"{name}.jsonl").difference == ""
+    assert found.incidents == run.external_facts
+    assert found.recorded == run.header.core
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_made_workload_runs_alike(seed: int, tmp_path: Path) -> None:
+    workload = structs.replace(
+        make_workload(seed),
+        incidents=[
+            Paused(ts=100 * MILLISECOND),
+            Resumed(ts=150 * MILLISECOND),
+            WorkerLost(ts=400 * MILLISECOND, replica=0, epoch=1, reason="killed"),
+            WorkerUp(ts=500 * MILLISECOND, replica=0, epoch=2),
+            CacheFlushed(ts=600 * MILLISECOND),
+            PolicySwapped(ts=700 * MILLISECOND, name="lrs"),
+            # Of a replica that this engine has not.
+            WorkerLost(ts=800 * MILLISECOND, replica=7, epoch=1),
+        ],
+    )
+    path = tmp_path / "w.jsonl"
+    save_workload(path, workload)
+    found = read_workload(path)
+    save_workload(tmp_path / "again.jsonl", found)
+    assert (tmp_path / "again.jsonl").read_bytes() == path.read_bytes()
+    assert found == workload
+    assert _bodies(found) == _bodies(workload)
+
+
+def _bodies(workload: Workload) -> list[bytes]:
+    """All events but the header, which has the time of day."""
+    bodies: list[bytes] = []
+    engine = make_engine(extra_policy=["lrs"])
+    simulate(workload, engine, COST, predictor=PREDICTOR, subscribers=[lambda event: bodies.append(encode_body(event))])
+    return bodies[1:]
+
+
+def test_scores_and_times_below_a_millisecond(tmp_path: Path) -> None:
+    request = make_workload(0).requests[0]
+    scheduling = SchedulingParams(model="other", kind="score", deadline_ns=1_234_567, slo_tpot_ns=1, parent=3)
+    arrival = structs.replace(request.arrival, max_tokens=0, n=1, scheduling=scheduling, seed=str(2**64 - 1))
+    request = structs.replace(request, arrival=arrival, outputs=[SequenceOutput(reason="complete")], cancel=None)
+    workload = Workload(source="scores", requests=[request], block_size=16, first_free_name=5000)
+    save_workload(tmp_path / "w.jsonl", workload)
+    assert read_workload(tmp_path / "w.jsonl") == workload
+    assert '"deadline_ms":1.234567' in (tmp_path / "w.jsonl").read_text()
+    assert "outputs" not in (tmp_path / "w.jsonl").read_text()
+
+
 def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
     path = tmp_path / "w.jsonl"
-    write_workload(path, WorkloadHeader(), LINES[:1])
+    write_workload(path, WorkloadHeader(format=2), LINES[:1])
     (arrival,) = read_arrivals(str(path))
     assert (arrival.prompt_tokens, arrival.output_tokens) == (40, 3)
 
@@ -48,7 +115,7 @@ def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
         ("", "not a workload file"),
         ("TIMESTAMP,ContextTokens\n1,2\n", "eventlm trace import"),
         ('{"t":"header","s":0}\n', "not a workload file"),
-        ('{"t":"workload","format":2}\n{}', "format 2, this version reads 1"),
+        ('{"t":"workload","format":3}\n{}', "format 3, this version reads 1 and 2"),
         (HEADER, "no request"),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":0,"output_tokens":1}', ":2: .*prompt_tokens"),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"x":1}', ":2: .*unknown field `x`"),
@@ -68,6 +135,17 @@ def test_a_load_test_reads_it_too(tmp_path: Path) -> None:
         ),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"priority":1e99}', ":2: .*priority"),
         (HEADER + '\n{"arrival_s":0,"prompt_tokens":1,"output_tokens":1,"deadline_ms":9999999999}', ":2: .*deadline"),
+        ((REQUEST[:-1] + ',"n":2,"outputs":[{}]}'), ":2: outputs has 1 entries, but n is 2"),
+        ((REQUEST[:-1] + ',"cancel":{"index":1,"position":1,"delay_ns":0}}'), ":2: cancel.index 1"),
+        ((REQUEST[:-1] + ',"cancel":{"index":0,"position":1,"delay_ns":-1}}'), ":2: .*delay_ns"),
+        ((REQUEST[:-1] + ',"n":100000}'), ":2: .*`\\$.n`"),
+        ((REQUEST[:-1] + ',"group_size":2,"group_index":2}'), ":2: group_index 2"),
+        ((REQUEST[:-1] + ',"group_size":2,"group_index":1}'), ":2: a group's requests"),
+        ((REQUEST[:-1] + ',"group_size":2}'), "its last group lacks 1"),
+        (REQUEST.replace('"output_tokens":1', '"output_tokens":0'), ":2: output_tokens must be 1"),
+        (REQUEST + '\n{"t":"pause","ts":-1}', ":3: ts must lie"),
+        (REQUEST + '\n{"t":"worker_lost","ts":1,"replica":-1,"epoch":1}', ":3: a replica is 0 or more"),
+        (REQUEST + '\n{"t":"arrive","ts":1}', ":3: .*arrive"),
         (HEADER.replace("test", "\udcff"), "not a workload file"),
         (HEADER + '\n{"arrival_s":"NaN","prompt_tokens":1,"output_tokens":1}', ":2: a time must lie between"),
     ],
@@ -83,13 +161,13 @@ def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> Non
     link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
     target.write_text("old")
     link.symlink_to(target)
-    write_workload(link, WorkloadHeader(block_size=16), LINES)
+    write_workload(link, WorkloadHeader(format=2, block_size=16), LINES)
     assert link.is_symlink()
     assert len(read_workload(target).requests) == 2
     os.mkfifo(pipe)
     for path in (pipe, tmp_path, Path("/dev/null")):
         with pytest.raises(UsageError, match="it is not a file"):
-            write_workload(path, WorkloadHeader(), LINES)
+            write_workload(path, WorkloadHeader(format=2), LINES)
     assert pipe.is_fifo()
 
 
@@ -97,4 +175,4 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the workload"):
         read_workload(tmp_path / "none.jsonl")
     with pytest.raises(UsageError, match="cannot write the workload"):
-        write_workload(tmp_path / "none" / "w.jsonl", WorkloadHeader(), [])
+        write_workload(tmp_path / "none" / "w.jsonl", WorkloadHeader(format=2), [])
