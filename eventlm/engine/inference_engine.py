@@ -157,6 +157,7 @@ class InferenceEngine:
             log=self._metrics.snapshot(),
             state=self.state,
             scheduling_time=self._scheduling_time.copy(),
+            now_ns=self.now_ns(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
             rate_limited=dict(self._limiter.refused),
             cache=self._cache_info() if self._run is not None else None,

@@ -68,7 +68,7 @@ class FrontEndMetrics(Struct, frozen=True, kw_only=True):
 
 
 class EngineMetrics(Struct, frozen=True, kw_only=True):
-    """All figures of an engine: those of its log, and those of its own parts.
+    """All figures of an engine: those of its log, and those of its own parts. now_ns: when, by the run's clock.
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP.
@@ -79,6 +79,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     log: MetricsSnapshot
     state: str
     scheduling_time: Histogram
+    now_ns: int = 0
     recorder: RecorderMetrics | None = None
     cache: CacheInfo | None = None
     front_ends: list[FrontEndMetrics] = []

@@ -134,6 +134,7 @@ class EngineDouble:
             log=self.store.snapshot(),
             state=self.state,
             scheduling_time=Histogram.over(SCHEDULING_BUCKETS_NS),
+            now_ns=self.now_ns(),
             cache=CacheInfo(
                 block_size=16, num_blocks=64, prefix_cache=True, dtype="auto", gpu_memory_utilization="0.9"
             ),
