@@ -99,6 +99,10 @@ class Frame(Struct, frozen=True, kw_only=True):
     classes: dict[str, ClassFrame]
 
 
+#: The sums of a class before its first request. They are only read.
+_NO_CLASS = ClassMetrics()
+
+
 def frame(before: MetricsSnapshot, after: MetricsSnapshot, *, start_ns: int, end_ns: int) -> Frame:
     """What happened between two snapshots of one store, taken at these times of the run's clock."""
     interval = _Interval(before.replicas, after.replicas, end_ns - start_ns)
@@ -130,7 +134,9 @@ def frame(before: MetricsSnapshot, after: MetricsSnapshot, *, start_ns: int, end
         num_workers_lost=interval.added("num_workers_lost"),
         num_plugin_failures=after.num_plugin_failures - before.num_plugin_failures,
         replicas=[interval.replica(index) for index in range(len(after.replicas))],
-        classes={name: _class(before.classes.get(name), each, interval) for name, each in after.classes.items()},
+        classes={
+            name: _class(before.classes.get(name, _NO_CLASS), each, interval) for name, each in after.classes.items()
+        },
     )
 
 
@@ -160,13 +166,13 @@ class _Interval:
     """The sums of two snapshots, replica by replica; the earlier one has none if it was taken before the header."""
 
     def __init__(self, before: Sequence[ReplicaMetrics], after: Sequence[ReplicaMetrics], duration_ns: int) -> None:
-        self._pairs = list(zip(before or [None] * len(after), after, strict=True))
+        self._pairs = list(zip(before or [_nothing(each) for each in after], after, strict=True))
         self._duration_ns = duration_ns
 
     def of(self, index: int) -> _Interval:
         """That of one replica."""
         old, new = self._pairs[index]
-        return _Interval([] if old is None else [old], [new], self._duration_ns)
+        return _Interval([old], [new], self._duration_ns)
 
     def rate(self, count: int) -> float | None:
         """Per second."""
@@ -174,7 +180,7 @@ class _Interval:
 
     def added(self, name: str) -> int:
         """By how much a counter has grown."""
-        return self.gauge(name) - sum(getattr(old, name) for old, _ in self._pairs if old is not None)
+        return sum(getattr(new, name) - getattr(old, name) for old, new in self._pairs)
 
     def gauge(self, name: str) -> int:
         """The sum over the replicas at the end."""
@@ -182,13 +188,11 @@ class _Interval:
 
     def counts(self, name: str) -> dict[str, int]:
         """By how much each of several counters has grown, without those that have not."""
-        return _grown((getattr(old, name) if old is not None else {}, getattr(new, name)) for old, new in self._pairs)
+        return _grown((getattr(old, name), getattr(new, name)) for old, new in self._pairs)
 
     def percentiles(self, key: str) -> Percentiles:
         """Of what was added to a histogram."""
-        return _percentiles(
-            [(old.histograms[key] if old is not None else None, new.histograms[key]) for old, new in self._pairs]
-        )
+        return _percentiles([(old.histograms[key], new.histograms[key]) for old, new in self._pairs])
 
     def replica(self, index: int) -> ReplicaFrame:
         """The frame of one replica."""
@@ -209,25 +213,26 @@ class _Interval:
         )
 
 
-def _class(before: ClassMetrics | None, after: ClassMetrics, interval: _Interval) -> ClassFrame:
+def _nothing(metrics: ReplicaMetrics) -> ReplicaMetrics:
+    """The sums of a replica before its first event."""
+    return ReplicaMetrics(histograms={key: Histogram.over(each.bounds) for key, each in metrics.histograms.items()})
+
+
+def _class(before: ClassMetrics, after: ClassMetrics, interval: _Interval) -> ClassFrame:
     def added(name: str) -> int:
-        return int(getattr(after, name) - (getattr(before, name) if before is not None else 0))
+        return int(getattr(after, name) - getattr(before, name))
 
-    def percentiles(name: str) -> Percentiles:
-        return _percentiles([(getattr(before, name) if before is not None else None, getattr(after, name))])
-
-    rejected = _grown([(before.reject_reasons if before is not None else {}, after.reject_reasons)])
     return ClassFrame(
         requests_per_s=interval.rate(added("num_requests")),
-        num_rejected=sum(rejected.values()),
+        num_rejected=sum(_grown([(before.reject_reasons, after.reject_reasons)]).values()),
         num_complete=added("num_complete"),
         num_deadlines_met=added("num_deadlines_met"),
         num_deadlines_missed=added("num_deadlines_missed"),
         num_slo_met=added("num_slo_met"),
         num_slo_missed=added("num_slo_missed"),
         output_tokens_per_s=interval.rate(added("output_tokens")),
-        ttft_ns=percentiles("ttft"),
-        queue_ns=percentiles("queue"),
+        ttft_ns=_percentiles([(before.ttft, after.ttft)]),
+        queue_ns=_percentiles([(before.queue, after.queue)]),
     )
 
 
@@ -244,7 +249,7 @@ def _percent(part: int, whole: int) -> float | None:
     return round(100 * part / whole, 1) if whole else None
 
 
-def _percentiles(pairs: Sequence[tuple[Histogram | None, Histogram]]) -> Percentiles:
+def _percentiles(pairs: Sequence[tuple[Histogram, Histogram]]) -> Percentiles:
     """Of what was added to several histograms with the same bounds."""
     if not pairs:
         return Percentiles(count=0)
@@ -252,9 +257,9 @@ def _percentiles(pairs: Sequence[tuple[Histogram | None, Histogram]]) -> Percent
     counts = [0] * (len(bounds) + 1)
     total = 0
     for old, new in pairs:
-        total += new.total - (old.total if old is not None else 0)
-        for index, count in enumerate(new.counts):
-            counts[index] += count - (old.counts[index] if old is not None else 0)
+        total += new.total - old.total
+        for index, (less, more) in enumerate(zip(old.counts, new.counts, strict=True)):
+            counts[index] += more - less
     count = sum(counts)
     if not count:
         return Percentiles(count=0)
