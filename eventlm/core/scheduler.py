@@ -83,7 +83,8 @@ def _read_prefixes(state: CoreState) -> None:
 
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    plan = state.plans[replica.index] = StepPlan(replica.index, state.now_ns, state.config.max_num_batched_tokens)
+    plan = StepPlan(replica.index, state.now_ns, state.config.max_num_batched_tokens)
+    state.plans[replica.index] = state.latest_plans[replica.index] = plan
     head = None
     trial = find_trial(state, replica)
     if trial is None:

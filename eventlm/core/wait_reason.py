@@ -40,6 +40,13 @@ def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, S
     return min(found, key=lambda each: (_NEARNESS[each.cause], each.replica), default=WaitReason("worker"))
 
 
+def find_present_wait_reason(state: CoreState, sequence: Sequence) -> WaitReason | None:
+    """The same by what the state itself remembers: each replica's latest plan, if the sequence was there by then."""
+    arrived_ns = sequence.arrival.ts
+    plans = {index: plan for index, plan in state.latest_plans.items() if plan.load.now_ns >= arrived_ns}
+    return find_wait_reason(state, sequence, plans)
+
+
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:
     """By which it is ordered now: in line by the latest keys, resident by that of its admission or of its prefill."""
     priority, key, request, index = sequence.urgency

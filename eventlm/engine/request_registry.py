@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 from eventlm.config import ServerConfig
 from eventlm.config.structs import memory_bytes
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence as CoreSequence
 from eventlm.core.state.sequence import State
 from eventlm.engine.rate_limits import Charge
 from eventlm.engine.request import (
@@ -65,6 +66,12 @@ _STATES: dict[State, SampleState] = {
     State.CLOSING: "ending",
     State.FINISHED: "finished",
 }
+
+
+def sample_state(sequence: CoreSequence) -> SampleState:
+    """Where a sequence of the core is."""
+    found = _STATES[sequence.state]
+    return "preempted" if found == "waiting" and sequence.residency else found
 
 
 class SampleStatus(Struct, frozen=True, kw_only=True):
@@ -436,7 +443,5 @@ def _samples(seq: int, n: int, state: CoreState | None, rows: EndedRows) -> Iter
         output_tokens = row.output_tokens if row is not None else 0
         if live is not None and row is None:
             sequence = live.sequences[index]
-            found, output_tokens = _STATES[sequence.state], sequence.num_output_tokens
-            if found == "waiting" and sequence.residency:
-                found = "preempted"
+            found, output_tokens = sample_state(sequence), sequence.num_output_tokens
         yield SampleStatus(request=seq, index=index, state=found, output_tokens=output_tokens, row=row)

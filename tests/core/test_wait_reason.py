@@ -12,7 +12,7 @@ from eventlm.core.predictor import Predictor
 from eventlm.core.scheduler import waiting_head
 from eventlm.core.state.snapshot import take
 from eventlm.core.state.step_plan import WaitReason
-from eventlm.core.wait_reason import find_wait_reason, urgency_now
+from eventlm.core.wait_reason import find_present_wait_reason, find_wait_reason, urgency_now
 from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.round_robin import RoundRobin
@@ -155,6 +155,20 @@ def test_who_comes_during_a_step_that_takes_long() -> None:
     assert ask(rig, request) == WaitReason("steps_in_flight", 0)
     rig.complete()
     assert ask(rig, request) is None
+
+
+def test_the_present_reason_outlives_a_drain_without_a_plan() -> None:
+    rig = Rig(num_blocks=12, max_model_len=44, max_num_batched_tokens=64, max_steps_in_flight=1)
+    _, second = rig.arrive_all(arrival(32, 4), arrival(20, 4))
+    third = rig.arrive(4, 4)
+    # Nothing was planned in this drain: the step is still in flight.
+    assert ask(rig, second) == WaitReason("steps_in_flight", 0)
+    assert find_present_wait_reason(rig.state, rig.sequence(second)) == WaitReason("blocks", 0, num_lacking=3)
+    # The plan is older than the third, and says nothing of it.
+    assert find_present_wait_reason(rig.state, rig.sequence(third)) == WaitReason("steps_in_flight", 0)
+    rig.complete()
+    for request in (second, third):
+        assert find_present_wait_reason(rig.state, rig.sequence(request)) == ask(rig, request)
 
 
 class FirstOnly(Batcher, frozen=True, kw_only=True):

@@ -74,6 +74,8 @@ class CoreState:
         self.decisions: list[Decision] = []
         #: Of the latest drain, by replica: its latest plan. Nothing is decided by them.
         self.plans: dict[int, StepPlan] = {}
+        #: By replica, its latest plan of any drain. Nothing is decided by them either.
+        self.latest_plans: dict[int, StepPlan] = {}
         self.paused = False
         #: Facts of one drain share a time; only its last is marked.
         self.drain_open = False

@@ -24,11 +24,12 @@ from tests.core.rig import Rig
 from tests.simulation import MemoryLog, Simulation
 from tests.workload import draw_machine, make_core, with_states
 
-#: What follows from the rest, is the same for all, or counts within one event only.
+#: What follows from the rest, is the same for all, counts within one event only, or decides nothing.
 DERIVED = {
     CoreState: {
-        "config", "plugins", "policy", "margin", "cause", "decisions", "plans", "drain_open", "group", "shared_queue",
-        "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched", "sequences_digest",
+        "config", "plugins", "policy", "margin", "cause", "decisions", "plans", "latest_plans", "drain_open", "group",
+        "shared_queue", "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched",
+        "sequences_digest",
     },
     Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
     BlockPool: {"num_blocks", "references", "_name", "_changes", "_states"},

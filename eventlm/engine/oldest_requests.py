@@ -1,0 +1,111 @@
+"""The oldest sequences of a running engine, and why those wait that are in no step. Looking changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import nsmallest
+from itertools import islice
+from typing import Literal
+
+from msgspec import Struct
+
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence, State
+from eventlm.core.state.step_plan import WaitCause
+from eventlm.core.wait_reason import find_present_wait_reason
+from eventlm.engine.admin import EngineStatus, status_of
+from eventlm.engine.request_registry import SampleState, sample_state
+
+#: Of each kind, waiting and running.
+MAX_LISTED = 200
+
+
+class Wait(Struct, frozen=True, kw_only=True):
+    """Why a sequence is in no step: see `eventlm.core.state.step_plan.WaitCause`.
+
+    replica: the one that could take it first, -1 where none could. num_lacking: blocks that it lacks. other: the
+    request and the sample that it waits for, if it waits for one.
+    """
+
+    cause: WaitCause
+    replica: int
+    num_lacking: int
+    other: tuple[int, int] | None
+
+
+class ListedSequence(Struct, frozen=True, kw_only=True):
+    """A sequence: the seq of its request's arrival in the trace, and which of the request's samples it is.
+
+    age_ns: since its arrival. replica: where it is or was resident, -1 before. num_restarts: how often it has lost its
+    blocks. wait: None while it is in a step.
+    """
+
+    request: int
+    index: int
+    state: SampleState
+    age_ns: int
+    service_class: str
+    priority: int
+    replica: int
+    prompt_tokens: int
+    output_tokens: int
+    num_blocks: int
+    num_restarts: int
+    wait: Wait | None
+
+
+class OldestRequests(Struct, frozen=True, kw_only=True):
+    """The oldest sequences that wait and those that are resident, oldest first, and the engine at that moment."""
+
+    status: EngineStatus
+    waiting: list[ListedSequence]
+    running: list[ListedSequence]
+
+
+def oldest_requests(
+    engine_state: Literal["loading", "ready", "draining", "dead"], state: CoreState, now_ns: int, limit: int
+) -> OldestRequests:
+    """Up to `limit` of each kind, and no more than MAX_LISTED. Costs as much as is listed, and a look at each resident.
+
+    It is for the time between two drains.
+    """
+    limit = min(limit, MAX_LISTED)
+    residents = [sequence for replica in state.replicas for sequence in replica.running]
+    return OldestRequests(
+        status=status_of(engine_state, state),
+        waiting=[_listed(state, sequence, now_ns) for sequence in islice(_waiting(state), limit)],
+        running=[_listed(state, each, now_ns) for each in nsmallest(limit, residents, key=lambda each: each.id)],
+    )
+
+
+def _waiting(state: CoreState) -> Iterator[Sequence]:
+    """In order of arrival, as far as they are asked for and there are any."""
+    num_left = state.num_waiting
+    for request in state.requests.values():
+        for sequence in request.sequences:
+            if not num_left:
+                return
+            if sequence.state <= State.WAITING:
+                num_left -= 1
+                yield sequence
+
+
+def _listed(state: CoreState, sequence: Sequence, now_ns: int) -> ListedSequence:
+    arrival = sequence.arrival
+    reason = find_present_wait_reason(state, sequence)
+    return ListedSequence(
+        request=sequence.request,
+        index=sequence.index,
+        state=sample_state(sequence),
+        age_ns=max(now_ns - arrival.ts, 0),
+        service_class=arrival.scheduling.service_class,
+        priority=arrival.scheduling.priority,
+        replica=sequence.replica,
+        prompt_tokens=sequence.prompt_tokens,
+        output_tokens=sequence.num_output_tokens,
+        num_blocks=len(sequence.block_table),
+        num_restarts=max(sequence.residency - sequence.resident, 0),
+        wait=None
+        if reason is None
+        else Wait(cause=reason.cause, replica=reason.replica, num_lacking=reason.num_lacking, other=reason.other),
+    )
