@@ -7,7 +7,6 @@ run at a time, each for a bounded time; callers wait in a bounded line, which no
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from pathlib import Path
 from typing import Literal
@@ -16,6 +15,7 @@ import msgspec
 import structlog
 from msgspec import Struct
 
+from eventlm.engine.child_answer import ask_child
 from eventlm.errors import EventLMError
 from eventlm.system.processes import Processes
 
@@ -109,27 +109,18 @@ class Explanations:
         return answer
 
     async def _ask(self, question: ExplainRequest) -> ExplainResponse:
-        process = await self._processes.spawn(
-            WORKER_MODULE,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
         try:
-            async with asyncio.timeout(self._timeout_seconds):
-                answer, _ = await process.communicate(msgspec.json.encode(question))
-            return msgspec.json.decode(answer, type=ExplainResponse)
+            answer = await ask_child(
+                self._processes, WORKER_MODULE, msgspec.json.encode(question), timeout_seconds=self._timeout_seconds
+            )
         except TimeoutError:
             raise NotExplainedError(
                 "too_long",
                 f"the explanation took longer than {self._timeout_seconds:g} s; `eventlm explain` beside the trace "
                 "takes the time it needs",
             ) from None
+        try:
+            return msgspec.json.decode(answer.data, type=ExplainResponse)
         except msgspec.DecodeError as error:
-            log.error("a process that explains a reply died", exit_code=process.returncode)
+            log.error("a process that explains a reply died", exit_code=answer.exit_code)
             raise NotExplainedError("failed", "the explanation failed") from error
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()

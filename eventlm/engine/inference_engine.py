@@ -23,11 +23,13 @@ from eventlm.engine.explanations import ExplainResponse, Explanations
 from eventlm.engine.group_admission import Admission, AdmissionParts, check_room_to_search, with_cache_rules
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.object_store.store import ObjectStore
+from eventlm.engine.oldest_requests import OldestRequests, oldest_requests
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
 from eventlm.engine.replicas.spawned_worker import SpawnedWorker
+from eventlm.engine.reports import Reports
 from eventlm.engine.request import (
     AT_SHUTDOWN,
     BY_OWNER,
@@ -52,6 +54,7 @@ from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.system.system import System
+from eventlm.types import NANOSECONDS_PER_SECOND, TimeWindow
 from eventlm.worker.protocol import StepResult
 
 EngineState = Literal["loading", "ready", "draining", "dead"]
@@ -104,6 +107,7 @@ class InferenceEngine:
             watch_grammar=self.grammars.watch,
         )
         self._explanations = Explanations(system.processes)
+        self._reports = Reports(system.processes)
 
     @property
     def state(self) -> EngineState:
@@ -320,6 +324,16 @@ class InferenceEngine:
         """Where the time of a reply went, up to the end of the trace. Raises UnknownReplyError, NotExplainedError."""
         reply = self.registry.find(reply_id, owner)
         return await self._explanations.explain(self.run_folder, reply.requests, owner=owner)
+
+    async def list_oldest(self, limit: int) -> OldestRequests:
+        """The oldest requests as they are now. Raises EngineUnavailableError before `start`."""
+        return oldest_requests(self.state, self._require_engine_core().core.state, self.now_ns(), limit)
+
+    async def report(self, seconds: int) -> bytes:
+        """A page of HTML about the last part of the run. Raises NoReportError."""
+        now_ns = self.now_ns()
+        window = TimeWindow(max(now_ns - seconds * NANOSECONDS_PER_SECOND, 0), now_ns)
+        return await self._reports.make(self.run_folder, window)
 
     def cancel(self, request: int, reason: str = CLIENT_LEFT) -> None:
         """End a request; nothing if it has ended."""

@@ -30,7 +30,9 @@ from eventlm.frontend.protocol import (
     FrontEndReady,
     GetMetrics,
     LeaveReply,
+    ListOldest,
     Lost,
+    MakeReport,
     Notification,
     Operation,
     Outputs,
@@ -186,6 +188,10 @@ class FrontEndLink:
                 return await getattr(engine, method)(reply_id, owner)
             case GetMetrics():
                 return structs.replace(await engine.read_metrics(), front_ends=self._metrics())
+            case ListOldest(limit=limit):
+                return await engine.list_oldest(limit)
+            case MakeReport(seconds=seconds):
+                return await engine.report(seconds)
             case Administer(action=action):
                 return await engine.administer(action)
             case CallOnObject(action=action):
@@ -216,7 +222,7 @@ class FrontEndLink:
 
     def _check_fits(self, call: Call, answer: CallResult) -> None:
         """Refuse to send a large object over the bound: a client that reads many harms no stream."""
-        if not isinstance(call.operation, CallOnObject) or self._connection is None:
+        if not isinstance(call.operation, CallOnObject | MakeReport) or self._connection is None:
             return
         if self._connection.backlog_bytes + len(answer.result) > self._max_backlog_bytes:
             raise EngineUnavailableError("too much is on its way to be sent; try again")

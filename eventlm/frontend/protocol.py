@@ -28,6 +28,7 @@ from eventlm.engine.object_store.actions import (
     UnknownObjectError,
 )
 from eventlm.engine.rate_limits import RateLimitError, RateLimits, RateLimitState
+from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import (
     ClosingOutput,
     ContextLengthError,
@@ -177,6 +178,18 @@ class GetMetrics(Struct, frozen=True, tag="metrics"):
     """`Engine.read_metrics`. Returns an `EngineMetrics`."""
 
 
+class ListOldest(Struct, frozen=True, tag="list_oldest"):
+    """`Engine.list_oldest`. Returns an `OldestRequests`."""
+
+    limit: int
+
+
+class MakeReport(Struct, frozen=True, tag="report"):
+    """`Engine.report`. Returns the bytes of a page."""
+
+    seconds: int
+
+
 class Administer(Struct, frozen=True, tag="administer"):
     """`Engine.administer`. Returns an `EngineStatus`."""
 
@@ -189,7 +202,9 @@ class CallOnObject(Struct, frozen=True, tag="object"):
     action: ObjectAction
 
 
-Operation = Union[Submit, ResumeReply, CallOnReply, GetMetrics, Administer, CallOnObject]  # noqa: UP007
+Operation = Union[  # noqa: UP007
+    Submit, ResumeReply, CallOnReply, GetMetrics, ListOldest, MakeReport, Administer, CallOnObject
+]
 
 
 class Call(Struct, frozen=True, tag="call"):
@@ -270,6 +285,7 @@ ERRORS: dict[str, type[EventLMError]] = {
         UnknownRequestError,
         AmbiguousRequestError,
         NotExplainedError,
+        NoReportError,
         ObjectStoreError,
         UnknownObjectError,
         ObjectHeldError,

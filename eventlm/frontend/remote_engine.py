@@ -12,6 +12,7 @@ from msgspec import Raw
 from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainResponse
 from eventlm.engine.object_store.actions import ObjectAction, Objects
+from eventlm.engine.oldest_requests import OldestRequests
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     EngineUnavailableError,
@@ -38,7 +39,9 @@ from eventlm.frontend.protocol import (
     FrontEndSetup,
     GetMetrics,
     LeaveReply,
+    ListOldest,
     Lost,
+    MakeReport,
     Operation,
     Outputs,
     ResumeReply,
@@ -174,16 +177,15 @@ class RemoteEngine:
 
     async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
         """As the method of `InferenceEngine`."""
-        number = self._num_calls + 1
-        try:
-            return await self._call(
-                CallOnReply("explain", reply_id, owner), partial(decode_result, result_type=ExplainResponse)
-            )
-        except asyncio.CancelledError:
-            # An explanation may take long, and other calls wait for theirs.
-            if self._calls.pop(number, None) is not None:
-                self._send(Abandon(number))
-            raise
+        return await self._call_for_long(CallOnReply("explain", reply_id, owner), ExplainResponse)
+
+    async def list_oldest(self, limit: int) -> OldestRequests:
+        """As the method of `InferenceEngine`."""
+        return await self._call(ListOldest(limit), partial(decode_result, result_type=OldestRequests))
+
+    async def report(self, seconds: int) -> bytes:
+        """As the method of `InferenceEngine`."""
+        return await self._call_for_long(MakeReport(seconds), bytes)
 
     async def _call_on_object(self, action: ObjectAction) -> Any:
         return await self._call(CallOnObject(action), partial(decode_result, result_type=action.result_type))
@@ -252,6 +254,16 @@ class RemoteEngine:
 
     def _cancel(self, request: int, reason: str) -> None:
         self._send(CancelRequest(request, reason))
+
+    async def _call_for_long(self, operation: Operation, result_type: type[T]) -> T:
+        """A call that may take long, and for which others wait: the engine is told if the caller leaves."""
+        number = self._num_calls + 1
+        try:
+            return await self._call(operation, partial(decode_result, result_type=result_type))
+        except asyncio.CancelledError:
+            if self._calls.pop(number, None) is not None:
+                self._send(Abandon(number))
+            raise
 
     async def _call(
         self,

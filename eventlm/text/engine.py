@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainResponse
 from eventlm.engine.object_store.actions import Objects
+from eventlm.engine.oldest_requests import OldestRequests
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import OnOutput, Request, RequestHandle, ResumedReply, Submission
 from eventlm.engine.request_registry import ReplyStatus
@@ -89,6 +90,14 @@ class Engine(Protocol):
 
     async def explain(self, reply_id: str, owner: str) -> ExplainResponse:
         """Where the time of a reply went, by its id or its request's. Raises UnknownReplyError, NotExplainedError."""
+        ...
+
+    async def list_oldest(self, limit: int) -> OldestRequests:
+        """The oldest requests that wait and that run, up to `limit` of each, and why those wait that are in no step."""
+        ...
+
+    async def report(self, seconds: int) -> bytes:
+        """A page of HTML about the last so many seconds of the run. Raises NoReportError."""
         ...
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:

@@ -21,6 +21,7 @@ from eventlm.engine.admin import (
 )
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.rate_limits import RateLimitError, RateLimits
+from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import (
     ClosingOutput,
     ContextLengthError,
@@ -81,6 +82,18 @@ async def test_what_an_operator_asks_comes_through() -> None:
             with pytest.raises(error) as near:
                 await pair.double.administer(action)
             assert str(far.value) == str(near.value)
+        assert_tidy(pair)
+
+
+async def test_what_a_dashboard_asks_comes_through() -> None:
+    async with connected() as pair:
+        assert await pair.engine.list_oldest(1) == await pair.double.list_oldest(1)
+        assert pair.double.limits == [1, 1]
+        assert await pair.engine.report(60) == b"<p>60 s</p>"
+        pair.double.report_error = NoReportError("busy", "another report is being made")
+        with pytest.raises(NoReportError) as caught:
+            await pair.engine.report(60)
+        assert (caught.value.reason, str(caught.value)) == ("busy", "another report is being made")
         assert_tidy(pair)
 
 
@@ -222,7 +235,9 @@ def test_both_engines_have_every_method_of_the_protocol(name: str) -> None:
 async def test_figures_are_the_engines_and_those_of_all_front_ends() -> None:
     async with connected() as pair:
         metrics = await pair.engine.read_metrics()
-        assert metrics == structs.replace(await pair.double.read_metrics(), front_ends=FIGURES)
+        assert metrics.now_ns
+        near = structs.replace(await pair.double.read_metrics(), front_ends=FIGURES, now_ns=metrics.now_ns)
+        assert metrics == near
 
 
 async def test_the_engine_s_state_is_sent() -> None:

@@ -20,6 +20,7 @@ from eventlm.engine.admin import (
     EngineStatus,
     FlushCache,
     FlushedCache,
+    ReadStatus,
     SwapPolicy,
     UnknownPolicyError,
     UnknownRequestError,
@@ -30,7 +31,9 @@ from eventlm.engine.group_admission import charge_for, reply_with_sinks
 from eventlm.engine.live_requests import Sink
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.object_store.store import ObjectStore
+from eventlm.engine.oldest_requests import ListedSequence, OldestRequests
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
+from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import (
     ClosingOutput,
     FinishedOutput,
@@ -109,6 +112,10 @@ class EngineDouble:
         self.actions: list[AdminAction] = []
         self.submitted = asyncio.Event()
         self.explain_error: NotExplainedError | None = None
+        self.report_error: NoReportError | None = None
+        #: What is told of the oldest requests, and how many were asked for each time.
+        self.waiting: list[ListedSequence] = []
+        self.limits: list[int] = []
         self.rows = EndedRows()
         self.requests: list[Request] = []
         self.cancelled: list[tuple[int, str]] = []
@@ -196,6 +203,17 @@ class EngineDouble:
             replicas=[],
             flushed=FlushedCache(num_blocks=7, num_replicas=2) if isinstance(action, FlushCache) else UNSET,
         )
+
+    async def list_oldest(self, limit: int) -> OldestRequests:
+        self.limits.append(limit)
+        status = await self.administer(ReadStatus())
+        self.actions.pop()
+        return OldestRequests(status=status, waiting=self.waiting[:limit], running=[])
+
+    async def report(self, seconds: int) -> bytes:
+        if self.report_error is not None:
+            raise self.report_error
+        return b"<p>%d s</p>" % seconds
 
     def leave(self, reply_id: str, reader: int) -> None:
         self.registry.leave(reply_id, reader)

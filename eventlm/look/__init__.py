@@ -1,0 +1,1 @@
+"""What is said and shown about a run: findings, reports and pages."""

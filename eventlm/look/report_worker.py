@@ -1,0 +1,69 @@
+"""The process that makes a report for a running server: `python -m eventlm.look.report_worker`.
+
+It reads a `ReportRequest` as JSON and writes a `ReportHead` as a line of JSON, then the page. It has the lowest
+priority, because the server is running.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from eventlm.engine.reports import ReportHead, ReportRequest
+from eventlm.errors import EventLMError
+from eventlm.types import TimeWindow
+
+_NICENESS = 19
+
+#: Makes the page of a part of a run, from the run's folder.
+Build = Callable[[Path, TimeWindow], str]
+
+
+def respond(request: ReportRequest, build: Build) -> bytes:
+    """The answer: the page, or why there is none."""
+    try:
+        page = build(Path(request.run_folder), request.window)
+    except EventLMError as error:
+        # The page's reader may look at the run, and need not know where it lies.
+        why = str(error).replace(request.run_folder, "the trace")
+        return refuse(ReportHead(reason="failed", error=why))
+    return msgspec.json.encode(ReportHead()) + b"\n" + page.encode()
+
+
+def refuse(head: ReportHead) -> bytes:
+    """An answer without a page."""
+    return msgspec.json.encode(head) + b"\n"
+
+
+def find_build() -> Build | None:
+    """What makes reports, if this version has it."""
+    try:
+        build: Build = importlib.import_module("eventlm.look.report").build_report
+    except ModuleNotFoundError:
+        return None
+    return build
+
+
+def main() -> None:
+    """Respond to one request."""
+    # Ctrl-C is for the parent process. The output of plug-ins must not mix with the response.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    with os.fdopen(os.dup(1), "wb") as output:
+        os.dup2(2, 1)
+        request = msgspec.json.decode(sys.stdin.buffer.read(), type=ReportRequest)
+        build = find_build()
+        if build is None:
+            output.write(refuse(ReportHead(reason="not_available", error="this version makes no reports yet")))
+        else:
+            output.write(respond(request, build))
+
+
+if __name__ == "__main__":
+    main()
