@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Literal
 
 from msgspec import Struct
 
@@ -77,7 +78,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     """
 
     log: MetricsSnapshot
-    state: str
+    state: Literal["loading", "ready", "draining", "dead"]
     scheduling_time: Histogram
     now_ns: int = 0
     recorder: RecorderMetrics | None = None

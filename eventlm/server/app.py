@@ -18,8 +18,10 @@ from eventlm.server.batches.folder import BATCHES, BatchFolder
 from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.cors import answer_preflight, refuse_foreign_pages, set_cors_headers
+from eventlm.server.dashboard.feed import FrameFeed
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
 from eventlm.server.endpoints.health import HEALTH_ENDPOINTS, RUNNING_ENDPOINT
+from eventlm.server.endpoints.look import FEED, LOOK_ENDPOINTS
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
 from eventlm.server.endpoints.openapi import JSON, Endpoint, openapi_document
@@ -54,6 +56,12 @@ def make_app(context: ServerContext) -> web.Application:
     app[APIS] = APIS_BY_PREFIX
     app[ERROR_FORMS] = ERROR_FORMS_BY_PATH
     app[REFUSED_PATHS] = ALL_REFUSED_PATHS
+    feed = app[FEED] = FrameFeed(context.engine)
+
+    async def end_feed(app: web.Application) -> None:
+        feed.close()
+
+    app.on_shutdown.append(end_feed)
     if context.config.batch_dir:
         app[BATCHES] = BatchFolder(context.system, context.config)
     app.on_response_prepare.append(set_headers)
@@ -142,4 +150,5 @@ ENDPOINTS = (
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
     *CHAT_PAGE_ENDPOINTS,
     *ADMIN_ENDPOINTS,
+    *LOOK_ENDPOINTS,
 )

@@ -20,12 +20,17 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 class EventStream:
-    """One streamed reply: `start`, `write` and `end`, which raise ConnectionError when the client is gone."""
+    """One streamed reply: `start`, `write` and `end`, which raise ConnectionError when the client is gone.
 
-    def __init__(self, request: web.Request, config: ServerConfig, media_type: str) -> None:
+    max_waiting_bytes: the bound, if it is not the configured one.
+    """
+
+    def __init__(
+        self, request: web.Request, config: ServerConfig, media_type: str, *, max_waiting_bytes: int | None = None
+    ) -> None:
         self.response = web.StreamResponse(headers={"Content-Type": f"{media_type}; charset=utf-8", **_HEADERS})
         self._request = request
-        self._max_waiting_bytes = memory_bytes(config.max_stream_buffer)
+        self._max_waiting_bytes = max_waiting_bytes or memory_bytes(config.max_stream_buffer)
         self._writer: StreamWriter | None = None
 
     @property
