@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +12,10 @@ from eventlm.engine.oldest_requests import ListedSequence, Wait
 from eventlm.engine.reports import NoReportError, Reason
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.server.endpoints.look import FEED
-from tests.processes import PATIENCE_SECONDS, wait_until
+from tests.processes import wait_until
 from tests.server.auth.test_api_keys import TWO_KEYS, bearer, write
 from tests.server.conftest import INVALID, RunningServer, assert_error
+from tests.server.dashboard.watching import Watching
 from tests.server.endpoints.test_metrics import feed
 
 OPS = bearer("sk-ops")
@@ -41,38 +39,6 @@ LISTED = ListedSequence(
 @pytest.fixture
 def guarded(start_server: Callable[..., RunningServer], tmp_path: Path) -> RunningServer:
     return start_server(api_keys_file=str(write(tmp_path / "keys.toml", TWO_KEYS)))
-
-
-class Stream:
-    """A watcher on a socket of its own."""
-
-    def __init__(self, server: RunningServer, key: str = "sk-ops", *, receive_bytes: int = 0) -> None:
-        self.socket = socket.socket()
-        if receive_bytes:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        self.socket.settimeout(PATIENCE_SECONDS)
-        self.socket.connect((server.host, server.port))
-        head = f"GET /admin/look/live HTTP/1.1\r\nHost: {server.host}\r\nAuthorization: Bearer {key}\r\n\r\n"
-        self.socket.sendall(head.encode())
-        self._file = self.socket.makefile("rb")
-
-    def events(self) -> Iterator[tuple[str, Any]]:
-        """Names and contents up to the end of the stream."""
-        name = "message"
-        for line in self._file:
-            if line == b"0\r\n":
-                # The last chunk.
-                return
-            field, _, value = line.decode().strip().partition(": ")
-            if field == "event":
-                name = value
-            elif field == "data":
-                yield name, json.loads(value)
-                name = "message"
-
-    def close(self) -> None:
-        self._file.close()
-        self.socket.close()
 
 
 def num_watchers(server: RunningServer) -> int:
@@ -100,7 +66,7 @@ def test_without_an_admin_key_it_says_how_to_set_one_up(server: RunningServer, p
 def test_frames_come_until_the_watcher_leaves(guarded: RunningServer) -> None:
     feed(guarded)
     quicken(guarded)
-    stream = Stream(guarded)
+    stream = Watching(guarded.url)
     found = [event for _, (name, event) in zip(range(3), stream.events(), strict=False) if name == "message"]
     assert [each["number"] for each in found] == [1, 2, 3]
     first, second, _ = (each["frame"] for each in found)
@@ -116,7 +82,7 @@ def test_frames_come_until_the_watcher_leaves(guarded: RunningServer) -> None:
 def test_of_a_slow_watcher_frames_are_left_out_and_no_other_waits(guarded: RunningServer) -> None:
     feed(guarded)
     quicken(guarded, 0.001)
-    slow, fast = Stream(guarded, receive_bytes=2048), Stream(guarded)
+    slow, fast = Watching(guarded.url, receive_bytes=2048), Watching(guarded.url)
     latest = 0
     for _, event in fast.events():
         latest = event["number"]
@@ -136,7 +102,7 @@ def test_of_a_slow_watcher_frames_are_left_out_and_no_other_waits(guarded: Runni
 
 
 def test_it_ends_with_the_server(guarded: RunningServer) -> None:
-    stream = Stream(guarded)
+    stream = Watching(guarded.url)
     events = stream.events()
     assert next(events)[1]["number"] == 1
     began = time.monotonic()
@@ -148,7 +114,7 @@ def test_it_ends_with_the_server(guarded: RunningServer) -> None:
 
 def test_it_ends_when_the_key_is_taken_away(guarded: RunningServer, tmp_path: Path) -> None:
     quicken(guarded)
-    stream = Stream(guarded)
+    stream = Watching(guarded.url)
     events = stream.events()
     next(events)
     write(tmp_path / "keys.toml", TWO_KEYS.replace('["admin"]', '["inference"]'))
@@ -160,7 +126,7 @@ def test_it_ends_when_the_key_is_taken_away(guarded: RunningServer, tmp_path: Pa
 
 def test_an_engine_that_goes_away(guarded: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     quicken(guarded)
-    stream = Stream(guarded)
+    stream = Watching(guarded.url)
     events = stream.events()
     next(events)
 
