@@ -17,7 +17,7 @@ from eventlm.bus.segment_reader import SegmentReader
 from eventlm.core.plugin import SequenceView
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence, State, Urgency
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import UsageError
 from eventlm.events import (
     Admitted,
     Arrived,
@@ -37,14 +37,11 @@ from eventlm.formatting import counted
 from eventlm.replay.explain.result import Explanation, Order
 from eventlm.replay.explain.timeline import Timeline, order_of, rows_of
 from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.verify.divergence_error import DivergenceError
 from eventlm.replay.verify.verifier import Found, Verifier
 from eventlm.types import OnProgress, SequenceId
 
 _LINES_PER_PROGRESS = 1024
-
-
-class DivergenceError(EventLMError):
-    """The trace diverges from the replay. `exit_code` is that of the divergence."""
 
 
 class Explained(Struct, frozen=True, kw_only=True):
@@ -270,7 +267,8 @@ def explain(
                     on_progress(reader.position, reader.size_bytes)
         except Found as found:
             assert line is not None
-            raise _diverged(reader.path, line, found, rebuilt.drift) from found
+            consequence = "an explanation would be wrong"
+            raise DivergenceError.at(reader.path, line, found, rebuilt.drift, consequence) from found
         explainer.end()
         warnings = [*rebuilt.drift, *([] if is_done else reader.warnings())]
         explanations = [each for asked in requests for each in _found(explainer, reader, *asked)]
@@ -301,15 +299,6 @@ def _by_request(requests: Seq[tuple[int, int | None]]) -> dict[int, list[int] | 
         else:
             indices.append(index)
     return wanted
-
-
-def _diverged(path: str, line: LogLine, found: Found, drift: list[str]) -> DivergenceError:
-    because = f" ({'; '.join(drift)})" if drift else ""
-    return DivergenceError(
-        f"{path} diverges from its replay: at event {line.s} {found.what}{because}; an explanation would be wrong, "
-        f"`eventlm replay {path}` shows details",
-        exit_code=found.code.value.exit_code,
-    )
 
 
 def _found(explainer: Explainer, reader: LogReader, request: int, index: int | None) -> list[Explanation]:

@@ -99,12 +99,12 @@ class Verifier:
         #: The next event, unless there is a gap.
         self._next_s = header.s
 
-    def feed(self, line: LogLine) -> None:
-        """Check one line. Raises Found at the first difference."""
+    def feed(self, line: LogLine) -> Event | None:
+        """Check one line; returns its event unless it was compared as bytes. Raises Found at the first difference."""
         next_s, self._next_s = self._next_s, line.s + 1
         if line.tag in DECISION_TAGS and not self._is_lost:
             self._compare(line)
-            return
+            return None
         event = line.event()
         if encode_body(event) != line.body:
             raise _damaged(line, "its encoding is not that of eventlm")
@@ -125,6 +125,7 @@ class Verifier:
             self._check_digests(event)
         if isinstance(event, Fact | Marker) and not self._is_lost:
             self._apply(event)
+        return event
 
     def _begin_segment(self, header: Header, line: LogLine) -> None:
         if line.number != 1:

@@ -15,7 +15,8 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched
 from eventlm.events.codec import decode_body
-from eventlm.replay.explain.explainer import DivergenceError, explain
+from eventlm.replay.explain.explainer import explain
+from eventlm.replay.verify.divergence_error import DivergenceError
 from eventlm.replay.verify.divergence import as_object
 from eventlm.system.clock import SystemClock
 from eventlm.system.system import real_system

@@ -1,0 +1,48 @@
+"""Runs that the tests of the index read: golden ones, and random ones with everything that may happen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eventlm.replay.index.gauges import UNSEEN_CAUSE
+from eventlm.replay.index.index import Index
+from tests.replay.golden import BROKEN, FOLDER, GOLDEN
+from tests.replay.workload_runs import record
+
+GOLDEN_RUNS = [FOLDER / f"{name}.jsonl" for name in GOLDEN]
+BROKEN_RUN = FOLDER / f"{BROKEN}.jsonl"
+#: Every fifth is in many segments.
+SEEDS = (0, 1, 5, 10, 15, 23, 33, 48)
+
+
+def record_runs(folder: Path) -> list[Path]:
+    """The random runs."""
+    for seed in SEEDS:
+        record(folder, seed)
+    return [folder / f"seed-{seed}" for seed in SEEDS]
+
+
+def assert_same(index: Index, other: Index) -> None:
+    """Tables are equal, but for the numbers of names and for gauges that repeat what held before."""
+    for name, table in index.tables.items():
+        if name == "gauges":
+            continue
+        for column in table.schema.columns:
+            ours, theirs = table[column].tolist(), other.tables[name][column].tolist()
+            if column in ("kind", "service_class", "reason", "text"):
+                ours, theirs = [index.name(n) for n in ours], [other.name(n) for n in theirs]
+            assert ours == theirs, (name, column)
+    num_unseen = 0
+    for drain in range(len(index.drains)):
+        ours_at, theirs_at = index.gauges_at(drain), other.gauges_at(drain)
+        for replica, row in ours_at.items():
+            # At a border between parts the latest plan, and with it the head, may not be known.
+            is_unseen = theirs_at[replica]["head_cause"] == UNSEEN_CAUSE
+            names = [name for name in row if name != "drain" and not (is_unseen and name.startswith("head_"))]
+            assert [row[name] for name in names] == [theirs_at[replica][name] for name in names], drain
+            num_unseen += is_unseen
+    assert num_unseen <= max(2, len(index.drains) // 50)
+
+
+def refuse(*_: object) -> None:
+    raise AssertionError("the whole run was read")
