@@ -46,13 +46,13 @@ from eventlm.replay.index.tables import (
     GrowingTable,
     MarkKind,
     NameTable,
-    Phase,
+    SequencePhase,
 )
 from eventlm.types import SequenceId
 
 Identity = tuple[int, int]
-_WAITING = (Phase.QUEUE, Phase.PREEMPTED)
-_COMPUTING_PROMPT = (Phase.PREFILL, Phase.RECOMPUTE)
+_WAITING = (SequencePhase.QUEUE, SequencePhase.PREEMPTED)
+_COMPUTING_PROMPT = (SequencePhase.PREFILL, SequencePhase.RECOMPUTE)
 
 
 class _Live:
@@ -81,7 +81,7 @@ class _Live:
         self.replica = -1
         self.is_generating = is_generating
         self.prompt_tokens = prompt_tokens
-        self.phase = Phase.QUEUE
+        self.phase = SequencePhase.QUEUE
         self.phase_row = -1
         self.final: tuple[int, int] | None = None
         self.chunk_row = -1
@@ -154,6 +154,14 @@ class RunFold:
         live = self._live.get((request, index))
         return -1 if live is None else live.row
 
+    def note_best_hit(self, request: int, num_tokens: int, replica: int) -> None:
+        """The caches held so much of the prompt of a request that has just arrived."""
+        index = 0
+        while (row := self.find_row(request, index)) >= 0:
+            self.requests.columns["best_hit_tokens"][row] = num_tokens
+            self.requests.columns["best_hit_replica"][row] = replica
+            index += 1
+
     def _arrived(self, event: Arrived) -> None:
         self._arriving[event.s] = event
 
@@ -165,8 +173,8 @@ class RunFold:
             live = self._add_request(arrival, index)
             received_ns = self.requests.columns["received_ns"][live.row]
             if received_ns < arrival.ts:
-                self.phases.add(live.row, Phase.EDGE, received_ns, arrival.ts, -1, -1, -1)
-            self._begin(live, Phase.QUEUE, arrival.ts)
+                self.phases.add(live.row, SequencePhase.EDGE, received_ns, arrival.ts, -1, -1, -1)
+            self._begin(live, SequencePhase.QUEUE, arrival.ts)
 
     def _add_request(self, arrival: Arrived, index: int) -> _Live:
         scheduling = arrival.scheduling
@@ -188,6 +196,8 @@ class RunFold:
             *(-1,) * 6,
             0,
             0,
+            -1,
+            -1,
             0,
         )
         is_generating = scheduling.kind == "generate"
@@ -203,12 +213,12 @@ class RunFold:
             del self._live[arrival.s, 0]
         self._mark(event, MarkKind.REJECTED, request=event.request, text=event.reason)
 
-    def _begin(self, live: _Live, phase: Phase, start_ns: int, replica: int = -1) -> None:
+    def _begin(self, live: _Live, phase: SequencePhase, start_ns: int, replica: int = -1) -> None:
         """The phase under way ends, and another begins."""
         self._close(live, start_ns)
         live.phase = phase
         live.phase_row = self.phases.add(live.row, phase, start_ns, -1, replica, -1, -1)
-        if phase is Phase.DECODE:
+        if phase is SequencePhase.DECODE:
             # Its first decode may have been launched before the prompt was done.
             stretch = self._decoding.get(replica, {}).get(live.identity, -1)
             if stretch >= 0:
@@ -222,7 +232,7 @@ class RunFold:
 
     def _note_last_decode(self, live: _Live) -> None:
         """Its open stretch of decodes goes on until the latest step."""
-        if live.phase is Phase.DECODE and live.identity in self._decoding.get(live.replica, {}):
+        if live.phase is SequencePhase.DECODE and live.identity in self._decoding.get(live.replica, {}):
             self._note_step(live, self._last_step[live.replica])
 
     def _note_step(self, live: _Live, step: int) -> None:
@@ -267,13 +277,13 @@ class RunFold:
             if row < 0:
                 live = self._live.get(identity)
                 row = self.stretches.add(-1 if live is None else live.row, replica, step, -1, 0, 0)
-                if live is not None and live.phase is Phase.DECODE:
+                if live is not None and live.phase is SequencePhase.DECODE:
                     self._note_step(live, step)
             now[identity] = row
         for identity, row in before.items():
             self._end_stretch(row, last_step)
             live = self._live.get(identity)
-            if live is not None and live.phase is Phase.DECODE:
+            if live is not None and live.phase is SequencePhase.DECODE:
                 self._note_step(live, last_step)
         self._decoding[replica] = now
 
@@ -289,7 +299,7 @@ class RunFold:
             if is_first:
                 self.requests.columns["launched_ns"][live.row] = event.ts
             live.replica = self.requests.columns["replica"][live.row] = replica
-            self._begin(live, Phase.PREFILL if is_first else Phase.RECOMPUTE, event.ts, replica)
+            self._begin(live, SequencePhase.PREFILL if is_first else SequencePhase.RECOMPUTE, event.ts, replica)
         self._note_step(live, step)
         columns = self.stretches.columns
         if live.chunk_last == step - 1 and columns["replica"][live.chunk_row] == replica:
@@ -328,7 +338,7 @@ class RunFold:
             live.final = None
             self._note_first_token(identity, position, event.ts)
             if live.phase in _COMPUTING_PROMPT:
-                self._begin(live, Phase.DECODE, event.ts, event.replica)
+                self._begin(live, SequencePhase.DECODE, event.ts, event.replica)
 
     def _note_first_token(self, identity: Identity, position: int, now_ns: int) -> None:
         """The row at a position of a completed step may have given a sequence its first token."""
@@ -349,7 +359,7 @@ class RunFold:
         if live is not None:
             self.requests.columns["preemptions"][live.row] += 1
             live.chunk_last = -2
-            self._begin(live, Phase.PREEMPTED, event.ts, event.replica)
+            self._begin(live, SequencePhase.PREEMPTED, event.ts, event.replica)
         by_request, by_index = event.by or (-1, -1)
         self._mark(
             event,
@@ -364,7 +374,7 @@ class RunFold:
     def _closing(self, event: Closing) -> None:
         live = self._live.get((event.request, event.index))
         if live is not None:
-            self._begin(live, Phase.TEXT_END, event.ts)
+            self._begin(live, SequencePhase.TEXT_END, event.ts)
 
     def _finished(self, event: Finished) -> None:
         live = self._live.pop((event.request, event.index), None)
@@ -438,13 +448,13 @@ class RunFold:
             live = self._live[sequence.id]
             self._close(live, last_ns)
             if sequence.id in known:
-                self.phases.add(live.row, Phase.UNSEEN, last_ns, state.now_ns, -1, -1, -1)
+                self.phases.add(live.row, SequencePhase.UNSEEN, last_ns, state.now_ns, -1, -1, -1)
             live.replica = sequence.replica
             self._begin(live, _phase_of(sequence, is_ending_prompt=live.final is not None), state.now_ns, live.replica)
             columns = self.requests.columns
             columns["replica"][live.row] = sequence.replica
             columns["output_tokens"][live.row] = sequence.num_output_tokens
-            if live.phase is Phase.DECODE and not sequence.num_output_tokens:
+            if live.phase is SequencePhase.DECODE and not sequence.num_output_tokens:
                 self._tokenless.add(live.identity)
 
     def _resume_steps(self, replica: Replica) -> None:
@@ -486,12 +496,12 @@ def _has_ended(sequence: Sequence) -> bool:
     return sequence.state is State.FINISHED
 
 
-def _phase_of(sequence: Sequence, *, is_ending_prompt: bool) -> Phase:
+def _phase_of(sequence: Sequence, *, is_ending_prompt: bool) -> SequencePhase:
     """The phase by the state of a sequence, and by whether its last chunk is in flight."""
     if sequence.ended:
-        return Phase.TEXT_END
+        return SequencePhase.TEXT_END
     if not sequence.resident:
-        return Phase.PREEMPTED if sequence.residency else Phase.QUEUE
+        return SequencePhase.PREEMPTED if sequence.residency else SequencePhase.QUEUE
     if sequence.state is State.DECODE and not is_ending_prompt:
-        return Phase.DECODE
-    return Phase.PREFILL if sequence.residency == 1 else Phase.RECOMPUTE
+        return SequencePhase.DECODE
+    return SequencePhase.PREFILL if sequence.residency == 1 else SequencePhase.RECOMPUTE

@@ -27,7 +27,7 @@ _UNKNOWN = -1
 UNSEEN_CAUSE = -2
 
 
-class Gauges:
+class GaugeSampler:
     """Samples a core, or where there is none the metrics, after each drain."""
 
     def __init__(self) -> None:

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogLine
 from eventlm.core.core import Core
-from eventlm.events import Event, Fact, Gap, Header, Snapshot
+from eventlm.core.state.block_pool import Node
+from eventlm.core.state.core_state import CoreState
+from eventlm.events import Admitted, Event, Fact, Gap, Header, Snapshot
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.index.fold import RunFold
-from eventlm.replay.index.gauges import Gauges
+from eventlm.replay.index.gauges import GaugeSampler
 from eventlm.replay.index.tables import NameTable, Table
 from eventlm.replay.verify.verifier import Verifier
 
@@ -45,7 +47,7 @@ class Indexer:
         self.next_s = header.s
         self.last_ns = header.ts
         self.fold = RunFold(self.names)
-        self.gauges = Gauges()
+        self.gauges = GaugeSampler()
         self._verifier = verifier
         self._core: Core | None = None if verifier is None else verifier.core
         self._store = MetricsStore()
@@ -86,6 +88,9 @@ class Indexer:
         see(fact)
         for decision in decisions:
             see(decision)
+        for decision in decisions:
+            if isinstance(decision, Admitted) and decision.request in core.state.requests:
+                self.fold.note_best_hit(decision.request, *_best_hit(core.state, decision.request))
         self.gauges.note(core.state, fact, decisions)
         if fact.p:
             self.gauges.sample(core.state, fact.s, self.fold.num_live)
@@ -129,3 +134,22 @@ class Indexer:
             gauges.gauges,
         )
         return {table.schema.name: table.finished() for table in growing}
+
+
+def _best_hit(state: CoreState, request: int) -> tuple[int, int]:
+    """The most leading tokens of a new request's prompt that a replica's cache holds, and which replica. One that it
+    was admitted to at once holds its own blocks too: there count those that it hit.
+    """
+    sequence = state.requests[request].sequences[0]
+    if sequence.arrival.scheduling.skip_cache_read:
+        return 0, -1
+    best = (0, -1)
+    for replica in state.replicas:
+        num_tokens = sequence.cached_tokens
+        if not sequence.resident or sequence.replica != replica.index:
+            path: list[Node] = []
+            replica.pool.follow(sequence.block_names, sequence.max_hit_blocks(state.config.block_size), path)
+            num_tokens = len(path) * state.config.block_size
+        if num_tokens > best[0]:
+            best = (num_tokens, replica.index)
+    return best

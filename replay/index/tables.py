@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 Column = NDArray[np.int64]
 
 
-class Phase(IntEnum):
+class SequencePhase(IntEnum):
     """What a sequence was in, as `eventlm explain` names it."""
 
     EDGE = 0
@@ -61,7 +61,8 @@ class Schema(NamedTuple):
 
 #: One row for each sequence, in order of arrival; a rejected request has one row. `reason` is the finish reason, for a
 #: rejected one `rejected: ...`, and `unknown` if the end lies in a gap. `launched_ns` is its first admission to a
-#: replica. `deadline_ns`, `slo_*`: as in the request. `kind`: a name. `replica`: the latest.
+#: replica. `deadline_ns`, `slo_*`: as in the request. `kind`: a name. `replica`: the latest. `best_hit_*`: the
+#: most leading tokens of the prompt that any replica's cache held when the request arrived; -1 if that is not known.
 REQUESTS = Schema(
     "requests",
     (
@@ -87,6 +88,8 @@ REQUESTS = Schema(
         "reason",
         "output_tokens",
         "cached_tokens",
+        "best_hit_tokens",
+        "best_hit_replica",
         "preemptions",
     ),
 )

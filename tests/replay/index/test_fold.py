@@ -11,7 +11,7 @@ from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.result import Explanation
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.open import open_index
-from eventlm.replay.index.tables import Phase
+from eventlm.replay.index.tables import SequencePhase
 
 
 def _events(path: Path) -> list[Event]:
@@ -21,9 +21,9 @@ def _events(path: Path) -> list[Event]:
 
 def _phases(index: Index, row: int) -> list[tuple[str, int, int]]:
     found = [each for each in index.phases.rows() if each["row"] == row]
-    parts = []
+    parts: list[tuple[str, int, int]] = []
     for each in found:
-        name, start_ns = Phase(each["phase"]).name.lower(), each["start_ns"]
+        name, start_ns = SequencePhase(each["phase"]).name.lower(), each["start_ns"]
         end_ns = each["end_ns"] if each["end_ns"] >= 0 else index.facts.last_ns
         # A sequence may be preempted and admitted again at one moment.
         if parts and parts[-1][::2] == (name, start_ns):

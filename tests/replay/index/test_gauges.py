@@ -66,4 +66,4 @@ def test_the_heads_cause_is_that_of_its_explanation(all_runs: list[Path]) -> Non
                 cause = WAIT_CAUSES[row["head_cause"]]
                 assert cause == at[0].cause, (path, drain, index.drains.row(drain), row, at[0])
                 causes.add(cause)
-    assert causes >= {"blocks", "sequence_limit", "token_budget", "steps_in_flight", "head_of_line"}
+    assert causes >= {"blocks", "sequence_limit", "token_budget", "steps_in_flight"}
