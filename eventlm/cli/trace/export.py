@@ -39,7 +39,7 @@ pip install 'eventlm[parquet]'.
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the tables and print their paths."""
-    from eventlm.replay.export import export
+    from eventlm.replay.export.tables import export
 
     path = trace_file(arguments.path)
     window = parse_window(arguments, path)

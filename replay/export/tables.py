@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
@@ -15,6 +14,7 @@ from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
+from eventlm.replay.export.whole_file import WholeFile
 from eventlm.types import OnProgress, TimeWindow
 
 Format = Literal["csv", "parquet"]
@@ -101,17 +101,14 @@ class ParquetWriter:
 
 
 class _Table:
-    """A file that gets its name once it is whole."""
+    """A file with a header and rows, which gets its name once it is whole."""
 
     def __init__(self, path: Path, columns: Sequence[str], to: Format) -> None:
-        self._path = path
         self._num_rows = 0
-        self._partial = path.with_name(f".{path.name}.partial")
         self._columns = columns
         self._rows: list[tuple[Value, ...]] = []
-        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        self._file = os.fdopen(descriptor, "wb")
-        self._writer = (ParquetWriter if to == "parquet" else CsvWriter)(self._file, columns)
+        self._whole = WholeFile(path)
+        self._writer = (ParquetWriter if to == "parquet" else CsvWriter)(self._whole.file, columns)
 
     def add(self, values: dict[str, Value]) -> None:
         """Append a row; missing columns are null."""
@@ -129,16 +126,14 @@ class _Table:
         """Write the rest and rename the file."""
         self._flush()
         self._writer.close()
-        self._file.close()
-        self._partial.replace(self._path)
-        return Exported(str(self._path), self._num_rows)
+        self._whole.finish()
+        return Exported(str(self._whole.path), self._num_rows)
 
     def discard(self) -> None:
         """Remove the file if it is not finished."""
         with contextlib.suppress(OSError, ValueError):
             self._writer.close()
-            self._file.close()
-        self._partial.unlink(missing_ok=True)
+        self._whole.discard()
 
 
 class _Exporter:

@@ -12,8 +12,8 @@ import pytest
 
 from eventlm.errors import UsageError
 from eventlm.metrics.trace_metrics import trace_stats
-from eventlm.replay import export as export_module
-from eventlm.replay.export import REQUEST_COLUMNS, STEP_COLUMNS, TEXT_COLUMNS, export
+from eventlm.replay.export import tables as export_module
+from eventlm.replay.export.tables import REQUEST_COLUMNS, STEP_COLUMNS, TEXT_COLUMNS, export
 from tests.replay.golden import FOLDER
 from tests.replay.traces import Objects, read_objects, tampered
 from tests.replay.workload_runs import record

@@ -1,0 +1,56 @@
+"""A file that gets its name once it is whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from eventlm.errors import UsageError
+
+
+class WholeFile:
+    """`file` is written under another name in the same folder until `finish`; `discard` removes what is not finished.
+
+    Only its owner can read it. Raises OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._partial = path.with_name(f".{path.name}.partial")
+        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        self.file: IO[bytes] = os.fdopen(descriptor, "wb")
+
+    def finish(self) -> None:
+        """Replace what has its name."""
+        self.file.close()
+        self._partial.replace(self.path)
+
+    def discard(self) -> None:
+        """Remove it, unless it is finished."""
+        with contextlib.suppress(OSError, ValueError):
+            self.file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, which replaces `path` if nothing goes wrong. Folders on the way are made.
+
+    Raises UsageError if it cannot be written.
+    """
+    whole: WholeFile | None = None
+    try:
+        if path.is_dir():
+            raise UsageError(f"cannot write to {path}: it is a folder; name a file with -o")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = WholeFile(path)
+        yield whole.file
+        whole.finish()
+    except OSError as error:
+        raise UsageError(f"cannot write to {path}: {error.strerror}; choose another file with -o") from error
+    finally:
+        if whole is not None:
+            whole.discard()

@@ -1,0 +1,57 @@
+"""A file that is there as a whole or not at all."""
+
+from __future__ import annotations
+
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+
+from eventlm.errors import UsageError
+from eventlm.replay.export.whole_file import whole_file
+
+
+def test_it_replaces_the_old_one_once_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "file"
+    with whole_file(path) as file:
+        file.write(b"old")
+    with whole_file(path) as file:
+        file.write(b"new")
+        file.flush()
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_goes_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with pytest.raises(TypeError), whole_file(path) as file:
+        file.writelines([b"half", "whole"])  # type: ignore[list-item]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mistakes_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it is a folder; name a file with -o"), whole_file(tmp_path):
+        pass
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(UsageError, match=r"cannot write to .*/file/out: .*; choose another"),
+        whole_file(tmp_path / "file" / "out"),
+    ):
+        pass
+
+
+def test_a_disk_without_room(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(UsageError, match=f"^cannot write to {path}: File too large; "), whole_file(path) as file:
+            file.write(bytes(1 << 20))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
