@@ -7,19 +7,11 @@ from typing import Literal
 from msgspec import Struct
 
 from eventlm.core.state.step_plan import WaitCause
+from eventlm.telemetry.phases import SequencePhase
 from eventlm.types import RequestKind, SequenceId
 
-#: The phase of a sequence that an interval belongs to.
-Phase = Literal[
-    "edge",  # before the engine stamped its arrival
-    "queue",  # waiting for its first admission
-    "prefill",  # resident, until its last prompt chunk has completed
-    "decode",
-    "preempted",  # waiting to be admitted again
-    "recompute",  # resident again, until its tokens are computed again
-    "text_end",  # ended by the worker, its text is still searched for an earlier end
-    "unseen",  # while nothing was recorded, or before the log begins
-]
+#: The phase of a sequence that an interval belongs to. Unseen: while nothing was recorded, or before the log begins.
+Phase = Literal[SequencePhase, "unseen"]
 
 #: Causes other than waiting: what happened to the sequence.
 Doing = Literal[

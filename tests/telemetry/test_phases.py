@@ -1,0 +1,173 @@
+"""Phases from the log alone: those of `explain`, which knows the core's state."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.events import Arrived, Finished, Preempted, Rejected
+from eventlm.replay.explain.explainer import explain
+from eventlm.telemetry.phases import UNFINISHED, UNKNOWN, PhaseFold, TracedSequence, TracedStep
+from eventlm.types import TimeWindow
+from tests.replay.golden import FOLDER
+from tests.replay.traces import Objects, tampered
+from tests.replay.workload_runs import record
+
+GOLDEN = sorted(path for path in FOLDER.glob("*.jsonl") if path.name != "broken_block.jsonl")
+Identity = tuple[int, int]
+
+
+class Recorder:
+    """A sink that keeps everything, and checks the order of what it gets."""
+
+    def __init__(self) -> None:
+        self.phases: dict[Identity, list[tuple[str, int, int]]] = {}
+        self.outcomes: dict[Identity, tuple[str, int]] = {}
+        self.starts: dict[Identity, int] = {}
+        self.rejected: list[int] = []
+        self.preemptions: list[tuple[Identity, Identity | None]] = []
+        self.steps: list[TracedStep] = []
+        self.chunks: dict[Identity, list[tuple[int, int]]] = {}
+        self._open: set[Identity] = set()
+
+    def sequence_began(self, sequence: TracedSequence) -> None:
+        self.phases[sequence.identity] = []
+        self.starts[sequence.identity] = sequence.start_ns
+
+    def phase_began(self, sequence: TracedSequence) -> None:
+        assert sequence.identity not in self._open
+        self._open.add(sequence.identity)
+
+    def phase_ended(self, sequence: TracedSequence, ns: int) -> None:
+        self._open.remove(sequence.identity)
+        self.phases[sequence.identity].append((sequence.phase, sequence.phase_ns, ns))
+
+    def preempted(self, sequence: TracedSequence, event: Preempted, by: TracedSequence | None) -> None:
+        self.preemptions.append((sequence.identity, None if by is None else by.identity))
+
+    def sequence_ended(self, sequence: TracedSequence, ns: int, outcome: str, finished: Finished | None) -> None:
+        assert sequence.identity not in self._open
+        self.outcomes[sequence.identity] = (outcome, ns)
+
+    def request_rejected(self, arrival: Arrived, event: Rejected) -> None:
+        self.rejected.append(arrival.s)
+
+    def step_ended(self, step: TracedStep) -> None:
+        self.steps.append(step)
+        for chunk in step.chunks:
+            sequence = chunk.sequence
+            assert sequence.phase in ("prefill", "recompute")
+            assert sequence.identity in self._open
+            assert sequence.phase_ns <= chunk.start_ns <= chunk.end_ns <= step.fact.ts
+            found = self.chunks.setdefault(sequence.identity, [])
+            assert not found or found[-1][1] <= chunk.start_ns
+            found.append((chunk.start_ns, chunk.end_ns))
+
+
+def folded(path: Path, window: TimeWindow | None = None) -> Recorder:
+    recorder = Recorder()
+    fold = PhaseFold(recorder, window=window)
+    with LogReader(path) as reader:
+        reader.fold(fold.apply)
+    fold.finish()
+    return recorder
+
+
+def check_against_explanations(path: Path) -> None:
+    recorder = folded(path)
+    explained = explain(path, [(request, None) for request in dict.fromkeys(request for request, _ in recorder.phases)])
+    assert len(explained.explanations) == len(recorder.phases)
+    for explanation in explained.explanations:
+        identity = (explanation.request, explanation.index)
+        expected = [
+            (phase, group[0].start_ns, group[-1].end_ns)
+            for phase, group in (
+                (phase, list(each)) for phase, each in groupby(explanation.intervals, lambda i: i.phase)
+            )
+        ]
+        groups = [list(each) for _, each in groupby(recorder.phases[identity], lambda phase: phase[0])]
+        found = [(group[0][0], group[0][1], group[-1][2]) for group in groups]
+        # Without those that a chunk has shown, and that took no time.
+        assert [phase for phase in found if phase[1] < phase[2]] == expected, explanation.name
+        assert recorder.outcomes[identity] == (explanation.outcome, explanation.end_ns)
+        assert recorder.starts[identity] == explanation.start_ns
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_they_are_those_of_explain(path: Path) -> None:
+    check_against_explanations(path)
+
+
+@pytest.mark.parametrize("seed", [0, 10])
+def test_they_are_those_of_explain_in_random_workloads(seed: int, tmp_path: Path) -> None:
+    # The second is in many segments.
+    record(tmp_path, seed)
+    check_against_explanations(tmp_path / f"seed-{seed}")
+
+
+def test_preemptions_name_who_they_were_for() -> None:
+    recorder = folded(FOLDER / "edf_tight.jsonl")
+    by_others = [(victim, by) for victim, by in recorder.preemptions if by is not None]
+    assert by_others
+    assert all(victim != by for victim, by in by_others)
+    assert {victim for victim, _ in recorder.preemptions} == {
+        identity for identity, phases in recorder.phases.items() if any(phase == "preempted" for phase, *_ in phases)
+    }
+
+
+def test_a_window_has_the_requests_that_arrived_in_it_and_the_steps_that_overlap_it() -> None:
+    path = FOLDER / "fcfs_one_replica.jsonl"
+    whole = folded(path)
+    arrivals = sorted(set(whole.starts.values()))
+    window = TimeWindow(arrivals[1], arrivals[len(arrivals) // 2])
+    some = folded(path, window)
+    assert 0 < len(some.phases) < len(whole.phases)
+    assert all(phases == whole.phases[identity] for identity, phases in some.phases.items())
+    for step in whole.steps:
+        kept = [each for each in some.steps if each.launched == step.launched]
+        overlaps = window.overlaps(step.fact.start_ns, step.fact.end_ns)
+        if overlaps:
+            assert kept[0].in_window
+        assert not kept or kept[0].in_window or kept[0].chunks
+
+
+def test_what_the_log_does_not_end(tmp_path: Path) -> None:
+    def cut(objects: Objects) -> None:
+        del objects[len(objects) // 2 :]
+
+    recorder = folded(tampered(FOLDER / "lpm_space_sharing.jsonl", tmp_path / "t", cut))
+    ends = {ns for outcome, ns in recorder.outcomes.values() if outcome == UNFINISHED}
+    assert len(ends) == 1
+    assert recorder.outcomes.keys() == recorder.phases.keys()
+    for identity, phases in recorder.phases.items():
+        assert (
+            sum(end - start for _, start, end in phases) == recorder.outcomes[identity][1] - recorder.starts[identity]
+        )
+
+
+def test_events_that_are_missing_end_what_was_live() -> None:
+    recorder = Recorder()
+    fold = PhaseFold(recorder)
+    with LogReader(FOLDER / "fcfs_one_replica.jsonl") as reader:
+        events = [line.event() for line in reader]
+    middle = len(events) // 2
+    for event in events[: middle - 20] + events[middle:]:
+        fold.apply(event)
+    fold.finish()
+    unknown = [identity for identity, (outcome, _) in recorder.outcomes.items() if outcome == UNKNOWN]
+    assert unknown
+    assert {recorder.outcomes[identity][1] for identity in unknown} == {events[middle - 21].ts}
+
+
+def test_rejected_requests(tmp_path: Path) -> None:
+    def reject(objects: Objects) -> None:
+        last = max(index for index, item in enumerate(objects) if item["t"] == "arrive")
+        del objects[last + 1 :]
+        objects.append({"t": "reject", "s": 0, "ts": objects[-1]["ts"], "request": last, "reason": "queue_full"})
+
+    recorder = folded(tampered(FOLDER / "edf_tight.jsonl", tmp_path / "t", reject))
+    assert len(recorder.rejected) == 1
+    assert (recorder.rejected[0], 0) not in recorder.phases
