@@ -44,6 +44,8 @@ examples:
   eventlm trace grep --request 17     its lines about one request
   eventlm trace diff A B              where two runs decided otherwise
   eventlm trace export -o tables      requests and steps as tables
+  eventlm trace export --to perfetto -o run.pftrace
+                                      the run as a timeline
   eventlm trace import --from azure F -o W.jsonl
                                       a public trace as a workload
   eventlm trace check runs/latest     every line against the hash chain
@@ -174,7 +176,7 @@ ACTIONS: dict[str, tuple[Callable[[Parser], None], str]] = {
     "ls": (trace_ls.configure, "the recorded runs of a folder"),
     "grep": (trace_grep.configure, "lines about a request, of a kind, of a time"),
     "diff": (trace_diff.configure, "two runs of one workload beside each other"),
-    "export": (trace_export.configure, "requests and steps as CSV or parquet"),
+    "export": (trace_export.configure, "tables, timelines for trace viewers, or spans"),
     "import": (trace_import.configure, "a public trace of real load as a workload file"),
     "check": (_configure_check, "verify hashes, order and fields of every line"),
     "repair": (_configure_repair, "cut off a half-written last line"),

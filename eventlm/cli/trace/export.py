@@ -1,58 +1,106 @@
-"""`eventlm trace export`: a trace as tables."""
+"""`eventlm trace export`: a trace as tables, for trace viewers, or as spans."""
 
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING, Literal, get_args
 
 from eventlm.cli.output import file_progress, warn
 from eventlm.cli.parser import Parser
 from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
 from eventlm.cli.trace_path import add_trace_argument, trace_file
+from eventlm.errors import UsageError
 from eventlm.formatting import counted
+
+if TYPE_CHECKING:
+    from eventlm.types import OnProgress, TimeWindow
+
+Format = Literal["csv", "parquet", "perfetto", "chrome", "otlp"]
+FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
-    parser.description = "Write the requests and the steps of a trace as two tables, for notebooks and databases."
+    parser.description = (
+        "Write a trace as two tables of its requests and steps, as a timeline for trace viewers, or as spans."
+    )
     parser.epilog = (
         """\
 examples:
   eventlm trace export -o tables                      the run as CSV
   eventlm trace export runs/latest --format parquet -o tables
   eventlm trace export --from 14:05 --to 14:06 -o tables
+  eventlm trace export --to perfetto -o run.pftrace   open it in ui.perfetto.dev
   python -c 'import pandas as p; print(p.read_csv("tables/steps.csv").mean())'
 
-Writes requests.* (a row for each sequence; `request` is the event of its
-arrival) and steps.*. Times are integer nanoseconds since the run started; what
-a sequence did not reach is empty. Parquet needs pyarrow:
-pip install 'eventlm[parquet]'.
+formats:
+  csv, parquet  two tables in a folder: requests.* (a row for each sequence;
+                `request` is the event of its arrival) and steps.*
+  perfetto      a file for ui.perfetto.dev: a lane for each live sequence with
+                its phases and chunks, the steps and counters of each replica,
+                and arrows from chunks to steps and from preemptors to victims
+  chrome        the same without arrows as JSON, for chrome://tracing and others
+  otlp          OTLP in JSON lines: a span for each request, its phases below it
+
+Times are integer nanoseconds since the run started; what a sequence did not
+reach is empty. Parquet needs pyarrow: pip install 'eventlm[parquet]'. The name
+of a format may also be given to --to, which otherwise takes a time.
 
 """
         + WINDOW_HELP
     )
-    parser.add_argument("--format", choices=["csv", "parquet"], default="csv", help="the kind of files (default: csv)")
-    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="folder to write them to")
+    parser.add_argument("--format", choices=FORMATS, help="what to write (default: csv)")
+    parser.add_argument(
+        "-o", "--output", metavar="PATH", required=True, help="folder to write the tables to, or the file of the others"
+    )
     add_window_flags(parser)
     add_trace_argument(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the tables and print their paths."""
-    from eventlm.replay.export.tables import export
-
+    """Write the files and print what is in them."""
+    to = _take_format(arguments)
     path = trace_file(arguments.path)
     window = parse_window(arguments, path)
     with file_progress("exporting", path) as on_progress:
-        files, warnings = export(
-            path,
-            arguments.output,
-            to=arguments.format,
-            window=window,
-            strict=arguments.strict,
-            on_progress=on_progress,
-        )
-    for file in files:
-        print(f"{file.path}: {counted(file.num_rows, 'row')}")
+        lines, warnings = _export(to, path, arguments.output, window, arguments.strict, on_progress)
+    print("\n".join(lines))
     warn(warnings)
     return 0
+
+
+def _take_format(arguments: argparse.Namespace) -> Format:
+    """The format that --format or --to names; then --to is not a time."""
+    given: Format | None = arguments.format
+    named = arguments.to_time
+    if named is None or any(character.isdigit() for character in named):
+        return given or "csv"
+    if named not in FORMATS:
+        raise UsageError(f"--to {named}: neither a format ({', '.join(FORMATS)}) nor a time, such as 14:05 or 1.5s")
+    if given not in (None, named):
+        raise UsageError(f"--to {named} and --format {given}: give one format")
+    found: Format = named
+    arguments.to_time = None
+    return found
+
+
+def _export(
+    to: Format, path: str, output: str, window: TimeWindow | None, strict: bool, on_progress: OnProgress | None
+) -> tuple[list[str], list[str]]:
+    """Lines on what was written, and warnings."""
+    if to == "otlp":
+        from eventlm.replay.export.spans import export_spans
+
+        spans = export_spans(path, output, window=window, strict=strict, on_progress=on_progress)
+        return [f"{output}: {counted(spans.num_spans, 'span')}"], spans.warnings
+    if to == "perfetto" or to == "chrome":
+        from eventlm.replay.export.timeline import export_timeline
+
+        found = export_timeline(path, output, to=to, window=window, strict=strict, on_progress=on_progress)
+        line = f"{output}: {counted(found.num_sequences, 'sequence')}, {counted(found.num_steps, 'step')}"
+        return [line], found.warnings
+    from eventlm.replay.export.tables import export
+
+    files, warnings = export(path, output, to=to, window=window, strict=strict, on_progress=on_progress)
+    return [f"{file.path}: {counted(file.num_rows, 'row')}" for file in files], warnings

@@ -23,6 +23,42 @@ def test_it_says_what_it_wrote(to: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [f"requests.{to}", f"steps.{to}"]
 
 
+@pytest.mark.parametrize(
+    "flags", [("--format", "perfetto"), ("--to", "perfetto"), ("--to", "chrome"), ("--to", "otlp")]
+)
+def test_formats_of_one_file(flags: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "new" / "run"
+    assert main(["trace", "export", *flags, "-o", str(output), GOLDEN]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"{output}: ")
+    assert ("spans\n" in said) == (flags[1] == "otlp")
+    begin = {"perfetto": b"\x0a", "chrome": b'{"displayTimeUnit"', "otlp": b'{"resourceSpans"'}[flags[1]]
+    assert output.read_bytes().startswith(begin)
+    assert [path.name for path in output.parent.iterdir()] == ["run"]
+
+
+def test_a_format_and_a_window(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    window = ["--from", "40ms", "--to", "60ms"]
+    assert main(["trace", "export", "--format", "chrome", *window, "-o", str(tmp_path / "some"), GOLDEN]) == 0
+    assert main(["trace", "export", "--to", "chrome", "-o", str(tmp_path / "all"), GOLDEN]) == 0
+    assert 0 < (tmp_path / "some").stat().st_size < (tmp_path / "all").stat().st_size
+
+
+def test_mistakes_with_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["-o", str(tmp_path / "out"), GOLDEN]
+    assert main(["trace", "export", "--to", "speedscope", *output]) == 2
+    assert (
+        "--to speedscope: neither a format (csv, parquet, perfetto, chrome, otlp) nor a time" in capsys.readouterr().err
+    )
+    assert main(["trace", "export", "--to", "chrome", "--format", "otlp", *output]) == 2
+    assert "--to chrome and --format otlp: give one format" in capsys.readouterr().err
+    assert main(["trace", "export", "--to", "otlp", "-o", str(tmp_path), GOLDEN]) == 2
+    assert f"cannot write to {tmp_path}: it is a folder; name a file with -o" in capsys.readouterr().err
+    assert main(["trace", "export", "--format", "chrome", "--to", "99:99", *output]) == 2
+    assert "--to 99:99: the run has no times of day" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trace", "export", GOLDEN, "--format", "xlsx", "-o", str(tmp_path)]) == 2
     assert "known: csv, parquet" in capsys.readouterr().err

@@ -1,0 +1,126 @@
+"""A run in the Trace Event Format, the JSON of chrome://tracing, which many viewers read.
+
+Sequences are asynchronous events, because synchronous ones that overlap in a track are drawn wrongly. The steps of a
+replica are complete events. Times are microseconds of the run, with decimals.
+"""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+import msgspec
+
+from eventlm.events import Arrived, Finished, Header, Preempted, Rejected
+from eventlm.replay.export.lanes import Lanes
+from eventlm.telemetry.phases import TracedSequence, TracedStep
+
+_REQUESTS_PID = 1
+#: Of the first replica; then one each.
+_FIRST_REPLICA_PID = 2
+
+
+class ChromeWriter:
+    """Writes events as it gets what they say, to a binary file: one object on each line, in one array."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._write = file.write
+        self._encode = msgspec.json.Encoder().encode
+        self._step_lanes: list[Lanes] = []
+
+    def begin(self, header: Header) -> None:
+        """The processes."""
+        self._write(b'{"displayTimeUnit":"ms","otherData":')
+        self._write(self._encode({"run": header.run, "unix_start_ns": header.unix_start_ns}))
+        self._write(b',"traceEvents":[\n')
+        self._write(self._encode(_process_name(_REQUESTS_PID, "requests")))
+        for index in range(header.core.num_replicas):
+            self._step_lanes.append(Lanes())
+            self._add(_process_name(_FIRST_REPLICA_PID + index, f"replica {index}"))
+
+    def _add(self, event: dict[str, Any]) -> None:
+        self._write(b",\n" + self._encode(event))
+
+    def _async(self, kind: str, sequence: TracedSequence, name: str, ns: int, arguments: dict[str, Any]) -> None:
+        """b: begin, n: an instant, e: end."""
+        event = {"ph": kind, "cat": "request", "id": sequence.name, "name": name, "ts": ns / 1000}
+        self._add(event | {"pid": _REQUESTS_PID, "tid": 0, "args": arguments})
+
+    def sequence_began(self, sequence: TracedSequence) -> None:
+        """The outermost slice of its id begins."""
+        arrival = sequence.arrival
+        arguments = {
+            "request": arrival.s,
+            "index": sequence.index,
+            "prompt_tokens": arrival.prompt_tokens,
+            "max_tokens": arrival.max_tokens,
+            "priority": arrival.scheduling.priority,
+            "service_class": arrival.scheduling.service_class,
+            "model": arrival.scheduling.adapter or arrival.scheduling.model,
+        }
+        self._async("b", sequence, f"request {sequence.name}", sequence.start_ns, arguments)
+
+    def phase_began(self, sequence: TracedSequence) -> None:
+        """A slice in that of its sequence begins."""
+        on_replica = sequence.phase not in ("edge", "queue", "preempted")
+        arguments = {"replica": sequence.replica} if on_replica else {}
+        self._async("b", sequence, sequence.phase, sequence.phase_ns, arguments)
+
+    def phase_ended(self, sequence: TracedSequence, ns: int) -> None:
+        """It ends."""
+        self._async("e", sequence, sequence.phase, ns, {})
+
+    def preempted(self, sequence: TracedSequence, event: Preempted, by: TracedSequence | None) -> None:
+        """An instant."""
+        arguments: dict[str, Any] = {"reason": event.reason, "replica": event.replica}
+        if by is not None:
+            arguments["by"] = by.name
+        self._async("n", sequence, "is preempted", event.ts, arguments)
+
+    def sequence_ended(self, sequence: TracedSequence, ns: int, outcome: str, finished: Finished | None) -> None:
+        """Its slice ends."""
+        arguments: dict[str, Any] = {"outcome": outcome}
+        if finished is not None:
+            arguments |= {"output_tokens": finished.position, "cached_tokens": finished.cached_tokens}
+        self._async("e", sequence, f"request {sequence.name}", ns, arguments)
+
+    def request_rejected(self, arrival: Arrived, event: Rejected) -> None:
+        """An instant of the process."""
+        arguments = {"prompt_tokens": arrival.prompt_tokens, "reason": event.reason}
+        instant = {"ph": "i", "s": "p", "name": f"request {arrival.s} rejected", "ts": event.ts / 1000}
+        self._add(instant | {"pid": _REQUESTS_PID, "tid": 0, "args": arguments})
+
+    def step_ended(self, step: TracedStep) -> None:
+        """Its chunks, and if it is in the window the step."""
+        launched, fact = step.launched, step.fact
+        for chunk in step.chunks:
+            arguments = {"step": launched.step, "position": chunk.position, "tokens": chunk.num_tokens}
+            self._async("b", chunk.sequence, "chunk", chunk.start_ns, arguments)
+            self._async("e", chunk.sequence, "chunk", chunk.end_ns, {})
+        if not step.in_window:
+            return
+        lanes = self._step_lanes[launched.replica]
+        lane = lanes.take(fact.start_ns)
+        lanes.give(lane, max(fact.end_ns, fact.start_ns))
+        event = {"ph": "X", "cat": "step", "name": f"step {launched.step}", "ts": fact.start_ns / 1000}
+        arguments = {
+            "event": launched.s,
+            "rows": len(launched.decodes) + len(launched.chunks),
+            "chunks": len(launched.chunks),
+            "tokens": launched.num_tokens,
+            "predicted_ns": launched.predicted_ns,
+        }
+        duration = {"dur": max(fact.end_ns - fact.start_ns, 0) / 1000}
+        self._add(event | duration | {"pid": _FIRST_REPLICA_PID + launched.replica, "tid": lane, "args": arguments})
+
+    def counter(self, replica: int, name: str, ns: int, value: int) -> None:
+        """A counter of a replica has this value from now on."""
+        event = {"ph": "C", "name": name, "ts": ns / 1000, "pid": _FIRST_REPLICA_PID + replica}
+        self._add(event | {"args": {name: value}})
+
+    def end(self) -> None:
+        """Close the array."""
+        self._write(b"\n]}\n")
+
+
+def _process_name(pid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}

@@ -1,0 +1,130 @@
+"""Writes a run for trace viewers in one pass through the log: phases of sequences, steps, and counters of replicas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.events import Event, Header
+from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.store import MetricsStore
+from eventlm.replay.export.chrome import ChromeWriter
+from eventlm.replay.export.perfetto import PerfettoWriter
+from eventlm.replay.export.whole_file import whole_file
+from eventlm.telemetry.phases import PhaseFold, PhaseSink
+from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, TimeWindow
+
+TimelineFormat = Literal["perfetto", "chrome"]
+
+
+class TimelineWriter(PhaseSink, Protocol):
+    """Draws what it gets. Events of one sequence, of one replica's steps and of one counter come in order of time."""
+
+    def begin(self, header: Header) -> None:
+        """The run begins."""
+        ...
+
+    def counter(self, replica: int, name: str, ns: int, value: int) -> None:
+        """A counter of a replica has this value from now on."""
+        ...
+
+    def end(self) -> None:
+        """The run has ended."""
+        ...
+
+
+class ExportedTimeline(NamedTuple):
+    """How many sequences and steps a file has that ended, and the trace's warnings."""
+
+    num_sequences: int
+    num_steps: int
+    warnings: list[str]
+
+
+class _Timeline:
+    """Feeds a writer. Counters are those of the metrics store behind each drain, written where they change."""
+
+    def __init__(self, writer: TimelineWriter, header: Header, window: TimeWindow | None) -> None:
+        self.num_sequences = self.num_steps = 0
+        self._writer = writer
+        self._window = window
+        self._num_blocks = header.core.num_blocks
+        self._now_ns = header.ts
+        self._store = MetricsStore(sink=self)
+        self._phases = PhaseFold(writer, window=window)
+        self._written: dict[tuple[int, str], int] = {}
+        #: Tokens of each replica since the begin of the current second.
+        self._num_tokens = [0] * header.core.num_replicas
+
+    def apply(self, event: Event) -> None:
+        """The next event of the log."""
+        if event.ts != self._now_ns:
+            self._end_drain(event.ts)
+        self._store.apply(event)
+        self._phases.apply(event)
+
+    def finish(self) -> None:
+        """After the last event."""
+        self._end_drain(self._now_ns)
+        self._end_second()
+        self._phases.finish()
+        self._writer.end()
+
+    def _end_drain(self, next_ns: int) -> None:
+        for replica, gauges in enumerate(self._store.gauges):
+            self._count(replica, "waiting", self._now_ns, gauges.num_waiting)
+            self._count(replica, "running", self._now_ns, gauges.num_running)
+            self._count(replica, "free blocks", self._now_ns, self._num_blocks - gauges.num_held_blocks)
+        second = self._now_ns // NANOSECONDS_PER_SECOND
+        if next_ns // NANOSECONDS_PER_SECOND > second:
+            self._end_second()
+            if next_ns // NANOSECONDS_PER_SECOND > second + 1:
+                for replica in range(len(self._num_tokens)):
+                    self._count(replica, "tokens/s", (second + 1) * NANOSECONDS_PER_SECOND, 0)
+        self._now_ns = next_ns
+
+    def _end_second(self) -> None:
+        start_ns = self._now_ns - self._now_ns % NANOSECONDS_PER_SECOND
+        for replica, num_tokens in enumerate(self._num_tokens):
+            self._count(replica, "tokens/s", start_ns, num_tokens)
+        self._num_tokens = [0] * len(self._num_tokens)
+
+    def _count(self, replica: int, name: str, ns: int, value: int) -> None:
+        if self._window is not None and not self._window.has(ns):
+            return
+        if self._written.get((replica, name)) != value:
+            self._written[replica, name] = value
+            self._writer.counter(replica, name, ns, value)
+
+    def request_ended(self, row: RequestRow) -> None:
+        """Count it."""
+        self.num_sequences += self._window is None or self._window.has(row.arrived_ns)
+
+    def step_completed(self, row: StepRow) -> None:
+        """Count its tokens."""
+        self.num_steps += self._window is None or self._window.overlaps(row.started_ns, row.completed_ns)
+        self._num_tokens[row.replica] += len(row.tokens)
+
+
+def export_timeline(
+    path: Path | str,
+    file: Path | str,
+    *,
+    to: TimelineFormat,
+    window: TimeWindow | None = None,
+    strict: bool = False,
+    on_progress: OnProgress | None = None,
+) -> ExportedTimeline:
+    """Write a trace, or a window of it, as one file for trace viewers.
+
+    An existing file is replaced once the new one is whole. Raises UsageError if it cannot be written, else as LogReader
+    does.
+    """
+    with LogReader(path, strict=strict) as reader, whole_file(Path(file)) as out:
+        writer: TimelineWriter = PerfettoWriter(out) if to == "perfetto" else ChromeWriter(out)
+        writer.begin(reader.header)
+        timeline = _Timeline(writer, reader.header, window)
+        reader.fold(timeline.apply, on_progress=on_progress)
+        timeline.finish()
+        return ExportedTimeline(timeline.num_sequences, timeline.num_steps, reader.warnings())

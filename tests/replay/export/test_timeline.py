@@ -1,0 +1,112 @@
+"""Counters are those of the metrics store; files are whole or not there."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.errors import UsageError
+from eventlm.events import Emitted
+from eventlm.metrics.store import MetricsStore
+from eventlm.replay.export.timeline import TimelineFormat, export_timeline
+from tests.replay.export.decoded_perfetto import Decoded
+from tests.replay.golden import FOLDER
+from tests.replay.traces import Objects, tampered
+
+TIGHT = FOLDER / "edf_tight.jsonl"
+
+
+@pytest.mark.parametrize("name", ["edf_tight", "lrs_dying_workers"])
+def test_counters_are_those_of_the_metrics_store_behind_each_drain(name: str, tmp_path: Path) -> None:
+    path = FOLDER / f"{name}.jsonl"
+    export_timeline(path, tmp_path / "run.pftrace", to="perfetto")
+    counters = Decoded(tmp_path / "run.pftrace").counters
+    store = MetricsStore()
+    expected: dict[int, list[tuple[int, int, int]]] = {}
+    with LogReader(path) as reader:
+        num_blocks = reader.header.core.num_blocks
+        for line in reader:
+            event = line.event()
+            store.apply(event)
+            expected[event.ts] = [
+                (each.num_waiting, each.num_running, num_blocks - each.num_held_blocks) for each in store.gauges
+            ]
+    for replica, metrics in enumerate(store.snapshot().replicas):
+        for index, counter in enumerate(("waiting", "running", "free blocks")):
+            values = dict(counters[f"replica {replica}/{counter}"])
+            assert len(values) == len(counters[f"replica {replica}/{counter}"])
+            now = -1
+            for ns, gauges in expected.items():
+                now = values.get(ns, now)
+                assert now == gauges[replica][index], (replica, counter, ns)
+        assert metrics.generation_tokens > 0
+
+
+def test_tokens_of_each_second(tmp_path: Path) -> None:
+    factor = 40
+
+    def slow_down(objects: Objects) -> None:
+        """The same run in slow motion, so that it takes several seconds."""
+        for item in objects:
+            item["ts"] *= factor
+            for key in ("start_ns", "end_ns"):
+                if key in item:
+                    item[key] *= factor
+
+    path = tampered(FOLDER / "lrs_dying_workers.jsonl", tmp_path / "t", slow_down)
+    export_timeline(path, tmp_path / "run.pftrace", to="perfetto")
+    counters = Decoded(tmp_path / "run.pftrace").counters
+    expected: dict[int, Counter[int]] = {}
+    with LogReader(path) as reader:
+        for line in reader:
+            event = line.event()
+            if isinstance(event, Emitted):
+                expected.setdefault(event.replica, Counter())[event.ts // 1_000_000_000] += event.num_tokens
+    assert max(map(len, expected.values())) > 2
+    for index, seconds in expected.items():
+        values = dict(counters[f"replica {index}/tokens/s"])
+        assert len(values) == len(counters[f"replica {index}/tokens/s"])
+        now = 0
+        for second in range(max(seconds) + 1):
+            now = values.get(second * 1_000_000_000, now)
+            assert now == seconds[second]
+
+
+def test_chrome_has_the_same_counters(tmp_path: Path) -> None:
+    for to in ("perfetto", "chrome"):
+        export_timeline(TIGHT, tmp_path / to, to=to)  # type: ignore[arg-type]
+    found: dict[str, list[tuple[int, int]]] = {}
+    for event in json.loads((tmp_path / "chrome").read_text())["traceEvents"]:
+        if event["ph"] == "C":
+            track = f"replica {event['pid'] - 2}/{event['name']}"
+            found.setdefault(track, []).append((round(event["ts"] * 1000), event["args"][event["name"]]))
+    assert found == Decoded(tmp_path / "perfetto").counters
+
+
+@pytest.mark.parametrize("to", ["perfetto", "chrome"])
+def test_a_trace_that_is_cut_short(to: TimelineFormat, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    lines = TIGHT.read_bytes().splitlines(keepends=True)
+    trace.write_bytes(b"".join(lines[: len(lines) // 2]) + b'{"t":"do')
+    exported = export_timeline(trace, tmp_path / "out", to=to)
+    assert any("torn" in warning or "cut short" in warning for warning in exported.warnings)
+    if to == "perfetto":
+        outcomes = {each.args.get("outcome") for each in Decoded(tmp_path / "out").slices}
+        assert "unfinished" in outcomes
+
+
+def test_damage_leaves_no_file(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_bytes(TIGHT.read_bytes().replace(b'"num_tokens":1,', b'"num_tokens":2,', 1))
+    with pytest.raises(Exception, match="hash"):
+        export_timeline(trace, tmp_path / "out", to="perfetto")
+    assert list(tmp_path.iterdir()) == [trace]
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="it is a folder"):
+        export_timeline(TIGHT, tmp_path, to="chrome")
