@@ -55,6 +55,8 @@ def qkv_store(
         Q_GROUPS=q_groups,
         KV_BLOCK=kv_block,
         num_warps=config["num_warps"],
+        # A product and a sum in one would leave out the rounding between them.
+        enable_fp_fusion=False,
     )
 
 
