@@ -139,7 +139,8 @@ def decode_attention(
         SOFT_CAP=soft_cap,
         FP8=kv_scales is not None,
         BLOCK_G=max(16, next_power_of_2(group)),
-        BLOCK_W=next_power_of_2(width),
+        # Tensor cores multiply rows of 16 numbers at the least.
+        BLOCK_W=max(16, next_power_of_2(width)),
         **config,
     )
     if is_split:

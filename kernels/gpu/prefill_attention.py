@@ -103,7 +103,8 @@ def prefill_attention(
         WINDOW=window,
         SOFT_CAP=soft_cap,
         FP8=kv_scales is not None,
-        BLOCK_W=next_power_of_2(width),
+        # Tensor cores multiply rows of 16 numbers at the least.
+        BLOCK_W=max(16, next_power_of_2(width)),
         **config,
     )
 

@@ -15,6 +15,7 @@ def launches() -> Iterator[tuple[str, Callable[[], object]]]:
     """With heads of usual and of odd shapes."""
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
         for head_dim, group, splits in (
+            (16, 2, 1),
             (64, 1, 1),
             (64, 8, 4),
             (80, 3, 4),

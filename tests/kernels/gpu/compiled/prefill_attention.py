@@ -14,7 +14,7 @@ from eventlm.kernels.gpu.prefill_attention import prefill_attention
 def launches() -> Iterator[tuple[str, Callable[[], object]]]:
     """Of models in bfloat16, with caches of the same and of fp8."""
     for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-        for head_dim, group in ((64, 1), (64, 7), (80, 4), (128, 1), (128, 4), (128, 8), (256, 2)):
+        for head_dim, group in ((16, 2), (64, 1), (64, 7), (80, 4), (128, 1), (128, 4), (128, 8), (256, 2)):
             yield f"head {head_dim} group {group} {dtype}", functools.partial(_prefill, dtype, head_dim, group)
         # As gpt-oss and Gemma 2 have it.
         sinks = torch.zeros(16, dtype=torch.bfloat16)
