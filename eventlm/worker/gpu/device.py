@@ -67,7 +67,7 @@ def clear_errors(device: torch.device) -> Iterator[None]:
     except (triton.CompilationError, OutOfResources, PTXASError) as error:
         raise GpuError(
             f"a kernel does not compile for this GPU ({describe_device(device)['gpu']}, Triton {triton.__version__}): "
-            f"{_lines(error)[-1]}; try --attention-backend torch_sdpa, and please report it"
+            f"{_lines(_origin(error))[-1]}; try --attention-backend torch_sdpa, and please report it"
         ) from error
     except RuntimeError as error:
         if not str(error).startswith(_OF_THE_DRIVER):
@@ -119,6 +119,13 @@ def _free(device: torch.device) -> str:
 def _lines(error: BaseException) -> list[str]:
     """The lines of its message, at least one."""
     return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+
+
+def _origin(error: BaseException) -> BaseException:
+    """What was raised first: Triton raises an error anew for each function around the place."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _wanted(error: BaseException) -> str:

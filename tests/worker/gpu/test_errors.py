@@ -22,11 +22,12 @@ from tests.worker.gpu.driven import gpu_runner, small_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
-UNFIT = triton.CompilationError("def kernel(): pass", None, "out of registers")  # type: ignore[arg-type]
+UNFIT = triton.CompilationError("def kernel(): part()", None, None)  # type: ignore[arg-type]
+UNFIT.__cause__ = triton.CompilationError("def part(): pass", None, "out of registers")  # type: ignore[arg-type]
 LOST = RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be reported later")
 SAID = [
-    (FULL, r"memory is full: .*2\.00 GiB more are needed; lower --gpu-memory-utilization"),
-    (UNFIT, r"a kernel does not compile for this GPU \(Triton's interpreter.*out of registers.*torch_sdpa"),
+    (FULL, r"memory is full: 2\.00 GiB more are needed(, and [\d,]+ of [\d,]+ MiB are free)?; lower --gpu-memory-util"),
+    (UNFIT, r"a kernel does not compile for this GPU \(.+, Triton .*out of registers.*torch_sdpa"),
     (LOST, r"the GPU or its driver failed: CUDA error: an illegal memory access was encountered; .*nvidia-smi"),
 ]
 LAUNCH = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [0])])
