@@ -159,7 +159,8 @@ def teacher_forced(run: Run, folder: Path, dtype: Dtype, device: str) -> Likenes
     """
     from transformers import AutoModelForCausalLM
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
+    # Other implementations leave out soft caps in some versions.
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), attn_implementation="eager")
     model = model.to(device).eval()
     num_same, differences = 0, []
     for output in run.outputs:
