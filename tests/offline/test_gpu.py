@@ -1,4 +1,4 @@
-"""A run on a GPU from end to end, Triton's interpreter in its place: recorded, verified and executed again."""
+"""A run on a GPU, or in Triton's interpreter where there is none: recorded, verified and executed again."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eventlm import LLM, SamplingParams
 from eventlm.cli.main import main
 from eventlm.errors import UsageError
+from eventlm.worker.gpu.device import IS_INTERPRETED
 from tests.checkpoints import make_checkpoint
 
 PROMPTS = ["Hello world, who are you? I am a log of events.", "The quick brown"]
@@ -38,7 +40,8 @@ def test_a_run_gives_what_a_processor_gives_and_can_be_proven(
     assert found == tokens(folder, device="cpu")
     trace = runs / "latest/trace.jsonl"
     text = trace.read_text()
-    assert '"gpu":"Triton\'s interpreter"' in text
+    gpu = "Triton's interpreter" if IS_INTERPRETED else torch.cuda.get_device_name()
+    assert f'"gpu":"{gpu}"' in text
     assert '"bucket":2' in text
     capsys.readouterr()
     assert main(["replay", str(trace)]) == 0
@@ -47,6 +50,7 @@ def test_a_run_gives_what_a_processor_gives_and_can_be_proven(
     assert "identical" in said
 
 
+@pytest.mark.skipif(not IS_INTERPRETED, reason="there is a GPU, whose memory is measured")
 def test_the_cache_of_no_gpu_cannot_be_sized_by_a_run(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"no GPU memory to measure for the KV cache; .* with num_blocks or kv_memory"):
         LLM(str(folder), device="cuda")

@@ -9,11 +9,12 @@ from eventlm.kernels.gpu.block_tables import cache_slots, write_blocks
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 127, 130])
 @pytest.mark.parametrize("block_size", [1, 16, 48])
-def test_each_token_has_its_place(num_tokens: int, block_size: int) -> None:
+def test_each_token_has_its_place(num_tokens: int, block_size: int, device: torch.device) -> None:
     generator = torch.Generator().manual_seed(num_tokens)
     tables = torch.randint(0, 1 << 27, (5, 9), generator=generator, dtype=torch.int32)
     token_slots = torch.randint(-1, 5, (num_tokens,), generator=generator, dtype=torch.int32)
     positions = torch.randint(0, 9 * block_size, (num_tokens,), generator=generator, dtype=torch.int32)
+    tables, token_slots, positions = (each.to(device) for each in (tables, token_slots, positions))
     found = cache_slots(token_slots, positions, tables, block_size)
     assert torch.equal(found, cache_slots_reference(token_slots, positions, tables, block_size))
 

@@ -61,9 +61,10 @@ def gpu_runner(folder: Path, **changes: Any) -> GpuRunner:
         "max_model_len": 128,
         "max_num_batched_tokens": 64,
         "max_num_seqs": 8,
-        "graph_buckets": BUCKETS,
     }
-    return GpuRunner(WorkerSetup(**{**fields, **changes}))
+    fields |= changes
+    fields.setdefault("graph_buckets", [bucket for bucket in BUCKETS if bucket <= fields["max_num_seqs"]])
+    return GpuRunner(WorkerSetup(**fields))
 
 
 class Driven:
