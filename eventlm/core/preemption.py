@@ -6,9 +6,12 @@ preemption for memory frees at least the one block that the growing decode needs
 
 from __future__ import annotations
 
+from typing import Literal
+
 from eventlm.core.admission import Fit, admit, measure
 from eventlm.core.sequence_manager import enqueue
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.plan_witness import EvictionWeighed, VictimSeen, VictimVerdict
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.state.waiting_queue import Candidate
@@ -40,7 +43,7 @@ def make_room(state: CoreState, replica: Replica, grower: Sequence) -> bool:
     Returns False if the grower was preempted. Residents less urgent than the grower have no row in the step yet,
     because decodes get theirs most urgent first and chunks after all decodes.
     """
-    victim = _memory_victim(replica, grower)
+    victim = _memory_victim(state, replica, grower)
     if victim is None:
         preempt(state, replica, grower, "memory", None)
         return False
@@ -48,25 +51,36 @@ def make_room(state: CoreState, replica: Replica, grower: Sequence) -> bool:
     return True
 
 
-def _memory_victim(replica: Replica, grower: Sequence) -> Sequence | None:
+def _note_victim(
+    state: CoreState, replica: Replica, resident: Sequence, needed_by: Sequence, verdict: VictimVerdict
+) -> None:
+    """reason: only the head of a queue is not resident."""
+    if state.witness is not None:
+        reason: Literal["memory", "admission"] = "memory" if needed_by.resident else "admission"
+        state.witness.append(VictimSeen(replica.index, resident.id, reason, needed_by.id, verdict))
+
+
+def _memory_victim(state: CoreState, replica: Replica, grower: Sequence) -> Sequence | None:
     """The least urgent resident below the grower that would free a block, partial prefills before decodes."""
     references = replica.pool.references
-    decode: Sequence | None = None
+    victim: Sequence | None = None
     for resident in reversed(replica.running):
         if resident is grower:
             break
         partial = resident.state is State.PREFILL
-        if not partial and decode is not None:
+        if not partial and victim is not None:
+            _note_victim(state, replica, resident, grower, "spared")
             continue
         # Nearly always the last block is its own; only a sequence that generates nothing can share all it has.
         if not any(references[block] == 1 for block in reversed(resident.block_table)):
+            _note_victim(state, replica, resident, grower, "shared")
             continue
-        if partial:
-            return resident
-        decode = resident
-        if not replica.num_partial:
+        victim = resident
+        if partial or not replica.num_partial:
             break
-    return decode
+    if victim is not None:
+        _note_victim(state, replica, victim, grower, "chosen")
+    return victim
 
 
 def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
@@ -85,7 +99,11 @@ def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
 
 def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> list[Sequence]:
     """The residents that the head of the queue may evict now to be admitted; empty if it needs none."""
-    if not replica.running or not _may_evict(state, replica.running[-1], candidate):
+    if not replica.running:
+        return []
+    least_urgent = replica.running[-1]
+    if not _may_evict(state, least_urgent, candidate):
+        _note_victim(state, replica, least_urgent, candidate.sequence, "more_urgent")
         return []
     fit = measure(state, replica, candidate.sequence)
     needs_slot = len(replica.running) >= state.config.max_num_seqs
@@ -102,18 +120,29 @@ def _choose_victims(
     hits = {block for block, _ in fit.hits}
     left: dict[int, int] = {}
     victims = []
-    lacking = fit.num_lacking
+    lacking, needed_slot = fit.num_lacking, needs_slot
+    is_witnessed = state.witness is not None
     for resident in reversed(replica.running):
         if lacking <= 0 and not needs_slot:
             break
-        if resident.evictions >= state.config.max_evictions or not _may_evict(state, resident, candidate):
+        is_exempt = resident.evictions >= state.config.max_evictions
+        if is_exempt or not _may_evict(state, resident, candidate):
+            if is_witnessed:
+                _note_victim(state, replica, resident, candidate.sequence, "exempt" if is_exempt else "more_urgent")
             continue
+        if is_witnessed:
+            _note_victim(state, replica, resident, candidate.sequence, "chosen")
         victims.append(resident)
         needs_slot = False
         for block in resident.block_table:
             left[block] = left.get(block, references[block]) - 1
             lacking -= left[block] == 0 and block not in hits
-    return victims if lacking <= 0 and not needs_slot else None
+    is_enough = lacking <= 0 and not needs_slot
+    if state.witness is not None:
+        state.witness.append(
+            EvictionWeighed(replica.index, candidate.sequence.id, fit.num_lacking, needed_slot, is_enough)
+        )
+    return victims if is_enough else None
 
 
 def _may_evict(state: CoreState, resident: Sequence, candidate: Candidate) -> bool:

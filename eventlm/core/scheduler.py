@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop
 
-from eventlm.core.admission import admit, measure, note_progress
+from eventlm.core.admission import Fit, admit, measure, note_progress
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
 from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
@@ -19,6 +19,15 @@ from eventlm.core.preemption import evict_for, make_room
 from eventlm.core.routing import route_new
 from eventlm.core.row_states import keep_chunk_states, keep_decode_states, whole_blocks
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.plan_witness import (
+    CandidateSeen,
+    CandidateVerdict,
+    ChunkAsked,
+    DecodeShort,
+    DecodeVerdict,
+    PlanEnded,
+    TurnTaken,
+)
 from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.state.step_plan import StepPlan
@@ -34,13 +43,14 @@ def plan(state: CoreState) -> None:
         return
     route_new(state)
     state.margin = ask_margin(state) if state.num_waiting else None
+    plan_one = plan_step if state.witness is None else _plan_witnessed
     while ready := [replica for replica in state.replicas if replica.up and replica.has_room(state.config)]:
         if not state.policy.static:
             _read_keys(state)
         if len(ready) > 1:
             ready.sort(key=_turn)
         num_decided = len(state.decisions)
-        launched = [plan_step(state, replica) for replica in ready]
+        launched = [plan_one(state, replica) for replica in ready]
         # A sequence preempted on one replica may run on another, whose turn was over by then.
         if not any(launched) and not _has_preempted(state, num_decided):
             return
@@ -115,6 +125,32 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
         return False
     _launch(state, replica, plan)
     return True
+
+
+def _plan_witnessed(state: CoreState, replica: Replica) -> bool:
+    """`plan_step`, with the beginning and the end of the turn noted."""
+    assert state.witness is not None
+    num_running, num_available = len(replica.running), replica.pool.num_available
+    state.witness.append(
+        TurnTaken(replica.index, replica.admitted_tokens, len(replica.in_flight), num_running, num_available)
+    )
+    is_launched = plan_step(state, replica)
+    plan = state.plans[replica.index]
+    num_decodes, num_chunks = len(plan.decodes), len(plan.chunks)
+    load = plan.load
+    state.witness.append(
+        PlanEnded(
+            replica.index,
+            plan.step,
+            num_decodes,
+            num_chunks,
+            load.decode_tokens,
+            load.num_tokens,
+            load.budget_tokens,
+            plan.rest,
+        )
+    )
+    return is_launched
 
 
 def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
@@ -193,14 +229,19 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     first = len(sequence.block_table)
     ahead = sequence.num_tokens + sequence.pending_tokens
     num_fresh = ceil_div(ahead + most - 1, block_size) - first
-    if replica.pool.num_available < num_fresh:
+    num_available = replica.pool.num_available
+    if num_available < num_fresh:
         most_now = first * block_size - ahead + 1
         if most_now > 0:
+            _note_short(state, replica, sequence, num_fresh, num_available, "fewer_tokens")
             return most_now
         if sequence.sampling_in_flight:
+            _note_short(state, replica, sequence, num_fresh, num_available, "rows_in_flight")
             return 0
-        if not replica.pool.num_available and not make_room(state, replica, sequence):
+        if not num_available and not make_room(state, replica, sequence):
+            _note_short(state, replica, sequence, num_fresh, num_available, "preempted")
             return 0
+        _note_short(state, replica, sequence, num_fresh, num_available, "block_taken")
         num_fresh = 1
         most = min(most, (first + 1) * block_size - ahead + 1)
     fresh = replica.pool.allocate(num_fresh)
@@ -209,6 +250,13 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     sequence.shipped_blocks = len(sequence.block_table)
     plan.blocks.append((len(plan.decodes), first, fresh))
     return most
+
+
+def _note_short(
+    state: CoreState, replica: Replica, sequence: Sequence, num_blocks: int, num_available: int, verdict: DecodeVerdict
+) -> None:
+    if state.witness is not None:
+        state.witness.append(DecodeShort(replica.index, sequence.id, num_blocks, num_available, verdict))
 
 
 def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
@@ -223,7 +271,9 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         if last is None and len(replica.running) < config.max_num_seqs:
             head = waiting_head(state, replica)
         if partials and (head is None or partials[0][0] < head.urgency):
-            _add_chunk(state, replica, plan, heappop(partials)[1])
+            partial = Candidate(*heappop(partials))
+            _note_candidate(state, replica, partial, "partial")
+            _add_chunk(state, replica, plan, partial.sequence)
         elif head is None:
             break
         elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0 and not is_suspect(state, head.sequence):
@@ -232,13 +282,16 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
                 state.touch(skipped)
                 if last is None and skipped.skips >= config.max_skips:
                     last = skipped
+            _note_candidate(state, replica, head, "admitted", fit)
             admit(state, replica, head, fit)
             _add_chunk(state, replica, plan, head.sequence)
         else:
             if fit.num_lacking > 0 and not is_held_back(state, head.sequence):
                 plan.leave_out(head.sequence, "blocks", num_lacking=fit.num_lacking)
+                _note_candidate(state, replica, head, "blocks", fit)
             else:
                 plan.leave_out(head.sequence, "trial", other=head.sequence.id)
+                _note_candidate(state, replica, head, "trial", fit)
             last = _pass_over(state, head.sequence, passed)
     if last is not None:
         plan.stop("head_of_line", last)
@@ -248,6 +301,17 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         plan.stop("token_budget")
     for _, sequence in partials:
         plan.leave_out(sequence, "token_budget")
+
+
+def _note_candidate(
+    state: CoreState, replica: Replica, candidate: Candidate, verdict: CandidateVerdict, fit: Fit | None = None
+) -> None:
+    if state.witness is not None:
+        num_hits, num_lacking = (0, 0) if fit is None else (len(fit.hits), fit.num_lacking)
+        urgency, sequence = candidate
+        state.witness.append(
+            CandidateSeen(replica.index, sequence.id, urgency, verdict, num_hits, num_lacking, sequence.skips)
+        )
 
 
 def _pass_over(state: CoreState, sequence: Sequence, passed: list[Sequence]) -> Sequence | None:
@@ -285,6 +349,8 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     num_tokens = ask_batcher(state, plan.load, sequence.view, max_tokens, idle=idle)
     if replica.states is not None:
         num_tokens = whole_blocks(sequence, num_tokens, max_tokens, config.block_size)
+    if state.witness is not None:
+        state.witness.append(ChunkAsked(replica.index, sequence.id, start, max_tokens, num_tokens))
     if not num_tokens:
         plan.leave_out(sequence, "batcher")
         return

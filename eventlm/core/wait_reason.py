@@ -13,6 +13,8 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.state.step_plan import StepPlan, WaitCause, WaitReason
 
+#: With these causes a sequence is not considered for any step: what earlier plans say of it does not count any more.
+_OUT_OF_LINE: tuple[WaitCause, ...] = ("grammar", "worker", "paused", "draining", "text_end")
 _NEARNESS = {cause: rank for rank, cause in enumerate(get_args(WaitCause))}
 
 
@@ -45,6 +47,49 @@ def find_present_wait_reason(state: CoreState, sequence: Sequence) -> WaitReason
     arrived_ns = sequence.arrival.ts
     plans = {index: plan for index, plan in state.latest_plans.items() if plan.load.now_ns >= arrived_ns}
     return find_wait_reason(state, sequence, plans)
+
+
+class WaitWatch:
+    """Follows one sequence from drain to drain, because a plan that left it out holds until the next one.
+
+    plans: by replica, the latest plan since it began to wait, or to be resident without a row.
+    """
+
+    def __init__(self) -> None:
+        self.plans: dict[int, StepPlan] = {}
+        #: Which of its residencies it was in after the drain before; 0: none.
+        self._residency = 0
+
+    def look(self, state: CoreState, sequence: Sequence) -> WaitReason | None:
+        """Why it is in no step after this drain; None if it is in one. To be called after every drain."""
+        residency = sequence.residency if sequence.resident else 0
+        if self._residency not in (0, residency):
+            # It was preempted.
+            self.plans.clear()
+        self._residency = residency
+        self.plans |= state.plans
+        reason = find_wait_reason(state, sequence, self.plans)
+        if reason is None or reason.cause in _OUT_OF_LINE:
+            self.plans.clear()
+        return reason
+
+
+def first_plan_that_counts(state: CoreState, sequence: Sequence) -> int:
+    """The position from which on a `WaitWatch` must follow a live sequence to know why it waits after this drain.
+
+    A replica with room for a step was planned in this drain. The latest plan of one without room is that of its latest
+    launch, because nothing is planned until a step has completed.
+    """
+    home = sequence.replica if sequence.resident else sequence.home
+    takers = state.replicas if home < 0 else [state.replicas[home]]
+    return min(
+        (
+            replica.in_flight[-1].launch_seq
+            for replica in takers
+            if replica.index not in state.plans and replica.in_flight
+        ),
+        default=state.next_seq,
+    )
 
 
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:

@@ -13,16 +13,14 @@ from typing import NamedTuple
 from eventlm.core.scheduler import waiting_head
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence, State, Urgency
-from eventlm.core.state.step_plan import StepPlan, WaitReason
-from eventlm.core.wait_reason import find_wait_reason, urgency_now
+from eventlm.core.state.step_plan import WaitReason
+from eventlm.core.wait_reason import WaitWatch, urgency_now
 from eventlm.events import Finished, Launched, Preempted, StepCompleted
 from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.types import SequenceId
 
 #: Causes for which an interval names the sequences that were ahead.
 _BEHIND_OTHERS = ("sequence_limit", "blocks", "token_budget", "head_of_line")
-#: With these causes, the sequence is not considered for any step.
-_OUT_OF_LINE = ("grammar", "worker", "paused", "draining", "text_end")
 
 
 class TimelineRow(NamedTuple):
@@ -86,8 +84,7 @@ class Timeline:
         self._draining_ns: int | None = None
         self._completed_ns = -1
         self._num_tokens = sequence.num_tokens
-        #: By replica, the latest plan since it began to wait, or to be resident without a row.
-        self._plans: dict[int, StepPlan] = {}
+        self._watch = WaitWatch()
 
     def arrive(self) -> None:
         """Its request has been stamped."""
@@ -110,7 +107,7 @@ class Timeline:
         self._flights.clear()
         for launched in in_flight if not sequence.ended else []:
             self.launch(launched, rows_of(launched).get(sequence.id))
-        self._plans.clear()
+        self._watch = WaitWatch()
         self._draining_ns = now_ns if self._flights and not sequence.resident else None
         self._phase = self._find_phase()
 
@@ -134,7 +131,6 @@ class Timeline:
             if self._phase in ("queue", "preempted"):
                 self._phase = "prefill" if residency == 1 else "recompute"
             self._flights.append(_Flight(launched, row, is_final, residency))
-            self._plans.clear()
             return
         wait = self._wait
         if wait is not None and wait.reason.cause in _BEHIND_OTHERS and wait.reason.replica == launched.replica:
@@ -161,7 +157,6 @@ class Timeline:
         if not self._flights:
             self._emit_flight(fact.ts, "return")
             self._end_draining()
-            self._plans.clear()
         if flight.is_final and self._phase in ("prefill", "recompute"):
             self._phase = "decode"
 
@@ -197,7 +192,6 @@ class Timeline:
     def preempt(self, decision: Preempted, order: Order | None) -> None:
         """It lost its blocks; rows of it may be in flight."""
         self._close_wait(decision.ts)
-        self._plans.clear()
         self._preemptions.append(
             Preemption(
                 at_ns=decision.ts,
@@ -225,22 +219,19 @@ class Timeline:
     def settle(self, state: CoreState) -> None:
         """After a drain: if the sequence is in no step, note the reason."""
         self.urgency = self.sequence.urgency
+        reason = self._watch.look(state, self.sequence)
         if self._flights:
             return
         if self.sequence.resident and self._phase in ("queue", "preempted"):
             self._close_wait(state.now_ns)
             self._phase = "prefill" if self.sequence.residency == 1 else "recompute"
-        self._plans |= state.plans
-        reason = find_wait_reason(state, self.sequence, self._plans)
         assert reason is not None, f"{self.sequence} is in a step that the log does not have"
-        if reason.cause in _OUT_OF_LINE:
-            self._plans.clear()
         if self._wait is None or not self._wait.goes_on(reason, self._phase):
             self._close_wait(state.now_ns)
             self._wait = self._open_wait(state, reason)
         self._wait.num_lacking = max(self._wait.num_lacking, reason.num_lacking)
         if reason.cause == "token_budget":
-            self._wait.steps[self._plans[reason.replica].step] = None
+            self._wait.steps[self._watch.plans[reason.replica].step] = None
         if reason.cause in _BEHIND_OTHERS:
             self._note_order(state, self._wait)
 
@@ -260,7 +251,7 @@ class Timeline:
         if cause in ("sequence_limit", "blocks"):
             held_by = [resident.id for resident in state.replicas[reason.replica].running]
         elif cause == "token_budget":
-            chunks = self._plans[reason.replica].chunks
+            chunks = self._watch.plans[reason.replica].chunks
             held_by = [SequenceId(request, index) for request, index, *_ in chunks]
         wait = _Wait(reason, self._phase, limits.get(cause, 0), held_by)
         if cause == "steps_in_flight":

@@ -12,7 +12,13 @@ from eventlm.core.predictor import Predictor
 from eventlm.core.scheduler import waiting_head
 from eventlm.core.state.snapshot import take
 from eventlm.core.state.step_plan import WaitReason
-from eventlm.core.wait_reason import find_present_wait_reason, find_wait_reason, urgency_now
+from eventlm.core.wait_reason import (
+    WaitWatch,
+    find_present_wait_reason,
+    find_wait_reason,
+    first_plan_that_counts,
+    urgency_now,
+)
 from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.round_robin import RoundRobin
@@ -251,3 +257,47 @@ def test_a_round_that_launched_nothing_has_read_the_keys() -> None:
     small = rig.arrive(4, 4, priority=1)
     assert rig.of(Launched) == []
     assert ask(rig, small) == WaitReason("head_of_line", 0, other=SequenceId(big, 0))
+
+
+def test_a_plan_that_left_it_out_holds_until_the_next_one() -> None:
+    rig = Rig(max_num_seqs=1)
+    _, request = rig.arrive_all(arrival(), arrival())
+    watch = WaitWatch()
+    assert watch.look(rig.state, rig.sequence(request)) == WaitReason("sequence_limit", 0)
+    assert first_plan_that_counts(rig.state, rig.sequence(request)) == rig.state.next_seq
+    later = rig.arrive()
+    # The replica has no room for a step, so nothing is planned.
+    assert rig.state.plans == {}
+    assert cause(rig, request) == "steps_in_flight"
+    assert watch.look(rig.state, rig.sequence(request)) == WaitReason("sequence_limit", 0)
+    assert WaitWatch().look(rig.state, rig.sequence(later)) == WaitReason("steps_in_flight", 0)
+    assert first_plan_that_counts(rig.state, rig.sequence(later)) == rig.flying[0][0].s
+
+
+def test_a_plan_from_before_a_pause_does_not_count() -> None:
+    rig = Rig(max_num_seqs=1)
+    _, request = rig.arrive_all(arrival(), arrival())
+    watch = WaitWatch()
+    causes = []
+    for facts in ([], [Paused()], [Resumed()]):
+        if facts:
+            rig.feed(*facts)
+        reason = watch.look(rig.state, rig.sequence(request))
+        assert reason is not None
+        causes.append(reason.cause)
+    assert causes == ["sequence_limit", "paused", "steps_in_flight"]
+
+
+def test_a_plan_from_before_a_preemption_does_not_count() -> None:
+    rig = Rig(num_blocks=6, max_model_len=20)
+    *_, third = rig.arrive_all(*(arrival(4, 12) for _ in range(3)))
+    watch = WaitWatch()
+    for _ in range(5):
+        assert watch.look(rig.state, rig.sequence(third)) is None
+        rig.complete()
+    # The plan that preempted it did not look at the line behind that.
+    assert watch.look(rig.state, rig.sequence(third)) == WaitReason("steps_in_flight", 0)
+    rig.complete()
+    reason = watch.look(rig.state, rig.sequence(third))
+    assert reason is not None
+    assert reason.cause == "blocks"

@@ -11,6 +11,7 @@ from eventlm.config import CoreConfig
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.state.digest import combine, to_hex, weight
+from eventlm.core.state.plan_witness import PlanEntry
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
 from eventlm.core.state.state_pool import StatePool
@@ -76,6 +77,8 @@ class CoreState:
         self.plans: dict[int, StepPlan] = {}
         #: By replica, its latest plan of any drain. Nothing is decided by them either.
         self.latest_plans: dict[int, StepPlan] = {}
+        #: What plans look at is appended to it, unless it is None. Nothing is decided by it.
+        self.witness: list[PlanEntry] | None = None
         self.paused = False
         #: Facts of one drain share a time; only its last is marked.
         self.drain_open = False

@@ -119,6 +119,15 @@ class WaitingQueue:
         entry = next(e for e in (*self._heap, *self._passed) if e[5] is sequence and e[4] == sequence.ticket)
         return Candidate(entry[:4], sequence)
 
+    def in_order(self) -> list[Candidate]:
+        """All members, the most urgent first. Costs a sort; between plans only."""
+        if self._heap is None:
+            keyed = zip(self.members, self._keys, strict=True)
+            entries = sorted(_entry(sequence, key) for sequence, key in keyed)
+        else:
+            entries = sorted(entry for entry in self._heap if entry[5].ticket == entry[4])
+        return [Candidate(entry[:4], entry[5]) for entry in entries]
+
     def pass_over(self) -> None:
         """Look past the head until `end_plan`."""
         if self._heap is None:

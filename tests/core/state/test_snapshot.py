@@ -29,7 +29,7 @@ DERIVED = {
     CoreState: {
         "config", "plugins", "policy", "margin", "cause", "decisions", "plans", "latest_plans", "drain_open", "group",
         "shared_queue", "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched",
-        "sequences_digest",
+        "sequences_digest", "witness",
     },
     Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
     BlockPool: {"num_blocks", "references", "_name", "_changes", "_states"},

@@ -169,3 +169,20 @@ def test_the_digest_is_that_of_the_members_whatever_the_way() -> None:
         two.add(sequence, 0)
     assert two.digest == digest
     assert one.digest == 0
+
+
+@pytest.mark.parametrize("is_static", [True, False])
+def test_the_whole_line_in_order(is_static: bool) -> None:
+    queue = static_queue() if is_static else WaitingQueue()
+    members = [new_sequence(request, priority=priority) for request, priority in ((1, 0), (2, 0), (3, -1), (4, 0))]
+    for sequence, key in zip(members, (7, 5, 9, 5), strict=True):
+        queue.add(sequence, key)
+    assert [candidate.urgency for candidate in queue.in_order()] == [
+        (-1, 9, 3, 0),
+        (0, 5, 2, 0),
+        (0, 5, 4, 0),
+        (0, 7, 1, 0),
+    ]
+    queue.remove(members[1])
+    assert [candidate.sequence for candidate in queue.in_order()] == [members[2], members[3], members[0]]
+    assert queue.peek() == queue.in_order()[0]

@@ -68,7 +68,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
             found.append(Asked(sequence, wait_reason, dict(state.plans)))
         return wait_reason
 
-    monkeypatch.setattr("eventlm.replay.explain.timeline.find_wait_reason", ask)
+    monkeypatch.setattr("eventlm.core.wait_reason.find_wait_reason", ask)
     return found
 
 
