@@ -164,8 +164,11 @@ def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
 def _add_trial(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
     """The next chunk of a suspect, which waits and fits or is half done, and nothing else."""
     if not sequence.resident:
-        candidate = state.queue_of(sequence).candidate(sequence)
-        admit(state, replica, candidate, measure(state, replica, sequence))
+        candidate, fit = state.queue_of(sequence).candidate(sequence), measure(state, replica, sequence)
+        _note_candidate(state, replica, candidate, "admitted", fit)
+        admit(state, replica, candidate, fit)
+    else:
+        _note_candidate(state, replica, Candidate(sequence.urgency, sequence), "partial")
     _add_chunk(state, replica, plan, sequence)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.state.step_plan import StepPlan, WaitCause, WaitReason
 
@@ -31,15 +32,19 @@ def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, S
         return None if sequence.resident else WaitReason("draining", sequence.replica)
     if state.paused:
         return WaitReason("paused")
-    home = sequence.replica if sequence.resident else sequence.home
-    takers = state.replicas if home < 0 else [state.replicas[home]]
     found = []
-    for replica in takers:
+    for replica in takers_of(state, sequence):
         if replica.up and (sequence.resident or sequence.ticket):
             plan = plans.get(replica.index)
             reason = None if plan is None else plan.wait_reason(sequence)
             found.append(reason or WaitReason("steps_in_flight", replica.index))
     return min(found, key=lambda each: (_NEARNESS[each.cause], each.replica), default=WaitReason("worker"))
+
+
+def takers_of(state: CoreState, sequence: Sequence) -> list[Replica]:
+    """The replicas that could compute it: the one that it is on or was sent to, else all."""
+    home = sequence.replica if sequence.resident else sequence.home
+    return state.replicas if home < 0 else [state.replicas[home]]
 
 
 def find_present_wait_reason(state: CoreState, sequence: Sequence) -> WaitReason | None:
@@ -80,16 +85,9 @@ def first_plan_that_counts(state: CoreState, sequence: Sequence) -> int:
     A replica with room for a step was planned in this drain. The latest plan of one without room is that of its latest
     launch, because nothing is planned until a step has completed.
     """
-    home = sequence.replica if sequence.resident else sequence.home
-    takers = state.replicas if home < 0 else [state.replicas[home]]
-    return min(
-        (
-            replica.in_flight[-1].launch_seq
-            for replica in takers
-            if replica.index not in state.plans and replica.in_flight
-        ),
-        default=state.next_seq,
-    )
+    unplanned = [replica for replica in takers_of(state, sequence) if replica.index not in state.plans]
+    launches = [replica.in_flight[-1].launch_seq for replica in unplanned if replica.in_flight]
+    return min(launches, default=state.next_seq)
 
 
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:
