@@ -63,7 +63,11 @@ def _place(
 ) -> PlaceInLine:
     index = next(index for index, (_, member) in enumerate(members) if member is sequence)
     own = members[index][0]
-    before: list[Order | None] = [order_of(state, each, urgency, own) for urgency, each in members[:index]]
+
+    def order(position: int) -> Order | None:
+        urgency, other = members[position]
+        return order_of(state, other, urgency, own)
+
     return PlaceInLine(
         line=line,
         replica=replica,
@@ -72,6 +76,6 @@ def _place(
         policy=state.policy_name,
         priority=own[0],
         key=own[1],
-        ahead=before[-1] if before else None,
-        head=before[0] if before else None,
+        ahead=order(index - 1) if index else None,
+        head=order(0) if index else None,
     )

@@ -104,7 +104,7 @@ def live_sequence(state: CoreState, request: int, index: int) -> Sequence:
         raise UsageError(f"request {request} has not arrived: the next event is {state.next_seq}")
     found = state.requests.get(request)
     if found is None:
-        raise UsageError(f"request {request} is not live here: it has ended, or event {request} is no arrival")
+        raise UsageError(f"request {request} is not live here: it has ended, was rejected, or never was")
     if not 0 <= index < found.arrival.n:
         raise UsageError(f"request {request} has no sample {index}, it has {counted(found.arrival.n, 'sample')}")
     sequence = live(state, (request, index))
