@@ -147,16 +147,23 @@ class Index:
             raise UsageError(f"{self.path}: there are no states: {self.facts.missing}")
         return self.rebuilt.new_core()
 
+    def nearest_core(self, next_s: int) -> Core:
+        """A core between two drains that has seen nothing from event `next_s` on: from the latest snapshot, or new.
+
+        Raises UsageError if the run was not verified.
+        """
+        start = self.snapshot_before(next_s)
+        if start is None or self.rebuilt is None:
+            return self.new_core()
+        return self.rebuilt.restored_core(start.state())
+
     def core_at(self, next_s: int) -> Core:
         """The core after all facts and markers before event `next_s`; with the decisions that the last fact led to,
         even if they are not before it.
 
         Raises UsageError if the run was not verified.
         """
-        start = self.snapshot_before(next_s)
-        core = self.new_core()
-        if start is not None and self.rebuilt is not None:
-            core = self.rebuilt.restored_core(start.state())
+        core = self.nearest_core(next_s)
         apply_until(core, self.path, next_s)
         return core
 

@@ -19,6 +19,9 @@ from eventlm.events import Closing, Event, Finished, Launched
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.result import Interval
 from eventlm.replay.explain.timeline import rows_of
+from eventlm.replay.index import indexer
+from eventlm.replay.index.open import open_index
+from eventlm.replay.why.examiner import Examiner
 from eventlm.system.clock import SystemClock
 from eventlm.system.system import real_system
 from eventlm.types import SequenceId
@@ -119,6 +122,19 @@ def test_a_later_segment_is_asked_alone(tmp_path: Path) -> None:
 def golden(name: str = "edf_tight", *, every: int = 4) -> Iterator[Positions]:
     with positions(FOLDER / f"{name}.jsonl", every=every) as at:
         yield at
+
+
+def test_an_index_has_the_cores_to_start_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EVENTLM_HOME", str(tmp_path))
+    monkeypatch.setattr(indexer, "SNAPSHOT_EVENTS", 40)
+    index = open_index(FOLDER / "edf_tight.jsonl")
+    assert len(index.snapshots) > 5
+    assert index.rebuilt is not None
+    with golden(every=10_000) as at:
+        examiner = Examiner(at.reader, index.rebuilt, index.nearest_core)
+        for drain in at.drains[::7]:
+            for identity in drain.live:
+                assert examiner.why(drain.last_s, *identity) == at.examiner.why(drain.last_s, *identity)
 
 
 def test_a_position_inside_a_drain_is_that_of_the_drain_before() -> None:
