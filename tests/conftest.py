@@ -6,6 +6,7 @@ import ctypes.util
 import os
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import structlog
@@ -20,6 +21,9 @@ if ctypes.util.find_library("cuda") is None:
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from eventlm.models.fetch.cache_folder import cache_folder
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # The same examples on every machine, however slow: a test that fails is one that the change has broken.
 # --hypothesis-seed draws others.
@@ -51,6 +55,16 @@ def _folders_of_their_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         patch.setenv("EVENTLM_HOME", str(home))
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
         yield
+
+
+# Not for the session: while playwright runs, no test in this process can run a loop of asyncio.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A real browser without a window; skips where there is none."""
+    from tests.browser import started_browser  # what few tests need is slow to import
+
+    with started_browser() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module", autouse=True)

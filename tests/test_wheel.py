@@ -140,15 +140,15 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
         assert f"eventlm/{expected}" in names
     models = {path.name for path in (REPOSITORY / "replay" / "cost" / "models").iterdir()}
     assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost/models/")}
-    pages = {path.name for path in (REPOSITORY / "eventlm" / "server" / "chat_page" / "static").iterdir()}
-    assert {f"eventlm/server/chat_page/static/{name}" for name in pages} == {
-        name for name in names if name.startswith("eventlm/server/chat_page/static/")
-    }
+    for folder in ("eventlm/server/chat_page/static", "eventlm/page/static", "eventlm/page/vendor"):
+        files = {f"{folder}/{path.name}" for path in (REPOSITORY / folder).iterdir()}
+        assert files == {name for name in names if name.startswith(f"{folder}/")}
     kernels = {path.name for path in (REPOSITORY / "kernels" / "gpu").iterdir() if path.suffix in (".py", ".toml")}
     assert {f"eventlm/kernels/gpu/{name}" for name in kernels} == {
         name for name in names if name.startswith("eventlm/kernels/gpu/")
     }
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+    for licence in ("LICENSE", "eventlm/page/vendor/preact.LICENSE", "eventlm/page/vendor/uplot.LICENSE"):
+        assert any(name.endswith(f".dist-info/licenses/{licence}") for name in names)
 
 
 def test_it_serves_and_replays(wheel: Path, tmp_path: Path) -> None:

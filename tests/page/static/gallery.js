@@ -1,0 +1,100 @@
+// Every component, for the tests.
+
+import { h } from "preact";
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { Card, Figures } from "./cards.js";
+import { Chart } from "./chart.js";
+import { unpackColumns } from "./columns.js";
+import { formatBytes, formatDuration, formatNumber, formatShare, formatTime } from "./format.js";
+import { linkTo, usePlace } from "./place.js";
+import { FailureShown, Notice, Shell, start } from "./shell.js";
+import { Table } from "./table.js";
+
+start((data) => h(Gallery, { data }));
+
+function Gallery({ data }) {
+  const tabs = [
+    { name: "cards", title: "Cards", count: 2, draw: () => h(Cards, { data }) },
+    { name: "table", title: data.tableTitle ?? "Requests", draw: () => h(Requests, { data }) },
+    { name: "charts", title: "Charts", draw: () => h(Charts, { data }) },
+  ];
+  if (data.failing) tabs.push({ name: "failing", title: "Failing", draw: () => h(FailureShown, {}, h(Failing)) });
+  return h(Shell, {
+    title: data.title,
+    details: data.details,
+    tabs,
+    notices: h(Notice, { kind: "warning" }, data.notice),
+  });
+}
+
+function Cards({ data }) {
+  return h(
+    "div",
+    { class: "grid" },
+    data.cards.map((card) =>
+      h(
+        Card,
+        { key: card.title, ...card, aside: h("a", { href: linkTo("table", { request: 3 }) }, "See it") },
+        h("p", {}, card.text),
+        h(Figures, { figures: card.figures }),
+      ),
+    ),
+  );
+}
+
+function Requests({ data }) {
+  const [selected, setSelected] = useState(null);
+  const [place] = usePlace();
+  const columns = [
+    { title: "Request", value: (row) => row.name },
+    { title: "Class", value: (row) => row.kind },
+    { title: "Prompt", value: (row) => row.prompt, format: formatNumber, number: true, note: "tokens" },
+    { title: "First token", value: (row) => row.ttft, format: formatDuration, number: true },
+    { title: "Hits", value: (row) => row.hits, format: formatShare, number: true },
+  ];
+  return h(
+    Card,
+    { title: "Slowest requests" },
+    h(Table, { caption: "Requests", columns, rows: data.rows, selected, onSelect: setSelected }),
+    h("p", { id: "selected" }, `${selected?.name ?? "none"} ${place.values.request ?? ""}`),
+    h(Table, { caption: "No rows", columns, rows: [] }),
+  );
+}
+
+function Charts({ data }) {
+  const [range, setRange] = useState([null, null]);
+  const [gauges, setGauges] = useState(null);
+  useEffect(() => void unpackColumns(data.gauges).then(setGauges), []);
+  const lines = useMemo(
+    () =>
+      gauges && [
+        { label: data.seriesLabel ?? "waiting", values: gauges.waiting, kind: "area" },
+        { label: "running", values: gauges.running, kind: "step" },
+      ],
+    [gauges],
+  );
+  const memory = useMemo(() => gauges && [{ label: "free", values: gauges.free, kind: "line" }], [gauges]);
+  const marks = useMemo(() => [{ x: 3e9, label: data.markLabel ?? "worker lost" }], []);
+  const seconds = useMemo(() => gauges && Array.from(gauges.time, (_, index) => index), [gauges]);
+  if (!gauges) return h("p", {}, "Loading…");
+  const shared = {
+    x: gauges.time,
+    sync: "gauges",
+    from: range[0],
+    to: range[1],
+    onZoom: (...chosen) => setRange(chosen),
+  };
+  return h(
+    "div",
+    { class: "grid" },
+    h(Card, { title: "Queue" }, h(Chart, { ...shared, title: "Requests", series: lines, marks })),
+    h(Card, { title: "Memory" }, h(Chart, { ...shared, title: "Free memory", series: memory, format: formatBytes })),
+    h(Card, { title: "Steps" }, h(Chart, { title: "By step", x: seconds, counts: true, series: memory })),
+    h(Card, { title: "Nothing" }, h(Chart, { title: "No steps", x: [], series: [{ label: "none", values: [] }] })),
+    h("p", { id: "range" }, range[0] === null ? "all" : `${formatTime(range[0])} to ${formatTime(range[1])}`),
+  );
+}
+
+function Failing() {
+  throw new Error("planned");
+}
