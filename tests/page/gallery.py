@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 
 from eventlm.page.columns import pack_columns
+from eventlm.page.timeline import pack_timeline
 
 ROWS = 120
 STEPS = 2_000
@@ -53,5 +54,65 @@ def gallery_data(**texts: Any) -> dict[str, Any]:
         "cards": cards,
         "rows": rows,
         "gauges": pack_columns(gauges),
+        "timeline": timeline_data(),
     }
     return data | texts
+
+
+def timeline_data(num_requests: int = 60, num_steps: int = 400, step_ns: int = 10_000_000) -> dict[str, Any]:
+    """A timeline on two replicas: each request waits, is prefilled, decodes, and one in five is preempted meanwhile.
+
+    A worker is lost in the middle of the run, and some of it was not recorded.
+    """
+    random = numpy.random.default_rng(3)
+    arrived = numpy.sort(random.integers(0, num_steps * 3 // 4, num_requests))
+    replica = numpy.arange(num_requests) % 2
+    rows: list[tuple[int, int, int, int]] = []
+    marks: list[tuple[int, int, int, int, int]] = []
+    ends = []
+    for request in range(num_requests):
+        lengths = random.integers(1, 8, 2).tolist()
+        plan = [(0, int(lengths[0])), (1, int(lengths[1])), (2, int(random.integers(5, num_steps // 5)))]
+        if request % 5 == 4:
+            plan += [(3, 6), (4, 2), (2, 10)]
+        at = int(arrived[request])
+        for phase, length in plan:
+            rows.append((request, phase, at, at + length))
+            if phase == 3:
+                marks.append((0, at, at, request, int(replica[request])))
+            at += length
+        ends.append(at)
+    half = num_steps // 2
+    marks += [(2, half, half, -1, 1), (3, half + 20, half + 35, -1, -1)]
+    last = max(ends)
+    request, phase, start, end = numpy.array(rows).T
+    kind, time, until, of_request, of_replica = numpy.array(marks).T
+    steps = numpy.tile(numpy.arange(last), 2)
+    return pack_timeline(
+        requests={
+            "arrived": arrived * step_ns,
+            "ended": numpy.array(ends) * step_ns,
+            "replica": replica,
+            "class": numpy.arange(num_requests) % 3 % 2,
+        },
+        names=[f"request {each}" for each in range(num_requests)],
+        classes=["chat", "batch"],
+        intervals={
+            "request": request,
+            "phase": phase,
+            "start": start * step_ns,
+            "end": end * step_ns,
+            "first": start,
+            "last": end - 1,
+        },
+        steps={"replica": numpy.repeat([0, 1], last), "step": steps, "start": steps * step_ns},
+        marks={
+            "kind": kind,
+            "time": time * step_ns,
+            "until": until * step_ns,
+            "request": of_request,
+            "replica": of_replica,
+            "step": time,
+        },
+        end_ns=last * step_ns,
+    )

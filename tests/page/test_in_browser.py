@@ -30,9 +30,9 @@ def test_tabs_by_keyboard_alone(open_file: OpenFile) -> None:
         ("ArrowRight", "Charts"),
         ("ArrowLeft", "Requests"),
         ("Home", "Cards"),
-        ("ArrowLeft", "Charts"),
+        ("ArrowLeft", "Timeline"),
         ("ArrowRight", "Cards"),
-        ("End", "Charts"),
+        ("End", "Timeline"),
     ):
         page.press(key)
         expect(page.tab(name)).to_be_focused()
@@ -175,7 +175,7 @@ def test_a_part_that_fails_says_so(open_file: OpenFile) -> None:
 @pytest.mark.parametrize("window", [PHONE, DESK], ids=["phone", "desk"])
 def test_nothing_serious_is_wrong_for_anybody(open_file: OpenFile, scheme: str, window: dict[str, object]) -> None:
     page = open_file("gallery.js", gallery_data(), color_scheme=scheme, **window)
-    for name in ("Cards", "Requests", "Charts"):
+    for name in ("Cards", "Requests", "Charts", "Timeline"):
         page.tab(name).click()
         expect(page.page.get_by_text("Loading…")).to_have_count(0)
         assert page.serious_faults() == [], name

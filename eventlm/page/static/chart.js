@@ -33,7 +33,19 @@ export function Chart({ title, ...rest }) {
   );
 }
 
-function Plot({ titleId, x, counts, series, format = formatNumber, marks = NO_MARKS, sync, from, to, onZoom, height = 200 }) {
+function Plot({
+  titleId,
+  x,
+  counts,
+  series,
+  format = formatNumber,
+  marks = NO_MARKS,
+  sync,
+  from,
+  to,
+  onZoom,
+  height = 200,
+}) {
   const { dark } = useTheme();
   const id = useId();
   const box = useRef(null);

@@ -9,6 +9,8 @@ import { formatBytes, formatDuration, formatNumber, formatShare, formatTime } fr
 import { linkTo, usePlace } from "./place.js";
 import { FailureShown, Notice, Shell, start } from "./shell.js";
 import { Table } from "./table.js";
+import { Timeline } from "./timeline.js";
+import { unpackTimeline } from "./timeline_model.js";
 
 start((data) => h(Gallery, { data }));
 
@@ -17,6 +19,7 @@ function Gallery({ data }) {
     { name: "cards", title: "Cards", count: 2, draw: () => h(Cards, { data }) },
     { name: "table", title: data.tableTitle ?? "Requests", draw: () => h(Requests, { data }) },
     { name: "charts", title: "Charts", draw: () => h(Charts, { data }) },
+    { name: "timeline", title: "Timeline", draw: () => h(Stretches, { data }) },
   ];
   if (data.failing) tabs.push({ name: "failing", title: "Failing", draw: () => h(FailureShown, {}, h(Failing)) });
   return h(Shell, {
@@ -97,4 +100,28 @@ function Charts({ data }) {
 
 function Failing() {
   throw new Error("planned");
+}
+
+function Stretches({ data }) {
+  const [model, setModel] = useState(null);
+  const [selected, setSelected] = useState(null);
+  const [range, setRange] = useState([null, null]);
+  const [place] = usePlace();
+  useEffect(() => void unpackTimeline(data.timeline).then(setModel), []);
+  if (!model) return h("p", {}, "Loading…");
+  const { from, to } = place.values;
+  return h(
+    Card,
+    { title: "Requests" },
+    h(Timeline, {
+      model,
+      selected,
+      onSelect: setSelected,
+      from: from ? Number(from) : null,
+      to: to ? Number(to) : null,
+      onZoom: (...zoom) => setRange(zoom),
+    }),
+    h("p", { id: "selected-row" }, selected === null ? "none" : model.names[selected]),
+    h("p", { id: "zoom" }, range[0] === null ? "all" : `${formatTime(range[0])} to ${formatTime(range[1])}`),
+  );
 }

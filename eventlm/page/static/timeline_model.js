@@ -1,0 +1,118 @@
+// The data of a timeline, the order of its rows, and what is at a place.
+
+import { unpackColumns } from "./columns.js";
+
+/** Unpack what timeline.py packed. */
+export async function unpackTimeline(packed) {
+  const [requests, intervals, steps, marks] = await Promise.all(
+    [packed.requests, packed.intervals, packed.steps, packed.marks].map(unpackColumns),
+  );
+  // Where a step interval ends on an axis of steps.
+  const lastEnd = intervals.last.map((last) => last + 1);
+  let stepsEnd = 1;
+  for (const end of lastEnd) if (end > stepsEnd) stepsEnd = end;
+  const firstOfReplica = new Map();
+  for (let row = 0; row < steps.rows; row++) {
+    if (!firstOfReplica.has(steps.replica[row])) firstOfReplica.set(steps.replica[row], row);
+  }
+  return {
+    names: packed.names,
+    classes: packed.classes,
+    requests,
+    intervals,
+    steps,
+    marks,
+    firstInterval: firstRows(intervals.request, requests.rows),
+    firstOfReplica,
+    axes: {
+      time: { start: intervals.start, end: intervals.end, last: Math.max(1, packed.end), least: 1000 },
+      steps: { start: intervals.first, end: lastEnd, last: stepsEnd, least: 1 },
+    },
+  };
+}
+
+/** For ascending numbers, where each begins: `rows + 1` places. */
+function firstRows(numbers, rows) {
+  const first = new Int32Array(rows + 1);
+  for (const number of numbers) first[number + 1]++;
+  for (let row = 0; row < rows; row++) first[row + 1] += first[row];
+  return first;
+}
+
+/**
+ * Rows of a timeline: those of row r are `requests[starts[r]]` up to `requests[starts[r + 1]]`, and `rowOf` is the row
+ * of each request. groups: [{label, first, end}], rows that belong together.
+ * by: "arrival", "replica", "class" or "slot", where requests that did not overlap share a row.
+ */
+export function orderRows(model, by) {
+  const { requests } = model;
+  const all = Int32Array.from({ length: requests.rows }, (_, index) => index);
+  all.sort((one, other) => requests.arrived[one] - requests.arrived[other] || one - other);
+  if (by === "arrival") return rowsOf(all, null, null);
+  const keys = { replica: requests.replica, class: requests.class, slot: null }[by] ?? slots(model, all);
+  all.sort((one, other) => keys[one] - keys[other] || requests.arrived[one] - requests.arrived[other] || one - other);
+  if (by === "slot") return rowsOf(all, keys, null);
+  const label =
+    by === "class" ? (code) => model.classes[code] : (code) => (code < 0 ? "no replica" : `replica ${code}`);
+  return rowsOf(all, null, (request) => label(keys[request]));
+}
+
+function rowsOf(all, shared, labelOf) {
+  const starts = [];
+  const rowOf = new Int32Array(all.length);
+  const groups = [];
+  all.forEach((request, place) => {
+    if (!shared || place === 0 || shared[request] !== shared[all[place - 1]]) starts.push(place);
+    rowOf[request] = starts.length - 1;
+    const label = labelOf?.(request);
+    if (label !== undefined && groups.at(-1)?.label !== label) groups.push({ label, first: starts.length - 1, end: 0 });
+    if (groups.length) groups.at(-1).end = starts.length;
+  });
+  return { rows: starts.length, starts: Int32Array.from([...starts, all.length]), requests: all, rowOf, groups };
+}
+
+/** As the run numbered them, or the lowest that is free when a request arrives. */
+function slots({ requests }, byArrival) {
+  if (requests.slot) return requests.slot;
+  const slot = new Int32Array(requests.rows);
+  const busyUntil = [];
+  for (const request of byArrival) {
+    let free = busyUntil.findIndex((end) => end <= requests.arrived[request]);
+    if (free < 0) free = busyUntil.length;
+    busyUntil[free] = requests.ended[request];
+    slot[request] = free;
+  }
+  return slot;
+}
+
+/** The first place from `low` below `high` whose value is at least `value`; `high` if there is none. */
+export function lowerBound(values, value, low, high) {
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+/**
+ * What is shown in rows `first` up to `end`, from x `start` to `stop` on an axis.
+ * Gives the first interval, the one request or how many there are, and how many are in each phase.
+ */
+export function whatIsAt(model, order, axis, first, end, start, stop) {
+  const counts = new Map();
+  let interval = -1;
+  let requests = 0;
+  for (let place = order.starts[first]; place < order.starts[end]; place++) {
+    const request = order.requests[place];
+    let seen = false;
+    for (let each = model.firstInterval[request]; each < model.firstInterval[request + 1]; each++) {
+      if (axis.start[each] >= stop || axis.end[each] <= start) continue;
+      if (interval < 0) interval = each;
+      if (!seen) counts.set(model.intervals.phase[each], (counts.get(model.intervals.phase[each]) ?? 0) + 1);
+      seen = true;
+    }
+    requests += seen;
+  }
+  return { interval, requests, counts };
+}

@@ -1,0 +1,87 @@
+"""What the timeline of a page draws: rows of requests, the phases they went through, and what happened to them.
+
+`timeline.js` draws what `pack_timeline` packs. All times are in ns from the start of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+from numpy.typing import ArrayLike
+
+from eventlm.page.columns import pack_columns
+
+#: What a request can be doing; codes are places in this list. A `stalled` one is admitted, but in no step.
+PHASES = ("waiting", "prefill", "decode", "preempted", "recompute", "swapped", "stalled")
+#: What can happen; codes are places in this list. A gap is a stretch of which nothing was recorded.
+MARKS = ("preempted", "swapped out", "worker lost", "gap", "rejected", "failed", "cancelled")
+
+_REQUESTS = ("arrived", "ended", "replica", "class")
+_INTERVALS = ("request", "phase", "start", "end", "first", "last")
+_STEPS = ("replica", "step", "start")
+_MARKS = ("kind", "time", "until", "request", "replica", "step")
+
+
+def pack_timeline(
+    *,
+    requests: Mapping[str, ArrayLike],
+    names: Sequence[str],
+    classes: Sequence[str],
+    intervals: Mapping[str, ArrayLike],
+    steps: Mapping[str, ArrayLike],
+    marks: Mapping[str, ArrayLike],
+    end_ns: int,
+    unit_ns: int = 1,
+) -> dict[str, Any]:
+    """The data of a timeline as an object for JSON.
+
+    requests: in any order, one row each: `arrived`, `ended` (of one that has not: end_ns), `replica` (-1: none yet) and
+        `class`, a place in `classes`. `slot` may be added, where the run has numbered slots. names: one for each.
+    intervals: by request, then by start: `request` (its row), `phase` (its place in PHASES), `start` and `end`, `first`
+        and `last` step of the request's replica that they span. While a request waits, these are the steps that ran
+        meanwhile; `last` is `first - 1` if there was none.
+    steps: by replica, then by number: `replica`, `step`, `start`.
+    marks: `kind` (its place in MARKS), `time`, `until` (the same, unless it lasted), `request` and `replica` (-1: it
+        concerns all), `step`.
+    unit_ns: times are rounded down to multiples of it, which makes the page smaller.
+
+    Raises ValueError for columns that are missing, out of order or out of range.
+    """
+    tables = {"requests": requests, "intervals": intervals, "steps": steps, "marks": marks}
+    arrays = {table: {name: numpy.asarray(each) for name, each in tables[table].items()} for table in tables}
+    for table, needed in (("requests", _REQUESTS), ("intervals", _INTERVALS), ("steps", _STEPS), ("marks", _MARKS)):
+        missing = [name for name in needed if name not in arrays[table]]
+        if missing:
+            raise ValueError(f"{table} have no column {', '.join(missing)}")
+    _check_order("intervals", arrays["intervals"]["request"], arrays["intervals"]["start"])
+    _check_order("steps", arrays["steps"]["replica"], arrays["steps"]["step"])
+    num_requests = len(arrays["requests"]["arrived"])
+    _check_range("intervals", "request", arrays["intervals"]["request"], 0, num_requests)
+    _check_range("intervals", "phase", arrays["intervals"]["phase"], 0, len(PHASES))
+    _check_range("requests", "class", arrays["requests"]["class"], 0, len(classes))
+    _check_range("marks", "kind", arrays["marks"]["kind"], 0, len(MARKS))
+    _check_range("marks", "request", arrays["marks"]["request"], -1, num_requests)
+    if len(names) != num_requests:
+        raise ValueError(f"{len(names)} names for {num_requests} requests")
+    units = dict.fromkeys(("arrived", "ended", "start", "end", "time", "until"), unit_ns)
+    relative_to = {"ended": "arrived", "end": "start", "last": "first", "until": "time"}
+    packed = {
+        table: pack_columns(
+            columns, relative_to={name: other for name, other in relative_to.items() if name in columns}, units=units
+        )
+        for table, columns in arrays.items()
+    }
+    return {"end": end_ns, "names": list(names), "classes": list(classes), **packed}
+
+
+def _check_order(table: str, first: Any, second: Any) -> None:
+    steps = numpy.diff(first)
+    if (steps < 0).any() or (numpy.diff(second)[steps == 0] < 0).any():
+        raise ValueError(f"{table} are not in order")
+
+
+def _check_range(table: str, name: str, values: Any, least: int, end: int) -> None:
+    if len(values) and (values.min() < least or values.max() >= end):
+        raise ValueError(f"{table}: {name} must be from {least} to {end - 1}")
