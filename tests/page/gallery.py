@@ -59,10 +59,12 @@ def gallery_data(**texts: Any) -> dict[str, Any]:
     return data | texts
 
 
-def timeline_data(num_requests: int = 60, num_steps: int = 400, step_ns: int = 10_000_000) -> dict[str, Any]:
+def timeline_data(
+    num_requests: int = 60, num_steps: int = 400, step_ns: int = 10_000_000, name: str = ""
+) -> dict[str, Any]:
     """A timeline on two replicas: each request waits, is prefilled, decodes, and one in five is preempted meanwhile.
 
-    A worker is lost in the middle of the run, and some of it was not recorded.
+    A worker is lost in the middle of the run, and some of it was not recorded. name: of all requests and classes.
     """
     random = numpy.random.default_rng(3)
     arrived = numpy.sort(random.integers(0, num_steps * 3 // 4, num_requests))
@@ -95,8 +97,8 @@ def timeline_data(num_requests: int = 60, num_steps: int = 400, step_ns: int = 1
             "replica": replica,
             "class": numpy.arange(num_requests) % 3 % 2,
         },
-        names=[f"request {each}" for each in range(num_requests)],
-        classes=["chat", "batch"],
+        names=[name or f"request {each}" for each in range(num_requests)],
+        classes=[name or "chat", name or "batch"],
         intervals={
             "request": request,
             "phase": phase,

@@ -1,7 +1,7 @@
 // Lines over a shared axis, drawn by uPlot. The legend, the keyboard and the readout are our own.
 
 import { h } from "preact";
-import { useEffect, useId, useRef, useState } from "preact/hooks";
+import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
 import { BYTE_TICKS, COUNT_TICKS, formatBytes, formatNumber, formatTime, TIME_TICKS } from "./format.js";
 import { resolveColours, useTheme } from "./theme.js";
@@ -98,7 +98,10 @@ function Plot({
     };
   }, [x, series, dark, counts, marks, height, sync]);
 
-  useEffect(() => show(plot.current, from, to), [from, to]);
+  // At once, so that a key that follows fast starts from there.
+  useLayoutEffect(() => {
+    if (plot.current) show(plot.current, from, to);
+  }, [from, to]);
 
   function show(chart, start, end) {
     chart.setScale("x", { min: start ?? x[0], max: Math.max(end ?? x[x.length - 1], (start ?? x[0]) + 1) });

@@ -1,7 +1,10 @@
 // How phases and marks look: a colour and a pattern each, so that they differ without the colour. timeline.py has the
 // names in this order.
 
-/** `inSteps`: the request is in each step that the phase spans. `weight`: where several phases share a pixel, one that is rare and matters stands out. */
+/**
+ * `inSteps`: the request is in each step that the phase spans. `weight`: where several phases share a pixel, one that
+ * is rare and matters stands out.
+ */
 export const PHASES = [
   { name: "waiting", weight: 1, pattern: (x, y) => (x + y) % 4 === 0 },
   { name: "prefill", inSteps: true, weight: 2, pattern: (x) => x % 4 === 0 },

@@ -17,8 +17,8 @@ const CLICK_DISTANCE = 4;
 /** By how much a notch of a wheel zooms. */
 const NOTCH = 1.25;
 const HELP =
-  "Arrows move the cursor, with Shift in larger steps; plus and minus zoom, period and comma in time only; Page Up and " +
-  "Page Down turn pages; Home shows the whole run; Enter selects the request, Escape none.";
+  "Arrows move the cursor, with Shift in larger steps; plus and minus zoom, period and comma in time only; Page Up" +
+  " and Page Down turn pages; Home shows the whole run; Enter selects the request, Escape none.";
 
 /**
  * The timeline of a model that `unpackTimeline` gave.
@@ -158,6 +158,7 @@ class Scene {
   /** Where the reader is, in units of the axis and rows. */
   cursor = null;
   drag = null;
+  told = null;
   frame = 0;
   timer = 0;
 
@@ -210,7 +211,8 @@ class Scene {
 
   spanTo(from, to) {
     const { axis, order } = this.shown;
-    if (this.view.x0 === from && this.view.x1 === to) return;
+    // What it said itself comes back when the reader may be elsewhere already.
+    if (this.told?.from === from && this.told?.to === to) return;
     this.view = spanning(this.view, axis, order, from, to);
     this.draw();
   }
@@ -323,7 +325,11 @@ class Scene {
     this.draw();
     clearTimeout(this.timer);
     const { axis, model } = this.shown;
-    if (this.onZoom && axis === model.axes.time) this.timer = setTimeout(() => this.onZoom(view.x0, view.x1), 150);
+    if (!this.onZoom || axis !== model.axes.time) return;
+    this.timer = setTimeout(() => {
+      this.told = { from: view.x0, to: view.x1 };
+      this.onZoom(view.x0, view.x1);
+    }, 150);
   }
 
   zoomBy(factorX, factorY, at = this.cursor) {
