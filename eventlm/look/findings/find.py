@@ -1,0 +1,35 @@
+"""All findings of a run."""
+
+from __future__ import annotations
+
+from eventlm.look.findings.finding import Finding, RunColumns
+from eventlm.look.findings.queueing import find_head_of_line, find_rejections, find_saturation, find_starvation
+from eventlm.look.findings.replicas import find_failing_plugins, find_imbalance, find_lost_hits, find_lost_workers
+from eventlm.look.findings.steps import find_predictor_off, find_stalls, find_thrash
+from eventlm.replay.index.index import Index
+
+_ALWAYS = (
+    find_saturation,
+    find_starvation,
+    find_rejections,
+    find_thrash,
+    find_predictor_off,
+    find_lost_workers,
+    find_failing_plugins,
+)
+#: These need what only the core's state shows.
+_OF_STATES = (find_head_of_line, find_stalls, find_imbalance, find_lost_hits)
+#: What may follow from other findings comes after them.
+_CONSEQUENCES = ("saturation", "rejections")
+
+
+def find_all(index: Index) -> list[Finding]:
+    """What is wrong with a run, causes before consequences, the worst first. Of a run that is not verified: as far as
+    its log shows it.
+    """
+    run = RunColumns(index)
+    if not len(index.drains):
+        return []
+    finders = _ALWAYS + (_OF_STATES if index.facts.is_verified else ())
+    found = [finding for find in finders for finding in find(run)]
+    return sorted(found, key=lambda each: (each.kind in _CONSEQUENCES, -each.impact_ppm, each.kind))

@@ -1,0 +1,128 @@
+"""A finding, and what all of them are computed from."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.replay.index.gauges import WAIT_CAUSES
+from eventlm.replay.index.index import Index
+from eventlm.replay.index.tables import Column
+from eventlm.types import PluginKind
+
+FindingKind = Literal[
+    "starvation",
+    "head_of_line",
+    "preemption_thrash",
+    "stall_with_free_blocks",
+    "saturation",
+    "imbalance",
+    "lost_hits",
+    "predictor_off",
+    "plugin_failing",
+    "worker_lost",
+    "rejections",
+]
+_PPM = 1_000_000
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """Something that made the run worse.
+
+    title: one sentence. text: its figures in words. culprit: what to change: a plug-in, a limit, a request.
+    impact_ppm: the share of the run that it concerns, by which findings are ordered. requests: sequences to look at,
+    the worst first, as (request, index). s, ts: the event to look at and its time. command: what shows more.
+    """
+
+    kind: FindingKind
+    title: str
+    text: str
+    culprit: str
+    impact_ppm: int
+    figures: dict[str, int]
+    requests: list[tuple[int, int]] = []
+    s: int = -1
+    ts: int = -1
+    command: str = ""
+
+
+class RunColumns:
+    """The columns of a run that several findings need. Durations are ns; those of a drain last until the next one."""
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.config = index.header.core
+        self.num_replicas = self.config.num_replicas
+
+    def gauge(self, name: str, replica: int) -> Column:
+        """By drain."""
+        return self.index.gauge_by_drain(name, replica)
+
+    @cached_property
+    def drain_ns(self) -> Column:
+        """How long each drain's state lasted."""
+        return np.diff(self.index.drains["ts"], append=self.index.facts.last_ns)
+
+    @cached_property
+    def total_ns(self) -> int:
+        """From the first drain to the end, at least 1."""
+        return max(int(self.drain_ns.sum()), 1)
+
+    def time(self, selected: NDArray[np.bool_]) -> int:
+        """How long the selected drains lasted in all."""
+        return int(self.drain_ns[selected].sum())
+
+    def share_ppm(self, part: int, whole: int) -> int:
+        """A share in parts per million."""
+        return part * _PPM // whole if whole > 0 else 0
+
+    @cached_property
+    def launched(self) -> NDArray[np.bool_]:
+        """The sequences that were admitted to a replica."""
+        return self.index.requests["launched_ns"] >= 0
+
+    @cached_property
+    def waited_ns(self) -> Column:
+        """From the arrival to the first admission, or to the end of what never had one."""
+        requests = self.index.requests
+        ends = np.where(requests["ended_ns"] >= 0, requests["ended_ns"], self.index.facts.last_ns)
+        return np.where(self.launched, requests["launched_ns"], ends) - requests["arrived_ns"]
+
+    @cached_property
+    def e2e_ns(self) -> Column:
+        """From the arrival to the end, or to that of the log."""
+        requests = self.index.requests
+        ends = np.where(requests["ended_ns"] >= 0, requests["ended_ns"], self.index.facts.last_ns)
+        return ends - requests["arrived_ns"]
+
+    @cached_property
+    def is_rejected(self) -> NDArray[np.bool_]:
+        """The requests that were rejected."""
+        rejected = [number for number, name in enumerate(self.index.names) if name.startswith("rejected: ")]
+        return np.isin(self.index.requests["reason"], rejected)
+
+    @cached_property
+    def step_ns(self) -> Column:
+        """Of completed steps, in the worker; 0 for others."""
+        steps = self.index.steps
+        return np.where(steps["done_s"] >= 0, steps["end_ns"] - steps["start_ns"], 0)
+
+    def identities(self, rows: Column) -> list[tuple[int, int]]:
+        """The sequences of rows of `requests`."""
+        requests = self.index.requests
+        return list(zip(requests["request"][rows].tolist(), requests["index"][rows].tolist(), strict=True))
+
+    def plugin(self, kind: PluginKind) -> str:
+        """The kind and the spec of a plug-in that ran: "policy lrs"."""
+        for record in self.index.header.plugins:
+            if record.kind == kind:
+                return f"{kind} {format_plugin_spec(record.parameters | {'type': record.name})}"
+        return kind
+
+
+CAUSE_NUMBERS = {cause: number for number, cause in enumerate(WAIT_CAUSES)}

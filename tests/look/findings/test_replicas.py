@@ -1,0 +1,31 @@
+"""Lost workers and failing plug-ins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eventlm.look.findings.find import find_all
+from eventlm.replay.index.open import open_index
+from tests.replay.golden import FOLDER
+from tests.replay.traces import tampered
+
+
+def test_lost_workers_are_found() -> None:
+    findings = find_all(open_index(FOLDER / "lrs_dying_workers.jsonl"))
+    (lost,) = [finding for finding in findings if finding.kind == "worker_lost"]
+    assert lost.figures["num_lost"] > 1
+    assert lost.s > 0
+
+
+def test_a_failing_plugin_is_found(tmp_path: Path) -> None:
+    def fail(objects: list[dict[str, object]]) -> None:
+        place = next(number for number, item in enumerate(objects) if item["t"] == "launch")
+        error = "policy mine:Policy: ZeroDivisionError"
+        failure = {"t": "plugin_failed", "s": 0, "ts": objects[place]["ts"], "c": objects[place]["c"], "error": error}
+        objects.insert(place, failure)
+
+    # The log alone: a replay would not agree.
+    path = tampered(FOLDER / "fcfs_one_replica.jsonl", tmp_path / "failing.jsonl", fail)
+    (finding,) = [each for each in find_all(open_index(path, verify=False)) if each.kind == "plugin_failing"]
+    assert finding.culprit == "policy mine:Policy: ZeroDivisionError"
+    assert finding.figures == {"num_failures": 1}
