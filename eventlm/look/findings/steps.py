@@ -49,8 +49,8 @@ def find_stalls(run: RunColumns) -> Iterator[Finding]:
         kind="stall_with_free_blocks",
         title="Prompts wait half done in steps that have room for them",
         text=f"{int(is_stalled.sum()):,} steps, {percent(share)} of the time of all ({seconds(stalled_ns)}), had no "
-        "chunk of a prompt although one was half done, its blocks were there, and more than half of the step's token budget "
-        f"({run.config.max_num_batched_tokens:,}) was free. The batcher gave none.",
+        "chunk of a prompt although one was half done, its blocks were there, and more than half of the step's token "
+        f"budget ({run.config.max_num_batched_tokens:,}) was free. The batcher gave none.",
         culprit=run.plugin("batcher"),
         impact_ppm=share,
         figures={"num_steps": int(is_stalled.sum()), "stalled_ns": stalled_ns, "stalled_ppm": share},
@@ -132,8 +132,8 @@ def find_predictor_off(run: RunColumns) -> Iterator[Finding]:
         kind="predictor_off",
         title=f"Predicted times of steps are {direction}: their median error is {percent(middle)}",
         text=f"The median step is predicted to take {seconds(int(np.median(predicted)))} and takes "
-        f"{seconds(int(np.median(took)))}. Deadlines, slack and chunk sizes that go by these times are wrong. Measure the machine anew: "
-        "start without the cached coefficients, or give --predictor.",
+        f"{seconds(int(np.median(took)))}. Deadlines, slack and chunk sizes that go by these times are wrong. Measure "
+        "the machine anew: start without the cached coefficients, or give --predictor.",
         culprit="predictor",
         impact_ppm=min(middle, _PPM),
         figures={"median_error_ppm": middle, "p90_error_ppm": int(np.quantile(off, 0.9))},
