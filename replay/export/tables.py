@@ -14,7 +14,7 @@ from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.replay.export.whole_file import WholeFile
+from eventlm.replay.export.whole_file import WholeFile, cannot_write
 from eventlm.types import OnProgress, TimeWindow
 
 Format = Literal["csv", "parquet"]
@@ -240,7 +240,7 @@ def _tables(folder: Path, to: Format) -> Iterator[tuple[_Table, _Table]]:
             tables.append(_Table(folder / f"{name}.{to}", columns, to))
         yield tables[0], tables[1]
     except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}; choose another folder with -o") from error
+        raise cannot_write(folder, error, "folder") from error
     finally:
         for table in tables:
             table.discard()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
+
+#: The system's errors when there is no more room for a file.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class WholeFile:
@@ -35,6 +39,12 @@ class WholeFile:
         self._partial.unlink(missing_ok=True)
 
 
+def cannot_write(path: Path, error: OSError, what: str) -> UsageError:
+    """The error for a file or folder that cannot be written. A full disk may have room another time."""
+    code = ExitCode.FAILED if error.errno in _FULL else ExitCode.USAGE
+    return UsageError(f"cannot write to {path}: {error.strerror}; choose another {what} with -o", exit_code=code)
+
+
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which replaces `path` if nothing goes wrong. Folders on the way are made.
@@ -50,7 +60,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         yield whole.file
         whole.finish()
     except OSError as error:
-        raise UsageError(f"cannot write to {path}: {error.strerror}; choose another file with -o") from error
+        raise cannot_write(path, error, "file") from error
     finally:
         if whole is not None:
             whole.discard()

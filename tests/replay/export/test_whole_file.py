@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 from eventlm.replay.export.whole_file import whole_file
 
 
@@ -49,9 +49,13 @@ def test_a_disk_without_room(tmp_path: Path) -> None:
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
     try:
-        with pytest.raises(UsageError, match=f"^cannot write to {path}: File too large; "), whole_file(path) as file:
+        with (
+            pytest.raises(UsageError, match=f"^cannot write to {path}: File too large; ") as caught,
+            whole_file(path) as file,
+        ):
             file.write(bytes(1 << 20))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.exit_code == ExitCode.FAILED
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
