@@ -39,7 +39,7 @@ from eventlm.events import (
 from eventlm.types import TimeWindow
 
 #: The phase of a sequence.
-SequencePhase = Literal[
+PhaseName = Literal[
     "edge",  # before the engine stamped its arrival
     "queue",  # waiting for its first admission
     "prefill",  # resident, until its last prompt chunk has completed
@@ -63,7 +63,7 @@ class TracedSequence(Struct, kw_only=True, eq=False):
     arrival: Arrived
     index: int
     start_ns: int
-    phase: SequencePhase
+    phase: PhaseName
     phase_ns: int
     is_phase_shown: bool = False
     computed_ns: int = 0
@@ -222,7 +222,7 @@ class PhaseFold:
             self._sink.sequence_began(sequence)
             self._change(sequence, "queue", arrival.ts)
 
-    def _change(self, sequence: TracedSequence, phase: SequencePhase, ns: int) -> None:
+    def _change(self, sequence: TracedSequence, phase: PhaseName, ns: int) -> None:
         self._end_phase(sequence, ns)
         sequence.phase, sequence.phase_ns, sequence.is_phase_shown = phase, ns, False
 

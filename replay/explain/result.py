@@ -7,11 +7,11 @@ from typing import Literal
 from msgspec import Struct
 
 from eventlm.core.state.step_plan import WaitCause
-from eventlm.telemetry.phases import SequencePhase
+from eventlm.telemetry.phases import PhaseName
 from eventlm.types import RequestKind, SequenceId
 
 #: The phase of a sequence that an interval belongs to. Unseen: while nothing was recorded, or before the log begins.
-Phase = Literal[SequencePhase, "unseen"]
+Phase = Literal[PhaseName, "unseen"]
 
 #: Causes other than waiting: what happened to the sequence.
 Doing = Literal[
