@@ -49,14 +49,18 @@ def cannot_write(path: Path, error: OSError, what: str) -> UsageError:
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, which replaces `path` if nothing goes wrong. Folders on the way are made.
 
-    Raises UsageError if it cannot be written.
+    A pipe or a device is written to as it is, and a link is followed. Raises UsageError if it cannot be written.
     """
     whole: WholeFile | None = None
     try:
         if path.is_dir():
             raise UsageError(f"cannot write to {path}: it is a folder; name a file with -o")
+        if path.exists() and not path.is_file():
+            with path.open("wb") as file:
+                yield file
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
-        whole = WholeFile(path)
+        whole = WholeFile(Path(os.path.realpath(path)))
         yield whole.file
         whole.finish()
     except OSError as error:

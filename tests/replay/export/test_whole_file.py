@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import stat
 from pathlib import Path
@@ -59,3 +60,33 @@ def test_a_disk_without_room(tmp_path: Path) -> None:
     assert caught.value.exit_code == ExitCode.FAILED
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        with whole_file(pipe) as file:
+            file.write(b"whole")
+        assert os.read(reader, 100) == b"whole"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+
+
+def test_a_device_stays_one_and_its_error_is_told() -> None:
+    with (
+        pytest.raises(UsageError, match=r"^cannot write to /dev/full: No space left on device; "),
+        whole_file(Path("/dev/full")) as file,
+    ):
+        file.write(bytes(1 << 20))
+    assert Path("/dev/full").is_char_device()
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    with whole_file(tmp_path / "link") as file:
+        file.write(b"whole")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "target").read_bytes() == b"whole"
