@@ -20,15 +20,16 @@ from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.pool.pool import ProcessPool
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.summary import SimulationSummary
 from eventlm.replay.sweep.cell import CellResult, CellSpec, code_hash, read_finished, write_finished
-from eventlm.replay.sweep.pool import run_cells
 from eventlm.replay.sweep.slo import Capacity, Limit, capacity, keeps, load_between
 from eventlm.replay.workload.source import LoadedWorkload, workload_hash
 from eventlm.types import OnProgress
 
 CELLS_FOLDER = "cells"
+WORKER = "eventlm.replay.sweep.worker"
 
 
 class Configuration(Struct, frozen=True, kw_only=True):
@@ -192,7 +193,9 @@ class Sweep:
         if on_progress is not None:
             on_progress(num_done, self._num_cells)
         self._num_run += len(missing)
-        run_cells(missing, num_jobs=self._num_jobs, on_result=on_result)
+        pool: ProcessPool[CellSpec, CellResult] = ProcessPool(WORKER, CellResult, _failed, num_jobs=self._num_jobs)
+        with pool:
+            pool.run(missing, on_result)
 
     def _kept(self, index: int) -> dict[int, bool]:
         """Whether each load kept the limits; a failed cell counts as a miss."""
@@ -227,6 +230,10 @@ class Sweep:
             num_run=self._num_run,
             requests_per_second=self._requests_per_second,
         )
+
+
+def _failed(error: str) -> CellResult:
+    return CellResult(error=error)
 
 
 def make_configurations(

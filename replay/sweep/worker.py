@@ -6,14 +6,9 @@ reads the workload once.
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-
-import msgspec
-
 from eventlm.config.load import load_config
 from eventlm.errors import EventLMError, UsageError
+from eventlm.replay.pool.serve import serve
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.sweep.cell import CellResult, CellSpec
@@ -51,18 +46,5 @@ class CellRunner:
         return self._loaded[2]
 
 
-def main() -> None:
-    """Run cells until the input ends."""
-    # Ctrl-C is for the parent process. The output of plug-ins must not mix with the results.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with os.fdopen(os.dup(1), "wb") as results:
-        os.dup2(2, 1)
-        runner = CellRunner()
-        for line in sys.stdin.buffer:
-            result = runner.run(msgspec.json.decode(line, type=CellSpec))
-            results.write(msgspec.json.encode(result) + b"\n")
-            results.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(CellRunner().run, CellSpec)

@@ -200,7 +200,7 @@ def test_no_process_is_left(workload: str, tmp_path: Path) -> None:
     sweep(make_plan(workload, loads_ppm=[X]), tmp_path)
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     commands = [Path(f"/proc/{child}/cmdline").read_bytes() for child in children]
-    assert not [command for command in commands if b"sweep_worker" in command]
-    assert not [thread for thread in threading.enumerate() if thread.name == "eventlm-sweep"]
+    assert not [command for command in commands if b"sweep.worker" in command]
+    assert not [thread for thread in threading.enumerate() if thread.name == "eventlm-pool"]
     for file in (tmp_path / "cells").iterdir():
         json.loads(file.read_bytes())

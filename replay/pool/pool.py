@@ -1,4 +1,4 @@
-"""Runs cells in processes, one for each job. They exchange JSON, no pickle."""
+"""Runs specifications in processes, one for each job. They exchange JSON, no pickle."""
 
 from __future__ import annotations
 
@@ -8,46 +8,76 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from eventlm.replay.sweep.cell import CellResult, CellSpec
-
-_COMMAND = (sys.executable, "-m", "eventlm.replay.sweep.worker")
 _MAX_ERROR_CHARACTERS = 300
 
-OnResult = Callable[[CellSpec, CellResult], None]
+Spec = TypeVar("Spec", bound=Struct)
+Result = TypeVar("Result", bound=Struct)
 
 
-def run_cells(specs: Sequence[CellSpec], *, num_jobs: int, on_result: OnResult) -> None:
-    """Run cells in the given order. `on_result` is called in this thread.
+class ProcessPool(Generic[Spec, Result]):
+    """Processes that live from the first call of `run` until the end of the `with` block, which kills them.
 
-    A process that dies fails its cell and is replaced. An exception in this call ends the processes.
+    module: each process is `python -m module`, which calls `eventlm.replay.pool.serve.serve`. failed: makes a result of
+    what went wrong with a process.
     """
-    waiting: queue.SimpleQueue[CellSpec] = queue.SimpleQueue()
-    for spec in specs:
-        waiting.put(spec)
-    finished: queue.SimpleQueue[tuple[CellSpec, CellResult]] = queue.SimpleQueue()
-    jobs = [_Job(waiting, finished) for _ in range(min(num_jobs, len(specs)))]
-    try:
-        for job in jobs:
+
+    def __init__(
+        self, module: str, result_type: type[Result], failed: Callable[[str], Result], *, num_jobs: int
+    ) -> None:
+        self._module = module
+        self._result_type = result_type
+        self._failed = failed
+        self._num_jobs = num_jobs
+        self._waiting: queue.SimpleQueue[Spec | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[Spec, Result]] = queue.SimpleQueue()
+        self._jobs: list[_Job[Spec, Result]] = []
+
+    def run(self, specs: Sequence[Spec], on_result: Callable[[Spec, Result], None]) -> None:
+        """Run them in the given order. `on_result` is called in this thread.
+
+        A process that dies fails its specification and is replaced.
+        """
+        for spec in specs:
+            self._waiting.put(spec)
+        while len(self._jobs) < min(self._num_jobs, len(specs)):
+            job = _Job(self._module, self._result_type, self._failed, self._waiting, self._finished)
+            self._jobs.append(job)
             job.start()
         for _ in specs:
-            on_result(*finished.get())
-    finally:
-        for job in jobs:
+            on_result(*self._finished.get())
+
+    def __enter__(self) -> ProcessPool[Spec, Result]:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for job in self._jobs:
             job.stop()
-        for job in jobs:
+        for _ in self._jobs:
+            self._waiting.put(None)
+        for job in self._jobs:
             job.join()
 
 
-class _Job(threading.Thread):
-    """Feeds one process at a time."""
+class _Job(threading.Thread, Generic[Spec, Result]):
+    """Feeds one process at a time, until it takes None."""
 
     def __init__(
-        self, waiting: queue.SimpleQueue[CellSpec], finished: queue.SimpleQueue[tuple[CellSpec, CellResult]]
+        self,
+        module: str,
+        result_type: type[Result],
+        failed: Callable[[str], Result],
+        waiting: queue.SimpleQueue[Spec | None],
+        finished: queue.SimpleQueue[tuple[Spec, Result]],
     ) -> None:
-        super().__init__(name="eventlm-sweep", daemon=True)
+        super().__init__(name="eventlm-pool", daemon=True)
+        self._module = module
+        self._result_type = result_type
+        self._failed = failed
         self._waiting = waiting
         self._finished = finished
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,22 +88,21 @@ class _Job(threading.Thread):
     def run(self) -> None:
         with tempfile.TemporaryFile() as errors:
             while not self._is_stopped:
-                try:
-                    spec = self._waiting.get_nowait()
-                except queue.Empty:
+                spec = self._waiting.get()
+                if spec is None:
                     break
                 try:
                     result = self._ask(spec, errors.fileno())
                 except (OSError, msgspec.MsgspecError) as error:
-                    result = CellResult(error=f"its process failed: {error}")
+                    result = self._failed(f"its process failed: {error}")
                 if result is None:
                     errors.seek(0)
-                    result = CellResult(error=self._describe_death(errors.read()))
+                    result = self._failed(self._describe_death(errors.read()))
                     errors.truncate(0)
                 self._finished.put((spec, result))
         self.stop()
 
-    def _ask(self, spec: CellSpec, errors_fd: int) -> CellResult | None:
+    def _ask(self, spec: Spec, errors_fd: int) -> Result | None:
         """The result from the process; None if it died."""
         process = self._ensure_process(errors_fd)
         if process is None or process.stdin is None or process.stdout is None:
@@ -84,13 +113,14 @@ class _Job(threading.Thread):
         except BrokenPipeError:
             return None
         line = process.stdout.readline()
-        return msgspec.json.decode(line, type=CellResult) if line.endswith(b"\n") else None
+        return msgspec.json.decode(line, type=self._result_type) if line.endswith(b"\n") else None
 
     def _ensure_process(self, errors_fd: int) -> subprocess.Popen[bytes] | None:
         with self._lock:
             if self._process is None and not self._is_stopped:
+                command = (sys.executable, "-m", self._module)
                 self._process = subprocess.Popen(
-                    _COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors_fd
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors_fd
                 )
             return self._process
 

@@ -1,0 +1,1 @@
+"""Processes that work through a list of things."""
