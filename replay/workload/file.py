@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Union
 
@@ -57,6 +58,7 @@ class WorkloadHeader(
         return self.recorded.models[0] if self.recorded is not None else ""
 
 
+_encoder = msgspec.json.Encoder(decimal_format="number")
 _header_decoder = msgspec.json.Decoder(WorkloadHeader)
 _line_decoder = msgspec.json.Decoder(WorkloadLine)
 _incident_decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder(Union[INCIDENTS])  # noqa: UP007
@@ -76,13 +78,12 @@ def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[Wor
     if target.exists() and not target.is_file():
         raise UsageError(f"cannot write the workload {path}: it is not a file; choose another")
     partial = target.with_name(f".{target.name}.partial")
-    encoder = msgspec.json.Encoder(decimal_format="number")
     num_requests = 0
     try:
         with partial.open("wb") as file:
-            file.write(encoder.encode(header) + b"\n")
+            file.write(_encoder.encode(header) + b"\n")
             for line in lines:
-                file.write(encoder.encode(line) + b"\n")
+                file.write(_encoder.encode(line) + b"\n")
                 num_requests += isinstance(line, WorkloadLine)
             num_bytes = file.tell()
         partial.replace(target)
@@ -95,6 +96,16 @@ def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[Wor
 
 def save_workload(path: Path | str, workload: Workload) -> WorkloadSize:
     """Write a workload so that `read_workload` gives one that runs alike. Raises UsageError."""
+    return write_workload(path, *_parts(workload))
+
+
+def encode_workload(workload: Workload) -> bytes:
+    """The content of the file that `save_workload` writes."""
+    header, lines = _parts(workload)
+    return b"".join(_encoder.encode(line) + b"\n" for line in (header, *lines))
+
+
+def _parts(workload: Workload) -> tuple[WorkloadHeader, Iterable[WorkloadLine | Fact]]:
     header = WorkloadHeader(
         format=FORMAT_VERSION,
         source=workload.source,
@@ -102,16 +113,19 @@ def save_workload(path: Path | str, workload: Workload) -> WorkloadSize:
         first_free_name=workload.first_free_name,
         recorded=workload.recorded,
     )
-    requests = (to_line(request, model=header.model) for request in workload.requests)
-    return write_workload(path, header, (*workload.incidents, *requests))
+    return header, chain(workload.incidents, (to_line(request, model=header.model) for request in workload.requests))
 
 
 def read_workload(path: Path | str) -> Workload:
     """Read a workload file. Raises UsageError that names the line."""
     try:
-        content = Path(path).read_bytes()
+        return decode_workload(Path(path).read_bytes(), path)
     except OSError as error:
         raise UsageError(f"cannot read the workload {path}: {error.strerror}") from error
+
+
+def decode_workload(content: bytes, path: Path | str) -> Workload:
+    """The workload of a file's content. Raises UsageError that names the line."""
     first, _, rest = content.partition(b"\n")
     try:
         header = _header_decoder.decode(first)

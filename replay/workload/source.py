@@ -41,7 +41,7 @@ def load_workload(
 
     with_incidents: also what befell the recorded engine from outside; a workload file always has it.
     """
-    if Path(path).is_file() and not _is_trace(path):
+    if not is_trace(path):
         workload = read_workload(path)
         recorded = workload.recorded
         return LoadedWorkload(workload, recorded.models[0] if recorded is not None else "simulated", recorded)
@@ -75,8 +75,12 @@ def workload_hash(path: Path | str) -> str:
     return found.hexdigest()
 
 
-def _is_trace(path: Path | str) -> bool:
-    """Whether a file begins as a trace does. Anything else is treated as a workload file."""
+def is_trace(path: Path | str) -> bool:
+    """Whether it is the folder of a run, or a file that begins as a trace does. Anything else is taken for a workload
+    file. Raises UsageError if it cannot be read.
+    """
+    if Path(path).is_dir():
+        return True
     try:
         with open(path, "rb") as file:
             return file.read(len(_TRACE_BEGINS)) == _TRACE_BEGINS
