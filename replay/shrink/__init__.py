@@ -1,0 +1,1 @@
+"""The smallest workload that still shows a problem."""

@@ -1,0 +1,59 @@
+"""The test that comes with a shrunk workload: it fails while the problem is there, and passes once it is mended."""
+
+from __future__ import annotations
+
+import os
+import pprint
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from eventlm.errors import UsageError
+from eventlm.replay.cost.model import CostModel
+
+_TEMPLATE = '''\
+"""{doc}"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eventlm.replay.predicate.trial import holds_in
+
+WORKLOAD = Path(__file__).parent / {workload}
+#: What went wrong. The test passes when it no longer does.
+CONDITION = {condition}
+OPTIONS = {options}
+COST_MODEL = {cost}
+
+
+def test_{name}() -> None:
+    assert not holds_in(WORKLOAD, CONDITION, options=OPTIONS, cost_model=COST_MODEL)
+'''
+
+
+def write_stub(
+    path: Path | str, workload: Path | str, condition: str, options: Mapping[str, Any], cost: CostModel
+) -> None:
+    """Write a pytest file for a workload that has been written. Raises UsageError if it cannot be written."""
+    target = Path(path)
+    name = re.sub(r"\W", "_", target.stem).removeprefix("test_") or "it"
+    text = _TEMPLATE.format(
+        doc="A workload that `eventlm shrink` made as small as it can be.",
+        workload=_literal(os.path.relpath(Path(workload).resolve(), target.resolve().parent)),
+        condition=_literal(condition),
+        options=_literal(msgspec.to_builtins(dict(options))),
+        cost=_literal(msgspec.to_builtins(cost)),
+        name=name,
+    )
+    try:
+        target.write_text(text)
+    except OSError as error:
+        raise UsageError(f"cannot write the test {path}: {error.strerror}; choose another file") from error
+
+
+def _literal(value: object) -> str:
+    return pprint.pformat(value, width=100, sort_dicts=False)
