@@ -264,7 +264,7 @@ def _command(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 def _prose(paragraph: str) -> Iterator[str]:
     """A paragraph of a help text. Indented lines at its start or after a colon, such as examples, stay as they are."""
-    found = re.match(r"((?:\S.*:\n)?)((?:  .*\n?)+)$", paragraph.rstrip())
+    found = re.match(r"((?:\S.*:\n)?)((?:  .*(?:\n|\Z))+)\Z", paragraph.rstrip())
     text, verbatim = found.groups() if found else (paragraph, "")
     if text:
         yield " ".join(text.split())

@@ -31,6 +31,8 @@ COMMANDS = {
     "explain": ("explain.command", "show where the time of a request went"),
     "simulate": ("simulate.command", "run a workload through the scheduler, with a cost model for a worker"),
     "sweep": ("sweep.command", "simulate many configurations and loads, and find what each can take"),
+    "shrink": ("shrink.command", "make a workload as small as it can be while it still shows a problem"),
+    "bisect": ("bisect.command", "find the event, the value or the setting where something begins"),
     "trace": ("trace.command", "find, look at, compare or repair recorded runs"),
     "policies": ("policies", "list the installed policies, batchers and routers"),
     "version": ("version", "print versions of eventlm and what it runs on"),

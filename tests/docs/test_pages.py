@@ -138,7 +138,9 @@ def test_no_command_waits_for_ever(page: Path) -> None:
 def test_git_ignores_what_commands_write(page: Path) -> None:
     """A reader who follows a page in a checkout leaves nothing there that git sees. Capitals are placeholders."""
     for text in shell_blocks(page):
-        for target in re.findall(r"(?:--plot|--output|-o|--record|>) ([\w./-]+)", text):
+        # What is quoted is no redirection.
+        unquoted = re.sub(r"'[^'\n]*'", "''", text)
+        for target in re.findall(r"(?:--plot|--output|-o|--record|>) ([\w./-]+)", unquoted):
             if target.startswith("/") or target.split(".")[0].isupper():
                 continue
             file = target if "." in Path(target).name else f"{target}/file"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.config_flags import add_flag, config_from_arguments
+from eventlm.cli.config_flags import add_flag, config_from_arguments, given_options
 from eventlm.cli.output import file_progress
 from eventlm.cli.parser import Parser
 from eventlm.cli.trace_path import trace_file
@@ -43,6 +43,18 @@ def add_engine_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
     for name in ENGINE_OPTIONS:
         if name not in without:
             add_flag(group, options()[name])
+
+
+def engine_options(arguments: argparse.Namespace, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Options of the engine that are not their defaults, whether flags or a file say so, by name."""
+    config, given = config_from_arguments(arguments), given_options(arguments)
+    found = {}
+    for name in ENGINE_OPTIONS:
+        option = options()[name]
+        value = getattr(getattr(config, option.section), name)
+        if name not in without and (name in given or value != option.default):
+            found[name] = value
+    return found
 
 
 def parse_speed_up(text: str, flag: str) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from eventlm.cli.config_flags import config_from_arguments, given_options
+from eventlm.cli.config_flags import config_from_arguments
 from eventlm.cli.parser import Parser, add_number, exit_code_lines
 from eventlm.cli.simulate.flags import (
     COST_MODEL_HELP,
-    ENGINE_OPTIONS,
     WORKLOAD_HELP,
     add_engine_flags,
+    engine_options,
     parse_speed_up,
     read_cost_model,
     read_workload,
@@ -125,23 +125,9 @@ def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -
         configurations=make_configurations(policies, batchers, routers, arguments.replicas or [scheduler.replicas]),
         loads_ppm=loads_ppm,
         limits=parse_limits(arguments.slo) if arguments.slo else [],
-        options=_engine_options(config, arguments),
+        options=engine_options(arguments, without=_REPEATED),
         num_refinements=arguments.refine,
     )
-
-
-def _engine_options(config: Config, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Options of the engine that are not their defaults, whether flags or a file say so."""
-    from eventlm.config.options import options
-
-    given = given_options(arguments)
-    found = {}
-    for name in ENGINE_OPTIONS:
-        option = options()[name]
-        value = getattr(getattr(config, option.section), name)
-        if name not in _REPEATED and (name in given or value != option.default):
-            found[name] = value
-    return found
 
 
 def _loads(text: str) -> list[int]:

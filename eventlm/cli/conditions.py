@@ -1,0 +1,96 @@
+"""What `eventlm shrink` and `eventlm bisect` have in common: a condition, what it is tried on, and how long."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from eventlm.cli.parser import Parser, add_number
+from eventlm.cli.simulate.flags import COST_MODEL_HELP, engine_options, read_cost_model
+from eventlm.cli.time_window import nanoseconds
+from eventlm.cli.trace_path import add_trust_flag, trace_file
+from eventlm.errors import UsageError
+from eventlm.types import NANOSECONDS_PER_SECOND
+
+if TYPE_CHECKING:
+    from eventlm.replay.cost.model import LinearCost
+    from eventlm.replay.cost.roofline import RooflineCost
+    from eventlm.replay.predicate.oracle import Budget
+    from eventlm.replay.workload.workload import Workload
+
+#: For the epilogs of both commands.
+CONDITION_HELP = """\
+A condition compares figures of the simulated run:
+  p50, p90, p95, p99, max, mean (LATENCY, FILTER)   of ttft, tpot, e2e or queue
+  count(FILTER)                     sequences that ended
+  preemptions, rejected, requests, completed, unfinished, steps, duration,
+  tokens_per_second, hit_rate, plugin_failures
+  diverges(policy=edf, by=10ms)     another engine serves a sequence otherwise
+  broken                            the scheduler breaks one of its own rules
+
+FILTER is about one sequence: prompt, output, cached, class, priority,
+preemptions, request, sample, reason, arrived, or a latency. Times have units
+(ms, s, min), shares a %. and, or, not, + - * / and parentheses work as usual."""
+
+
+class Subject(NamedTuple):
+    """A workload and the engine that serves it. options: pinned, so that a part of it meets the same engine."""
+
+    workload: Workload
+    options: dict[str, Any]
+    cost: LinearCost | RooflineCost
+    notes: tuple[str, ...]
+
+
+def add_condition_flags(parser: Parser, *, required: bool) -> None:
+    """Add `--keep`, `--cost-model`, `--jobs` and `--budget`."""
+    parser.add_argument("--keep", metavar="PRED", required=required, help="the condition, as below")
+    parser.add_argument(
+        "--cost-model", metavar="MODEL", help=f"{COST_MODEL_HELP} (default: fitted to the trace, if it is one)"
+    )
+    parser.add_argument(
+        "--budget", metavar="N", help="stop after so many simulations, or after a time such as 90s or 10min"
+    )
+    add_number(parser, "--jobs", "simulations at once (default: one for each core)", least=1)
+    add_trust_flag(parser)
+
+
+def parse_budget(text: str | None) -> Budget:
+    """A number of simulations, or a time. Raises UsageError."""
+    from eventlm.replay.predicate.oracle import Budget
+
+    if text is None:
+        return Budget()
+    if text.isdecimal():
+        if not int(text):
+            raise UsageError("--budget 0: at least 1 simulation is needed")
+        return Budget(num_trials=int(text))
+    return Budget(seconds=nanoseconds(text, flag="--budget") / NANOSECONDS_PER_SECOND)
+
+
+def read_subject(text: str, arguments: argparse.Namespace) -> Subject:
+    """A workload file, or a trace with the engine that it was recorded with. The flags of the engine go before that.
+
+    Raises UsageError, and what LogReader raises.
+    """
+    from eventlm.bus.log_reader import LogReader
+    from eventlm.cli.output import file_progress
+    from eventlm.replay.predicate.observation import pinned_options
+    from eventlm.replay.predicate.recorded_options import recorded_options
+    from eventlm.replay.workload.source import is_trace, load_workload
+
+    path = trace_file(text)
+    given = engine_options(arguments)
+    cost_model = arguments.cost_model
+    if is_trace(path):
+        with LogReader(path) as log:
+            options = recorded_options(log.header, given, trust_local_plugins=arguments.trust_local_plugins)
+        cost_model = cost_model or path
+    else:
+        options = given
+        if cost_model is None:
+            raise UsageError(f"{text} is a workload file, which has no durations: give --cost-model")
+    cost = read_cost_model(cost_model)
+    with file_progress("reading", path) as on_progress:
+        loaded = load_workload(path, with_incidents=True, on_progress=on_progress)
+    return Subject(loaded.workload, pinned_options(loaded.workload, options, cost), cost, loaded.notes)
