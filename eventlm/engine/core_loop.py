@@ -58,11 +58,13 @@ class CoreLoop:
         self._clock = clock
         self._shell = shell
         self._checkpoint_events = checkpoint_events
-        self._last_checkpoint = 0
+        self._last_checkpoint = core.next_seq
         self._fires_timers = fires_timers
         self._armed_ns: int | None = None
         self._cancel_timer: Callable[[], None] | None = None
         self._pending: list[MakeFacts] = []
+        # A core from a snapshot may have timers.
+        self._arm_timer()
 
     @property
     def has_pending(self) -> bool:

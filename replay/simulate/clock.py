@@ -7,10 +7,13 @@ from heapq import heappop, heappush
 
 
 class VirtualClock:
-    """A clock that stands still until it is advanced. Ties are ordered by rank, then by the order of the calls."""
+    """A clock that stands still until it is advanced. Ties are ordered by rank, then by the order of the calls.
 
-    def __init__(self) -> None:
-        self._now_ns = 0
+    now_ns: when it begins.
+    """
+
+    def __init__(self, now_ns: int = 0) -> None:
+        self._now_ns = now_ns
         self._agenda: list[tuple[int, int, int, Callable[[], None]]] = []
         self._num_entries = 0
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
+from eventlm.core.state.sequence import AdmittedRequest
 from eventlm.events import Launched
 from eventlm.replay.workload.workload import SequenceOutput, WorkloadRequest
 from eventlm.types import WorkerEnd
@@ -59,6 +60,10 @@ class SimulatedSequence:
         self.has_left = False
         self.chunks_in_flight = 0
 
+    def skip_names(self, num_blocks: int) -> None:
+        """So many of the blocks that it fills have their names already."""
+        next(islice(self.blocks, num_blocks, num_blocks), None)
+
     def update_flag(self, total: int, block_size: int) -> None:
         """Set `flag_from` for rows after a total."""
         position, marks = total - self.prompt_tokens, self._marks
@@ -103,6 +108,19 @@ class SimulatedRequests:
     def admit(self, request: WorkloadRequest, seq: int, num_named: int) -> None:
         """A request gets its samples; `num_named` blocks of its prompt have names."""
         self._samples[seq] = [SimulatedSequence(request, seq, index, num_named) for index in range(request.arrival.n)]
+
+    def resume(self, request: WorkloadRequest, admitted: AdmittedRequest) -> None:
+        """A request that the core has had for a while goes on; those of its samples that take no more tokens do not."""
+        samples: list[SimulatedSequence | None] = []
+        for sequence in admitted.sequences:
+            sample = None
+            if not sequence.ended:
+                num_named = len(sequence.block_names)
+                sample = SimulatedSequence(request, sequence.request, sequence.index, num_named)
+                sample.skip_names(num_named - len(sequence.arrival.blocks))
+            samples.append(sample)
+        if any(samples):
+            self._samples[admitted.arrival.s] = samples
 
     def leave(self, seq: int, index: int) -> None:
         """A sample takes no more tokens."""

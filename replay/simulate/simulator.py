@@ -7,12 +7,13 @@ a repetition of a run their recorded positions), then by the order in which they
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import Raw, structs
 
 from eventlm.core.core import Core
+from eventlm.core.state.sequence import AdmittedRequest, State
 from eventlm.engine.core_loop import CoreLoop, MakeFacts, Shell
 from eventlm.events import (
     Admitted,
@@ -29,12 +30,14 @@ from eventlm.events import (
     Launched,
     Marker,
     Rejected,
+    Snapshot,
     StepCompleted,
     TextEnded,
 )
 from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.replay.simulate.requests import SimulatedRequests, SimulatedResult, Watched
 from eventlm.replay.simulate.timing import StepTimes, Timing
+from eventlm.replay.simulate.under_way import UnderWay
 from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
 from eventlm.types import OnProgress
@@ -46,10 +49,12 @@ IsDue = Callable[[], bool]
 
 
 class Simulator:
-    """Runs a workload through a core that has applied nothing yet.
+    """Runs a workload through a core that has applied nothing yet or, with `under_way`, is in the middle of a run. In
+    that case the log begins with a snapshot.
 
     external_facts: facts of no request, with their times. A replica needs a WorkerUp to work.
     closed_loop, pauses_ns: see `ArrivalPlan`.
+    under_way: the workload is then `remaining_work`, and external facts are those after it.
     until_s: repeat a recorded run and stop before this position. `markers` then have their recorded positions.
     checkpoint_events: events between two digests of the state in the log; 0: no digests.
     """
@@ -68,6 +73,7 @@ class Simulator:
         until_s: int = NEVER,
         checkpoint_events: int = 0,
         subscribers: Sequence[Subscriber] = (),
+        under_way: UnderWay | None = None,
     ) -> None:
         self.core = core
         #: Requests that have ended or were rejected.
@@ -79,7 +85,7 @@ class Simulator:
         self._model = header.core.models[0]
         self._block_size = header.core.block_size
         self._live = SimulatedRequests(block_size=self._block_size, first_free_name=_first_free_name(workload, header))
-        self._clock = VirtualClock()
+        self._clock = VirtualClock(core.state.now_ns)
         self._loop = CoreLoop(
             core,
             self._clock,
@@ -108,9 +114,12 @@ class Simulator:
             Finished: self._finished,
             Rejected: self._rejected,
         }
-        if not markers:
+        if until_s == NEVER:
             self._loop.mark(header)
-        self._plan = ArrivalPlan(workload, closed_loop=closed_loop, pauses_ns=pauses_ns)
+        num_arrived = len(under_way.seqs) if under_way is not None else 0
+        self._plan = ArrivalPlan(workload, closed_loop=closed_loop, pauses_ns=pauses_ns, num_arrived=num_arrived)
+        if under_way is not None:
+            self._resume(under_way)
         for fact in external_facts:
             self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [fact])  # type: ignore[misc]
         self._plan_arrivals(self._plan.first())
@@ -119,6 +128,48 @@ class Simulator:
     def num_unfinished(self) -> int:
         """Requests that have arrived and not ended."""
         return len(self._num_unended)
+
+    def _resume(self, under_way: UnderWay) -> None:
+        """Take up what the core's state and the recorded run say is under way."""
+        state = self.core.state
+        if self._until_s == NEVER:
+            self._loop.mark(Snapshot(state=Raw(self.core.snapshot())))
+        for index, seq in enumerate(under_way.seqs):
+            admitted, request = state.requests[seq], self._workload.requests[index]
+            self.workload_index[seq] = index
+            self._num_unended[seq] = admitted.num_unfinished
+            self._live.resume(request, admitted)
+            self._resume_request(request, admitted, under_way.fact_times_ns)
+        self._workers = [replica.worker for replica in state.replicas]
+        for launched in under_way.launches:
+            self._launched(launched)
+
+    def _resume_request(
+        self, request: WorkloadRequest, admitted: AdmittedRequest, fact_times_ns: Mapping[int, int]
+    ) -> None:
+        """Schedule what has been caused and not applied yet: ends in the texts, a cancel, the end of the client's
+        patience, a grammar.
+        """
+        seq, arrived_ns = admitted.arrival.s, admitted.arrival.ts
+        num_tokens = [sequence.num_output_tokens for sequence in admitted.sequences]
+        for sequence, output in zip(admitted.sequences, request.outputs, strict=True):
+            if sequence.state is State.FINISHED:
+                continue
+            index, end, position = sequence.index, output.text_end, sequence.num_output_tokens
+            if end is not None and end.position <= position and end.s in fact_times_ns:
+                self._plan_text_end(seq, index, end.position, end.reason, fact_times_ns[end.s], end.s)
+            if sequence.state is State.CLOSING and (end is None or end.position > position):
+                if output.answer_s in fact_times_ns:
+                    self._plan_text_end(seq, index, position, "", fact_times_ns[output.answer_s], output.answer_s)
+                elif self._until_s == NEVER:
+                    self._plan_text_end(seq, index, position, "", 0, 0)
+        cancel = request.cancel
+        if cancel is not None and cancel.position <= num_tokens[cancel.index] and cancel.s in fact_times_ns:
+            self._plan_cancel(seq, cancel.reason, fact_times_ns[cancel.s], cancel.s, self._num_unended)
+        if not any(num_tokens):
+            self._plan_patience(request, seq, arrived_ns)
+        if any(sequence.state is State.WAITING_FOR_GRAMMAR for sequence in admitted.sequences):
+            self._plan_grammar(request, seq, arrived_ns)
 
     def run(self, *, on_progress: OnProgress | None = None) -> None:
         """Run to the end. `on_progress` gets how many requests have ended, and their total."""
@@ -139,6 +190,7 @@ class Simulator:
 
     def _at(self, time_ns: int, rank: int, make: MakeFacts, is_due: IsDue | None = None) -> None:
         """Schedule facts, which are dropped if they no longer apply then."""
+        time_ns = max(time_ns, self._clock.now_ns())
         if is_due is None:
             self._clock.at(time_ns, lambda: self._loop.put(make), rank)
         else:
@@ -242,15 +294,21 @@ class Simulator:
         request = self._workload.requests[self.workload_index[seq]]
         for index in range(request.arrival.n):
             self._reached(request, seq, index, 0, now_ns)
+        self._plan_patience(request, seq, now_ns)
+        self._plan_grammar(request, seq, now_ns)
+
+    def _plan_patience(self, request: WorkloadRequest, seq: int, arrived_ns: int) -> None:
         patience = request.patience
         if patience is not None:
             self._patient.add(seq)
-            self._plan_cancel(seq, patience.reason, now_ns + patience.limit_ns, patience.s, self._patient)
+            self._plan_cancel(seq, patience.reason, arrived_ns + patience.limit_ns, patience.s, self._patient)
+
+    def _plan_grammar(self, request: WorkloadRequest, seq: int, arrived_ns: int) -> None:
         # A grammar whose result was not recorded is ready at once, unless the run is repeated.
         if request.grammar_s or (request.arrival.scheduling.waits_for_grammar and self._until_s == NEVER):
             error = request.grammar_error
             self._at(
-                now_ns + request.grammar_delay_ns,
+                arrived_ns + request.grammar_delay_ns,
                 request.grammar_s,
                 lambda _, ts: [GrammarReady(request=seq, error=error)],
                 lambda: seq in self._num_unended,

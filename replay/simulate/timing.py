@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from eventlm.core.predictor import StepShape
@@ -38,20 +38,36 @@ class Timing(Protocol):
 
 
 class ModelledTiming:
-    """A step starts when its launch has reached the worker and the step before has ended."""
+    """A step starts when its launch has reached the worker and the step before has ended.
+
+    before: steps of the recorded run that were launched before the simulation begins; they take as long as they did.
+    """
 
     fires_timers = True
 
     def __init__(
-        self, cost: CostModel, num_replicas: int, *, on_shape: Callable[[StepShape], None] | None = None
+        self,
+        cost: CostModel,
+        num_replicas: int,
+        *,
+        on_shape: Callable[[StepShape], None] | None = None,
+        before: Iterable[RecordedStep] = (),
     ) -> None:
         self._cost = cost
         self._on_shape = on_shape
         self._overheads = cost.overheads
         self._free_ns = [0] * num_replicas
+        self._before: dict[tuple[int, int, int], RecordedStep] = {}
+        for step in before:
+            self._before[step.replica, step.epoch, step.step] = step
+            self._free_ns[step.replica] = max(self._free_ns[step.replica], step.end_ns + cost.overheads.between_ns)
 
     def step(self, launched: Launched) -> StepTimes:
         overheads, replica = self._overheads, launched.replica
+        if self._before:
+            found = self._before.pop((replica, launched.epoch, launched.step), None)
+            if found is not None:
+                return StepTimes(found.start_ns, found.end_ns, found.completed_ns, 0)
         shape = shape_of(launched)
         if self._on_shape is not None:
             self._on_shape(shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from eventlm.bus.log_writer import LogWriteError, LogWriter
-from eventlm.events import Event
+from eventlm.events import Event, Header
 from eventlm.events.codec import encode_body
 from eventlm.system.system import real_system
 
@@ -33,6 +33,9 @@ class SimulatedTrace:
 
     def see(self, event: Event) -> None:
         """Take the next event, the header first."""
+        if isinstance(event, Header):
+            # The chain of a branch begins with the line of the run that it follows.
+            self._writer.previous_h = event.previous_h
         self._writer.append(encode_body(event))
         self._num_waiting += 1
         if self._num_waiting >= LINES_PER_WRITE:

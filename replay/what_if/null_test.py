@@ -9,16 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.core.core import Core
+from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import InvariantError
 from eventlm.events import Decision, Event, Fact, StepCompleted
 from eventlm.events.codec import encode_body
 from eventlm.replay.rebuild import Changes, rebuild
 from eventlm.replay.simulate.simulator import Simulator
 from eventlm.replay.simulate.timing import RecordedTiming
+from eventlm.replay.simulate.under_way import UnderWay, remaining_work
 from eventlm.replay.verify.divergence import as_object, differing_fields
+from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.replay.workload.recorded_run import RecordedRun
 
 
@@ -29,21 +34,40 @@ class NullResult(Struct, frozen=True, kw_only=True):
     difference: str = ""
 
 
-def null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool = False) -> NullResult:
-    """Repeat a run and compare. Raises UsageError for a log that does not begin with the run."""
-    core = rebuild(run.header, Changes(trust_local_plugins=trust_local_plugins)).new_core()
+def null_test(
+    run: RecordedRun,
+    path: Path | str,
+    *,
+    core: Core | None = None,
+    trust_local_plugins: bool = False,
+) -> NullResult:
+    """Repeat a run and compare; with a core between two of its drains, which goes on here, the rest from there.
+
+    Raises UsageError for a log that does not begin with the run and a core of its beginning.
+    """
+    workload, under_way = run.workload, None
+    if core is None:
+        core = rebuild(run.header, Changes(trust_local_plugins=trust_local_plugins)).new_core()
+    else:
+        state = msgspec.json.decode(core.snapshot(), type=StateSnapshot)
+        seqs = [request.arrival.s for request in state.requests]
+        workload = remaining_work(run.all_work, seqs, core.next_seq - 1)
+        under_way = UnderWay(seqs, launches_in_flight(state), run.fact_times_ns)
+    first_s, end_s = core.next_seq, run.header.s + run.num_events
+    # An engine's clock decides which of its timers fire together, and whether one does that was overtaken.
+    facts: list[Fact] = [*run.external_facts, *run.no_ops, *run.timers]
     with LogReader(path) as log:
-        comparison = _Comparison(iter(log))
+        comparison = _Comparison(log.lines_from(first_s))
         simulator = Simulator(
             run.header,
             core,
-            run.workload,
-            RecordedTiming(run.steps),
-            # An engine's clock decides which of its timers fire together, and whether one does that was overtaken.
-            external_facts=[*run.external_facts, *run.no_ops, *run.timers],
-            markers=run.markers,
-            until_s=run.num_events,
+            workload,
+            RecordedTiming([*run.first_steps, *run.steps]),
+            external_facts=[fact for fact in facts if fact.s >= first_s],
+            markers=[marker for marker in run.markers if marker.s >= first_s],
+            until_s=end_s,
             subscribers=[comparison.see],
+            under_way=under_way,
         )
         try:
             simulator.run()
@@ -51,8 +75,9 @@ def null_test(run: RecordedRun, path: Path | str, *, trust_local_plugins: bool =
             pass
         except InvariantError as error:
             comparison.difference = str(error)
-    if not comparison.difference and comparison.num_events < run.num_events:
-        comparison.difference = f"the repetition ended at event {comparison.num_events} of {run.num_events}"
+    ended_s = first_s + comparison.num_events
+    if not comparison.difference and ended_s < end_s:
+        comparison.difference = f"the repetition ended at event {ended_s} of {end_s}"
     return NullResult(num_decisions=comparison.num_decisions, difference=comparison.difference)
 
 

@@ -22,10 +22,13 @@ class ArrivalPlan:
 
     closed_loop: number of clients, each of which sends the next group when its last one has ended, after one of
     `pauses_ns`, which are used in turn. The workload's own times and sessions are then ignored, except for the time of
-    the first arrival. 0: they apply. Raises UsageError for a negative number.
+    the first arrival. 0: they apply. num_arrived: the first so many requests, each a group of its own, have arrived.
+    Raises UsageError for a negative number.
     """
 
-    def __init__(self, workload: Workload, *, closed_loop: int = 0, pauses_ns: Sequence[int] = ()) -> None:
+    def __init__(
+        self, workload: Workload, *, closed_loop: int = 0, pauses_ns: Sequence[int] = (), num_arrived: int = 0
+    ) -> None:
         if closed_loop < 0:
             raise UsageError(f"a closed loop of {closed_loop} clients is impossible; 1 or more, or 0 for none")
         groups = workload.groups()
@@ -33,7 +36,7 @@ class ArrivalPlan:
         self._num_clients = closed_loop
         self._pauses_ns = pauses_ns or (0,)
         self._queue = deque(groups if closed_loop else [])
-        self._open = [] if closed_loop else groups
+        self._open = [] if closed_loop else groups[num_arrived:]
         self._num_unended = {group.start: len(group) for group in groups}
         self._group_of = [group for group in groups for _ in group]
         #: Groups that wait for the end of a request, by its index.

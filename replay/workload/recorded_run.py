@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Struct, field, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.snapshot import StateSnapshot
@@ -27,6 +27,7 @@ from eventlm.events import (
     Event,
     Fact,
     Finished,
+    Gap,
     GrammarReady,
     Header,
     Launched,
@@ -38,6 +39,7 @@ from eventlm.events import (
     TimerDue,
 )
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
+from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents
@@ -51,8 +53,11 @@ CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
 class RecordedRun(Struct, frozen=True, kw_only=True):
     """A recorded run. External facts, no-ops and timers are facts as in the log, with their times and positions.
 
-    no_ops: facts without effect; only an exact repetition needs them. start: the state of the engine if the log begins
-    in the middle of the run, else None. ends_ns: when each request of the workload ended or was rejected; -1: unknown.
+    no_ops: facts without effect; only an exact repetition needs them. fact_times_ns: when each text end and cancel was
+    applied, by its position. ends_ns: when each request of the workload ended or was rejected; -1: unknown.
+    start: the state of the engine if the log begins in the middle of the run, else None. under_way and first_steps are
+    then the requests that were live there, with what they generated afterwards, and the steps in flight there, whose
+    launch times are not known.
     num_unfinished: requests whose end is not in the log.
     """
 
@@ -63,11 +68,14 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     markers: list[Marker]
     timers: list[TimerDue]
     steps: list[RecordedStep]
+    fact_times_ns: dict[int, int]
     num_events: int
     last_ns: int
     ends_ns: list[int]
     num_rejected: int
     start: StateSnapshot | None
+    under_way: list[WorkloadRequest]
+    first_steps: list[RecordedStep]
     num_unfinished: int
     warnings: list[str]
 
@@ -75,6 +83,11 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     def num_skipped(self) -> int:
         """Requests that were in progress where the log begins."""
         return len(self.start.requests) if self.start is not None else 0
+
+    @property
+    def all_work(self) -> Workload:
+        """The workload, and behind it the requests that were under way where the log begins."""
+        return structs.replace(self.workload, requests=[*self.workload.requests, *self.under_way])
 
     @property
     def policies(self) -> list[PolicySpan]:
@@ -120,7 +133,10 @@ class _Reader:
         self.markers: list[Marker] = []
         self.timers: list[TimerDue] = []
         self.steps = StepCollector()
+        self.fact_times_ns: dict[int, int] = {}
         self.start: StateSnapshot | None = None
+        self.under_way: dict[int, _Request] = {}
+        self.first_steps = StepCollector()
         self.last_ns = 0
         self._launches: dict[int, Launched] = {}
         self._completing: tuple[Launched, StepCompleted] | None = None
@@ -146,13 +162,33 @@ class _Reader:
             self.external_facts.append(event)
         elif isinstance(event, Marker):
             self.markers.append(event)
-            if isinstance(event, Snapshot) and len(self.markers) == 2:
-                # Directly after the header: the log begins here.
-                self.start = msgspec.json.decode(event.state, type=StateSnapshot)
+            # Directly after the header, or the gap before this segment: the log begins here.
+            if isinstance(event, Snapshot) and [type(each) for each in self.markers[:-1]] in ([Header], [Header, Gap]):
+                self._begin_midway(msgspec.json.decode(event.state, type=StateSnapshot))
         else:
             handler = self._handlers.get(type(event))
             if handler is not None:
                 handler(event)
+
+    def _begin_midway(self, start: StateSnapshot) -> None:
+        self.start = start
+        for request in start.requests:
+            arrival = request.arrival
+            samples = [
+                _Sample(finish=Finished(request=arrival.s, index=i, reason="stop", position=0))
+                for i in range(arrival.n)
+            ]
+            for row in request.sequences:
+                samples[row.index] = _Sample(
+                    emitted_ns=[start.now_ns] * (row.num_tokens - arrival.prompt_tokens),
+                    blocks=row.generated_names,
+                    closed_ns=start.now_ns if row.closing_reason is not None else -1,
+                )
+            taken = _Request(arrival=arrival, samples=samples, num_unfinished=len(request.sequences))
+            self.under_way[arrival.s] = self.live[arrival.s] = taken
+        for launched in launches_in_flight(start):
+            self._launches[launched.s] = launched
+            self.first_steps.apply(launched)
 
     def _arrived(self, event: Arrived) -> None:
         samples = [_Sample() for _ in range(event.n)]
@@ -172,6 +208,7 @@ class _Reader:
         self._launches[event.s] = event
 
     def _step_completed(self, event: StepCompleted) -> None:
+        self.first_steps.apply(event)
         launched = self._launches.pop(event.c, None)
         # A completion from a lost worker names no launch and has no effect.
         self._completing = None if launched is None else (launched, event)
@@ -209,6 +246,7 @@ class _Reader:
             del self.live[event.request]
 
     def _text_ended(self, event: TextEnded) -> None:
+        self.fact_times_ns[event.s] = event.ts
         request = self.live.get(event.request)
         sample = request.samples[event.index] if request is not None and event.index < len(request.samples) else None
         is_expected = sample is not None and sample.finish is None and (event.reason or sample.closed_ns >= 0)
@@ -223,6 +261,7 @@ class _Reader:
             sample.answer_delay_ns, sample.answer_s = event.ts - sample.closed_ns, event.s
 
     def _cancelled(self, event: Cancelled) -> None:
+        self.fact_times_ns[event.s] = event.ts
         request = self.live.get(event.request)
         if request is None or request.cancel is not None or request.patience is not None:
             self.no_ops.append(event)
@@ -272,8 +311,10 @@ def read_run(
         log.fold(take, on_progress=on_progress)
         found = _whole_groups(list(reader.requests.values()))
         requests = _link(found, reader.last_ns)
-        names = [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
-        names += [max(output.blocks) for request in requests for output in request.outputs if output.blocks]
+        under_way = [_workload_request(request, reader.last_ns) for request in reader.under_way.values()]
+        names = [*_names_in(reader.start)] if reader.start is not None else []
+        names += [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
+        names += [max(output.blocks) for each in (*requests, *under_way) for output in each.outputs if output.blocks]
         return RecordedRun(
             header=log.header,
             workload=Workload(
@@ -288,12 +329,15 @@ def read_run(
             markers=reader.markers,
             timers=reader.timers,
             steps=reader.steps.steps,
+            fact_times_ns=reader.fact_times_ns,
             num_events=log.num_lines,
             last_ns=reader.last_ns,
             ends_ns=[request.end_ns for request in found],
             num_rejected=sum(request.is_rejected for request in found),
             start=reader.start,
-            num_unfinished=len(reader.live),
+            under_way=under_way,
+            first_steps=reader.first_steps.steps,
+            num_unfinished=len(reader.live.keys() - reader.under_way.keys()),
             warnings=log.warnings(),
         )
 
@@ -314,30 +358,41 @@ def _link(found: list[_Request], last_ns: int) -> list[WorkloadRequest]:
     ends = [request.end_ns for request in found]
     generated = [[block for sample in request.samples for block in sample.blocks] for request in found]
     parents = find_parents([request.arrival for request in found], ends, generated)
-    requests = []
-    for request, parent in zip(found, parents, strict=True):
-        arrival = request.arrival
-        outputs = [_output(request, sample) for sample in request.samples]
-        requests.append(
-            WorkloadRequest(
-                arrival=arrival,
-                arrival_ns=arrival.ts,
-                outputs=outputs,
-                received_before_ns=arrival.ts - arrival.scheduling.received_ns if arrival.scheduling.received_ns else 0,
-                ready_before_ns=arrival.ts - arrival.scheduling.ready_ns if arrival.scheduling.ready_ns else 0,
-                patience=request.patience,
-                cancel=request.cancel,
-                parent=parent,
-                think_ns=arrival.ts - ends[parent] if parent >= 0 else None,
-                grammar_delay_ns=request.grammar.ts - arrival.ts if request.grammar is not None else 0,
-                grammar_error=request.grammar.error if request.grammar is not None else "",
-                grammar_s=request.grammar.s if request.grammar is not None else 0,
-                waited_ns=_waited_ns(request, last_ns),
-                is_unfinished=not request.is_rejected and request.num_unfinished > 0,
-                s=arrival.s,
-            )
-        )
-    return requests
+    return [
+        _workload_request(request, last_ns, parent, request.arrival.ts - ends[parent] if parent >= 0 else None)
+        for request, parent in zip(found, parents, strict=True)
+    ]
+
+
+def _workload_request(
+    request: _Request, last_ns: int, parent: int = -1, think_ns: int | None = None
+) -> WorkloadRequest:
+    arrival = request.arrival
+    return WorkloadRequest(
+        arrival=arrival,
+        arrival_ns=arrival.ts,
+        outputs=[_output(request, sample) for sample in request.samples],
+        received_before_ns=arrival.ts - arrival.scheduling.received_ns if arrival.scheduling.received_ns else 0,
+        ready_before_ns=arrival.ts - arrival.scheduling.ready_ns if arrival.scheduling.ready_ns else 0,
+        patience=request.patience,
+        cancel=request.cancel,
+        parent=parent,
+        think_ns=think_ns,
+        grammar_delay_ns=request.grammar.ts - arrival.ts if request.grammar is not None else 0,
+        grammar_error=request.grammar.error if request.grammar is not None else "",
+        grammar_s=request.grammar.s if request.grammar is not None else 0,
+        waited_ns=_waited_ns(request, last_ns),
+        is_unfinished=not request.is_rejected and request.num_unfinished > 0,
+        s=arrival.s,
+    )
+
+
+def _names_in(start: StateSnapshot) -> Iterator[int]:
+    """Names of blocks that the caches have, and the sequences."""
+    for replica in start.replicas:
+        yield from replica.pool.tree
+    for request in start.requests:
+        yield from request.arrival.blocks
 
 
 def _waited_ns(request: _Request, last_ns: int) -> int:

@@ -20,7 +20,12 @@ from .test_engine_core import COEFFICIENTS, fake_setup
 ROOT = Path(__file__).parents[2]
 #: The loop, and who makes what stood in a log again, at its own place: a digest, and a plan that is asked about. The
 #: core stamps its own decisions.
-STAMPING = {"eventlm/engine/core_loop.py", "replay/verify/verifier.py", "replay/explain/explainer.py"}
+STAMPING = {
+    "eventlm/engine/core_loop.py",
+    "replay/explain/explainer.py",
+    "replay/verify/verifier.py",
+    "replay/workload/in_flight.py",
+}
 
 
 class Rig:

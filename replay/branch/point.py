@@ -1,0 +1,112 @@
+"""Where a recorded run is left: a position between two of its drains, and the core there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.core.core import Core
+from eventlm.core.state.snapshot import StateSnapshot
+from eventlm.errors import EventLMError, UsageError
+from eventlm.events.codec import DECISION_TAGS
+from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.verify.verifier import Found, Verifier
+from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress
+
+#: Lines that belong to the events before them.
+_CONTINUING = DECISION_TAGS | {"snapshot", "gap"}
+
+
+class BranchPlace(NamedTuple):
+    """Where a branch is asked for: after the drain of an event, or else after the first drain at or after a time."""
+
+    event: int = -1
+    time_ns: int = 0
+
+    def describe(self) -> str:
+        """In words."""
+        return f"event {self.event}" if self.event >= 0 else f"{self.time_ns / NANOSECONDS_PER_SECOND:g} s"
+
+
+class BranchPoint(NamedTuple):
+    """After event `s`, the last of its drain. snapshot: of the core. h: hash of the event's line; "" if not known."""
+
+    s: int
+    now_ns: int
+    snapshot: bytes
+    h: str = ""
+
+    @classmethod
+    def of(cls, core: Core, h: str = "") -> BranchPoint:
+        """Where a core is now. Raises InvariantError inside a drain."""
+        return cls(core.next_seq - 1, core.state.now_ns, core.snapshot(), h)
+
+    @property
+    def state(self) -> StateSnapshot:
+        """The snapshot as a struct, which is decoded at each call."""
+        return msgspec.json.decode(self.snapshot, type=StateSnapshot)
+
+
+def find_point(
+    path: Path | str,
+    place: BranchPlace,
+    *,
+    strict: bool = False,
+    trust_local_plugins: bool = False,
+    on_progress: OnProgress | None = None,
+) -> BranchPoint:
+    """Verify a run up to a place.
+
+    Raises UsageError for a place inside a drain or after the last one, EventLMError if the run comes out otherwise
+    before it, and what LogReader raises.
+    """
+    with LogReader(path, strict=strict) as log:
+        if 0 <= place.event < log.header.s:
+            raise UsageError(f"{path} begins with event {log.header.s:,}, after {place.describe()}")
+        verifier = Verifier(rebuild(log.header, Changes(trust_local_plugins=trust_local_plugins)), log.header)
+        core, h, last_s, is_inside = verifier.core, "", log.header.s - 1, False
+        for line in log.lines(on_progress):
+            if last_s < place.event < line.s:
+                raise UsageError(
+                    f"{path}: {place.describe()} lies in a gap: events {last_s + 1} to {line.s - 1} are missing"
+                )
+            # Whatever is no decision comes after all that the event before it led to. A snapshot is part of its header.
+            if line.tag not in _CONTINUING and line.number > 1 and _is_reached(place, last_s, core):
+                if core.state.drain_open:
+                    is_inside = place.event >= 0
+                elif is_inside:
+                    break
+                else:
+                    return BranchPoint.of(core, h)
+            _feed(verifier, line, path)
+            core, h, last_s = verifier.core, log.last_h, line.s
+        if core.state.drain_open or verifier.expected or not _is_reached(place, last_s, core):
+            end = f"event {last_s:,}, at {core.state.now_ns / NANOSECONDS_PER_SECOND:.6f} s"
+            raise UsageError(f"{path}: {place.describe()} is beyond the end of the last drain before {end}")
+        if is_inside:
+            raise UsageError(
+                f"{path}: event {place.event:,} is inside a drain, whose facts are applied as one; it ends with event "
+                f"{core.next_seq - 1:,}: branch there"
+            )
+        return BranchPoint.of(core, h)
+
+
+def _is_reached(place: BranchPlace, last_s: int, core: Core) -> bool:
+    """Whether the events up to `last_s` reach the place."""
+    if place.event >= 0:
+        return last_s >= place.event
+    return core.state.now_ns >= place.time_ns
+
+
+def _feed(verifier: Verifier, line: LogLine, path: Path | str) -> None:
+    try:
+        verifier.feed(line)
+    except Found as found:
+        raise EventLMError(
+            f"{path} differs from its replay at event {line.s:,}, so there is no state to branch from "
+            f"({found.what}); `eventlm replay` has more",
+            exit_code=found.code.value.exit_code,
+        ) from found
