@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from msgspec import Struct, structs
 
 from eventlm.config.objectives import Objectives
-from eventlm.events import Arrived, Event, Finished, Rejected
+from eventlm.core.state.snapshot import StateSnapshot
+from eventlm.events import Arrived, Event, Finished, Header, Launched, Rejected
 from eventlm.metrics.rows import CANCELLED, COMPLETED, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.trace_metrics import Distribution, distribution
@@ -170,10 +171,27 @@ class OutcomeCollector:
         self._rejections: list[Rejection] = []
         self._times_ns: list[int] = []
         self._reject_reasons: Counter[str] = Counter()
+        #: Sequences whose first tokens came before the events that are taken.
+        self._begun: set[tuple[int, int]] = set()
         #: Of a selection: the steps, and the prompt tokens looked up in the cache and found there.
         self._steps: list[StepRow] = []
         self._queried_tokens = 0
         self._hit_tokens = 0
+
+    def take_up(self, header: Header, taken: StateSnapshot, launches: Iterable[Launched]) -> None:
+        """Begin in the middle of a run, between two of its drains. Requests that are live there count with the rest of
+        their lives; deadlines and objectives only of those without a token. launches: of the steps in flight there.
+        """
+        self._store.take_up(header, taken, launches)
+        for request in taken.requests:
+            if self._arrives(request.arrival):
+                self._num_unended[request.arrival.s] = len(request.sequences)
+                self._begun.update(
+                    (request.arrival.s, row.index)
+                    for row in request.sequences
+                    if row.num_tokens > request.arrival.prompt_tokens
+                )
+        self._first_ns = taken.now_ns
 
     def see(self, event: Event) -> None:
         """Take the next event."""
@@ -188,15 +206,19 @@ class OutcomeCollector:
         self._store.apply(event)
 
     def _arrived(self, event: Arrived) -> None:
+        if self._arrives(event) and self._first_ns is None:
+            self._first_ns = event.ts
+
+    def _arrives(self, event: Arrived) -> bool:
+        """Whether the request counts."""
         if self._counts is not None and not self._counts(event):
-            return
+            return False
         self._arrivals[event.s] = event
         self._num_unended[event.s] = event.n
         self._num_requests += 1
-        if self._first_ns is None:
-            self._first_ns = event.ts
         if self._token_times is None and event.scheduling.slo_ttft_ns and event.scheduling.slo_tpot_ns:
             self._token_times = TokenArrivals()
+        return True
 
     def _rejected(self, event: Rejected) -> None:
         arrival = self._arrivals.get(event.request)
@@ -223,7 +245,8 @@ class OutcomeCollector:
         if row.request_scheduling_delay is not None and not arrival.scheduling.skip_cache_read:
             self._queried_tokens += row.prompt_tokens
             self._hit_tokens += row.cached_tokens
-        objectives = self._objectives_of(arrival)
+        has_begun = (row.request, row.index) in self._begun
+        objectives = None if has_begun else self._objectives_of(arrival)
         ttft_ns, tpot_ns = row.prefill_e2e_time, row.request_time_per_output_token
         in_time = None
         if objectives is not None and objectives.ttft is not None and objectives.tpot is not None:
@@ -252,7 +275,7 @@ class OutcomeCollector:
                 tpot_ns=tpot_ns,
                 queue_ns=row.request_scheduling_delay,
                 num_preemptions=row.request_num_preemptions,
-                met_deadline=row.met_deadline,
+                met_deadline=None if has_begun else row.met_deadline,
                 met_objectives=met_objectives,
                 tokens_in_time=in_time,
             )

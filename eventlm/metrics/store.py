@@ -11,9 +11,11 @@ beginning is not in the log are only counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from eventlm.core.state.sequence import State
+from eventlm.core.state.snapshot import SequenceRow, StateSnapshot
 from eventlm.events import (
     Admitted,
     Arrived,
@@ -138,6 +140,51 @@ class MetricsStore:
             if self._header is None and not isinstance(event, Header):
                 raise ValueError(f"the log begins with event {event.s}, which is not a header")
             handler(event)
+
+    def take_up(self, header: Header, taken: StateSnapshot, launches: Iterable[Launched]) -> None:
+        """Begin in the middle of a run, with what is live in a snapshot. launches: of the steps in flight there.
+
+        What came before is not known: a sequence that has tokens gets no time of a first one, and for one that was
+        preempted before, all time until its next launch counts as queue.
+        """
+        self._begin(header)
+        self._next_s, self._now_ns = taken.next_seq, taken.now_ns
+        for request in taken.requests:
+            arrival = request.arrival
+            live = LiveRequestMetrics(arrival.s, arrival.ts, arrival.prompt_tokens, arrival.n, arrival.scheduling)
+            live.num_unfinished = len(request.sequences)
+            self._requests[arrival.s] = live
+            self._num_requests += not live.is_branch
+            for row in request.sequences:
+                self._take_up(live, row, taken.now_ns)
+        for index, replica in enumerate(taken.replicas):
+            self._replicas[index].epoch = replica.epoch
+            self._replicas[index].metrics.is_up = replica.up
+        for launched in launches:
+            self._replicas[launched.replica].launches[launched.s] = launched
+
+    def _take_up(self, live: LiveRequestMetrics, row: SequenceRow, now_ns: int) -> None:
+        sequence = LiveSequenceMetrics(
+            request=live,
+            identity=(live.seq, row.index),
+            waits_for_grammar=row.state is State.WAITING_FOR_GRAMMAR,
+            home=row.home,
+            replica=row.replica,
+            next_position=row.launched_tokens,
+            cached_tokens=row.cached_tokens,
+        )
+        self._sequences[sequence.identity] = sequence
+        if row.num_tokens > live.prompt_tokens:
+            sequence.last_token_ns = now_ns
+        if row.state is State.CLOSING:
+            sequence.phase, sequence.held_until_ns = Phase.ENDING, now_ns
+        elif row.state in (State.PREFILL, State.DECODE):
+            sequence.phase = Phase.RUNNING
+            replica = self._replicas[row.replica]
+            replica.metrics.num_running += 1
+            replica.write_blocks(sequence.table, 0, row.block_table)
+        else:
+            self._count_waiting(sequence, 1)
 
     def snapshot(self) -> MetricsSnapshot:
         """A copy of all sums and gauges."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -41,11 +42,13 @@ from eventlm.events import (
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.rebuild import rebuild
+from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from tests.checkpoints import make_checkpoint
 from tests.engine.engines import SLOW, Reader, generate, request, running
 from tests.engine.metrics_oracle import fold, gaps, request_rows
+from tests.replay.branch_runs import random_points
 from tests.replay.golden import FOLDER, GOLDEN
 from tests.simulation import Simulation
 
@@ -381,3 +384,30 @@ def test_the_store_does_not_grow_with_the_run() -> None:
         sizes.append(num_objects(store))
     # Integers beyond the small ones are objects too, one for each figure at most.
     assert sizes[1] - sizes[0] < 200
+
+
+@pytest.mark.parametrize("name", ["fcfs_one_replica", "edf_tight", "fcfs_recurrent"])
+def test_from_a_snapshot_on_it_counts_what_it_would_have_counted(name: str) -> None:
+    path = FOLDER / f"{name}.jsonl"
+    events = read(path)
+    header = events[0]
+    assert isinstance(header, Header)
+    whole = MetricsStore()
+    points = {point.s: point for point in random_points(path, 6, random.Random(2))}
+    stores: list[MetricsStore] = []
+    for event in events:
+        whole.apply(event)
+        for store in stores:
+            store.apply(event)
+            assert [each.num_running + each.num_waiting for each in store.gauges] == [
+                each.num_running + each.num_waiting for each in whole.gauges
+            ]
+        if event.s in points:
+            state = points[event.s].state
+            stores.append(MetricsStore())
+            stores[-1].take_up(header, state, launches_in_flight(state))
+            assert stores[-1].num_live == whole.num_live
+    assert len(stores) == 6
+    for store in stores:
+        assert store.snapshot().num_unseen == 0
+        assert [each.num_held_blocks for each in store.gauges] == [0] * len(store.gauges)
