@@ -28,6 +28,7 @@ COMMANDS = {
         "replay.command",
         "verify a recorded run, run it again, or ask what another engine would have made of it",
     ),
+    "branch": ("branch", "take a recorded run up at a point of it, under another policy or limit"),
     "explain": ("explain.command", "show where the time of a request went"),
     "simulate": ("simulate.command", "run a workload through the scheduler, with a cost model for a worker"),
     "sweep": ("sweep.command", "simulate many configurations and loads, and find what each can take"),

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.bus.log_reader import LogReader
 from eventlm.core.core import Core
 from eventlm.core.state.snapshot import StateSnapshot
-from eventlm.errors import EventLMError, UsageError
+from eventlm.errors import UsageError
 from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.rebuild import Changes, rebuild
+from eventlm.replay.verify.divergence_error import DivergenceError
 from eventlm.replay.verify.verifier import Found, Verifier
 from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress
 
@@ -60,13 +61,14 @@ def find_point(
 ) -> BranchPoint:
     """Verify a run up to a place.
 
-    Raises UsageError for a place inside a drain or after the last one, EventLMError if the run comes out otherwise
-    before it, and what LogReader raises.
+    Raises UsageError for a place inside a drain or after the last one, DivergenceError if the run comes out
+    otherwise before it, and what LogReader raises.
     """
     with LogReader(path, strict=strict) as log:
         if 0 <= place.event < log.header.s:
             raise UsageError(f"{path} begins with event {log.header.s:,}, after {place.describe()}")
-        verifier = Verifier(rebuild(log.header, Changes(trust_local_plugins=trust_local_plugins)), log.header)
+        rebuilt = rebuild(log.header, Changes(trust_local_plugins=trust_local_plugins))
+        verifier = Verifier(rebuilt, log.header)
         core, h, last_s, is_inside = verifier.core, "", log.header.s - 1, False
         for line in log.lines(on_progress):
             if last_s < place.event < line.s:
@@ -81,7 +83,11 @@ def find_point(
                     break
                 else:
                     return BranchPoint.of(core, h)
-            _feed(verifier, line, path)
+            try:
+                verifier.feed(line)
+            except Found as found:
+                consequence = "there is no state to branch from"
+                raise DivergenceError.at(str(path), line, found, rebuilt.drift, consequence) from found
             core, h, last_s = verifier.core, log.last_h, line.s
         if core.state.drain_open or verifier.expected or not _is_reached(place, last_s, core):
             end = f"event {last_s:,}, at {core.state.now_ns / NANOSECONDS_PER_SECOND:.6f} s"
@@ -99,14 +105,3 @@ def _is_reached(place: BranchPlace, last_s: int, core: Core) -> bool:
     if place.event >= 0:
         return last_s >= place.event
     return core.state.now_ns >= place.time_ns
-
-
-def _feed(verifier: Verifier, line: LogLine, path: Path | str) -> None:
-    try:
-        verifier.feed(line)
-    except Found as found:
-        raise EventLMError(
-            f"{path} differs from its replay at event {line.s:,}, so there is no state to branch from "
-            f"({found.what}); `eventlm replay` has more",
-            exit_code=found.code.value.exit_code,
-        ) from found

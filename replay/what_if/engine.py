@@ -117,16 +117,16 @@ def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
     config = rebuilt.config
     if alternative.num_replicas is not None:
         config = replace_fields(config, {"num_replicas": alternative.num_replicas}, where="--replicas")
-    _check_limits(config, changes)
+    check_limits(config, changes)
     return AlternativeEngine(
         alternative,
         rebuilt._replace(config=config),
-        _plugin_records(header, changes),
+        changed_plugin_records(header, changes),
         rebuilt.drift + _notes(header, config),
     )
 
 
-def _check_limits(config: CoreConfig, changes: Changes) -> None:
+def check_limits(config: CoreConfig, changes: Changes) -> None:
     """Raise UsageError for changed limits that contradict each other, as at an engine's start."""
     is_changed = bool(changes.settings.keys() & {"max_num_batched_tokens", "max_num_seqs"})
     if is_changed and config.max_num_batched_tokens < config.max_num_seqs:
@@ -160,7 +160,7 @@ def _notes(header: Header, config: CoreConfig) -> list[str]:
     return notes
 
 
-def _plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
+def changed_plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
     """The plug-ins as the header of a run with the changes has them; the first of each kind is the one that runs."""
     asked: dict[PluginKind, PluginSpec | None] = {
         "policy": changes.policy,

@@ -121,7 +121,7 @@ def what_if(
     Raises UsageError for an alternative that makes no sense or a run without work, NullTestError, and what LogReader
     raises.
     """
-    stage = _stages(on_progress)
+    stage = stages_of(on_progress)
     with LogReader(path) as log:
         header = log.header
     # A usage error need not wait for the run to be read.
@@ -147,7 +147,7 @@ def what_if(
         total = counted(len(run.workload.requests), "request")
         notes.append(f"the figures are of the {len(compared):,} of {total} that arrived in the window; all of them ran")
     follows_run = all(alternative.follows_run for alternative in alternatives)
-    costs, fit = _costs(run, cost_model, follows_run=follows_run)
+    costs, fit = draw_costs(run, cost_model, follows_run=follows_run)
     workloads = [draw_unknown(run.workload, seed=seed) for seed in range(len(costs))]
     shapes = RecordedShapes(step.shape for step in run.steps)
     machine = _Machine(run, workloads, loop, costs, shapes, objectives, compared, has_window=window is not None)
@@ -214,7 +214,7 @@ def _load_notes(loop: ClosedLoop | None, alternatives: Sequence[Alternative], ba
     return []
 
 
-def _costs(
+def draw_costs(
     run: RecordedRun, given: CostModel | None, *, follows_run: bool
 ) -> tuple[Sequence[CostModel], FitReport | None]:
     """The cost model of each draw. One draw shows everything if nothing is unknown and nothing is left to chance."""
@@ -227,7 +227,7 @@ def _costs(
     return [given] * (NUM_DRAWS if has_unknown(run.workload) else 1), None
 
 
-def _stages(on_progress: OnStage | None) -> Callable[[str], OnProgress | None]:
+def stages_of(on_progress: OnStage | None) -> Callable[[str], OnProgress | None]:
     """Progress of one stage after the other."""
 
     def stage(name: str) -> Callable[[int, int], None] | None:

@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     specs = {kind: getattr(arguments, kind) for kind in PLUGIN_KINDS if getattr(arguments, kind) is not None}
     replay_execute.check(arguments)
-    settings = _assignments(arguments.assignments)
+    settings = parse_settings(arguments.assignments)
     what_if_flag = replay_what_if.asked_for(arguments)
     if arguments.execute:
         if specs or settings or what_if_flag or arguments.verify:
@@ -106,7 +106,8 @@ def _verify(arguments: argparse.Namespace, specs: dict[str, list[str]], settings
     return result.exit_code
 
 
-def _assignments(texts: list[str]) -> dict[str, Any]:
+def parse_settings(texts: list[str]) -> dict[str, Any]:
+    """The fields of the core's configuration that several --set give. Raises UsageError for one that comes twice."""
     changes: dict[str, Any] = {}
     for text in texts:
         for name, value in parse_parameters(text).items():

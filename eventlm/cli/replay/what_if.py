@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
             window=window,
             strict=arguments.strict,
             trust_local_plugins=arguments.trust_local_plugins,
-            on_progress=_Progress(bars) if is_long(path) else None,
+            on_progress=StageProgress(bars) if is_long(path) else None,
         )
     print(render_json(result) if arguments.json else render(result))
     warn(result.warnings)
@@ -114,7 +114,7 @@ def _alternatives(
     ]
 
 
-class _Progress:
+class StageProgress:
     """A progress bar for each stage."""
 
     def __init__(self, bars: contextlib.ExitStack) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.validate import validate
-from eventlm.errors import EventLMError, ExitCode, UsageError
+from eventlm.errors import ExitCode, UsageError
 from eventlm.events import Decision, Fact
 from eventlm.events.codec import chain
 from eventlm.replay.branch.point import BranchPlace, BranchPoint, find_point
 from eventlm.replay.rebuild import rebuild
+from eventlm.replay.verify.divergence_error import DivergenceError
 from tests.replay.branch_runs import SEGMENT_BYTES, record_random, record_with_gap, without_first_half
 from tests.replay.golden import FOLDER
 from tests.replay.traces import another_block, read_objects, tampered
@@ -91,7 +92,7 @@ def test_a_run_that_comes_out_otherwise_cannot_be_left_behind_that(tmp_path: Pat
     at: list[int] = []
     path = tampered(GOLDEN, tmp_path / "trace.jsonl", lambda objects: at.append(another_block(objects)))
     assert find_point(path, BranchPlace(event=at[0] - 3 if OBJECTS[at[0] - 3].get("p") else 0)).s < at[0]
-    with pytest.raises(EventLMError, match=rf"differs from its replay at event {at[0]}") as found:
+    with pytest.raises(DivergenceError, match=rf"at event {at[0]} .*; there is no state to branch from") as found:
         find_point(path, BranchPlace(event=ENDS[-1]))
     assert found.value.exit_code == ExitCode.DIFFERENT
 
