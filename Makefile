@@ -46,7 +46,7 @@ kernel-table: $(STAMP)
 install: $(STAMP)
 	$(BIN)/eventlm pull smollm2
 
-# For the tests of the chat page, which are skipped without one; on Debian and its kin, as root.
+# For the tests of pages, which are skipped without one; on Debian and its kin, as root.
 browser:
 	@for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
 	apt-get update -qq && { apt-get install -qq --yes --no-install-recommends chromium-headless-shell || \

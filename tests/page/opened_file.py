@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
 from eventlm.page.linker import STATIC
 from tests.processes import PATIENCE_SECONDS
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
-#: How often each function of our own modules has run in all pages so far, by module, name and place in it.
-RUNS: Counter[tuple[str, str, int]] = Counter()
-MODULE = re.compile(r"^/\* (\w+\.js) \*/$", re.M)
+#: How often each function of our own modules has run in all pages so far, by module, name and text.
+RUNS: Counter[tuple[str, str, str]] = Counter()
+MODULE = re.compile(r"^/\* (\S+) \*/$", re.M)
 
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
@@ -88,5 +90,20 @@ class OpenedFile:
                     and (STATIC / begins[begin]).is_file()
                     and own["startOffset"] > text.index("=> {", begin)
                 ):
-                    key = (begins[begin], function["functionName"], own["startOffset"] - begin)
+                    # Where it stands differs with what else is linked.
+                    key = (begins[begin], function["functionName"], text[own["startOffset"] : own["endOffset"]])
                     RUNS[key] += own["count"]
+
+
+def functions_run(request: pytest.FixtureRequest, modules: Callable[[str], bool]) -> float:
+    """The share of functions that have run of those in our modules, once all other tests of the caller's file have.
+
+    Skips where some of them were not asked for.
+    """
+    here = request.node.module
+    asked = {item.originalname for item in request.session.items if getattr(item, "module", None) is here}
+    if {name for name in vars(here) if name.startswith("test_")} - asked:
+        pytest.skip("the other tests of this file have not run")
+    found = {key: count for key, count in RUNS.items() if modules(key[0])}
+    print("never run:", sorted(key[:2] for key, count in found.items() if count == 0))
+    return sum(count > 0 for count in found.values()) / len(found)

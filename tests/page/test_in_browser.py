@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Locator, expect
 
 from tests.page.gallery import STEPS, gallery_data, timeline_data
-from tests.page.opened_file import OpenedFile
+from tests.page.opened_file import OpenedFile, functions_run
 
 OpenFile = Callable[..., OpenedFile]
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
@@ -229,3 +229,26 @@ def test_steps_are_counted(open_file: OpenFile) -> None:
     for _ in range(STEPS // 20 + 1):
         page.press("Shift+ArrowRight")
     expect(chart.get_by_role("status")).to_contain_text("1,999: free 1,1")
+
+
+def test_formats(open_file: OpenFile) -> None:
+    numbers = {
+        "formatNumber": [1234567, 0.256, None, 0],
+        "formatShare": [0.1234, 1],
+        "formatBytes": [0, 640, 1536, 5 * 2**40],
+        "formatDuration": [0, 12, 1500, 999_600, 12_340_000, 999_800_000, 4_050_000_000, 125e9, 3600e9, 11_520e9, 2e14],
+        "formatTime": [0, 5_250_000_000, 3_723_000_000_000, -1e9],
+    }
+    page = open_file("formats.js", numbers)
+    shown = {row.split(": ")[0]: row.split(": ")[1].split(" | ") for row in page.page.locator("li").all_inner_texts()}
+    assert shown["formatNumber"] == ["1,234,567", "0.26", "–", "0"]
+    assert shown["formatShare"] == ["12.3 %", "100 %"]
+    assert shown["formatBytes"] == ["0 B", "640 B", "1.5 KiB", "5 TiB"]
+    assert shown["formatDuration"] == [
+        *("0 s", "12 ns", "1.5 µs", "1 ms", "12.3 ms", "1 s", "4.05 s", "2 min 5 s", "1 h", "3 h 12 min", "2 d 8 h"),
+    ]
+    assert shown["formatTime"] == ["0:00.000", "0:05.250", "1:02:03.000", "−0:01.000"]
+
+
+def test_nearly_all_functions_have_run(request: pytest.FixtureRequest) -> None:
+    assert functions_run(request, lambda module: not module.startswith(("timeline", "phases"))) >= 0.9

@@ -15,7 +15,7 @@ from playwright.sync_api import Locator, expect
 
 from eventlm.page.timeline import MARKS, PHASES, pack_timeline
 from tests.page.gallery import gallery_data, timeline_data
-from tests.page.opened_file import OpenedFile
+from tests.page.opened_file import OpenedFile, functions_run
 
 OpenFile = Callable[..., OpenedFile]
 DESK = {"viewport": {"width": 1440, "height": 900}}
@@ -311,3 +311,7 @@ def test_nothing_to_draw(open_file: OpenFile) -> None:
     page.press("ArrowRight", "+", "Home", "Enter")
     page.page.mouse.move(*place_of(page, 0.5, 1))
     expect(readout(page)).to_contain_text("nothing here")
+
+
+def test_nearly_all_functions_have_run(request: pytest.FixtureRequest) -> None:
+    assert functions_run(request, lambda module: module.startswith(("timeline", "phases"))) >= 0.9

@@ -25,10 +25,15 @@ export function linkTo(tab, values = {}) {
 /** The place, and a function that goes to another: `go(tab, values)`. Back and forward work as on any page. */
 export function usePlace() {
   const [place, setPlace] = useState(() => parse(location.hash));
+  const follow = () => setPlace(parse(location.hash));
   useEffect(() => {
-    const follow = () => setPlace(parse(location.hash));
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
-  return [place, (tab, values) => (location.hash = linkTo(tab, values))];
+  function go(tab, values) {
+    location.hash = linkTo(tab, values);
+    // The event comes later, maybe after the next key.
+    follow();
+  }
+  return [place, go];
 }

@@ -13,32 +13,12 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from eventlm.page.document import SERVED_HEADERS
+from eventlm.page.linker import STATIC
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.middleware import CHAT_PAGE_FOLDER
 
 _MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-_POLICY = "; ".join(
-    [
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self'",
-        "connect-src 'self'",
-        "base-uri 'none'",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        # No script can make HTML out of text.
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    ]
-)
-_HEADERS = {
-    "Cache-Control": "no-cache",
-    "Content-Security-Policy": _POLICY,
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-}
 
 
 class _File(NamedTuple):
@@ -48,9 +28,9 @@ class _File(NamedTuple):
 
 
 def _read() -> dict[str, _File]:
-    """Every file by name, without what an editor may have left there."""
+    """Every file by name, without what an editor may have left there, and the theme that all pages share."""
     files = {}
-    for path in (resources.files(__package__) / "static").iterdir():
+    for path in (STATIC / "theme.css", *(resources.files(__package__) / "static").iterdir()):
         media_type = _MEDIA_TYPES.get("." + path.name.rpartition(".")[2])
         if media_type is not None:
             data = path.read_bytes()
@@ -79,9 +59,9 @@ def _reply(request: web.Request, file: _File) -> web.Response:
     """The file, or a 304 if the browser's copy is current."""
     sent = request.if_none_match or ()
     if any(etag.value in (file.etag, "*") for etag in sent):
-        response = web.Response(status=304, headers=_HEADERS)
+        response = web.Response(status=304, headers=SERVED_HEADERS)
     else:
-        response = web.Response(body=file.data, content_type=file.media_type, charset="utf-8", headers=_HEADERS)
+        response = web.Response(body=file.data, content_type=file.media_type, charset="utf-8", headers=SERVED_HEADERS)
     response.etag = file.etag
     return response
 

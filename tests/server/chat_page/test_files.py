@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.page.linker import STATIC as SHARED
 from eventlm.server.chat_page import files
 from tests.server.conftest import INVALID, RunningServer, assert_error
 
 STATIC = Path(files.__file__).parent / "static"
-PATHS = {"/": STATIC / "index.html"} | {f"/ui/{path.name}": path for path in STATIC.iterdir() if path.suffix != ".html"}
+FILES = [*STATIC.iterdir(), Path(str(SHARED)) / "theme.css"]
+PATHS = {"/": STATIC / "index.html"} | {f"/ui/{path.name}": path for path in FILES if path.suffix != ".html"}
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
