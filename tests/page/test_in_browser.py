@@ -159,6 +159,18 @@ def test_a_chart_zooms_by_mouse(open_file: OpenFile) -> None:
     expect(figure(page, "Requests").locator(".uplot")).to_have_css("width", f"{width}px")
 
 
+def test_a_chart_takes_other_values(open_file: OpenFile) -> None:
+    page = open_file("gallery.js", gallery_data(), "charts", **DESK)
+    chart = figure(page, "Requests")
+    chart.locator(".u-over").evaluate("node => { globalThis.chartBefore = node; }")
+    page.page.get_by_role("button", name="Less data").click()
+    chart.get_by_role("application").focus()
+    for _ in range(60):
+        page.press("Shift+ArrowRight")
+    expect(chart.get_by_role("status")).to_contain_text("0:09.990: waiting ")
+    assert chart.locator(".u-over").evaluate("node => node === chartBefore")
+
+
 def test_an_empty_chart_says_so(open_file: OpenFile) -> None:
     page = open_file("gallery.js", gallery_data(), "charts")
     expect(figure(page, "No steps")).to_contain_text("There is nothing to show.")

@@ -292,11 +292,45 @@ def test_requests_that_do_not_overlap_share_a_slot(open_file: OpenFile) -> None:
     assert len({each for each in seen if each.startswith("request ")}) > 2
 
 
-def test_a_place_is_shown(open_file: OpenFile) -> None:
+def test_a_place_is_shown_with_its_rows(open_file: OpenFile) -> None:
+    """Requests 9 to 32 were there from 1.0 to 1.5 s."""
     page = open_timeline(open_file, "timeline?from=1000000000&to=1500000000")
-    page.page.mouse.move(*place_of(page, 0.5, 24))
+    page.page.mouse.move(*place_of(page, 0.999, 24 - 9, 24))
     expect(readout(page)).to_contain_text("request 24: decode from 0:01.")
     expect(readout(page)).to_contain_text("; preempted")
+
+
+def test_rows_are_fitted_to_the_time(open_file: OpenFile) -> None:
+    page = open_timeline(open_file)
+    page.page.mouse.move(*place_of(page, 0.95, 0))
+    page.page.keyboard.down("Shift")
+    for _ in range(3):
+        page.page.mouse.wheel(0, -300)
+    page.page.keyboard.up("Shift")
+    drawn(page)
+    empty = plot(page)
+    page.page.get_by_role("button", name="Fit rows").click()
+    green = (0, 158, 115)
+    assert (plot(page) == green).all(axis=2).mean() > 3 * (empty == green).all(axis=2).mean() > 0
+    fitted = plot(page)
+    stage(page).focus()
+    page.press("f")
+    assert (plot(page) == fitted).mean() > 0.99
+
+
+def test_it_stays_where_it_is_when_the_run_goes_on(open_file: OpenFile) -> None:
+    page = open_timeline(open_file, later=timeline_data(num_requests=80))
+    more = page.page.get_by_role("button", name="More data")
+    before = plot(page)
+    more.click()
+    drawn(page)
+    assert (plot(page) != before).any()
+    page = open_timeline(open_file, later=timeline_data())
+    page.page.mouse.move(*place_of(page, 0.5, 30))
+    page.page.mouse.wheel(0, -300)
+    zoomed = plot(page)
+    page.page.get_by_role("button", name="More data").click()
+    assert (plot(page) == zoomed).all()
 
 
 def test_nothing_to_draw(open_file: OpenFile) -> None:

@@ -9,7 +9,7 @@ import { resolveColours, useTheme } from "./theme.js";
 const SERIES_COLOURS = ["series-1", "series-2", "series-3", "series-4", "series-5", "series-6"];
 /** With the colours, so that lines differ without them. */
 const DASHES = [[], [6, 3], [2, 2], [10, 3, 2, 3], [4, 6], [1, 4]];
-// One array, as a new one would make the chart anew.
+// One array, as a new one would be drawn again.
 const NO_MARKS = [];
 const PLAIN_COLOURS = ["line", "text", "muted", "danger"];
 
@@ -21,7 +21,7 @@ const PLAIN_COLOURS = ["line", "text", "muted", "danger"];
  * null, and kind is "line", "step" (each value holds until the next) or "area" (a filled step). format(value): of all
  * values. marks: [{x, label}], vertical lines. sync: charts with the same text show the cursor at the same x.
  * from, to: the part of x that is shown, all by default; onZoom(from, to): the reader chose another, or all (nulls).
- * Arrays are compared by identity: keep them in `useMemo`, so that the chart is made once.
+ * Arrays are compared by identity: keep them in `useMemo`, so that they are not drawn again for nothing.
  */
 export function Chart({ title, ...rest }) {
   const id = useId();
@@ -56,22 +56,17 @@ function Plot({
   const latest = useRef(null);
   const [spoken, setSpoken] = useState("");
   const formatX = (value) => (counts ? formatNumber(value) : formatTime(value));
+  // What the chart calls must be the latest, not that of when it was made.
   const zoomed = useRef(onZoom);
   zoomed.current = onZoom;
+  const latestMarks = useRef(marks);
+  latestMarks.current = marks;
+  const shape = series.map(({ label, kind }) => `${kind} ${label}`).join("\n");
 
   useEffect(() => {
     const colours = resolveColours(...SERIES_COLOURS, ...PLAIN_COLOURS);
-    const options = plotOptions({
-      x,
-      counts,
-      series,
-      format,
-      marks,
-      sync,
-      height,
-      colours,
-      width: box.current.clientWidth,
-    });
+    const options = plotOptions({ counts, series, format, sync, height, colours, width: box.current.clientWidth });
+    options.hooks.draw = [(u) => drawMarks(u, latestMarks.current, colours)];
     options.series.forEach((each, number) => number && (each.show = !hidden.has(number - 1)));
     options.hooks.setCursor = [(u) => point(u.cursor.idx ?? null)];
     options.hooks.setSelect = [
@@ -85,7 +80,7 @@ function Plot({
     const made = new uPlot(options, [x, ...series.map((each) => each.values)], box.current);
     made.over.addEventListener("dblclick", () => zoomed.current?.(null, null));
     plot.current = made;
-    show(made, from, to);
+    show(from, to);
     const watcher = new ResizeObserver(([entry]) => {
       const width = Math.floor(entry.contentRect.width);
       if (width > 0 && width !== made.width) made.setSize({ width, height });
@@ -96,15 +91,23 @@ function Plot({
       made.destroy();
       plot.current = null;
     };
-  }, [x, series, dark, counts, marks, height, sync]);
+  }, [shape, dark, counts, height, sync]);
+
+  // More values, as from a run that goes on, need no new chart.
+  useEffect(() => {
+    plot.current.setData([x, ...series.map((each) => each.values)], false);
+    show(from, to);
+    plot.current.redraw(false);
+  }, [x, series, marks]);
 
   // At once, so that a key that follows fast starts from there.
   useLayoutEffect(() => {
-    if (plot.current) show(plot.current, from, to);
+    if (plot.current) show(from, to);
   }, [from, to]);
 
-  function show(chart, start, end) {
-    chart.setScale("x", { min: start ?? x[0], max: Math.max(end ?? x[x.length - 1], (start ?? x[0]) + 1) });
+  function show(start, end) {
+    const first = start ?? x[0];
+    plot.current.setScale("x", { min: first, max: Math.max(end ?? x[x.length - 1], first + 1) });
   }
 
   function point(index) {
@@ -152,7 +155,7 @@ function Plot({
     } else if (event.key === "-") {
       zoomBy(2);
     } else if (event.key === "Home") {
-      show(plot.current, null, null);
+      show(null, null);
       zoomed.current?.(null, null);
     } else {
       return;
@@ -217,7 +220,7 @@ function Line({ number }) {
   );
 }
 
-function plotOptions({ x, counts, series, format, marks, sync, height, colours, width }) {
+function plotOptions({ counts, series, format, sync, height, colours, width }) {
   const axis = {
     stroke: colours.muted,
     grid: { stroke: colours.line, width: 1 },
@@ -261,11 +264,11 @@ function plotOptions({ x, counts, series, format, marks, sync, height, colours, 
           dash: DASHES[number % DASHES.length],
           fill: each.kind === "area" ? stroke.replace("rgb(", "rgba(").replace(")", ", 0.18)") : undefined,
           paths: each.kind === "line" || !each.kind ? uPlot.paths.linear() : uPlot.paths.stepped({ align: 1 }),
-          points: { show: x.length < 2 },
+          points: { show: (u) => u.data[0].length < 2 },
         };
       }),
     ],
-    hooks: { draw: [(u) => drawMarks(u, marks, colours)] },
+    hooks: {},
   };
 }
 

@@ -9,9 +9,9 @@ export const PHASES = [
   { name: "waiting", weight: 1, pattern: (x, y) => (x + y) % 4 === 0 },
   { name: "prefill", inSteps: true, weight: 2, pattern: (x) => x % 4 === 0 },
   { name: "decode", inSteps: true, weight: 1, pattern: () => false },
-  { name: "preempted", weight: 6, pattern: (x, y) => (x + y) % 8 === 0 || (x - y + 8) % 8 === 0 },
-  { name: "recompute", inSteps: true, weight: 6, pattern: (x, y) => y % 4 === 0 },
-  { name: "swapped", weight: 6, pattern: (x, y) => x % 4 < 2 && y % 4 < 2 },
+  { name: "preempted", weight: 3, pattern: (x, y) => (x + y) % 8 === 0 || (x - y + 8) % 8 === 0 },
+  { name: "recompute", inSteps: true, weight: 3, pattern: (x, y) => y % 4 === 0 },
+  { name: "swapped", weight: 3, pattern: (x, y) => x % 4 < 2 && y % 4 < 2 },
   { name: "stalled", weight: 3, pattern: (x, y) => (x - y + 8) % 4 === 0 },
 ];
 /** A mark that is not `small` goes through all rows that it concerns. */

@@ -8,7 +8,7 @@ import { resolveColours, useTheme } from "./theme.js";
 import { orderRows, whatIsAt } from "./timeline_model.js";
 import { BOTTOM, drawCursor, drawOverlay, gutterOf, TOP } from "./timeline_overlay.js";
 import { paint } from "./timeline_raster.js";
-import { between, moved, showing, spanning, wholeView, zoomed } from "./timeline_view.js";
+import { between, fitted, kept, moved, showing, spanning, wholeView, zoomed } from "./timeline_view.js";
 
 const ORDERS = ["arrival", "replica", "class", "slot"];
 const PLAIN_COLOURS = ["line", "field", "text", "muted", "accent", "danger", "raised"];
@@ -17,15 +17,16 @@ const CLICK_DISTANCE = 4;
 /** By how much a notch of a wheel zooms. */
 const NOTCH = 1.25;
 const HELP =
-  "Arrows move the cursor, with Shift in larger steps; plus and minus zoom, period and comma in time only; Page Up" +
-  " and Page Down turn pages; Home shows the whole run; Enter selects the request, Escape none.";
+  "Arrows move the cursor, with Shift in larger steps; plus and minus zoom, period and comma in time only; F fits the" +
+  " rows to the time; Page Up and Page Down turn pages; Home shows the whole run; Enter selects the request, Escape" +
+  " none. A wheel zooms, with Shift in time only; a drag moves, with Shift it zooms to a stretch.";
 
 /**
  * The timeline of a model that `unpackTimeline` gave.
  *
  * selected: a request's row in the data, or null; it is brought into view when it changes. onSelect(row or null).
- * from, to: a stretch in ns to show; null: as it is. onZoom(from, to): the stretch that is shown, after the reader has
- * changed it.
+ * from, to: a stretch in ns to show, with the rows of what happened in it; null: as it is. onZoom(from, to): what is
+ * shown, after the reader has changed it. A model that has grown is shown where the last one was.
  */
 export function Timeline({ model, selected = null, onSelect, from = null, to = null, onZoom, height = 480 }) {
   const { dark } = useTheme();
@@ -46,7 +47,7 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
   live.onSay = setSaid;
 
   useEffect(() => live.attach(box.current, height), [height]);
-  useEffect(() => live.show({ model, order, axis }), [model, order, axis]);
+  useEffect(() => live.show({ model, order, axis, by, unit }), [model, order, axis]);
   useEffect(() => live.paintIn(resolveColours(...PHASE_COLOURS, ...PLAIN_COLOURS)), [dark]);
   useEffect(() => live.select(selected), [selected, order, axis]);
   useEffect(() => {
@@ -66,6 +67,7 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
         { class: "buttons" },
         h("button", { type: "button", class: "quiet", onClick: () => live.zoomBy(1 / 2, 1 / 2) }, "Zoom in"),
         h("button", { type: "button", class: "quiet", onClick: () => live.zoomBy(2, 2) }, "Zoom out"),
+        h("button", { type: "button", class: "quiet", onClick: () => live.fitRows() }, "Fit rows"),
         h("button", { type: "button", class: "quiet", onClick: () => live.home() }, "Whole run"),
       ),
     ),
@@ -183,11 +185,16 @@ class Scene {
     };
   }
 
-  /** Other data, another order or another axis: from the beginning. */
+  /** In another order or along another axis from the beginning, but where it was if the data have grown. */
   show(shown) {
+    const before = this.shown;
     this.shown = shown;
-    this.view = wholeView(shown.axis, shown.order);
-    this.cursor = null;
+    if (before?.by === shown.by && before.unit === shown.unit) {
+      this.view = kept(this.view, before, shown);
+    } else {
+      this.view = wholeView(shown.axis, shown.order);
+      this.cursor = null;
+    }
     this.draw();
   }
 
@@ -213,7 +220,8 @@ class Scene {
     const { axis, order } = this.shown;
     // What it said itself comes back when the reader may be elsewhere already.
     if (this.told?.from === from && this.told?.to === to) return;
-    this.view = spanning(this.view, axis, order, from, to);
+    const view = spanning(this.view, axis, order, from, to);
+    this.view = fitted(view, axis, order, this.shown.model.firstInterval);
     this.draw();
   }
 
@@ -340,6 +348,12 @@ class Scene {
     this.setView(zoomed(view, axis, order, x, y, factorX, factorY));
   }
 
+  /** The rows of what happened in the time that is shown. */
+  fitRows() {
+    const { axis, order, model } = this.shown;
+    this.setView(fitted(this.view, axis, order, model.firstInterval));
+  }
+
   home() {
     this.setView(wholeView(this.shown.axis, this.shown.order));
   }
@@ -379,6 +393,7 @@ class Scene {
       "-": () => this.zoomBy(2, 2),
       ".": () => this.zoomBy(0.5, 1),
       ",": () => this.zoomBy(2, 1),
+      f: () => this.fitRows(),
       Home: () => this.home(),
       Enter: () => this.choose(this.say(at.x, at.y)),
       Escape: () => this.choose(null, true),
@@ -453,7 +468,7 @@ class Scene {
       const { axis, order } = this.shown;
       const at = (pixel) => this.view.x0 + ((pixel - this.size.left) / this.size.width) * (this.view.x1 - this.view.x0);
       const [from, to] = [at(drag.startX), at(drag.x)].sort((one, other) => one - other);
-      this.setView(spanning(this.view, axis, order, from, to));
+      this.setView(fitted(spanning(this.view, axis, order, from, to), axis, order, this.shown.model.firstInterval));
     } else if (!drag.far) {
       this.cursor = { x, y };
       this.choose(this.say(x, y));

@@ -8,9 +8,11 @@ import { lowerBound } from "./timeline_model.js";
 export const TOP = 16;
 export const BOTTOM = 22;
 const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
-/** Marks closer than this, in CSS pixels, are drawn once; where a row is less than a pixel, the phases must be seen. */
+/** Marks closer than this, in CSS pixels, are drawn once; those that are dots must let the phases be seen. */
 const MARK_SPACE = 5;
-const COARSE_MARK_SPACE = 16;
+const DOT_SPACE = 16;
+/** In lower rows, marks are dots. */
+const LEAST_ROW_OF_GLYPHS = 6;
 
 /** How much the names of rows take. */
 export function gutterOf(width) {
@@ -113,11 +115,12 @@ function drawNames(context, { model, order, colours }, view, size, place) {
   }
 }
 
+/** Of a name that is too long, the end, where names differ. */
 function shortened(context, text, width) {
   if (context.measureText(text).width <= width) return text;
   let length = Math.min(text.length, 40);
-  while (length > 1 && context.measureText(`${text.slice(0, length)}…`).width > width) length--;
-  return `${text.slice(0, length)}…`;
+  while (length > 1 && context.measureText(`…${text.slice(-length)}`).width > width) length--;
+  return `…${text.slice(-length)}`;
 }
 
 /** A line before each step, where a step is wide enough to be seen. */
@@ -158,7 +161,7 @@ function endOfReplica(steps, begin) {
 function drawMarks(context, { model, order, axis, colours }, view, size, place) {
   const { marks } = model;
   const inTime = axis === model.axes.time;
-  const space = place.perRow < 1 ? COARSE_MARK_SPACE : MARK_SPACE;
+  const space = place.perRow < LEAST_ROW_OF_GLYPHS ? DOT_SPACE : MARK_SPACE;
   const taken = new Set();
   context.textAlign = "center";
   context.textBaseline = "middle";
@@ -184,7 +187,7 @@ function drawMarks(context, { model, order, axis, colours }, view, size, place) 
       context.fillRect(Math.round(x), TOP, 1, size.height);
       context.font = `bold 13px ${FONT}`;
       context.fillText(glyph, Math.max(size.left + 6, Math.min(x, size.left + size.width - 6)), TOP / 2);
-    } else if (place.perRow >= 6) {
+    } else if (place.perRow >= LEAST_ROW_OF_GLYPHS) {
       context.font = `bold ${Math.min(12, Math.max(8, place.perRow))}px ${FONT}`;
       context.strokeStyle = colours.raised;
       context.lineWidth = 3;

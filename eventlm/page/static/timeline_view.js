@@ -30,6 +30,30 @@ export function spanning(view, axis, order, from, to) {
   return moved({ ...view, x0: from, x1: from + width }, axis, order, 0, 0);
 }
 
+/** With the rows of all that happened in its stretch, and no others before and after them. */
+export function fitted(view, axis, order, firstInterval) {
+  let first = order.rows;
+  let last = -1;
+  for (let request = 0; request < order.rowOf.length; request++) {
+    const [begin, end] = [firstInterval[request], firstInterval[request + 1]];
+    if (begin === end || axis.start[begin] >= view.x1 || axis.end[end - 1] <= view.x0) continue;
+    const row = order.rowOf[request];
+    if (row < first) first = row;
+    if (row > last) last = row;
+  }
+  if (last < 0) return view;
+  const rows = Math.max(FEWEST_ROWS, order.rows);
+  const height = Math.max(FEWEST_ROWS, last + 1 - first);
+  return placed(view.x0, view.x1 - view.x0, axis.last, first, height, rows);
+}
+
+/** Of data that has grown: all of it, if all was shown, or else the same part. */
+export function kept(view, before, after) {
+  const whole = wholeView(before.axis, before.order);
+  const all = ["x0", "x1", "y0", "y1"].every((edge) => view[edge] === whole[edge]);
+  return all ? wholeView(after.axis, after.order) : moved(view, after.axis, after.order, 0, 0);
+}
+
 /** The same size, moved as little as needed to have a place inside, at the edge or a little further in. */
 export function showing(view, axis, order, x, y) {
   const marginX = (view.x1 - view.x0) * 0.05;

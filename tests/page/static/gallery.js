@@ -65,36 +65,42 @@ function Requests({ data }) {
 }
 
 function Charts({ data }) {
-  const [range, setRange] = useState([null, null]);
   const [gauges, setGauges] = useState(null);
   useEffect(() => void unpackColumns(data.gauges).then(setGauges), []);
-  const lines = useMemo(
-    () =>
-      gauges && [
-        { label: data.seriesLabel ?? "waiting", values: gauges.waiting, kind: "area" },
-        { label: "running", values: gauges.running, kind: "step" },
+  return gauges ? h(Panels, { data, gauges }) : h("p", {}, "Loading…");
+}
+
+function Panels({ data, gauges }) {
+  const [range, setRange] = useState([null, null]);
+  const [rows, setRows] = useState(gauges.rows);
+  const part = useMemo(() => {
+    const { time, waiting, running, free } = gauges;
+    return {
+      time: time.slice(0, rows),
+      steps: Array.from({ length: rows }, (_, index) => index),
+      lines: [
+        { label: data.seriesLabel ?? "waiting", values: waiting.slice(0, rows), kind: "area" },
+        { label: "running", values: running.slice(0, rows), kind: "step" },
       ],
-    [gauges],
-  );
-  const memory = useMemo(() => gauges && [{ label: "free", values: gauges.free, kind: "line" }], [gauges]);
+      memory: [{ label: "free", values: free.slice(0, rows), kind: "line" }],
+    };
+  }, [gauges, rows]);
   const marks = useMemo(() => [{ x: 3e9, label: data.markLabel ?? "worker lost" }], []);
-  const seconds = useMemo(() => gauges && Array.from(gauges.time, (_, index) => index), [gauges]);
-  if (!gauges) return h("p", {}, "Loading…");
-  const shared = {
-    x: gauges.time,
-    sync: "gauges",
-    from: range[0],
-    to: range[1],
-    onZoom: (...chosen) => setRange(chosen),
-  };
+  const [from, to] = range;
+  const shared = { x: part.time, sync: "gauges", from, to, onZoom: (...chosen) => setRange(chosen) };
   return h(
     "div",
     { class: "grid" },
-    h(Card, { title: "Queue" }, h(Chart, { ...shared, title: "Requests", series: lines, marks })),
-    h(Card, { title: "Memory" }, h(Chart, { ...shared, title: "Free memory", series: memory, format: formatBytes })),
-    h(Card, { title: "Steps" }, h(Chart, { title: "By step", x: seconds, counts: true, series: memory })),
+    h(Card, { title: "Queue" }, h(Chart, { ...shared, title: "Requests", series: part.lines, marks })),
+    h(
+      Card,
+      { title: "Memory" },
+      h(Chart, { ...shared, title: "Free memory", series: part.memory, format: formatBytes }),
+    ),
+    h(Card, { title: "Steps" }, h(Chart, { title: "By step", x: part.steps, counts: true, series: part.memory })),
     h(Card, { title: "Nothing" }, h(Chart, { title: "No steps", x: [], series: [{ label: "none", values: [] }] })),
-    h("p", { id: "range" }, range[0] === null ? "all" : `${formatTime(range[0])} to ${formatTime(range[1])}`),
+    h("p", { id: "range" }, from === null ? "all" : `${formatTime(from)} to ${formatTime(to)}`),
+    h("button", { type: "button", onClick: () => setRows(rows / 2) }, "Less data"),
   );
 }
 
@@ -121,6 +127,7 @@ function Stretches({ data }) {
       to: to ? Number(to) : null,
       onZoom: (...zoom) => setRange(zoom),
     }),
+    h("button", { type: "button", onClick: () => unpackTimeline(data.later).then(setModel) }, "More data"),
     h("p", { id: "selected-row" }, selected === null ? "none" : model.names[selected]),
     h("p", { id: "zoom" }, range[0] === null ? "all" : `${formatTime(range[0])} to ${formatTime(range[1])}`),
   );
