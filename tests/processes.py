@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import time
@@ -20,6 +21,13 @@ def wait_until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECOND
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
     return found
+
+
+async def until(condition: Callable[[], Any], *, seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait in a running loop until the condition is truthy."""
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
 
 
 def children(pid: int) -> list[int]:

@@ -9,10 +9,9 @@ from socket import socket
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.formatting import death_in_words
+from eventlm.system.paired_process import spawn_paired
 from eventlm.system.processes import Process
 from eventlm.system.system import System
-
-STDERR = 2
 
 
 class FrontEndProcess:
@@ -28,20 +27,9 @@ class FrontEndProcess:
         """Start `python -m MODULE END SOCKET,...`, file descriptors all. Raises EngineUnavailableError."""
         listening = [each.fileno() for each in sockets]
         try:
-            with contextlib.ExitStack() as stack:
-                ours, theirs = map(stack.enter_context, system.pipes.pair())
-                process = await system.processes.spawn(
-                    module,
-                    str(theirs.fileno()),
-                    ",".join(map(str, listening)),
-                    # Output that a library prints must not mix with this program's.
-                    stdout=STDERR,
-                    pass_fds=(theirs.fileno(), *listening),
-                )
-                stack.pop_all()
+            process, ours = await spawn_paired(system, module, ",".join(map(str, listening)), pass_fds=listening)
         except OSError as error:
             raise EngineUnavailableError(f"cannot start a front end: {error}") from error
-        theirs.close()
         return cls(process, ours)
 
     @property
