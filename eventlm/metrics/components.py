@@ -68,13 +68,24 @@ class FrontEndMetrics(Struct, frozen=True, kw_only=True):
     http_requests: HttpRequests = []
 
 
+class SpanExportMetrics(Struct, frozen=True, kw_only=True):
+    """The process that exports spans: spans sent, dropped by reason and waiting, and posts that failed."""
+
+    is_up: bool
+    num_sent: int
+    num_dropped: dict[str, int]
+    num_failures: int
+    num_waiting: int
+    num_restarts: int
+
+
 class EngineMetrics(Struct, frozen=True, kw_only=True):
     """All figures of an engine: those of its log, and those of its own parts. now_ns: when, by the run's clock.
 
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
-    recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP.
-    cache is None before the start. rate_limited: requests refused by a key's limit, which are not in the log, by
-    service class ('' for none). http_requests: those to the engine's own process.
+    recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP, span_export None
+    without `--otlp-endpoint`. cache is None before the start. rate_limited: requests refused by a key's limit, which
+    are not in the log, by service class ('' for none). http_requests: those to the engine's own process.
     """
 
     log: MetricsSnapshot
@@ -83,6 +94,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     now_ns: int = 0
     recorder: RecorderMetrics | None = None
     cache: CacheInfo | None = None
+    span_export: SpanExportMetrics | None = None
     front_ends: list[FrontEndMetrics] = []
     rate_limited: dict[str, int] = {}
     http_requests: HttpRequests = []

@@ -188,6 +188,11 @@ class PhaseFold:
         """After the last event: what is live is unfinished."""
         self._end_all(UNFINISHED)
 
+    @property
+    def oldest_live(self) -> int | None:
+        """The first followed request that has not ended; None if there is none."""
+        return min([*self._arriving, *(request for request, _ in self._sequences)], default=None)
+
     def _begin(self, header: Header) -> None:
         if not self._replicas:
             self._replicas = [_Replica() for _ in range(header.core.num_replicas)]

@@ -42,10 +42,11 @@ _LATENCIES = {
 
 
 class SpanContext(NamedTuple):
-    """A span of the caller, as `traceparent` names it: 32 and 16 hex digits."""
+    """A span of the caller, as `traceparent` names it: 32 and 16 hex digits. is_sampled: whether it is recorded."""
 
     trace_id: str
     span_id: str
+    is_sampled: bool = True
 
 
 class SpanEvent(NamedTuple):
@@ -86,7 +87,8 @@ class SpanBuilder:
     """`apply` takes events in the order of the log, the header first; `finish` is called after the last.
 
     emit: gets each span once it has ended, a root after what lies below it. parent_of: the caller's span of a request,
-    if it is known; the log does not hold it. window: make spans only of requests that arrive in it.
+    if it is known; the log does not hold it. If that span is not recorded, there are none of the request. window: make
+    spans only of requests that arrive in it.
     """
 
     def __init__(
@@ -120,6 +122,11 @@ class SpanBuilder:
         """After the last event: what is live ends there as unfinished."""
         self._phases.finish()
 
+    @property
+    def oldest_live(self) -> int | None:
+        """The first request that has not ended; None if there is none."""
+        return self._phases.oldest_live
+
     def sequence_began(self, sequence: TracedSequence) -> None:
         """Open its request with its first sample."""
         arrival = sequence.arrival
@@ -136,7 +143,8 @@ class SpanBuilder:
         attributes: Attributes = {}
         if sequence.phase not in ("edge", "queue", "preempted"):
             attributes["eventlm.replica"] = sequence.replica
-        self._emit(
+        self._send(
+            request,
             Span(
                 name=sequence.phase,
                 trace_id=self._trace_id(request),
@@ -145,7 +153,7 @@ class SpanBuilder:
                 start_ns=self._unix_start_ns + sequence.phase_ns,
                 end_ns=self._unix_start_ns + ns,
                 attributes=attributes,
-            )
+            ),
         )
 
     def preempted(self, sequence: TracedSequence, event: Preempted, by: TracedSequence | None) -> None:
@@ -173,7 +181,8 @@ class SpanBuilder:
         if request.arrival.n == 1:
             self._end(request, ns, attributes)
             return
-        self._emit(
+        self._send(
+            sequence.arrival.s,
             Span(
                 name="sample",
                 trace_id=self._trace_id(sequence.arrival.s),
@@ -185,7 +194,7 @@ class SpanBuilder:
                 | {"gen_ai.response.finish_reasons": [outcome], "eventlm.sample": sequence.index}
                 | ({"gen_ai.usage.output_tokens": finished.position} if finished is not None else {}),
                 error=outcome if outcome == "error" else "",
-            )
+            ),
         )
         if not request.num_open:
             self._end(request, ns, {"eventlm.preemptions": request.num_preemptions})
@@ -222,8 +231,13 @@ class SpanBuilder:
             events=events,
             error=error,
         )
+        self._send(arrival.s, span)
         del self._parents[arrival.s]
-        self._emit(span)
+
+    def _send(self, request: int, span: Span) -> None:
+        parent = self._parents[request]
+        if parent is None or parent.is_sampled:
+            self._emit(span)
 
     def step_ended(self, step: TracedStep) -> None:
         """Steps are no spans: they belong to many requests."""
