@@ -32,6 +32,7 @@ from eventlm.models.weights.matrix_types import gpu_types, matrix_types
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
+from eventlm.telemetry.endpoint import traces_url
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.worker.fake.tokens import FakeParameters
@@ -74,6 +75,7 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
     _check_predictor(config.scheduler.predictor)
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
     _check_record(config.record)
+    _check_telemetry(config)
     # The setup does it too, but only after a model may have been fetched.
     resolve_plugins(config.scheduler)
     check_quantization(config.model.dtype, config.model.quantization)
@@ -204,6 +206,14 @@ def _check_predictor(coefficients: list[int]) -> None:
         Predictor.from_coefficients(coefficients)
     except UsageError as error:
         raise UsageError(f"--predictor: {error}") from error
+
+
+def _check_telemetry(config: Config) -> None:
+    endpoint = config.telemetry.otlp_endpoint
+    if endpoint and not config.record.folder:
+        raise UsageError("--otlp-endpoint makes spans of the trace, and nothing is recorded; add --record DIR")
+    if endpoint:
+        traces_url(endpoint)
 
 
 def _check_record(record: RecordConfig) -> None:

@@ -14,6 +14,7 @@ from eventlm.config.structs import (
     SchedulerConfig,
     ServerConfig,
     ServiceClass,
+    TelemetryConfig,
     WorkerConfig,
 )
 
@@ -29,5 +30,6 @@ __all__ = [
     "SchedulerConfig",
     "ServerConfig",
     "ServiceClass",
+    "TelemetryConfig",
     "WorkerConfig",
 ]

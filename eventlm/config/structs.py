@@ -502,6 +502,18 @@ class LogConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = 10
 
 
+class TelemetryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Spans for OpenTelemetry."""
+
+    otlp_endpoint: Annotated[
+        str,
+        Meta(extra={"metavar": "URL"}),
+        "send spans of all requests to this OTLP receiver over HTTP, such as http://127.0.0.1:4318 (without a path it "
+        "is /v1/traces), by a process that follows the trace; headers come from OTEL_EXPORTER_OTLP_HEADERS; needs the "
+        "extra otel and a record; empty: no spans",
+    ] = ""
+
+
 class ServiceClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One class. Times in milliseconds, 0 for none: to the first token from the arrival (`deadline_ms`) and from the
     reception (`slo_ttft_ms`), and between tokens (`slo_tpot_ms`).
@@ -525,6 +537,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     gpu: GpuConfig = GpuConfig()
     record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
     classes: dict[str, ServiceClass] = {}
 
 

@@ -80,7 +80,7 @@ class EngineRun(NamedTuple):
             try:
                 return begin(make_writer(parts.system, record, run, digest_key))
             except LogWriteError as error:
-                if Path(record.folder) != runs_folder() or record.record_tokens:
+                if Path(record.folder) != runs_folder() or record.record_tokens or setup.config.telemetry.otlp_endpoint:
                     raise
                 log.warning(f"not recording: {error} with --record DIR")
         return begin(None)

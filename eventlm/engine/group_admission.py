@@ -33,13 +33,16 @@ QUEUE_FULL = "the queue is full: no room for the request now, try again later"
 
 
 class AdmissionParts(NamedTuple):
-    """The parts of the engine that an admission uses. `watch_grammar` gets the seq of a request without its grammar."""
+    """The parts of the engine that an admission uses. `watch_grammar` gets the seq of a request without its grammar,
+    `note_caller` the `traceparent` of requests and their seqs.
+    """
 
     registry: RequestRegistry
     limiter: RateLimiter
     end_text: Callable[[int, int, int, str], None]
     cancel: Callable[[int, str], None]
     watch_grammar: Callable[[int], None]
+    note_caller: Callable[[str, list[int]], None]
 
 
 class Admission:
@@ -65,6 +68,7 @@ class Admission:
             for index, request in enumerate(group)
         ]
         self.sinks: list[Put] = [handle.put for handle in self.handles]
+        self._traceparent = submission.traceparent if submission is not None else ""
         self._charge = charge_for(parts.limiter, submission, group, now_ns) if submission is not None else None
         self._reply = None
         if submission is not None:
@@ -86,6 +90,8 @@ class Admission:
 
     def _decide(self, reason: RejectReason | None, seqs: list[int]) -> None:
         parts = self._parts
+        if self._traceparent:
+            parts.note_caller(self._traceparent, seqs)
         if self._reply is not None and reason is None:
             parts.registry.add(self._reply, seqs)
         if reason is not None:

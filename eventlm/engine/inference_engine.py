@@ -54,6 +54,8 @@ from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.system.system import System
+from eventlm.telemetry.endpoint import traces_url
+from eventlm.telemetry.exporter import SpanExporter
 from eventlm.types import NANOSECONDS_PER_SECOND, TimeWindow
 from eventlm.worker.protocol import StepResult
 
@@ -105,7 +107,9 @@ class InferenceEngine:
             end_text=self.end_text,
             cancel=self.cancel,
             watch_grammar=self.grammars.watch,
+            note_caller=self._note_caller,
         )
+        self._span_exporter: SpanExporter | None = None
         self._explanations = Explanations(system.processes)
         self._reports = Reports(system.processes)
 
@@ -165,6 +169,7 @@ class InferenceEngine:
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
             rate_limited=dict(self._limiter.refused),
             cache=self._cache_info() if self._run is not None else None,
+            span_export=self._span_exporter.metrics if self._span_exporter is not None else None,
         )
 
     def _cache_info(self) -> CacheInfo:
@@ -216,8 +221,19 @@ class InferenceEngine:
             await self._replicas.stop()
             raise
         self._replicas.run()
+        self._export_spans()
         self._drain()
         self.state = "ready"
+
+    def _export_spans(self) -> None:
+        endpoint = self.setup.config.telemetry.otlp_endpoint
+        if endpoint and self.run_folder is not None:
+            self._span_exporter = SpanExporter(self._system, self.run_folder, traces_url(endpoint))
+            self._span_exporter.start()
+
+    def _note_caller(self, traceparent: str, requests: list[int]) -> None:
+        if self._span_exporter is not None:
+            self._span_exporter.note_caller(traceparent, requests)
 
     def _expire_later(self, delay_ns: int) -> None:
         assert self._loop is not None
@@ -383,10 +399,14 @@ class InferenceEngine:
         if engine_core is None:
             return
         self.state = "dead"
-        if self._broken:
-            engine_core.close()
-        else:
-            engine_core.end(reason)
+        try:
+            if self._broken:
+                engine_core.close()
+            else:
+                engine_core.end(reason)
+        finally:
+            if self._span_exporter is not None:
+                await self._span_exporter.stop()
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue what an edge has found in a text; nothing if the request has ended."""

@@ -120,7 +120,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     outputs are kept for a client that lost its connection. runs_on: whether a resumable reply goes on without a reader.
     limits: what the owner may use. account: where that is counted, if not with the owner's other use. request_id: a
     second id for look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the
-    owner.
+    owner. traceparent: the caller's span, for exported spans; it is not recorded.
 
     A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
     group has `search_tokens`, the most tokens of its prompts and outputs, and `search_sequences`, the most sequences at
@@ -139,6 +139,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     search_tokens: int = 0
     search_sequences: int = 0
     search_choices: int = 0
+    traceparent: str = ""
     goes_on: bool = False
 
     @property

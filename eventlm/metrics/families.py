@@ -21,7 +21,7 @@ from prometheus_client.core import (
 from prometheus_client.utils import floatToGoString
 
 from eventlm.metrics.aggregates import ClassMetrics, ReplicaMetrics
-from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics, added
+from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics, SpanExportMetrics, added
 from eventlm.metrics.histograms import HISTOGRAMS, HistogramFamily
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -42,6 +42,8 @@ FINISHED_REASONS = {
 #: Why requests are turned away. Those that a key's limit refuses are not in the log.
 RATE_LIMITED = "rate_limit"
 REJECT_REASONS = ("queue_full", "context_length", RATE_LIMITED)
+#: Why spans are dropped, each with a count of 0.
+SPAN_DROPS = {"queue_full": 0, "refused": 0, "not_sent": 0}
 STATES = ("loading", "ready", "draining", "dead")
 
 GAUGE, COUNTER, HISTOGRAM, SUMMARY = (
@@ -120,6 +122,9 @@ _replica = _Scope(REPLICA, _replicas)
 _class = _Scope[ClassMetrics](("service_class",), lambda m: (([key], each) for key, each in m.log.classes.items()))
 _engine = _Scope[EngineMetrics]((), lambda m: [([], m)])
 _recorder = _Scope[RecorderMetrics]((), lambda m: [] if m.recorder is None else [([], m.recorder)], is_optional=True)
+_spans = _Scope[SpanExportMetrics](
+    (), lambda m: [] if m.span_export is None else [([], m.span_export)], is_optional=True
+)
 #: Processes that serve HTTP; none if the engine's own process does.
 _front_end = _Scope[FrontEndMetrics](
     ("front_end",), lambda m: (([str(each.index)], each) for each in m.front_ends), is_optional=True
@@ -264,6 +269,13 @@ FAMILIES: tuple[Family, ...] = (
     _recorder(COUNTER, "eventlm:log_bytes", "Bytes written to the trace.", lambda r: r.num_bytes),
     _recorder(GAUGE, "eventlm:recorder_lag_events", "Events not written to the trace.", lambda r: r.num_events_behind),
     _recorder(GAUGE, "eventlm:recorder_writing", "0 while the trace cannot be written.", lambda r: int(r.is_writing)),
+    _spans(GAUGE, "eventlm:otlp_up", "1 while the process that exports spans runs.", lambda e: int(e.is_up)),
+    _spans(GAUGE, "eventlm:otlp_spans_waiting", "Spans that wait to be sent.", lambda e: e.num_waiting),
+    _spans(COUNTER, "eventlm:otlp_spans_sent", "Spans that the endpoint has taken.", lambda e: e.num_sent),
+    _spans(COUNTER, "eventlm:otlp_spans_dropped", "Spans that were given up.", lambda e: SPAN_DROPS | e.num_dropped,
+           by="reason"),
+    _spans(COUNTER, "eventlm:otlp_posts_failed", "Posts to the endpoint that failed.", lambda e: e.num_failures),
+    _spans(COUNTER, "eventlm:otlp_restarts", "Restarts of that process.", lambda e: e.num_restarts),
     _engine(HISTOGRAM, "eventlm:scheduling_time_seconds",
             "Applying a tick's last fact, where plans are made, policy included.", lambda m: m.scheduling_time),
     _front_end(GAUGE, "eventlm:front_end_up", "1 while the front end has a process.", lambda f: int(f.is_up)),

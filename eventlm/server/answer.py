@@ -20,6 +20,7 @@ from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR, take
 from eventlm.server.request_log import request_fields
 from eventlm.server.scheduling import CLASS_HEADER
 from eventlm.server.stream_events import StreamEvents
+from eventlm.telemetry.traceparent import parse_traceparent
 from eventlm.text.generation import Generation
 from eventlm.text.output_queue import TakenOverError
 
@@ -100,7 +101,14 @@ async def _read_on(
 
 def caller(request: web.Request) -> Caller:
     """Who sent a request."""
-    return Caller(request[PRINCIPAL], request[REQUEST_ID], request.headers.get(CLASS_HEADER, ""))
+    headers = request.headers
+    traceparent = headers.get("traceparent", "")
+    return Caller(
+        request[PRINCIPAL],
+        request[REQUEST_ID],
+        headers.get(CLASS_HEADER, ""),
+        traceparent if traceparent and parse_traceparent(traceparent) else "",
+    )
 
 
 async def send_events(

@@ -30,11 +30,14 @@ BodyT = TypeVar("BodyT", bound=RequestFields)
 
 
 class Caller(NamedTuple):
-    """Who sends a body. request_id: of the HTTP request. class_header: the service class that its header names."""
+    """Who sends a body. request_id: of the HTTP request. class_header: the service class that its header names.
+    traceparent: the caller's span, if its header names one.
+    """
 
     principal: Principal
     request_id: str
     class_header: str = ""
+    traceparent: str = ""
 
 
 class Prepared(NamedTuple):
@@ -160,6 +163,7 @@ class Exchange(NamedTuple):
             runs_on=runs_on,
             limits=caller.principal.limits,
             request_id=caller.request_id,
+            traceparent=caller.traceparent,
         )
         return cls(body, group, replies, stream, submission, not (api.numbers_events and is_resumable))
 

@@ -59,7 +59,7 @@ def test_a_flag_does_not_hide_a_mistake_in_the_file(tmp_path: Path) -> None:
         (
             "[servr]\nport = 1",
             ": unknown section [servr]; did you mean server? "
-            "Known: model, cache, scheduler, server, worker, gpu, record, log, classes",
+            "Known: model, cache, scheduler, server, worker, gpu, record, log, telemetry, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         (

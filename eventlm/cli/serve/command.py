@@ -214,7 +214,7 @@ def _choose_record(config: Config) -> tuple[Config, list[str]]:
         if folder:
             LogWriter.check_folder(SYSTEM_DISK, folder)
     except LogWriteError as error:
-        if record != AUTO or config.record.record_tokens:
+        if record != AUTO or config.record.record_tokens or config.telemetry.otlp_endpoint:
             raise
         folder = ""
         warnings = [f"not recording: {error} with --record DIR"]
