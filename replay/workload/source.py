@@ -35,17 +35,18 @@ class LoadedWorkload(NamedTuple):
 
 
 def load_workload(
-    path: Path | str, *, with_incidents: bool = False, on_progress: OnProgress | None = None
+    path: Path | str, *, with_incidents: bool = False, strict: bool = False, on_progress: OnProgress | None = None
 ) -> LoadedWorkload:
     """Read a workload file, a trace or the folder of a run. Raises UsageError, and what LogReader raises.
 
-    with_incidents: also what befell the recorded engine from outside; a workload file always has it.
+    with_incidents: also what befell the recorded engine from outside; a workload file always has it. strict: a torn
+    last line is an error.
     """
     if not is_trace(path):
         workload = read_workload(path)
         recorded = workload.recorded
         return LoadedWorkload(workload, recorded.models[0] if recorded is not None else "simulated", recorded)
-    run = read_run(path, on_progress=on_progress)
+    run = read_run(path, strict=strict, on_progress=on_progress)
     workload = draw_unknown(run.workload, seed=0)
     if with_incidents:
         workload = structs.replace(workload, incidents=run.external_facts)

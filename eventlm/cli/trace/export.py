@@ -1,4 +1,4 @@
-"""`eventlm trace export`: a trace as tables, for trace viewers, or as spans."""
+"""`eventlm trace export`: a trace as tables, for trace viewers, as spans, or as a workload."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from eventlm.formatting import counted
 if TYPE_CHECKING:
     from eventlm.types import OnProgress, TimeWindow
 
-Format = Literal["csv", "parquet", "perfetto", "chrome", "otlp"]
+Format = Literal["csv", "parquet", "perfetto", "chrome", "otlp", "workload"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Write a trace as two tables of its requests and steps, as a timeline for trace viewers, or as spans."
+        "Write a trace as two tables of its requests and steps, as a timeline for trace viewers, as spans, or as a "
+        "workload to simulate."
     )
     parser.epilog = (
         """\
@@ -41,6 +42,8 @@ formats:
                 and arrows from chunks to steps and from preemptors to victims
   chrome        the same without arrows as JSON, for chrome://tracing and others
   otlp          OTLP in JSON lines: a span for each request, its phases below it
+  workload      a file for `eventlm simulate`, `sweep`, `shrink` and `bisect`:
+                the requests, and what befell the engine from outside
 
 Times are integer nanoseconds since the run started; what a sequence did not
 reach is empty. Parquet needs pyarrow: pip install 'eventlm[parquet]'. The name
@@ -94,6 +97,12 @@ def _export(
 
         spans = export_spans(path, output, window=window, strict=strict, on_progress=on_progress)
         return [f"{output}: {counted(spans.num_spans, 'span')}"], spans.warnings
+    if to == "workload":
+        from eventlm.replay.export.workload import export_workload
+
+        written = export_workload(path, output, window=window, strict=strict, on_progress=on_progress)
+        counts = f"{counted(written.num_requests, 'request')}, {counted(written.num_incidents, 'incident')}"
+        return [f"{output}: {counts}"], written.notes
     if to == "perfetto" or to == "chrome":
         from eventlm.replay.export.timeline import export_timeline
 

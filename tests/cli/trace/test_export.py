@@ -24,7 +24,8 @@ def test_it_says_what_it_wrote(to: str, tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "flags", [("--format", "perfetto"), ("--to", "perfetto"), ("--to", "chrome"), ("--to", "otlp")]
+    "flags",
+    [("--format", "perfetto"), ("--to", "perfetto"), ("--to", "chrome"), ("--to", "otlp"), ("--to", "workload")],
 )
 def test_formats_of_one_file(flags: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "new" / "run"
@@ -32,7 +33,12 @@ def test_formats_of_one_file(flags: tuple[str, str], tmp_path: Path, capsys: pyt
     said = capsys.readouterr().out
     assert said.startswith(f"{output}: ")
     assert ("spans\n" in said) == (flags[1] == "otlp")
-    begin = {"perfetto": b"\x0a", "chrome": b'{"displayTimeUnit"', "otlp": b'{"resourceSpans"'}[flags[1]]
+    begin = {
+        "perfetto": b"\x0a",
+        "chrome": b'{"displayTimeUnit"',
+        "otlp": b'{"resourceSpans"',
+        "workload": b'{"t":"workload"',
+    }[flags[1]]
     assert output.read_bytes().startswith(begin)
     assert [path.name for path in output.parent.iterdir()] == ["run"]
 
@@ -47,9 +53,8 @@ def test_a_format_and_a_window(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_mistakes_with_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ["-o", str(tmp_path / "out"), GOLDEN]
     assert main(["trace", "export", "--to", "speedscope", *output]) == 2
-    assert (
-        "--to speedscope: neither a format (csv, parquet, perfetto, chrome, otlp) nor a time" in capsys.readouterr().err
-    )
+    known = "csv, parquet, perfetto, chrome, otlp, workload"
+    assert f"--to speedscope: neither a format ({known}) nor a time" in capsys.readouterr().err
     assert main(["trace", "export", "--to", "chrome", "--format", "otlp", *output]) == 2
     assert "--to chrome and --format otlp: give one format" in capsys.readouterr().err
     assert main(["trace", "export", "--to", "otlp", "-o", str(tmp_path), GOLDEN]) == 2
