@@ -159,6 +159,14 @@ def test_a_chart_zooms_by_mouse(open_file: OpenFile) -> None:
     expect(figure(page, "Requests").locator(".uplot")).to_have_css("width", f"{width}px")
 
 
+def test_a_chart_along_durations(open_file: OpenFile) -> None:
+    page = open_file("gallery.js", gallery_data(), "charts")
+    chart = figure(page, "Share")
+    chart.get_by_role("application").focus()
+    page.press("ArrowRight", "Shift+ArrowRight")
+    expect(chart.get_by_role("status")).to_contain_text("200 ms: free ")
+
+
 def test_a_chart_takes_other_values(open_file: OpenFile) -> None:
     page = open_file("gallery.js", gallery_data(), "charts", **DESK)
     chart = figure(page, "Requests")

@@ -300,6 +300,18 @@ def test_a_place_is_shown_with_its_rows(open_file: OpenFile) -> None:
     expect(readout(page)).to_contain_text("; preempted")
 
 
+def test_a_wheel_that_zooms_no_further_scrolls_the_page(open_file: OpenFile) -> None:
+    page = open_timeline(open_file)
+    page.page.mouse.move(*place_of(page, 0.5, 30))
+    page.page.mouse.wheel(0, -100)
+    drawn(page)
+    page.page.mouse.wheel(0, 100)
+    drawn(page)
+    assert page.page.evaluate("scrollY") == 0
+    page.page.mouse.wheel(0, 100)
+    page.page.evaluate("new Promise((done) => (scrollY ? done() : addEventListener('scroll', done)))")
+
+
 def test_rows_are_fitted_to_the_time(open_file: OpenFile) -> None:
     page = open_timeline(open_file)
     page.page.mouse.move(*place_of(page, 0.95, 0))

@@ -3,10 +3,24 @@
 import { h } from "preact";
 import { useEffect, useId, useLayoutEffect, useRef, useState } from "preact/hooks";
 import uPlot from "uplot";
-import { BYTE_TICKS, COUNT_TICKS, formatBytes, formatNumber, formatTime, TIME_TICKS } from "./format.js";
+import {
+  BYTE_TICKS,
+  COUNT_TICKS,
+  formatBytes,
+  formatDuration,
+  formatNumber,
+  formatTime,
+  TIME_TICKS,
+} from "./format.js";
 import { resolveColours, useTheme } from "./theme.js";
 
 const SERIES_COLOURS = ["series-1", "series-2", "series-3", "series-4", "series-5", "series-6"];
+/** What x can be, with ticks and texts. */
+const AXES = {
+  time: { ticks: TIME_TICKS, formatX: formatTime },
+  durations: { ticks: TIME_TICKS, formatX: (value) => formatDuration(value) },
+  counts: { ticks: COUNT_TICKS, formatX: (value) => formatNumber(value) },
+};
 /** With the colours, so that lines differ without them. */
 const DASHES = [[], [6, 3], [2, 2], [10, 3, 2, 3], [4, 6], [1, 4]];
 // One array, as a new one would be drawn again.
@@ -16,12 +30,12 @@ const PLAIN_COLOURS = ["line", "text", "muted", "danger"];
 /**
  * A chart.
  *
- * title: what it shows, with its unit. x: ascending, one for each value; in ns from the start of the run, unless
- * `counts` is true, which means steps or other counts. series: [{label, values, kind}], where values are numbers or
- * null, and kind is "line", "step" (each value holds until the next) or "area" (a filled step). format(value): of all
- * values. marks: [{x, label}], vertical lines. sync: charts with the same text show the cursor at the same x.
- * from, to: the part of x that is shown, all by default; onZoom(from, to): the reader chose another, or all (nulls).
- * Arrays are compared by identity: keep them in `useMemo`, so that they are not drawn again for nothing.
+ * title: what it shows, with its unit. x: ascending, one for each value. along: what they are: "time" in ns from the
+ * start of the run, "durations" in ns, or "counts", such as steps. series: [{label, values, kind}], where values are
+ * numbers or null, and kind is "line", "step" (each value holds until the next) or "area" (a filled step).
+ * format(value): of all values. marks: [{x, label}], vertical lines. sync: charts with the same text show the cursor at
+ * the same x. from, to: the part of x that is shown, all by default; onZoom(from, to): the reader chose another, or all
+ * (nulls). Arrays are compared by identity: keep them in `useMemo`, so that they are not drawn again for nothing.
  */
 export function Chart({ title, ...rest }) {
   const id = useId();
@@ -36,7 +50,7 @@ export function Chart({ title, ...rest }) {
 function Plot({
   titleId,
   x,
-  counts,
+  along = "time",
   series,
   format = formatNumber,
   marks = NO_MARKS,
@@ -55,7 +69,7 @@ function Plot({
   // Also there before the next drawing, for keys that follow fast.
   const latest = useRef(null);
   const [spoken, setSpoken] = useState("");
-  const formatX = (value) => (counts ? formatNumber(value) : formatTime(value));
+  const { formatX } = AXES[along];
   // What the chart calls must be the latest, not that of when it was made.
   const zoomed = useRef(onZoom);
   zoomed.current = onZoom;
@@ -65,7 +79,7 @@ function Plot({
 
   useEffect(() => {
     const colours = resolveColours(...SERIES_COLOURS, ...PLAIN_COLOURS);
-    const options = plotOptions({ counts, series, format, sync, height, colours, width: box.current.clientWidth });
+    const options = plotOptions({ along, series, format, sync, height, colours, width: box.current.clientWidth });
     options.hooks.draw = [(u) => drawMarks(u, latestMarks.current, colours)];
     options.series.forEach((each, number) => number && (each.show = !hidden.has(number - 1)));
     options.hooks.setCursor = [(u) => point(u.cursor.idx ?? null)];
@@ -91,7 +105,7 @@ function Plot({
       made.destroy();
       plot.current = null;
     };
-  }, [shape, dark, counts, height, sync]);
+  }, [shape, dark, along, height, sync]);
 
   // More values, as from a run that goes on, need no new chart.
   useEffect(() => {
@@ -220,7 +234,7 @@ function Line({ number }) {
   );
 }
 
-function plotOptions({ counts, series, format, sync, height, colours, width }) {
+function plotOptions({ along, series, format, sync, height, colours, width }) {
   const axis = {
     stroke: colours.muted,
     grid: { stroke: colours.line, width: 1 },
@@ -241,10 +255,9 @@ function plotOptions({ counts, series, format, sync, height, colours, width }) {
       {
         ...axis,
         size: 32,
-        incrs: counts ? COUNT_TICKS : TIME_TICKS,
+        incrs: AXES[along].ticks,
         space: 70,
-        values: (u, ticks) =>
-          ticks.map((tick) => (counts ? formatNumber(tick) : formatTime(tick, ticks[1] - ticks[0] || 1e6))),
+        values: (u, ticks) => ticks.map((tick) => AXES[along].formatX(tick, ticks[1] - ticks[0] || undefined)),
       },
       {
         ...axis,

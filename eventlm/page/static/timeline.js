@@ -8,7 +8,7 @@ import { resolveColours, useTheme } from "./theme.js";
 import { orderRows, whatIsAt } from "./timeline_model.js";
 import { BOTTOM, drawCursor, drawOverlay, gutterOf, TOP } from "./timeline_overlay.js";
 import { paint } from "./timeline_raster.js";
-import { between, fitted, kept, moved, showing, spanning, wholeView, zoomed } from "./timeline_view.js";
+import { between, EDGES, fitted, kept, moved, showing, spanning, wholeView, zoomed } from "./timeline_view.js";
 
 const ORDERS = ["arrival", "replica", "class", "slot"];
 const PLAIN_COLOURS = ["line", "field", "text", "muted", "accent", "danger", "raised"];
@@ -419,16 +419,18 @@ class Scene {
   }
 
   onWheel(event) {
-    event.preventDefault();
+    const { axis, order } = this.shown;
     const notches = between(event.deltaY / (event.deltaMode === 0 ? 100 : 3), -3, 3);
     const factor = NOTCH ** notches;
+    const { view } = this;
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      const { axis, order } = this.shown;
-      const x = (event.deltaX / this.size.width) * (this.view.x1 - this.view.x0);
-      this.setView(moved(this.view, axis, order, x, 0));
+      const x = (event.deltaX / this.size.width) * (view.x1 - view.x0);
+      this.setView(moved(view, axis, order, x, 0));
     } else {
       this.zoomBy(event.altKey ? 1 : factor, event.shiftKey ? 1 : factor, this.placeOf(event));
     }
+    // At the end of the zoom, the page scrolls.
+    if (EDGES.some((edge) => view[edge] !== this.view[edge])) event.preventDefault();
   }
 
   onPointerDown(event) {

@@ -2,6 +2,7 @@
 
 /** No fewer rows fill the height. */
 const FEWEST_ROWS = 8;
+export const EDGES = ["x0", "x1", "y0", "y1"];
 
 /** All of it. Few rows do not fill the height. */
 export function wholeView(axis, order) {
@@ -50,7 +51,7 @@ export function fitted(view, axis, order, firstInterval) {
 /** Of data that has grown: all of it, if all was shown, or else the same part. */
 export function kept(view, before, after) {
   const whole = wholeView(before.axis, before.order);
-  const all = ["x0", "x1", "y0", "y1"].every((edge) => view[edge] === whole[edge]);
+  const all = EDGES.every((edge) => view[edge] === whole[edge]);
   return all ? wholeView(after.axis, after.order) : moved(view, after.axis, after.order, 0, 0);
 }
 
