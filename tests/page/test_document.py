@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from eventlm.page.document import SERVED_HEADERS, SERVED_POLICY, served_page, single_file
+from eventlm.page.linker import link, link_styles
 
 SCRIPT = 'document.getElementById("app").textContent = JSON.parse(document.getElementById("data").textContent).text;'
 #: What could end a script, a title or an attribute.
@@ -85,3 +88,37 @@ def test_a_served_page_has_its_files_beside_it() -> None:
     assert {policy[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
     assert policy["frame-ancestors"] == "'none'"
     assert SERVED_HEADERS["Content-Security-Policy"] == SERVED_POLICY
+
+
+def test_a_served_page_runs_under_its_policy(browser: Browser) -> None:
+    files = {
+        "/": ("text/html", served_page("Served", "page.js", "page.css", "icon.svg")),
+        "/page.js": ("text/javascript", link("served.js", Path(__file__).parent / "static")),
+        "/page.css": ("text/css", link_styles()),
+        "/icon.svg": ("image/svg+xml", '<svg xmlns="http://www.w3.org/2000/svg"/>'),
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            media_type, text = files[self.path]
+            self.send_response(200)
+            for name, value in (SERVED_HEADERS | {"Content-Type": f"{media_type}; charset=utf-8"}).items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    page = browser.new_page()
+    problems: list[str] = []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        expect(page.get_by_role("heading", name="Served without data")).to_be_visible()
+        expect(page.get_by_role("figure", name="Requests").locator("canvas")).to_be_visible()
+        page.close()
+        server.shutdown()
+    assert problems == []
