@@ -247,6 +247,7 @@ function plotOptions({ along, series, format, sync, height, colours, width }) {
     legend: { show: false },
     cursor: {
       sync: sync ? { key: sync } : undefined,
+      y: false,
       drag: { x: true, y: false },
       points: { size: 7 },
     },
