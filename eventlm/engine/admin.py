@@ -200,12 +200,13 @@ def status_of(
             request.arrival.scheduling.priority == LOWEST_PRIORITY for request in state.requests.values()
         ),
         num_waiting=state.num_waiting,
-        replicas=[_replica_status(replica) for replica in state.replicas],
+        replicas=[replica_status(replica) for replica in state.replicas],
         flushed=flushed,
     )
 
 
-def _replica_status(replica: Replica) -> ReplicaStatus:
+def replica_status(replica: Replica) -> ReplicaStatus:
+    """A replica as it is now."""
     pool = replica.pool
     return ReplicaStatus(
         replica=replica.index,

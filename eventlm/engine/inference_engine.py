@@ -343,7 +343,7 @@ class InferenceEngine:
 
     async def list_oldest(self, limit: int) -> OldestRequests:
         """The oldest requests as they are now. Raises EngineUnavailableError before `start`."""
-        return oldest_requests(self.state, self._require_engine_core().core.state, self.now_ns(), limit)
+        return oldest_requests(self._require_engine_core().core.state, self.now_ns(), limit)
 
     async def report(self, seconds: int) -> bytes:
         """A page of HTML about the last part of the run. Raises NoReportError."""

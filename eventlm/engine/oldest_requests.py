@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import nsmallest
 from itertools import islice
-from typing import Literal
+from operator import attrgetter
 
 from msgspec import Struct
 
@@ -13,7 +12,7 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.state.step_plan import WaitCause
 from eventlm.core.wait_reason import find_present_wait_reason
-from eventlm.engine.admin import EngineStatus, status_of
+from eventlm.engine.admin import ReplicaStatus, replica_status
 from eventlm.engine.request_registry import SampleState, sample_state
 
 #: Of each kind, waiting and running.
@@ -55,16 +54,21 @@ class ListedSequence(Struct, frozen=True, kw_only=True):
 
 
 class OldestRequests(Struct, frozen=True, kw_only=True):
-    """The oldest sequences that wait and those that are resident, oldest first, and the engine at that moment."""
+    """The oldest sequences that wait and those that are resident, oldest first, and the engine at that moment.
 
-    status: EngineStatus
+    policy: the one in force. num_requests, num_waiting: of all requests, and of all sequences that wait.
+    """
+
+    paused: bool
+    policy: str
+    num_requests: int
+    num_waiting: int
+    replicas: list[ReplicaStatus]
     waiting: list[ListedSequence]
     running: list[ListedSequence]
 
 
-def oldest_requests(
-    engine_state: Literal["loading", "ready", "draining", "dead"], state: CoreState, now_ns: int, limit: int
-) -> OldestRequests:
+def oldest_requests(state: CoreState, now_ns: int, limit: int) -> OldestRequests:
     """Up to `limit` of each kind, and no more than MAX_LISTED. Costs as much as is listed, and a look at each resident.
 
     It is for the time between two drains.
@@ -72,9 +76,13 @@ def oldest_requests(
     limit = min(limit, MAX_LISTED)
     residents = [sequence for replica in state.replicas for sequence in replica.running]
     return OldestRequests(
-        status=status_of(engine_state, state),
+        paused=state.paused,
+        policy=state.policy_name,
+        num_requests=len(state.requests),
+        num_waiting=state.num_waiting,
+        replicas=[replica_status(replica) for replica in state.replicas],
         waiting=[_listed(state, sequence, now_ns) for sequence in islice(_waiting(state), limit)],
-        running=[_listed(state, each, now_ns) for each in nsmallest(limit, residents, key=lambda each: each.id)],
+        running=[_listed(state, each, now_ns) for each in sorted(residents, key=attrgetter("id"))[:limit]],
     )
 
 

@@ -26,7 +26,7 @@ def test_the_oldest_are_listed_with_why_they_wait() -> None:
     rig = Rig(max_num_seqs=2, max_steps_in_flight=1)
     first, second, *waiting = rig.arrive_all(arrival(), arrival(), arrival(n=2), arrival(priority=3), arrival())
     before = take(rig.state)
-    found = oldest_requests("ready", rig.state, rig.now_ns + 7, limit=3)
+    found = oldest_requests(rig.state, rig.now_ns + 7, limit=3)
     assert take(rig.state) == before
     assert identities(found.running) == [(first, 0), (second, 0)]
     assert identities(found.waiting) == [(waiting[0], 0), (waiting[0], 1), (waiting[1], 0)]
@@ -35,11 +35,11 @@ def test_the_oldest_are_listed_with_why_they_wait() -> None:
     assert [each.state for each in found.waiting] == ["waiting"] * 3
     assert {each.age_ns for each in found.waiting} == {rig.now_ns + 7 - rig.sequence(first).arrival.ts}
     assert (found.waiting[2].priority, found.waiting[2].replica, found.running[0].replica) == (3, -1, 0)
-    assert (found.status.num_waiting, found.status.num_requests) == (4, 5)
+    assert (found.num_waiting, found.num_requests) == (4, 5)
     assert found.running[0].num_blocks == len(rig.sequence(first).block_table)
     # Another drain, in which nothing was planned.
     rig.arrive()
-    assert causes(oldest_requests("ready", rig.state, rig.now_ns, limit=9).waiting) == [
+    assert causes(oldest_requests(rig.state, rig.now_ns, limit=9).waiting) == [
         *["sequence_limit"] * 4,
         "steps_in_flight",
     ]
@@ -49,7 +49,7 @@ def test_no_more_are_listed_than_is_allowed() -> None:
     rig = Rig(up=False)
     for _ in range(MAX_LISTED + 5):
         rig.arrive(offline=True)
-    found = oldest_requests("ready", rig.state, 0, limit=10**6)
+    found = oldest_requests(rig.state, 0, limit=10**6)
     assert len(found.waiting) == MAX_LISTED
     assert set(causes(found.waiting)) == {"worker"}
     assert found.waiting[0].age_ns == 0
@@ -61,7 +61,7 @@ def test_a_preempted_one_waits_and_says_so() -> None:
     rig.arrive(4, 8, priority=-1)
     rig.complete()
     rig.complete()
-    found = oldest_requests("ready", rig.state, rig.now_ns, limit=9)
+    found = oldest_requests(rig.state, rig.now_ns, limit=9)
     [listed] = [each for each in found.waiting if each.request == victim]
     assert (listed.state, listed.num_restarts, causes([listed])) == ("preempted", 1, ["sequence_limit"])
 
@@ -77,7 +77,7 @@ async def test_of_an_engine_and_looking_changes_nothing(tmp_path: Path) -> None:
         for _ in range(20):
             paused = await engine.list_oldest(5)
         assert causes(paused.waiting) == ["paused"]
-        assert paused.status.paused
+        assert paused.paused
         await engine.administer(Resume())
         for reader in readers:
             await reader.done()

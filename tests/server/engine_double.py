@@ -20,7 +20,7 @@ from eventlm.engine.admin import (
     EngineStatus,
     FlushCache,
     FlushedCache,
-    ReadStatus,
+    ReplicaStatus,
     SwapPolicy,
     UnknownPolicyError,
     UnknownRequestError,
@@ -115,6 +115,8 @@ class EngineDouble:
         self.report_error: NoReportError | None = None
         #: What is told of the oldest requests, and how many were asked for each time.
         self.waiting: list[ListedSequence] = []
+        self.running: list[ListedSequence] = []
+        self.replicas: list[ReplicaStatus] = []
         self.limits: list[int] = []
         self.rows = EndedRows()
         self.requests: list[Request] = []
@@ -206,9 +208,15 @@ class EngineDouble:
 
     async def list_oldest(self, limit: int) -> OldestRequests:
         self.limits.append(limit)
-        status = await self.administer(ReadStatus())
-        self.actions.pop()
-        return OldestRequests(status=status, waiting=self.waiting[:limit], running=[])
+        return OldestRequests(
+            paused=False,
+            policy="fcfs",
+            num_requests=len(self.waiting),
+            num_waiting=len(self.waiting),
+            replicas=self.replicas,
+            waiting=self.waiting[:limit],
+            running=self.running[:limit],
+        )
 
     async def report(self, seconds: int) -> bytes:
         if self.report_error is not None:

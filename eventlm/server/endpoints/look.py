@@ -71,7 +71,7 @@ def _may_look(request: web.Request) -> bool:
 
 
 async def oldest(request: web.Request) -> web.Response:
-    """The oldest requests that wait and that run, why those wait that are in no step, and the engine's status."""
+    """The oldest requests that wait and that run, why those wait that are in no step, and the replicas."""
     query = read_query(request, OldestQuery)
     return json_response(await request.app[CONTEXT].engine.list_oldest(query.limit))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -33,41 +33,52 @@ def get(server: Server, path: str) -> Any:
     return server.request("GET", path, headers=OPS)
 
 
-class Load:
-    """Eight requests of so many tokens on threads of their own."""
+@contextmanager
+def load(server: Server) -> Iterator[None]:
+    """Eight requests on a thread of their own, which are cancelled in the end."""
+    loop = asyncio.new_event_loop()
 
-    def __init__(self, server: Server, num_tokens: int) -> None:
-        async def run() -> None:
-            async with server.async_client(api_key="sk-alice") as client:
-                create = client.completions.create
-                calls = (create(model=server.model, prompt="hi", max_tokens=num_tokens) for _ in range(8))
-                await asyncio.gather(*calls)
+    async def run() -> None:
+        async with server.async_client(api_key="sk-alice") as client:
+            create = client.completions.create
+            await asyncio.gather(*(create(model=server.model, prompt="hi", max_tokens=4000) for _ in range(8)))
 
-        self._thread = threading.Thread(target=lambda: asyncio.run(run()))
-        self._thread.start()
+    task = loop.create_task(run())
+    thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait({task})))
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join()
+        loop.close()
 
-    def join(self) -> None:
-        self._thread.join()
+
+def causes(listed: list[Any]) -> list[str | None]:
+    return [each["wait"] and each["wait"]["cause"] for each in listed]
 
 
 def test_frames_and_reasons_under_load(server: Server) -> None:
-    load = Load(server, 30)
-    wait_until(lambda: get(server, "/admin/look/requests").json()["status"]["num_waiting"] > 2)
-    found = get(server, "/admin/look/requests?limit=2").json()
-    assert [each["wait"]["cause"] for each in found["waiting"]] == ["sequence_limit"] * 2
-    assert [each["index"] for each in found["running"]] == [0, 0]
-    assert found["waiting"][0]["request"] < found["waiting"][1]["request"]
-    # On several connections, so that each front end has some.
-    with ExitStack() as stack:
+    def listed() -> Any:
+        return get(server, "/admin/look/requests?limit=2").json()
+
+    with load(server), ExitStack() as stack:
+        wait_until(
+            lambda: [(each["wait"] or {}).get("cause") for each in listed()["waiting"]] == ["sequence_limit"] * 2
+        )
+        found = listed()
+        assert (found["num_requests"], found["num_waiting"], len(found["running"])) == (8, 6, 2)
+        assert found["waiting"][0]["request"] < found["waiting"][1]["request"]
+        # On several connections, so that each front end has some.
         streams = [stack.enter_context(closing(Watching(server.url))) for _ in range(6)]
         for stream in streams:
             events = stream.events()
             assert next(events)[1]["frame"]["num_running"] == 2
             frame = next(events)[1]["frame"]
-            assert frame["generation_tokens_per_s"] > 20
-            assert frame["batch_size"]["count"] > 10
-            assert 0.9e9 < frame["end_ns"] - frame["start_ns"] < 30e9
-    load.join()
+            assert frame["generation_tokens_per_s"] > 1
+            assert frame["batch_size"]["count"] > 1
+            assert frame["end_ns"] - frame["start_ns"] > 0.9e9
+    wait_until(lambda: listed()["num_requests"] == 0)
 
 
 def test_a_report_or_why_there_is_none(server: Server) -> None:
