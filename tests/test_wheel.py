@@ -140,7 +140,12 @@ def test_it_holds_the_packages_under_one_name(wheel: Path) -> None:
         assert f"eventlm/{expected}" in names
     models = {path.name for path in (REPOSITORY / "replay" / "cost" / "models").iterdir()}
     assert models == {name.rpartition("/")[2] for name in names if name.startswith("eventlm/replay/cost/models/")}
-    for folder in ("eventlm/server/chat_page/static", "eventlm/page/static", "eventlm/page/vendor"):
+    for folder in (
+        "eventlm/server/chat_page/static",
+        "eventlm/server/dashboard/static",
+        "eventlm/page/static",
+        "eventlm/page/vendor",
+    ):
         files = {f"{folder}/{path.name}" for path in (REPOSITORY / folder).iterdir()}
         assert files == {name for name in names if name.startswith(f"{folder}/")}
     kernels = {path.name for path in (REPOSITORY / "kernels" / "gpu").iterdir() if path.suffix in (".py", ".toml")}

@@ -274,7 +274,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "origin of a web page that may use the server from browsers, such as https://chat.example.com; * for all; may "
         "be repeated",
     ] = []
-    ui: Annotated[bool, "serve the chat page at /"] = True
+    ui: Annotated[bool, "serve the chat page at / and the dashboard at /dashboard"] = True
     allowed_host: Annotated[
         list[str],
         Meta(extra={"metavar": "NAME"}),

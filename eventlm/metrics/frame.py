@@ -87,6 +87,7 @@ class Frame(Struct, frozen=True, kw_only=True):
     num_blocks: int
     batch_size: Percentiles
     batch_tokens: Percentiles
+    step_ns: Percentiles
     hit_percent: float | None
     finished: dict[str, int]
     preempted: dict[str, int]
@@ -125,6 +126,7 @@ def frame(before: MetricsSnapshot, after: MetricsSnapshot, *, start_ns: int, end
         num_blocks=after.num_blocks * len(after.replicas),
         batch_size=interval.percentiles("batch_size"),
         batch_tokens=interval.percentiles("batch_num_tokens"),
+        step_ns=interval.percentiles("batch_execution_time"),
         hit_percent=_percent(interval.added("hit_tokens"), queried),
         finished=interval.counts("finish_reasons"),
         preempted=interval.counts("preempt_reasons"),

@@ -19,6 +19,7 @@ from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.cors import answer_preflight, refuse_foreign_pages, set_cors_headers
 from eventlm.server.dashboard.feed import FrameFeed
+from eventlm.server.dashboard.page import DASHBOARD_ENDPOINTS
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
 from eventlm.server.endpoints.health import HEALTH_ENDPOINTS, RUNNING_ENDPOINT
 from eventlm.server.endpoints.look import FEED, LOOK_ENDPOINTS
@@ -101,10 +102,10 @@ def _openapi_json(*, has_page: bool) -> bytes:
 
 
 def _endpoints(*, has_page: bool) -> tuple[Endpoint, ...]:
-    """All, or all except the chat page, with another answer in its place."""
+    """All, or all except the pages, with another answer in the place of the first."""
     if has_page:
         return ENDPOINTS
-    return (*(endpoint for endpoint in ENDPOINTS if endpoint not in CHAT_PAGE_ENDPOINTS), RUNNING_ENDPOINT)
+    return (*(endpoint for endpoint in ENDPOINTS if endpoint not in PAGE_ENDPOINTS), RUNNING_ENDPOINT)
 
 
 #: All APIs whose replies can be resumed or made by lines of batches. vLLM's batch of chats is not among them: its
@@ -133,6 +134,9 @@ ALL_REFUSED_PATHS: tuple[RefusedPath, ...] = (
 )
 
 
+#: Pages for browsers, which need no key.
+PAGE_ENDPOINTS = (*CHAT_PAGE_ENDPOINTS, *DASHBOARD_ENDPOINTS)
+
 #: All endpoints. `/openapi.json` is made from this.
 ENDPOINTS = (
     *OPENAI_ENDPOINTS,
@@ -148,7 +152,7 @@ ENDPOINTS = (
     *HEALTH_ENDPOINTS,
     Endpoint("GET", METRICS_PATH, metrics, media_types=METRICS_MEDIA_TYPES, scope=None),
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
-    *CHAT_PAGE_ENDPOINTS,
+    *PAGE_ENDPOINTS,
     *ADMIN_ENDPOINTS,
     *LOOK_ENDPOINTS,
 )

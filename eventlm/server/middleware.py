@@ -42,11 +42,15 @@ METRICS_PATH = "/metrics"
 #: SageMaker's name for the first.
 PING_PATH = "/ping"
 LOAD_PATH = "/load"
+#: What the dashboard asks for again and again, and its stream, which lasts for as long as somebody looks.
+LOOK_REQUESTS_PATH = "/admin/look/requests"
+LOOK_LIVE_PATH = "/admin/look/live"
 #: Paths that monitors poll. They are logged at the level debug.
-_POLLED = (HEALTH_PATH, METRICS_PATH, PING_PATH, LOAD_PATH)
-_NOT_COUNTED = (*_POLLED, "/version")
-#: The chat page's files, of which a browser asks for twenty at a time. They are logged at that level too.
+_POLLED = (HEALTH_PATH, METRICS_PATH, PING_PATH, LOAD_PATH, LOOK_REQUESTS_PATH)
+_NOT_COUNTED = (*_POLLED, "/version", LOOK_LIVE_PATH)
+#: Files of pages, of which a browser asks for many at a time. They are logged at that level too.
 CHAT_PAGE_FOLDER = "/ui/"
+DASHBOARD_PATH, DASHBOARD_FOLDER = "/dashboard", "/dashboard/"
 #: The scope that a key needs, by handler; None: no key is needed.
 SCOPES = web.AppKey("scopes", dict[Handler, Scope | None])
 #: The error that ended a stream after its status was sent.
@@ -119,7 +123,7 @@ def _log_end(request: web.Request, response: web.StreamResponse | None, status: 
     generation = request.get(GENERATION)
     if generation is not None:
         fields |= generation_fields(generation, started_ns)
-    if request.path in _POLLED or request.path.startswith(CHAT_PAGE_FOLDER):
+    if request.path in _POLLED or request.path.startswith((CHAT_PAGE_FOLDER, DASHBOARD_FOLDER)):
         _log.debug("request", **fields)
     elif status >= 500 or (error is not None and error.status >= 500):
         _log.warning("request", **fields)

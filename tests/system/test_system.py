@@ -37,7 +37,7 @@ EXEMPT = {
     "server/http_server.py",
     # SQLite opens its files itself.
     "engine/object_store/database.py",
-    # The page is part of the package.
+    # The pages are part of the package.
     "server/chat_page/files.py",
     # The disk is handed in; it is called in threads of the loop, and its errors are put into words.
     "server/batches/files.py",

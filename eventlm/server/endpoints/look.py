@@ -17,7 +17,7 @@ from eventlm.server.dashboard.feed import FrameFeed, LiveFrame
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
 from eventlm.server.errors import ApiError, api_error, internal_error
 from eventlm.server.http.event_stream import EventStream
-from eventlm.server.middleware import STREAM_ERROR
+from eventlm.server.middleware import LOOK_LIVE_PATH, LOOK_REQUESTS_PATH, STREAM_ERROR
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
 
 FEED = web.AppKey("feed", FrameFeed)
@@ -114,7 +114,7 @@ def _no_report(error: NoReportError) -> ApiError:
 LOOK_ENDPOINTS = (
     Endpoint(
         "GET",
-        "/admin/look/live",
+        LOOK_LIVE_PATH,
         live,
         media_types=(SERVER_SENT_EVENTS,),
         chunk=LiveFrame,
@@ -123,7 +123,7 @@ LOOK_ENDPOINTS = (
     ),
     Endpoint(
         "GET",
-        "/admin/look/requests",
+        LOOK_REQUESTS_PATH,
         oldest,
         reply=OldestRequests,
         parameters=(Parameter("limit", "query", Limit, "How many of each kind at most."),),

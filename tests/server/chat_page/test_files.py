@@ -11,6 +11,7 @@ import pytest
 from eventlm.page.linker import STATIC as SHARED
 from eventlm.server.chat_page import files
 from tests.server.conftest import INVALID, RunningServer, assert_error
+from tests.server.page_policy import POLICY
 
 STATIC = Path(files.__file__).parent / "static"
 FILES = [*STATIC.iterdir(), Path(str(SHARED)) / "theme.css"]
@@ -20,19 +21,6 @@ MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml; charset=utf-8",
-}
-#: Everything that a browser may do with the page.
-POLICY = {
-    "default-src": "'none'",
-    "script-src": "'self'",
-    "style-src": "'self'",
-    "img-src": "'self'",
-    "connect-src": "'self'",
-    "base-uri": "'none'",
-    "form-action": "'none'",
-    "frame-ancestors": "'none'",
-    "require-trusted-types-for": "'script'",
-    "trusted-types": "'none'",
 }
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from eventlm.server.app import ENDPOINTS
-from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
+from eventlm.server.app import ENDPOINTS, PAGE_ENDPOINTS
 from eventlm.server.endpoints.openapi import Endpoint
 
 
@@ -31,9 +30,7 @@ def test_no_parameter_has_two_fates(endpoint: Endpoint) -> None:
 
 def test_the_page_lists_what_needs_no_key() -> None:
     page = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
-    sentence = page.partition("work without a key;")[2].partition("and the chat page.")[0]
+    sentence = page.partition("work without a key;")[2].partition("and the pages.")[0]
     listed = re.findall(r"`(/[^`]*)`", sentence)
-    keyless = {
-        endpoint.path for endpoint in ENDPOINTS if endpoint.scope is None and endpoint not in CHAT_PAGE_ENDPOINTS
-    }
+    keyless = {endpoint.path for endpoint in ENDPOINTS if endpoint.scope is None and endpoint not in PAGE_ENDPOINTS}
     assert sorted(listed) == sorted(keyless)

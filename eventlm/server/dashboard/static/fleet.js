@@ -1,0 +1,93 @@
+// Replicas and service classes, one in a row.
+
+import { h } from "preact";
+import { Card } from "./cards.js";
+import { formatDuration, formatNumber } from "./format.js";
+import { Table } from "./table.js";
+
+function number(title, value, format = formatNumber, note = undefined) {
+  return { title, value, format, number: true, note };
+}
+const formatPercent = (value) => (value === null ? "–" : `${formatNumber(value)} %`);
+
+const REPLICA_COLUMNS = [
+  { title: "Replica", value: (row) => row.index },
+  { title: "State", value: (row) => (row.is_up ? "up" : "down") },
+  number("Tokens/s", (row) => row.generation_tokens_per_s),
+  number("Prompt/s", (row) => row.prompt_tokens_per_s),
+  number("Running", (row) => row.num_running),
+  number("Waiting", (row) => row.num_waiting, formatNumber, "What may run on any replica is counted under the first"),
+  number("In a step", (row) => row.batch_size.mean ?? null, formatNumber, "Sequences, on average"),
+  number("Step p50", (row) => row.step_ns.p50 ?? null, formatDuration),
+  number("Step p99", (row) => row.step_ns.p99 ?? null, formatDuration),
+  number("Busy", (row) => row.busy_percent, formatPercent, "By the worker's clock"),
+  number("Blocks held", (row) => row.num_held_blocks),
+  number("To hit", (row) => row.num_cached_blocks ?? null),
+  number("Preempted", (row) => row.preempted, formatNumber, "Since this page was opened, ten minutes at most"),
+  number("Lost", (row) => row.lost, formatNumber, "Workers, since this page was opened, ten minutes at most"),
+];
+
+export function Replicas({ frames, latest, oldest }) {
+  if (!latest) return null;
+  const rows = latest.frame.replicas.map((replica, index) => ({
+    ...replica,
+    index,
+    num_cached_blocks: oldest?.replicas[index]?.num_cached_blocks,
+    preempted: sum(frames, ({ frame }) => frame.replicas[index]?.num_preemptions),
+    lost: sum(frames, ({ frame }) => frame.replicas[index]?.num_workers_lost),
+  }));
+  return h(
+    Card,
+    { title: "Replicas" },
+    h(Table, { caption: "Replicas", columns: REPLICA_COLUMNS, rows, empty: "The engine has not started yet." }),
+  );
+}
+
+const CLASS_COLUMNS = [
+  { title: "Class", value: (row) => row.name },
+  number("Requests/s", (row) => row.requests_per_s),
+  number("Output tokens/s", (row) => row.output_tokens_per_s, formatNumber, "Of sequences that ended"),
+  number("TTFT p50", (row) => row.ttft_ns.p50 ?? null, formatDuration),
+  number("TTFT p99", (row) => row.ttft_ns.p99 ?? null, formatDuration),
+  number("Queue p99", (row) => row.queue_ns.p99 ?? null, formatDuration),
+  number("Completed", (row) => row.completed),
+  number("Objectives met", (row) => row.met),
+  number("Objectives missed", (row) => row.missed),
+  number("Deadlines missed", (row) => row.late),
+  number("Rejected", (row) => row.rejected),
+];
+
+export function Classes({ frames, latest }) {
+  if (!latest) return null;
+  const rows = Object.entries(latest.frame.classes).map(([name, now]) => {
+    const added = (field) => sum(frames, ({ frame }) => frame.classes[name]?.[field]);
+    return {
+      ...now,
+      name,
+      completed: added("num_complete"),
+      met: added("num_slo_met"),
+      missed: added("num_slo_missed"),
+      late: added("num_deadlines_missed"),
+      rejected: added("num_rejected"),
+    };
+  });
+  return h(
+    Card,
+    { title: "Service classes" },
+    h(
+      "p",
+      { class: "note" },
+      "Counts are since this page was opened, ten minutes at most; the rest is of the last second.",
+    ),
+    h(Table, {
+      caption: "Service classes",
+      columns: CLASS_COLUMNS,
+      rows,
+      empty: "No request has had a class.",
+    }),
+  );
+}
+
+function sum(frames, value) {
+  return frames.reduce((all, each) => all + (value(each) ?? 0), 0);
+}

@@ -1,0 +1,75 @@
+// The oldest requests that wait and that run, with why each waits.
+
+import { h } from "preact";
+import { Card } from "./cards.js";
+import { formatDuration, formatNumber } from "./format.js";
+import { Table } from "./table.js";
+
+/** By cause: see `WaitCause` of the core. */
+const CAUSES = {
+  steps_in_flight: ({ replica }) => `no step has been planned on replica ${replica} since it could run`,
+  batcher: () => "the batcher gave its prefill no part of the step",
+  token_budget: () => "the step was full with more urgent ones",
+  head_of_line: ({ other }) => `request ${name(other)} goes first and does not fit`,
+  trial: ({ other }) => `request ${name(other)} is tried alone, as it may have killed a worker`,
+  blocks: ({ replica, num_lacking }) =>
+    `replica ${replica} has ${formatNumber(num_lacking)} ${num_lacking === 1 ? "block" : "blocks"} too few`,
+  sequence_limit: ({ replica }) => `all sequence slots of replica ${replica} are taken`,
+  worker: () => "no worker is up",
+  paused: () => "an operator has paused the engine",
+  draining: () => "it was preempted, and steps of it are still in flight",
+  grammar: () => "its grammar is being built",
+  text_end: () => "the end of its text is being looked for",
+};
+
+/** Why a sequence waits, as a clause. One without a reason has just been taken into a step. */
+export function describeWait(wait) {
+  if (!wait) return "it is in a step";
+  return CAUSES[wait.cause]?.(wait) ?? wait.cause;
+}
+
+function name(other) {
+  return other ? nameOf({ request: other[0], index: other[1] }) : "another";
+}
+
+function nameOf({ request, index }) {
+  return index ? `${request}.${index}` : String(request);
+}
+
+const REQUEST = { title: "Request", value: nameOf, note: "The number of its arrival in the trace" };
+const AGE = { title: "Age", value: (row) => row.age_ns, format: formatDuration, number: true };
+const WHY = { title: "Why it waits", value: (row) => describeWait(row.wait) };
+const LEFT_OUT = { title: "In no step because", value: (row) => (row.wait ? describeWait(row.wait) : "–") };
+const CLASS = { title: "Class", value: (row) => row.service_class || "–" };
+const PRIORITY = { title: "Priority", value: (row) => row.priority, number: true };
+const PROMPT = { title: "Prompt", value: (row) => row.prompt_tokens, format: formatNumber, number: true };
+const OUTPUT = { title: "Output", value: (row) => row.output_tokens, format: formatNumber, number: true };
+const RESTARTS = { title: "Restarts", value: (row) => row.num_restarts, number: true };
+const REPLICA = { title: "Replica", value: (row) => row.replica, number: true };
+const BLOCKS = { title: "Blocks", value: (row) => row.num_blocks, format: formatNumber, number: true };
+
+export function OldestTables({ oldest }) {
+  if (!oldest) return h("p", { class: "note" }, "The requests are on their way.");
+  return [
+    h(
+      Card,
+      { key: "waiting", title: "Waiting longest" },
+      h(Table, {
+        caption: "Requests that wait",
+        columns: [REQUEST, AGE, WHY, CLASS, PRIORITY, PROMPT, OUTPUT, RESTARTS],
+        rows: oldest.waiting,
+        empty: "Nothing waits.",
+      }),
+    ),
+    h(
+      Card,
+      { key: "running", title: "Running longest" },
+      h(Table, {
+        caption: "Requests that run",
+        columns: [REQUEST, AGE, REPLICA, PROMPT, OUTPUT, BLOCKS, CLASS, PRIORITY, RESTARTS, LEFT_OUT],
+        rows: oldest.running,
+        empty: "Nothing runs.",
+      }),
+    ),
+  ];
+}

@@ -1,0 +1,145 @@
+// The engine at a glance, and the last minutes as charts.
+
+import { h } from "preact";
+import { useMemo } from "preact/hooks";
+import { Card, Figures } from "./cards.js";
+import { Chart } from "./chart.js";
+import { formatDuration, formatNumber } from "./format.js";
+import { PERCENTILES, rejectedIn, total } from "./frames.js";
+import { describeWait } from "./oldest.js";
+
+const LAST_MINUTE = 60;
+
+export function Overview({ frames, columns, latest, oldest }) {
+  if (!latest) return h("p", { class: "note" }, "The first frame is on its way.");
+  return [
+    h(Now, { key: "now", frames, columns, latest, oldest }),
+    h("div", { key: "charts", class: "grid" }, CHARTS.map((chart) => h(Panel, { key: chart.title, chart, columns }))),
+  ];
+}
+
+function Now({ frames, columns, latest, oldest }) {
+  const { frame } = latest;
+  const minute = frames.slice(-LAST_MINUTE);
+  const [tone, verdict] = stateOf(latest, oldest);
+  const cached = oldest?.replicas.reduce((sum, each) => sum + each.num_cached_blocks, 0);
+  const head = oldest?.waiting[0];
+  const inAMinute = (label, value) => ({ label, value: formatNumber(sum(minute, value)), note: "in a minute" });
+  return h(
+    Card,
+    { title: "Now", tone, verdict },
+    h(Figures, {
+      figures: [
+        { label: "Tokens per second", value: formatNumber(frame.generation_tokens_per_s) },
+        {
+          label: "Time to first token",
+          value: formatDuration(columns["ttft.p50"].at(-1)),
+          note: `p99 ${formatDuration(columns["ttft.p99"].at(-1))}`,
+        },
+        {
+          label: "Running",
+          value: formatNumber(frame.num_running),
+          note: `${formatNumber(frame.batch_size.mean)} in a step`,
+        },
+        {
+          label: "Waiting",
+          value: formatNumber(frame.num_waiting),
+          note: head && `the oldest for ${formatDuration(head.age_ns)}`,
+        },
+        {
+          label: "KV blocks held",
+          value: percent(frame.num_held_blocks, frame.num_blocks),
+          note: cached === undefined ? undefined : `${formatNumber(cached)} can be hit`,
+        },
+        inAMinute("Preempted", ({ frame }) => total(frame.preempted)),
+        inAMinute("Rejected", rejectedIn),
+        inAMinute("Deadlines missed", (each) => each.frame.num_deadlines_missed),
+      ],
+    }),
+    head &&
+      h(
+        "p",
+        {},
+        `Request ${head.request} has waited longest, ${formatDuration(head.age_ns)}: ${describeWait(head.wait)}.`,
+      ),
+  );
+}
+
+/** The tone of a card and the state in a word or two. */
+function stateOf({ state, frame, num_front_ends, num_front_ends_up }, oldest) {
+  if (state !== "ready") return [state === "dead" ? "bad" : "warning", state];
+  const numDown = frame.replicas.filter((replica) => !replica.is_up).length;
+  if (numDown) return ["bad", `${numDown} of ${frame.replicas.length} replicas down`];
+  if (num_front_ends_up < num_front_ends) return ["warning", `${num_front_ends - num_front_ends_up} front ends down`];
+  if (oldest?.paused) return ["warning", "paused"];
+  return ["good", "ready"];
+}
+
+function sum(frames, value) {
+  return frames.reduce((all, frame) => all + value(frame), 0);
+}
+
+function percent(part, whole) {
+  return whole ? `${formatNumber(Math.round((1000 * part) / whole) / 10)} %` : "–";
+}
+
+const formatPercent = (value) => (value === null ? "–" : `${formatNumber(value)} %`);
+const percentiles = (name) => PERCENTILES.map((each) => ({ label: each, column: `${name}.${each}` }));
+
+const CHARTS = [
+  {
+    title: "Tokens per second",
+    series: [
+      { label: "Generated", column: "generated" },
+      { label: "Prompt", column: "prompted" },
+    ],
+  },
+  {
+    title: "Requests per second",
+    series: [
+      { label: "Arrived", column: "arrived" },
+      { label: "Finished", column: "finished" },
+      { label: "Rejected", column: "rejected" },
+    ],
+  },
+  { title: "Time to first token", series: percentiles("ttft"), format: formatDuration },
+  { title: "Time between tokens", series: percentiles("gap"), format: formatDuration },
+  { title: "Time in the queue", series: percentiles("queue"), format: formatDuration },
+  { title: "Reception to the end", series: percentiles("e2e"), format: formatDuration },
+  {
+    title: "Sequences",
+    series: [
+      { label: "Running", column: "running", kind: "step" },
+      { label: "Waiting", column: "waiting", kind: "step" },
+    ],
+  },
+  {
+    title: "Sequences and tokens in a step",
+    series: [
+      { label: "Sequences", column: "batch" },
+      { label: "Tokens", column: "batchTokens" },
+    ],
+  },
+  { title: "Duration of a step", series: percentiles("step"), format: formatDuration },
+  {
+    title: "KV blocks",
+    series: [
+      { label: "Held", column: "held", kind: "area" },
+      { label: "All", column: "blocks", kind: "step" },
+    ],
+  },
+  { title: "Prompt tokens found in the cache", series: [{ label: "Hits", column: "hits" }], format: formatPercent },
+  { title: "Preemptions per second", series: [{ label: "Preempted", column: "preempted" }] },
+];
+
+function Panel({ chart, columns }) {
+  const series = useMemo(
+    () => chart.series.map(({ label, column, kind }) => ({ label, kind, values: columns[column] })),
+    [columns],
+  );
+  return h(
+    "section",
+    { class: "card", "aria-label": chart.title },
+    h(Chart, { title: chart.title, x: columns.x, series, format: chart.format, sync: "run", height: 170 }),
+  );
+}
