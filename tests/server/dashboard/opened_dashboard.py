@@ -15,7 +15,7 @@ from tests.processes import PATIENCE_SECONDS
 
 #: How often each function of the dashboard's own modules has run in all pages so far, by module, name and place in it.
 RUNS: Counter[tuple[str, str, int]] = Counter()
-MODULE = re.compile(r"^/\* (\w+\.js) \*/$", re.M)
+MODULE = re.compile(r"^/\* (\S+) \*/$", re.M)
 
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
@@ -67,7 +67,7 @@ class OpenedDashboard:
         return self.page.locator(".figures > div", has_text=label).locator("dd").first
 
     def table(self, name: str) -> Locator:
-        return self.page.get_by_role("region", name=name)
+        return self.page.locator(".table").and_(self.page.get_by_role("region", name=name))
 
     def serious_faults(self) -> list[tuple[str, list[str]]]:
         """What axe holds against the page as it is, with the elements, where it is serious or worse."""

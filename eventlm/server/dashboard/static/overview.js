@@ -1,7 +1,7 @@
 // The engine at a glance, and the last minutes as charts.
 
 import { h } from "preact";
-import { useMemo } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { Card, Figures } from "./cards.js";
 import { Chart } from "./chart.js";
 import { formatDuration, formatNumber } from "./format.js";
@@ -11,10 +11,13 @@ import { describeWait } from "./oldest.js";
 const LAST_MINUTE = 60;
 
 export function Overview({ frames, columns, latest, oldest }) {
+  // The same part of the run in all charts; all of it, and what comes, if there is none.
+  const [[from, to], setZoom] = useState([null, null]);
+  const zoom = { from, to, onZoom: (first, last) => setZoom([first, last]) };
   if (!latest) return h("p", { class: "note" }, "The first frame is on its way.");
   return [
     h(Now, { key: "now", frames, columns, latest, oldest }),
-    h("div", { key: "charts", class: "grid" }, CHARTS.map((chart) => h(Panel, { key: chart.title, chart, columns }))),
+    h("div", { key: "charts", class: "grid" }, CHARTS.map((chart) => h(Panel, { key: chart.title, chart, columns, zoom }))),
   ];
 }
 
@@ -132,7 +135,7 @@ const CHARTS = [
   { title: "Preemptions per second", series: [{ label: "Preempted", column: "preempted" }] },
 ];
 
-function Panel({ chart, columns }) {
+function Panel({ chart, columns, zoom }) {
   const series = useMemo(
     () => chart.series.map(({ label, column, kind }) => ({ label, kind, values: columns[column] })),
     [columns],
@@ -140,6 +143,6 @@ function Panel({ chart, columns }) {
   return h(
     "section",
     { class: "card", "aria-label": chart.title },
-    h(Chart, { title: chart.title, x: columns.x, series, format: chart.format, sync: "run", height: 170 }),
+    h(Chart, { title: chart.title, x: columns.x, series, format: chart.format, sync: "run", height: 170, ...zoom }),
   );
 }
