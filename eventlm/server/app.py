@@ -18,11 +18,11 @@ from eventlm.server.batches.folder import BATCHES, BatchFolder
 from eventlm.server.chat_page.files import CHAT_PAGE_ENDPOINTS
 from eventlm.server.context import CONTEXT, ServerContext
 from eventlm.server.cors import answer_preflight, refuse_foreign_pages, set_cors_headers
+from eventlm.server.dashboard.endpoints import FEED, LOOK_ENDPOINTS
 from eventlm.server.dashboard.feed import FrameFeed
 from eventlm.server.dashboard.page import DASHBOARD_ENDPOINTS
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
 from eventlm.server.endpoints.health import HEALTH_ENDPOINTS, RUNNING_ENDPOINT
-from eventlm.server.endpoints.look import FEED, LOOK_ENDPOINTS
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
 from eventlm.server.endpoints.openapi import JSON, Endpoint, openapi_document

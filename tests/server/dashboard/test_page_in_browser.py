@@ -20,8 +20,8 @@ from tests.processes import wait_until
 from tests.server.auth.test_api_keys import TWO_KEYS, write
 from tests.server.conftest import RunningServer
 from tests.server.dashboard.opened_dashboard import RUNS, OpenedDashboard
-from tests.server.endpoints.test_look import LISTED, num_watchers, quicken
-from tests.server.endpoints.test_look_served import SLOW, load
+from tests.server.dashboard.test_endpoints import LISTED, num_watchers, quicken
+from tests.server.dashboard.test_endpoints_served import SLOW, load
 from tests.server.endpoints.test_metrics import feed
 from tests.serving import Server, serve
 

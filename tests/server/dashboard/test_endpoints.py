@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from eventlm.engine.oldest_requests import ListedSequence, Wait
 from eventlm.engine.reports import NoReportError, Reason
 from eventlm.engine.request import EngineUnavailableError
-from eventlm.server.endpoints.look import FEED
+from eventlm.server.dashboard.endpoints import FEED
 from tests.processes import wait_until
 from tests.server.auth.test_api_keys import TWO_KEYS, bearer, write
 from tests.server.conftest import INVALID, RunningServer, assert_error
@@ -34,11 +33,6 @@ LISTED = ListedSequence(
     num_restarts=0,
     wait=Wait(cause="blocks", replica=1, num_lacking=3, other=(4, 0)),
 )
-
-
-@pytest.fixture
-def guarded(start_server: Callable[..., RunningServer], tmp_path: Path) -> RunningServer:
-    return start_server(api_keys_file=str(write(tmp_path / "keys.toml", TWO_KEYS)))
 
 
 def num_watchers(server: RunningServer) -> int:
