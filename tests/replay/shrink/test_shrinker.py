@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -83,6 +84,36 @@ def test_a_budget_ends_it_with_what_it_has() -> None:
     assert "12 simulations" in result.stopped
     assert len(result.workload.requests) < 200
     assert reports == [each.name for each in result.passes]
+
+
+def test_an_interrupt_ends_it_with_what_it_has() -> None:
+    def interrupt(num_trials: int) -> None:
+        if num_trials == 9:
+            raise KeyboardInterrupt
+
+    workload = planted_workload(200)
+    with Oracle(SLOW, COST, num_jobs=2, on_trial=interrupt) as oracle:
+        result = shrink(oracle, workload, pinned_options(workload, OPTIONS, COST))
+    assert (result.stopped, result.is_minimal) == ("interrupted", False)
+    assert len(result.workload.requests) < 200
+
+
+def test_two_engines_that_differ_need_few_requests_to_do_so() -> None:
+    workload = make_workload(1)
+    found = _shrink(workload, "diverges(max_num_seqs=1, by=1ms)", num_jobs=2).workload
+    # One that waits for another, or two samples of one request.
+    assert sum(request.arrival.n for request in found.requests) == 2
+
+
+@pytest.mark.soak
+def test_a_large_workload_takes_no_minute() -> None:
+    began = time.monotonic()
+    result = _shrink(planted_workload(2000), SLOW, num_jobs=2)
+    assert len(result.workload.requests) <= 10
+    assert result.is_minimal
+    assert time.monotonic() - began < 60
+    alone = _shrink(planted_workload(2000), SLOW, num_jobs=1)
+    assert structs.replace(alone, wall_ns=0) == structs.replace(result, wall_ns=0)
 
 
 @pytest.mark.parametrize(
