@@ -25,8 +25,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from eventlm.config import CoreConfig
+from eventlm.core.predictor import Predictor
 from eventlm.errors import UsageError
-from eventlm.events import Fact
+from eventlm.events import Fact, PredictorSwapped
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.request_line import MAX_SECONDS, WorkloadLine, to_line, to_request
 from eventlm.replay.workload.workload import Count, Workload, WorkloadRequest
@@ -35,6 +36,9 @@ from eventlm.types import NANOSECONDS_PER_SECOND
 FORMAT_VERSION = 2
 #: Of older files, which say the same.
 READABLE_FORMATS = (1, FORMAT_VERSION)
+
+#: Tokens of a workload's block. A larger one would be many of an engine's.
+MAX_BLOCK_TOKENS = 1 << 16
 
 
 class WorkloadHeader(
@@ -48,7 +52,7 @@ class WorkloadHeader(
 
     format: int
     source: str = ""
-    block_size: Annotated[int, Meta(ge=0)] = 0
+    block_size: Annotated[int, Meta(ge=0, le=MAX_BLOCK_TOKENS)] = 0
     first_free_name: Count = 0
     recorded: CoreConfig | None = None
 
@@ -141,7 +145,7 @@ def decode_workload(content: bytes, path: Path | str) -> Workload:
         if text.strip():
             try:
                 reader.take(text)
-            except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, ValueError, UsageError) as error:
                 raise UsageError(f"{path}:{number}: {error}") from error
     requests = reader.requests
     if not requests:
@@ -180,6 +184,8 @@ class _Reader:
             raise ValueError(f"ts must lie between 0 and {MAX_SECONDS} seconds, not {fact.ts} ns")
         if getattr(fact, "replica", 0) < 0:
             raise ValueError("a replica is 0 or more")
+        if isinstance(fact, PredictorSwapped):
+            Predictor.from_coefficients(fact.coefficients)
         self.incidents.append(fact)
 
     def _request(self, line: WorkloadLine) -> None:

@@ -174,7 +174,7 @@ def _lines(rows: Sequence[SourceRow], links: Sequence[Link]) -> Iterator[Workloa
             arrival_s=as_seconds(row.arrived_ns - first_ns),
             prompt_tokens=row.prompt_tokens,
             output_tokens=row.output_tokens,
-            blocks=[*row.blocks],
+            blocks=row.blocks,
             session=session,
             parent=link.parent,
             think_s=as_seconds(link.think_ns) if link.think_ns is not None else None,

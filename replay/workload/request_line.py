@@ -30,23 +30,22 @@ _OutputTokens = Annotated[int, Meta(ge=0, lt=10**12)]
 class WorkloadLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request. Seconds and milliseconds are decimal numbers, exact to the nanosecond.
 
-    `max_tokens` above `output_tokens`: the model ends the output; 0: the limit does. blocks: null where a block's
-    content is not known.
+    `max_tokens` above `output_tokens`: the model ends the output; 0: the limit does.
 
     service_class, priority, deadline_ms, slo_*: as in a request to the server. search_parent: of the scheduling
     parameters, whose `parent` is of another kind. model: None: that of the workload.
 
     outputs: what each of the `n` sequences generates; empty: each is as `output_tokens` and `max_tokens` say.
-    output_blocks: the blocks that each fills; empty: none is known. received_before_ns, ready_before_ns: None: the
-    request does not say when it was received, and when it was ready. All other fields are those of `WorkloadRequest`,
-    `Arrived` and `SchedulingParams`.
+    output_blocks: the blocks that each fills, null for one that is not known; empty: none is. received_before_ns,
+    ready_before_ns: None: the request does not say when it was received, and when it was ready. All other fields are
+    those of `WorkloadRequest`, `Arrived` and `SchedulingParams`.
     """
 
     arrival_s: Decimal
     prompt_tokens: _Tokens
     output_tokens: _OutputTokens
     max_tokens: _OutputTokens = 0
-    blocks: list[Name | None] = []
+    blocks: list[Name] = []
     session: Name = 0
     parent: Annotated[int, Meta(ge=-1)] = -1
     think_s: Decimal | None = None
@@ -113,7 +112,7 @@ def to_line(request: WorkloadRequest, *, model: str) -> WorkloadLine:
         arrival_s=as_seconds(request.arrival_ns),
         output_tokens=output_tokens,
         max_tokens=arrival.max_tokens if arrival.max_tokens > output_tokens else 0,
-        blocks=_without_shift(arrival.blocks),
+        blocks=[name - 1 for name in arrival.blocks],
         think_s=None if request.think_ns is None else as_seconds(request.think_ns),
         outputs=outputs,
         output_blocks=blocks if any(blocks) else [],
@@ -146,7 +145,7 @@ def to_request(line: WorkloadLine, *, model: str) -> WorkloadRequest:
     )
     arrival = Arrived(
         **{name: getattr(line, name) for name in _OF_ARRIVAL},
-        blocks=_with_shift(line.blocks),
+        blocks=[name + 1 for name in line.blocks],
         max_tokens=max_tokens,
         scheduling=scheduling,
     )

@@ -35,10 +35,6 @@ def sample(name: str, output: Path, **part: Any) -> tuple[ImportSummary, list[Wo
     return imported(source, SAMPLES / name, output / "w.jsonl", **part)
 
 
-def named(line: WorkloadLine) -> list[int]:
-    return [name for name in line.blocks if name is not None]
-
-
 def times(lines: list[WorkloadLine]) -> list[str]:
     return [f"{line.arrival_s:.9f}".rstrip("0") for line in lines]
 
@@ -91,9 +87,9 @@ def test_mooncake_keeps_blocks_and_infers_turns(tmp_path: Path) -> None:
     assert "inferred" in found.sessions_from
     assert lines[0].blocks == [0, 1, 2]
     # 1,100 tokens are 68 full blocks of 16, of which the last 4 lie in the partial one.
-    names = resize_blocks(named(lines[0]), from_size=512, to_size=16, num_tokens=lines[0].prompt_tokens)
+    names = resize_blocks(lines[0].blocks, from_size=512, to_size=16, num_tokens=lines[0].prompt_tokens)
     assert len(names) == 68
-    longer = resize_blocks(named(lines[3]), from_size=512, to_size=16, num_tokens=lines[3].prompt_tokens)
+    longer = resize_blocks(lines[3].blocks, from_size=512, to_size=16, num_tokens=lines[3].prompt_tokens)
     assert names[:64] == longer[:64]
     assert names[64] != longer[64]
 

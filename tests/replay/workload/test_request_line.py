@@ -14,7 +14,7 @@ from tests.replay.made_workloads import make_workload
 
 REQUEST = WorkloadRequest(
     arrival=Arrived(
-        prompt_tokens=40, blocks=[8, 0], max_tokens=9, scheduling=SchedulingParams(model="m", deadline_ns=1_500_000)
+        prompt_tokens=40, blocks=[8, 9], max_tokens=9, scheduling=SchedulingParams(model="m", deadline_ns=1_500_000)
     ),
     arrival_ns=123_456_700,
     outputs=[SequenceOutput(worker_end=4, num_tokens=4, reason="eos")],
@@ -24,7 +24,7 @@ REQUEST = WorkloadRequest(
 def test_a_plain_request_is_a_short_line() -> None:
     line = to_line(REQUEST, model="m")
     assert msgspec.json.Encoder(decimal_format="number").encode(line) == (
-        b'{"arrival_s":0.1234567,"prompt_tokens":40,"output_tokens":4,"max_tokens":9,"blocks":[7,null],"deadline_ms":1.5}'
+        b'{"arrival_s":0.1234567,"prompt_tokens":40,"output_tokens":4,"max_tokens":9,"blocks":[7,8],"deadline_ms":1.5}'
     )
     assert to_request(line, model="m") == REQUEST
 
