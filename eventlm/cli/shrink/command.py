@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.conditions import CONDITION_HELP, add_condition_flags, parse_budget, read_subject
 from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.simulate.flags import WORKLOAD_HELP, add_engine_flags
-from eventlm.errors import ExitCode
+from eventlm.errors import ExitCode, UsageError
 from eventlm.system.processors import usable_cores
 from eventlm.table import aligned, table
 
@@ -59,6 +61,9 @@ examples:
 def run(arguments: argparse.Namespace) -> int:
     """Shrink, write the files and print the report."""
     budget = parse_budget(arguments.budget)
+    _check_output(arguments.output, "-o")
+    if arguments.test is not None:
+        _check_output(arguments.test, "--test")
     from eventlm.cli.output import count_progress, print_report
     from eventlm.replay.expressions.parser import parse
     from eventlm.replay.predicate.environment import check_condition
@@ -86,6 +91,15 @@ def run(arguments: argparse.Namespace) -> int:
     lines = _render(arguments, result, len(workload.requests))
     print_report(lines, _as_object(arguments, result, len(workload.requests)) if arguments.json else None)
     return ExitCode.INTERRUPTED if result.stopped == "interrupted" else ExitCode.OK
+
+
+def _check_output(path: str, flag: str) -> None:
+    """Raise UsageError before minutes of work if the file cannot be written after them."""
+    target = Path(path)
+    if target.is_dir() or (target.exists() and not target.is_file()):
+        raise UsageError(f"{flag} {path}: it is not a file; choose another")
+    if not os.access(target.resolve().parent, os.W_OK):
+        raise UsageError(f"{flag} {path}: its folder is not there, or cannot be written to; choose another")
 
 
 def _render(arguments: argparse.Namespace, result: ShrinkResult, num_before: int) -> Iterator[str]:

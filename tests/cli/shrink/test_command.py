@@ -83,6 +83,8 @@ def test_limits_of_the_engine(run_here: RunHere, workload: str) -> None:
         ((*SLOW, *ENGINE, "--budget", "0"), "--budget 0"),
         ((*SLOW, *ENGINE, "--num-blocks", "1"), "at least 2"),
         ((*ENGINE,), "--keep"),
+        ((*SLOW, *ENGINE, "--test", "none/test_small.py"), "--test none/test_small.py: its folder is not there"),
+        ((*SLOW, *ENGINE, "--test", "."), "--test .: it is not a file"),
     ],
 )
 def test_mistakes_are_one_line(run_here: RunHere, workload: str, flags: tuple[str, ...], words: str) -> None:
