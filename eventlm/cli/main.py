@@ -35,6 +35,7 @@ COMMANDS = {
     "shrink": ("shrink.command", "make a workload as small as it can be while it still shows a problem"),
     "bisect": ("bisect.command", "find the event, the value or the setting where something begins"),
     "trace": ("trace.command", "find, look at, compare or repair recorded runs"),
+    "monitoring": ("monitoring", "write a Grafana dashboard and Prometheus alerts for servers"),
     "policies": ("policies", "list the installed policies, batchers and routers"),
     "version": ("version", "print versions of eventlm and what it runs on"),
 }
