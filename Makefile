@@ -8,7 +8,7 @@ CHECKED := eventlm kernels policies replay tests benchmarks docs examples
 # Tests start processes by the hundred, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test nightly check docs install browser checkpoints soak mutants kernel-table
+.PHONY: run test nightly check docs install browser prometheus checkpoints soak mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
@@ -51,6 +51,11 @@ browser:
 	@for name in chromium-headless-shell chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
 	apt-get update -qq && { apt-get install -qq --yes --no-install-recommends chromium-headless-shell || \
 	apt-get install -qq --yes --no-install-recommends chromium; }
+
+# For the tests of alerts and dashboards, which are skipped without it; likewise.
+prometheus:
+	@{ command -v prometheus && command -v promtool; } || \
+	{ apt-get update -qq && apt-get install -qq --yes --no-install-recommends prometheus; }
 
 # The default model in the form that transformers reads, which tests compare it with.
 checkpoints: install
