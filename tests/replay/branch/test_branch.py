@@ -11,7 +11,7 @@ from msgspec import structs
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
-from eventlm.events import Header, PolicySwapped, Snapshot
+from eventlm.events import Emitted, Header, PolicySwapped, Snapshot, StepCompleted, WorkerLost
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.branch.branch import branch
 from eventlm.replay.branch.point import BranchPlace, BranchPoint, find_point
@@ -155,6 +155,18 @@ def test_whatever_went_wrong_a_branch_comes_to_an_end_and_verifies(tmp_path: Pat
         result = branch(path, point, changes, cost_model=COST, output=tmp_path / f"{s}")
         verified = verify(result.what_if.alternatives[0].run_folder, check_invariants=True)
         assert (verified.exit_code, verified.clean_end) == (0, True)
+
+
+def test_steps_in_flight_are_lost_with_their_worker(tmp_path: Path) -> None:
+    path = record_random(tmp_path, 3)
+    lost = next(event for event in events_of(path) if isinstance(event, WorkerLost))
+    point = find_point(path, BranchPlace(event=max(s for s in drain_ends(path) if s < lost.s)))
+    assert point.state.replicas[lost.replica].steps
+    result = branch(path, point, cost_model=slower(COST, 100_000), output=tmp_path / "out")
+    events = events_of(result.what_if.alternatives[0].run_folder)
+    assert any(isinstance(event, WorkerLost) and event.ts == lost.ts for event in events)
+    num_completed, num_emitted = (sum(isinstance(e, kind) for e in events) for kind in (StepCompleted, Emitted))
+    assert num_completed == num_emitted
 
 
 def test_a_run_that_was_killed_goes_on_in_its_branch(tmp_path: Path) -> None:
