@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from eventlm.cli.output import file_progress, is_long, print_report
-from eventlm.cli.parser import READING_A_TRACE, Parser, exit_code_lines
+from eventlm.cli.parser import READING_A_TRACE, Parser, add_number, exit_code_lines
 from eventlm.cli.replay.command import PLUGIN_KINDS, parse_settings
 from eventlm.cli.replay.what_if import StageProgress
 from eventlm.cli.simulate.flags import read_cost_model
@@ -68,6 +68,13 @@ point: `eventlm replay` asks about those for the whole run.
         help="times of steps from a TOML file, a built-in model (`eventlm simulate --help` lists them), or fitted to "
         "another trace (default: fitted to this one)",
     )
+    add_number(
+        parser,
+        "--draws",
+        "run each engine N times, with other draws of what the run does not show: 1 to 5 (default: 5); with 1 it takes "
+        "a fifth of the time, and the error bars lack the spread",
+        least=1,
+    )
     parser.add_argument("-o", "--output", metavar="DIR", help="write the branch as a trace to this folder")
     add_trust_flag(parser)
     add_strict_flag(parser)
@@ -86,7 +93,11 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.branch.point import find_point
     from eventlm.replay.branch.report import render, to_object
     from eventlm.replay.rebuild import Changes
+    from eventlm.replay.what_if.what_if import NUM_DRAWS
 
+    num_draws = NUM_DRAWS if arguments.draws is None else arguments.draws
+    if num_draws > NUM_DRAWS:
+        raise UsageError(f"--draws {num_draws}: 1 to {NUM_DRAWS} are possible")
     changes = Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **plugins)
     path = trace_file(arguments.trace)
     with file_progress("going there", path) as on_progress:
@@ -104,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
             changes,
             objectives=objectives,
             cost_model=read_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
+            num_draws=num_draws,
             output=arguments.output,
             strict=arguments.strict,
             on_progress=StageProgress(bars) if is_long(path) else None,

@@ -88,6 +88,7 @@ def branch(
     run: RecordedRun | None = None,
     objectives: Objectives | None = None,
     cost_model: CostModel | None = None,
+    num_draws: int = NUM_DRAWS,
     output: Path | str | None = None,
     strict: bool = False,
     on_progress: OnStage | None = None,
@@ -95,7 +96,8 @@ def branch(
     """Run the rest of a recorded run, from a point of it on, under changes.
 
     run: the run, if it has been read. objectives: what requests without their own are measured by. cost_model: in place
-    of one fitted to the run. output: a folder that gets the branch's trace.
+    of one fitted to the run. num_draws: how many times each engine runs at most, with other draws of what the run does
+    not show; with one, error bars have no spread. output: a folder that gets the branch's trace.
 
     Raises UsageError for changes that cannot be made there and where nothing is left to run, NullTestError, and what
     LogReader raises.
@@ -118,10 +120,11 @@ def branch(
         )
     recorded = _recorded(rest, path)
     costs, fit = draw_costs(run, cost_model, follows_run=True)
+    costs = costs[:num_draws]
     base, base_ran = rest.simulate("baseline", baseline, costs, None, stage("simulating the rest of the run"))
     unpaced_ran: list[Ran] = []
     if cost_model is None:
-        unpaced = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS).draws
+        unpaced = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS).draws[:num_draws]
         _, unpaced_ran = rest.simulate("baseline", baseline, unpaced, None, stage("simulating it at an even pace"))
     simulated, ran = rest.simulate("branch", found, costs, output, stage("simulating the branch"))
     return BranchResult(

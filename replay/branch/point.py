@@ -8,9 +8,11 @@ from typing import NamedTuple
 import msgspec
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.bus.segment_reader import SegmentReader
 from eventlm.core.core import Core
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
+from eventlm.events import Header
 from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.rebuild import Changes, rebuild
 from eventlm.replay.verify.divergence_error import DivergenceError
@@ -59,7 +61,7 @@ def find_point(
     trust_local_plugins: bool = False,
     on_progress: OnProgress | None = None,
 ) -> BranchPoint:
-    """Verify a run up to a place.
+    """Verify a run up to a place, from the beginning of the segment that has it.
 
     Raises UsageError for a place inside a drain or after the last one, DivergenceError if the run comes out
     otherwise before it, and what LogReader raises.
@@ -68,15 +70,16 @@ def find_point(
         if 0 <= place.event < log.header.s:
             raise UsageError(f"{path} begins with event {log.header.s:,}, after {place.describe()}")
         rebuilt = rebuild(log.header, Changes(trust_local_plugins=trust_local_plugins))
-        verifier = Verifier(rebuilt, log.header)
-        core, h, last_s, is_inside = verifier.core, "", log.header.s - 1, False
-        for line in log.lines(on_progress):
+        start = _segment_of(log, place)
+        verifier = Verifier(rebuilt, start)
+        core, h, last_s, is_inside = verifier.core, "", start.s - 1, False
+        for line in log.lines(on_progress, from_s=start.s):
             if last_s < place.event < line.s:
                 raise UsageError(
                     f"{path}: {place.describe()} lies in a gap: events {last_s + 1} to {line.s - 1} are missing"
                 )
             # Whatever is no decision comes after all that the event before it led to. A snapshot is part of its header.
-            if line.tag not in _CONTINUING and line.number > 1 and _is_reached(place, last_s, core):
+            if line.tag not in _CONTINUING and last_s >= start.s and _is_reached(place, last_s, core):
                 if core.state.drain_open:
                     is_inside = place.event >= 0
                 elif is_inside:
@@ -98,6 +101,16 @@ def find_point(
                 f"{core.next_seq - 1:,}: branch there"
             )
         return BranchPoint.of(core, h)
+
+
+def _segment_of(log: LogReader, place: BranchPlace) -> Header:
+    """The header of the last segment that begins before the place."""
+    for path in reversed(log.segments[1:]):
+        with SegmentReader(path) as segment:
+            header = segment.header
+        if header.s <= place.event or (place.event < 0 and header.ts < place.time_ns):
+            return header
+    return log.header
 
 
 def _is_reached(place: BranchPlace, last_s: int, core: Core) -> bool:

@@ -31,11 +31,22 @@ def test_a_branch_is_compared_written_and_verified(trace: str, tmp_path: Path, r
 
 
 def test_as_json(trace: str, run_here: RunHere) -> None:
-    flags = ["--batcher", "dynamic:target_ms=4", "--router", "least_loaded", "--set", "max_num_seqs=6", "--json"]
+    flags = [
+        "--draws",
+        "1",
+        "--batcher",
+        "dynamic:target_ms=4",
+        "--router",
+        "least_loaded",
+        "--set",
+        "max_num_seqs=6",
+        "--json",
+    ]
     code, output, _ = run_here("branch", trace, "--at", "200", *flags, "--slo", "ttft=20,tpot=5")
     found = json.loads(output)
     assert code == 0
     assert found["branch"]["s"] >= 200
+    assert found["num_draws"] == 1
     assert found["alternatives"][0]["description"] == "dynamic:target_ms=4, least_loaded, max_num_seqs=6"
     assert found["metrics"]["slo_met"]["recorded"] > 0
 
@@ -47,6 +58,7 @@ def test_as_json(trace: str, run_here: RunHere) -> None:
         (["--at", "-5"], "--at"),
         (["--at", "99999"], "event 99999 is beyond the end"),
         (["--at", "900s"], "900 s is beyond the end"),
+        (["--at", "100", "--draws", "6"], "--draws 6: 1 to 5 are possible"),
         (["--at", "100", "--policy", "edv"], "edv"),
         (["--at", "100", "--set", "blocks=9"], "--set num_blocks: the cache at event"),
         (["--at", "100", "--set", "block_size=8"], "--set block_size"),

@@ -14,7 +14,7 @@ from eventlm.events.codec import chain
 from eventlm.replay.branch.point import BranchPlace, BranchPoint, find_point
 from eventlm.replay.rebuild import rebuild
 from eventlm.replay.verify.divergence_error import DivergenceError
-from tests.replay.branch_runs import SEGMENT_BYTES, record_random, record_with_gap, without_first_half
+from tests.replay.branch_runs import SEGMENT_BYTES, drain_ends, record_random, record_with_gap, without_first_half
 from tests.replay.golden import FOLDER
 from tests.replay.traces import another_block, read_objects, tampered
 
@@ -107,6 +107,20 @@ def test_a_log_that_begins_in_the_middle_has_points_from_there_on(tmp_path: Path
     assert find_point(path, BranchPlace(event=first_s)) == point
     with pytest.raises(UsageError, match="begins with event"):
         find_point(path, BranchPlace(event=first_s - 1))
+
+
+def test_segments_before_the_place_need_not_be_read(tmp_path: Path) -> None:
+    run = record_random(tmp_path, 5, segment_bytes=SEGMENT_BYTES)
+    places = [BranchPlace(event=s) for s in drain_ends(run)[3::9]]
+    places += [BranchPlace(time_ns=find_point(run, place).now_ns) for place in places]
+    whole = [find_point(run, place) for place in places]
+    for place, point in zip(places, whole, strict=True):
+        assert point.s >= place.event
+        assert point.h
+    assert [point.s for point in whole[: len(whole) // 2]] == [point.s for point in whole[len(whole) // 2 :]]
+    first = min(run.glob("trace-*.jsonl"))
+    first.write_bytes(first.read_bytes().replace(b'"t":"launch"', b'"t":"launcj"'))
+    assert [find_point(run, place) for place in places[-2:]] == whole[-2:]
 
 
 def test_a_place_in_a_gap_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
