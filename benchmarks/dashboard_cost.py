@@ -10,7 +10,8 @@ seconds. Throughput and steps are read from the trace afterwards, so nothing is 
 Printed are, for each number of watchers, tokens per second, the 50th and 99th percentile of the time between two steps,
 and the processor time of the engine's process for a token; then the differences to no watcher within a round, as mean
 and standard error. On a machine with fewer cores than busy processes the wall shows all of them; processor time does
-not.
+not. Last is what watchers cost an engine that has nothing else to do, in processor time a second: the part of a core
+that they take, and so of the throughput of an engine that is bound by its core.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ TOKENS = 256
 POLL_SECONDS = 2.0
 #: After a change of the watchers, so that their first requests are over.
 SETTLE_SECONDS = 0.5
+IDLE_ROUNDS = 3
 SCOPES = {"load": '["inference"]', "ops": '["admin"]'}
 
 
@@ -173,11 +175,11 @@ async def watched(url: str, key: str, num_watchers: int) -> AsyncIterator[None]:
         await asyncio.gather(*watchers, return_exceptions=True)
 
 
-async def run_windows(arguments: argparse.Namespace, server: Server) -> list[Window]:
-    """The windows of all rounds, under a load that is under way."""
+async def run_windows(arguments: argparse.Namespace, server: Server, num_rounds: int) -> list[Window]:
+    """The windows of so many rounds, under whatever load is under way."""
     windows = []
     order = random.Random(1)
-    for number in range(arguments.rounds):
+    for number in range(num_rounds):
         for num_watchers in order.sample(arguments.watchers, len(arguments.watchers)):
             async with watched(server.url, server.keys["ops"], num_watchers):
                 await asyncio.sleep(SETTLE_SECONDS)
@@ -250,6 +252,15 @@ def print_results(arguments: argparse.Namespace, measured: Sequence[Measured]) -
         print(f"{num_watchers} against 0: {', '.join(cells)}")
 
 
+def print_idle(arguments: argparse.Namespace, windows: Sequence[Window]) -> None:
+    """Processor time a second without a load, by number of watchers."""
+    cells = []
+    for num_watchers in arguments.watchers:
+        own = [each.cpu_ns / (each.end_ns - each.start_ns) for each in windows if each.num_watchers == num_watchers]
+        cells.append(f"{1000 * statistics.median(own):.2f} with {num_watchers}")
+    print(f"idle engine, ms of processor time a second: {', '.join(cells)}")
+
+
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -271,11 +282,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         server = Server(folder, arguments.streams, arguments.front_ends)
+        idle = asyncio.run(run_windows(arguments, server, IDLE_ROUNDS))
         command = [sys.executable, __file__, "--role", "load", "--url", server.url, "--streams", str(arguments.streams)]
         client = subprocess.Popen(command, env=os.environ | {"LOAD_KEY": server.keys["load"]})
         try:
             server.wait_for_tokens(16 * arguments.streams)
-            windows = asyncio.run(run_windows(arguments, server))
+            windows = asyncio.run(run_windows(arguments, server, arguments.rounds))
             if client.poll() is not None:
                 raise SystemExit("the load client has ended")
         finally:
@@ -283,6 +295,7 @@ def main() -> int:
             client.wait()
             server.stop()
         print_results(arguments, measure(folder / "runs" / "latest" / "trace.jsonl", windows))
+        print_idle(arguments, idle)
     return 0
 
 

@@ -30,5 +30,5 @@ def test_every_case_is_measured(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(sys, "argv", ["dashboard_cost.py", *flags])
     assert dashboard_cost.main() == 0
     rows = capsys.readouterr().out.splitlines()[2:]
-    assert [row.split()[0] for row in rows] == ["0", "1", "8", "1", "8"]
+    assert [row.split()[0] for row in rows] == ["0", "1", "8", "1", "8", "idle"]
     assert all(float(row.split()[1].replace(",", "")) > 100 for row in rows[:3])

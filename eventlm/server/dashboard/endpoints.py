@@ -15,7 +15,7 @@ from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_query
 from eventlm.server.dashboard.feed import FrameFeed, LiveFrame
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
-from eventlm.server.errors import ApiError, api_error, internal_error
+from eventlm.server.errors import ApiError, api_error
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import LOOK_LIVE_PATH, LOOK_REQUESTS_PATH, STREAM_ERROR
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
@@ -108,7 +108,7 @@ def _no_report(error: NoReportError) -> ApiError:
         case "not_available":
             return ApiError(501, message, type="server_error", code=error.reason, should_retry=False)
         case "failed":
-            return internal_error()
+            return ApiError(500, message, type="server_error", code="report_failed", should_retry=False)
 
 
 LOOK_ENDPOINTS = (
