@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import add, sub
 
 from msgspec import Struct
 
@@ -259,9 +260,9 @@ def _percentiles(pairs: Sequence[tuple[Histogram, Histogram]]) -> Percentiles:
     counts = [0] * (len(bounds) + 1)
     total = 0
     for old, new in pairs:
-        total += new.total - old.total
-        for index, (less, more) in enumerate(zip(old.counts, new.counts, strict=True)):
-            counts[index] += more - less
+        if new.counts != old.counts:
+            counts = list(map(add, counts, map(sub, new.counts, old.counts)))
+            total += new.total - old.total
     count = sum(counts)
     if not count:
         return Percentiles(count=0)
