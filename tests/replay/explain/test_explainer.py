@@ -16,8 +16,8 @@ from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched
 from eventlm.events.codec import decode_body
 from eventlm.replay.explain.explainer import explain
-from eventlm.replay.verify.divergence_error import DivergenceError
 from eventlm.replay.verify.divergence import as_object
+from eventlm.replay.verify.divergence_error import DivergenceError
 from eventlm.system.clock import SystemClock
 from eventlm.system.system import real_system
 from tests.bus.slow_disk import SlowDisk
