@@ -90,7 +90,7 @@ def cpu_ns(pid: int) -> int:
 class Server:
     """`eventlm serve` in a folder, with a key for the load and one for the watchers."""
 
-    def __init__(self, folder: Path, num_streams: int, num_front_ends: int) -> None:
+    def __init__(self, folder: Path, num_streams: int, num_front_ends: int, further_flags: Sequence[str] = ()) -> None:
         self.keys = {name: secrets.token_hex(16) for name in SCOPES}
         file = folder / "keys.toml"
         tables = (f'[[keys]]\nname = "{name}"\nkey = "{self.keys[name]}"\nscopes = {SCOPES[name]}\n' for name in SCOPES)
@@ -101,7 +101,7 @@ class Server:
         serve = [sys.executable, "-m", "eventlm", "serve", "--port", "0", "--record", "runs"]
         stderr = folder / "stderr"
         with stderr.open("wb") as log:
-            command = [*serve, *flags, "--api-keys-file", "keys.toml"]
+            command = [*serve, *flags, *further_flags, "--api-keys-file", "keys.toml"]
             self.process = subprocess.Popen(command, cwd=folder, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not (found := re.search(r'"url":"([^"]+)".*"event":"ready"', stderr.read_text())):

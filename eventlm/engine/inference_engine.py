@@ -169,7 +169,7 @@ class InferenceEngine:
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
             rate_limited=dict(self._limiter.refused),
             cache=self._cache_info() if self._run is not None else None,
-            span_export=self._span_exporter.metrics if self._span_exporter is not None else None,
+            span_export=self._span_exporter.metrics(self._metrics.next_s) if self._span_exporter is not None else None,
         )
 
     def _cache_info(self) -> CacheInfo:

@@ -69,13 +69,16 @@ class FrontEndMetrics(Struct, frozen=True, kw_only=True):
 
 
 class SpanExportMetrics(Struct, frozen=True, kw_only=True):
-    """The process that exports spans: spans sent, dropped by reason and waiting, and posts that failed."""
+    """The process that exports spans: spans sent, dropped by reason and waiting, posts that failed, and events that it
+    has not read.
+    """
 
     is_up: bool
     num_sent: int
     num_dropped: dict[str, int]
     num_failures: int
     num_waiting: int
+    num_events_behind: int
     num_restarts: int
 
 

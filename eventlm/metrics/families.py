@@ -271,6 +271,7 @@ FAMILIES: tuple[Family, ...] = (
     _recorder(GAUGE, "eventlm:recorder_writing", "0 while the trace cannot be written.", lambda r: int(r.is_writing)),
     _spans(GAUGE, "eventlm:otlp_up", "1 while the process that exports spans runs.", lambda e: int(e.is_up)),
     _spans(GAUGE, "eventlm:otlp_spans_waiting", "Spans that wait to be sent.", lambda e: e.num_waiting),
+    _spans(GAUGE, "eventlm:otlp_lag_events", "Events of which no spans are made yet.", lambda e: e.num_events_behind),
     _spans(COUNTER, "eventlm:otlp_spans_sent", "Spans that the endpoint has taken.", lambda e: e.num_sent),
     _spans(COUNTER, "eventlm:otlp_spans_dropped", "Spans that were given up.", lambda e: SPAN_DROPS | e.num_dropped,
            by="reason"),

@@ -66,9 +66,8 @@ class SpanExporter:
         """Process id; 0 while there is none."""
         return self._process.pid if self._process is not None else 0
 
-    @property
-    def metrics(self) -> SpanExportMetrics:
-        """Figures of all its processes, at most a second old."""
+    def metrics(self, next_s: int = 0) -> SpanExportMetrics:
+        """Figures of all its processes, at most a second old. next_s: the position of the log's next event."""
         before, report = self._before, self._report
         return SpanExportMetrics(
             is_up=self._process is not None,
@@ -76,6 +75,7 @@ class SpanExporter:
             num_dropped=dict(Counter(before.num_dropped) + Counter(report.num_dropped)),
             num_failures=before.num_failures + report.num_failures,
             num_waiting=report.num_waiting,
+            num_events_behind=max(next_s - report.next_s, 0),
             num_restarts=self._num_restarts,
         )
 
@@ -102,7 +102,7 @@ class SpanExporter:
             self._task.cancel()
             await asyncio.wait({self._task})
         self._task = None
-        metrics = self.metrics
+        metrics = self.metrics()
         (log.warning if metrics.num_dropped else log.info)(
             "spans exported", sent=metrics.num_sent, dropped=metrics.num_dropped, failed_posts=metrics.num_failures
         )
@@ -159,11 +159,11 @@ class SpanExporter:
             with contextlib.suppress(ProcessLookupError):
                 self._process.kill()
         self._connection = self._process = None
-        sums = self.metrics
+        sums = self.metrics()
         self._before = ExportReport(
             num_sent=sums.num_sent, num_dropped=sums.num_dropped, num_failures=sums.num_failures
         )
-        self._report = ExportReport(resume_s=self._report.resume_s)
+        self._report = ExportReport(next_s=self._report.resume_s, resume_s=self._report.resume_s)
 
     def _receive(self, body: bytes) -> None:
         try:

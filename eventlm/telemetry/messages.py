@@ -31,8 +31,9 @@ class ExportReport(Struct, frozen=True, kw_only=True, tag="report"):
     """Counts of one process, once a second and at its end.
 
     num_dropped: spans by reason: `queue_full`, `refused` by the endpoint, `not_sent` in time at the end. num_failures:
-    posts that failed, repeated ones too. problem: why the latest post failed; empty if it did not. resume_s: a process
-    in place of this one would have to begin with this event, so that no span is lost.
+    posts that failed, repeated ones too. problem: why the latest post failed; empty if it did not. next_s: how far it
+    has read the log. resume_s: a process in place of this one would have to begin with this event, so that no span is
+    lost.
     """
 
     num_sent: int = 0
@@ -40,6 +41,7 @@ class ExportReport(Struct, frozen=True, kw_only=True, tag="report"):
     num_failures: int = 0
     num_waiting: int = 0
     problem: str = ""
+    next_s: int = 0
     resume_s: int = 0
 
 

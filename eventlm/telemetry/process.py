@@ -136,6 +136,7 @@ async def _export(end: socket.socket) -> int:
                         num_failures=sender.num_failures,
                         num_waiting=sender.num_waiting,
                         problem=sender.problem,
+                        next_s=exporter.next_s,
                         resume_s=resume_s,
                     )
                 )

@@ -103,7 +103,7 @@ class SpanSender:
             return self._fail(f"HTTP {response.status}")
         for _ in range(count):
             self._waiting.popleft()
-        if response.status != 200:
+        if not response.ok:
             self.num_dropped[REFUSED] += count
             self._fail(f"HTTP {response.status}, {count} spans dropped")
             return True

@@ -49,7 +49,7 @@ async def test_requests_arrive_while_the_run_goes_on(tmp_path: Path) -> None:
             requests = await serve(engine, 3)
             exporter.note_caller(f"00-{TRACE}-{SPAN}-01", requests[:1])
             await until(lambda: len(receiver.roots) == 3)
-            await until(lambda: exporter.metrics.num_sent == len(receiver.spans))
+            await until(lambda: exporter.metrics().num_sent == len(receiver.spans))
             requests += await serve(engine, 2)
             pid = exporter.pid
             await engine.stop()
@@ -57,7 +57,7 @@ async def test_requests_arrive_while_the_run_goes_on(tmp_path: Path) -> None:
         assert sorted(receiver.roots) == requests
         assert check_phases_add_up(receiver.spans) == 5
         assert receiver.roots[requests[0]].trace_id.hex() == TRACE
-        metrics = exporter.metrics
+        metrics = exporter.metrics()
         assert (metrics.num_sent, metrics.num_dropped, metrics.num_restarts) == (len(receiver.spans), {}, 0)
         assert not metrics.is_up
         assert not is_running(pid)
@@ -83,7 +83,7 @@ async def test_another_process_goes_on_where_one_was_killed(tmp_path: Path) -> N
         # Although the request arrived before it, and its caller was told to the one that was killed.
         assert receiver.roots[live.request].trace_id.hex() == TRACE
         assert check_phases_add_up(receiver.spans) == 3
-        assert exporter.metrics.num_restarts == 1
+        assert exporter.metrics().num_restarts == 1
 
 
 async def test_a_dead_endpoint_holds_nobody_up(tmp_path: Path, unused_tcp_port: int) -> None:
@@ -91,11 +91,11 @@ async def test_a_dead_endpoint_holds_nobody_up(tmp_path: Path, unused_tcp_port: 
         with structlog.testing.capture_logs() as logs:
             exporter = exporter_of(engine, f"http://127.0.0.1:{unused_tcp_port}")
             await serve(engine, 4)
-            await until(lambda: exporter.metrics.num_failures > 0)
+            await until(lambda: exporter.metrics().num_failures > 0)
             await engine.stop()
             await exporter.stop()
-    assert exporter.metrics.num_sent == 0
-    assert exporter.metrics.num_dropped == {"not_sent": 4 * 3}
+    assert exporter.metrics().num_sent == 0
+    assert exporter.metrics().num_dropped == {"not_sent": 4 * 3}
     events = [(line["event"], line["log_level"]) for line in logs]
     assert ("spans cannot be sent", "warning") in events
     assert ("spans exported", "warning") in events
@@ -119,6 +119,6 @@ async def test_one_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeyp
         exporter = SpanExporter(real_system(), tmp_path, "http://127.0.0.1:9")
         exporter.start()
         await until(lambda: any(line["log_level"] == "error" for line in logs))
-        assert exporter.metrics.num_restarts == module.MAX_FAILURES
-        assert not exporter.metrics.is_up
+        assert exporter.metrics().num_restarts == module.MAX_FAILURES
+        assert not exporter.metrics().is_up
         await exporter.stop()

@@ -47,6 +47,7 @@ def test_spans_of_a_server(start_server: StartServer, front_ends: tuple[str, ...
         wait_until(lambda: len(receiver.roots) == 7)
         wait_until(lambda: server_figure(server, "eventlm:otlp_spans_sent_total") == len(receiver.spans))
         assert server_figure(server, "eventlm:otlp_up") == 1
+        wait_until(lambda: server_figure(server, "eventlm:otlp_lag_events") == 0)
         complete(server)
         pid = exporting_pid(server)
         assert server.stop() == 0, server.stderr
