@@ -106,7 +106,8 @@ def main() -> int:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     print(f"{cores} cores, load {load:.1f} before, Python {sys.version.split()[0]}", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        receiver = subprocess.Popen([sys.executable, __file__, "--role", "receiver", "--port", str(arguments.port)])
+        receive = [sys.executable, "-m", "benchmarks.otlp_cost", "--role", "receiver"]
+        receiver = subprocess.Popen([*receive, "--port", str(arguments.port)])
         flags = ("--otlp-endpoint", f"http://127.0.0.1:{arguments.port}")
         server = Server(Path(name), arguments.streams, 0, flags)
         streams = str(arguments.streams)
