@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from eventlm.bus.run_folder import TRACE_NAME, closed_segments
-from eventlm.bus.segment_reader import ClaimedTail, LogLine, SegmentReader, TornTail, corrupt
+from eventlm.bus.segment_reader import LogLine, SegmentReader, TornTail, corrupt
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Event, Gap, Header
 from eventlm.system.disk import SYSTEM_DISK, Disk
@@ -114,10 +114,6 @@ class LogReader:
     def segments(self) -> list[Path]:
         """The files, in their order."""
         return [*self._closed, Path(self._last.path)]
-
-    def claimed_tail(self) -> ClaimedTail:
-        """The last complete line by what it says of itself; see `SegmentReader.claimed_tail`."""
-        return self._last.claimed_tail()
 
     def lines(self, on_progress: OnProgress | None, *, from_s: int = 0) -> Iterator[LogLine]:
         """The lines from event `from_s` on; `on_progress` gets bytes read, and of how many, now and then

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 import msgspec
 from msgspec import Struct
@@ -42,13 +42,6 @@ class TornTail(Struct, frozen=True):
     line_number: int
     byte_offset: int
     num_bytes: int
-
-
-class ClaimedTail(NamedTuple):
-    """What the last complete line of a file says of itself: its position and its hash."""
-
-    s: int
-    h: str
 
 
 class LogLine(Struct, frozen=True, gc=False):
@@ -174,20 +167,6 @@ class SegmentReader:
                 event = line.event()
                 return event if isinstance(event, Gap) else None
         return None
-
-    def claimed_tail(self) -> ClaimedTail:
-        """The last complete line by what it says of itself: nothing before it is read, nothing is checked."""
-        length = _SEARCH_BYTES
-        while True:
-            start = max(self.size_bytes - length, 0)
-            self._file.seek(start)
-            lines = self._file.read(self.size_bytes - start).split(b"\n")[:-1]
-            if len(lines) > 1 or (lines and not start):
-                head, split = _HEAD.match(lines[-1]), split_line(lines[-1])
-                if head is None or split is None:
-                    raise TraceCorruptError(f"{self.path} is damaged: its last line does not end in its hash")
-                return ClaimedTail(int(head[2]), split.claimed_h)
-            length *= 4
 
     def lines_from(self, s: int) -> Iterator[LogLine]:
         """The lines from event `s` on, found by bisection; the lines before it are not checked."""

@@ -1,7 +1,8 @@
 """Keeps the indices of runs, so that a run is indexed once: files in `index/` of the cache folder.
 
-A file's name is a hash of the run's last hash, of the code that made the index, and of how it was made. It never stops
-anybody: a file that is broken is made anew, and a folder that cannot be written is left alone.
+A file's name is a hash of the trace's path and content, of the code that made the index, and of how it was made. So a
+trace that was damaged since is read again, and that says so. The cache never stops anybody: a file that is broken is
+made anew, and a folder that cannot be written is left alone.
 """
 
 from __future__ import annotations
@@ -9,30 +10,32 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
+import xxhash
 from msgspec import Struct
 
 import eventlm
-from eventlm.events import Header
 from eventlm.models.fetch.cache_folder import cache_folder
 from eventlm.replay.index.file import FORMAT_VERSION, BrokenIndexError, IndexContent, read_index, write_index
 
 #: The least recently used files go first.
 MAX_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
 #: Sources that an index depends on, relative to the package's folder.
 _CODE = ("core", "events", "policies", "config", "metrics", "replay/index", "replay/verify", "replay/rebuild.py")
 
 
 class IndexKey(Struct, frozen=True, kw_only=True):
-    """Everything that an index depends on. tail: position and hash of the log's last line. plugins: hashes of their
-    sources as they are now; empty for an index from the log alone."""
+    """Everything that an index depends on. path: warnings name it. content: a hash of all bytes of the trace.
+    plugins: hashes of their sources as they are now; empty for an index from the log alone.
+    """
 
-    header: str
-    tail: tuple[int, str]
-    num_bytes: int
+    path: str
+    content: str
     is_verified: bool
     plugins: list[str]
     code: str
@@ -44,14 +47,17 @@ def index_folder() -> Path:
     return cache_folder() / "index"
 
 
-def index_key(
-    header: Header, tail: tuple[int, str], num_bytes: int, *, is_verified: bool, plugins: list[str]
-) -> IndexKey:
-    """The key of a run as it is now."""
+def index_key(path: str, segments: Sequence[Path], *, is_verified: bool, plugins: list[str]) -> IndexKey:
+    """The key of a trace as it is now. Reads all of it, at some GB a second. Raises OSError."""
+    digest = xxhash.xxh3_128()
+    for segment in segments:
+        with segment.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+        digest.update(b"\0end of segment\0")
     return IndexKey(
-        header=_hash(msgspec.json.encode(header)),
-        tail=tail,
-        num_bytes=num_bytes,
+        path=path,
+        content=digest.hexdigest(),
         is_verified=is_verified,
         plugins=plugins,
         code=code_hash(Path(eventlm.__file__).parent),

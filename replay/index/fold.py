@@ -105,6 +105,8 @@ class RunFold:
         self._flying_decodes: dict[tuple[int, int], list[Identity]] = {}
         #: Sequences whose prompts are done, but gave no token yet: a row may produce none.
         self._tokenless: set[Identity] = set()
+        #: By replica: the epoch of its latest worker.
+        self._epochs: dict[int, int] = {}
         #: By replica: the decodes of its latest step with their open stretches, and that step.
         self._decoding: dict[int, dict[Identity, int]] = {}
         self._last_step: dict[int, int] = {}
@@ -394,13 +396,24 @@ class RunFold:
         columns["reason"][live.row] = self.names.position(reason)
 
     def _worker_up(self, event: WorkerUp) -> None:
+        if event.epoch <= self._epochs.get(event.replica, -1):
+            return
+        self._epochs[event.replica] = event.epoch
         self._mark(event, MarkKind.WORKER_UP, replica=event.replica)
+        self._lose_steps(event.replica)
 
     def _worker_lost(self, event: WorkerLost | Desynced) -> None:
+        if event.epoch < self._epochs.get(event.replica, -1):
+            # An older worker, whose steps were lost before.
+            return
+        self._epochs[event.replica] = event.epoch
         kind = MarkKind.WORKER_LOST if isinstance(event, WorkerLost) else MarkKind.DESYNCED
         text = event.reason if isinstance(event, WorkerLost) else ""
         self._mark(event, kind, replica=event.replica, text=text)
-        for key in [key for key in self._flying if key[0] == event.replica]:
+        self._lose_steps(event.replica)
+
+    def _lose_steps(self, replica: int) -> None:
+        for key in [key for key in self._flying if key[0] == replica]:
             del self._flying[key]
             self._flying_decodes.pop(key, None)
             self._finals.pop(key, None)
@@ -458,6 +471,7 @@ class RunFold:
                 self._tokenless.add(live.identity)
 
     def _resume_steps(self, replica: Replica) -> None:
+        self._epochs[replica.index] = replica.epoch
         for step in replica.in_flight:
             key = (replica.index, step.step)
             num_tokens = len(step.decodes) + sum(row.end - row.start for row in step.chunks)

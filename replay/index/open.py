@@ -10,7 +10,7 @@ from msgspec import structs
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import Header
-from eventlm.replay.index.cache import index_key, keep, read_cached
+from eventlm.replay.index.cache import IndexKey, index_key, keep, read_cached
 from eventlm.replay.index.file import IndexContent, IndexFacts
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.indexer import Indexer
@@ -46,10 +46,11 @@ def open_index(
         header = reader.header
         rebuilt, missing = _rebuild(header, verify=verify, trust_local_plugins=trust_local_plugins)
         plugins = [] if rebuilt is None else [record.source_hash for record in header.plugins] + rebuilt.drift
-        key = index_key(
-            header, reader.claimed_tail(), reader.size_bytes, is_verified=rebuilt is not None, plugins=plugins
-        )
-        content = read_cached(key)
+        key = None
+        content = None
+        if not reader.still_being_written:
+            key = _key(reader, is_verified=rebuilt is not None, plugins=plugins)
+            content = None if key is None else read_cached(key)
         if content is None:
             jobs = min(num_jobs or _num_jobs(reader.size_bytes), reader.num_segments)
             jobs = 1 if partial or rebuilt is None else jobs
@@ -62,7 +63,7 @@ def open_index(
                 run = RunIndexer(reader.path, header, rebuilt, missing)
                 run.read(reader, partial=partial, on_progress=on_progress)
                 content = run.content()
-            if content.facts.is_ended and not content.facts.damage:
+            if key is not None and not content.facts.damage:
                 keep(key, content)
         return Index(reader.path, header, content, rebuilt)
 
@@ -74,6 +75,14 @@ def _rebuild(header: Header, *, verify: bool, trust_local_plugins: bool) -> tupl
         return rebuild(header, Changes(trust_local_plugins=trust_local_plugins)), ""
     except UsageError as error:
         return None, f"the run was not verified, so there are no states: {error}"
+
+
+def _key(reader: LogReader, *, is_verified: bool, plugins: list[str]) -> IndexKey | None:
+    """None if the files cannot be read twice; then reading them says what is wrong."""
+    try:
+        return index_key(reader.path, reader.segments, is_verified=is_verified, plugins=plugins)
+    except OSError:
+        return None
 
 
 def _num_jobs(num_bytes: int) -> int:

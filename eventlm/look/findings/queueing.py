@@ -55,13 +55,15 @@ def find_saturation(run: RunColumns) -> Iterator[Finding]:
     most = int(run.index.drains["waiting"].max())
     at = int(run.index.drains["waiting"].argmax())
     name = _LIMITS.get(limit, "")
+    why = "What the head of the line waits for is known of verified runs only."
     value = f" ({name} {getattr(run.config, name):,})" if name else ""
+    if limit:
+        why = f"The head of the line mostly waits for {_words(limit)}{value}: {percent(limit_ppm)} of that time."
     yield Finding(
         kind="saturation",
         title="More work arrives than this engine does: requests wait for most of the run",
-        text=f"Somebody waits for {percent(time_ppm)} of the time, and waiting is {percent(wait_ppm)} of all requests' "
-        f"time. p90 of the wait is {seconds(p90)}, the queue's longest is {counted(most, 'sequence')}. The head of the "
-        f"line waits mostly for {_words(limit)}{value}: {percent(limit_ppm)} of that time.",
+        text=f"Requests are waiting {percent(time_ppm)} of the time, and waiting takes {percent(wait_ppm)} of all "
+        f"requests' time. The p90 wait is {seconds(p90)}, the longest queue {counted(most, 'sequence')}. {why}",
         culprit=f"{name} {getattr(run.config, name):,}" if name else "load",
         impact_ppm=wait_ppm,
         figures={"waiting_time_ppm": time_ppm, "wait_share_ppm": wait_ppm, "p90_wait_ns": p90, "most_waiting": most},
@@ -72,7 +74,7 @@ def find_saturation(run: RunColumns) -> Iterator[Finding]:
 
 
 def _limit_of_heads(run: RunColumns) -> tuple[str, int]:
-    """What the heads of the line waited for longest, and the share of their time, ppm."""
+    """What the heads of the line waited for longest, and the share of their time, ppm; "" if that is not known."""
     sums: Counter[str] = Counter()
     for replica in range(run.num_replicas):
         causes = run.gauge("head_cause", replica)
@@ -81,6 +83,8 @@ def _limit_of_heads(run: RunColumns) -> tuple[str, int]:
     sums["blocks"] += sums.pop("head_of_line", 0)
     # While the pipeline is full nobody can be admitted, whatever limits the steps.
     sums.pop("steps_in_flight", None)
+    if not sums.total():
+        return "", 0
     ((limit, longest),) = sums.most_common(1)
     return limit, run.share_ppm(longest, sums.total())
 

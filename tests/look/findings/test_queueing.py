@@ -31,6 +31,10 @@ def test_too_much_load_is_saturation_and_rejections(tmp_path: Path) -> None:
     assert found["saturation"].culprit == "max_num_seqs 4"
     assert found["rejections"].culprit == "max_queue_len 40"
     assert found["rejections"].figures["num_rejected"] > 10
+    assert "mostly waits for a slot (max_num_seqs 4)" in found["saturation"].text
+    (unverified, _) = find_all(open_index(run, verify=False))
+    assert unverified.culprit == "load"
+    assert unverified.text.endswith("is known of verified runs only.")
 
 
 def test_a_large_prompt_at_the_head_of_the_line(tmp_path: Path) -> None:

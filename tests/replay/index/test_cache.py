@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.errors import TraceCorruptError
 from eventlm.replay.index import cache as caching
 from eventlm.replay.index import open as opening
 from eventlm.replay.index.cache import code_hash, index_folder
@@ -58,3 +59,14 @@ def test_other_code_has_other_indices(tmp_path: Path) -> None:
     (tmp_path / "core" / "scheduler.py").write_text("2")
     code_hash.cache_clear()
     assert code_hash(tmp_path) != before
+
+
+def test_a_trace_that_was_damaged_since_is_read_again(own_cache: None, tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(GOLDEN_RUNS[0].read_bytes())
+    open_index(path)
+    content = path.read_bytes()
+    place = content.index(b'"ts":', len(content) // 2) + 5
+    path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    with pytest.raises(TraceCorruptError, match="is damaged at line"):
+        open_index(path)

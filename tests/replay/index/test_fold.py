@@ -6,12 +6,24 @@ from itertools import groupby
 from pathlib import Path
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.events import Arrived, Emitted, Event, Finished, Launched, Preempted, Rejected
+from eventlm.events import (
+    Arrived,
+    Emitted,
+    Event,
+    Finished,
+    Launched,
+    Preempted,
+    Rejected,
+    StepCompleted,
+    WorkerLost,
+    WorkerUp,
+)
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.result import Explanation
+from eventlm.replay.index.fold import RunFold
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.open import open_index
-from eventlm.replay.index.tables import SequencePhase
+from eventlm.replay.index.tables import MarkKind, NameTable, SequencePhase
 
 
 def _events(path: Path) -> list[Event]:
@@ -98,3 +110,23 @@ def test_requests_steps_and_marks_are_those_of_the_log(all_runs: list[Path]) -> 
         assert (
             sum(index.name(reason).startswith("rejected") for reason in index.requests["reason"].tolist()) == rejected
         )
+
+
+def test_the_late_loss_of_an_older_worker_changes_nothing() -> None:
+    fold = RunFold(NameTable())
+    launched = Launched(s=3, ts=2, replica=0, epoch=2, step=0, num_tokens=1, predicted_ns=1)
+    done = StepCompleted(s=5, ts=4, c=3, replica=0, epoch=2, step=0, start_ns=2, end_ns=3, produced=[])
+    events = [
+        WorkerUp(s=1, ts=1, replica=0, epoch=1),
+        WorkerUp(s=2, ts=2, replica=0, epoch=2),
+        launched,
+        WorkerLost(s=4, ts=3, replica=0, epoch=1, reason="late"),
+        done,
+        Emitted(s=6, ts=4, c=5, replica=0, step=0, num_tokens=1),
+        WorkerLost(s=7, ts=5, replica=0, epoch=2, reason="killed"),
+    ]
+    for event in events:
+        fold.see(event)
+    assert list(fold.steps.columns["done_s"]) == [5]
+    kinds = [MarkKind(kind) for kind in fold.marks.columns["kind"]]
+    assert kinds == [MarkKind.WORKER_UP, MarkKind.WORKER_UP, MarkKind.WORKER_LOST]
