@@ -55,10 +55,12 @@ def file_progress(
 
 
 @contextlib.contextmanager
-def count_progress(description: str, unit: str, *, is_long: bool = True) -> Iterator[Callable[[int, int], None] | None]:
+def count_progress(
+    description: str, unit: str, *, is_long: bool = True, delay: float = 0.0
+) -> Iterator[Callable[[int, int], None] | None]:
     """Yield a callback for (things done, things in all), or None where no bar is shown.
 
-    `unit` is the name of one; bytes are shown in multiples.
+    `unit` is the name of one; bytes are shown in multiples. delay: seconds before there is a bar.
     """
     if not is_long or not sys.stderr.isatty():
         yield None
@@ -67,7 +69,7 @@ def count_progress(description: str, unit: str, *, is_long: bool = True) -> Iter
 
     bytes_: dict[str, Any] = {"unit": "B", "unit_scale": True, "unit_divisor": 1024}
     units = bytes_ if unit == "byte" else {"unit": f" {unit}s"}
-    with tqdm(desc=description, **units, file=sys.stderr, leave=False) as bar:
+    with tqdm(desc=description, **units, file=sys.stderr, leave=False, delay=delay) as bar:
 
         def on_progress(done: int, total: int) -> None:
             bar.total = total

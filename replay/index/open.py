@@ -44,7 +44,7 @@ def open_index(
     """
     with LogReader(path) as reader:
         header = reader.header
-        rebuilt, missing = _rebuild(header, verify=verify, trust_local_plugins=trust_local_plugins)
+        rebuilt, missing = rebuild_or_say_why(header, verify=verify, trust_local_plugins=trust_local_plugins)
         plugins = [] if rebuilt is None else [record.source_hash for record in header.plugins] + rebuilt.drift
         key = None
         content = None
@@ -68,7 +68,10 @@ def open_index(
         return Index(reader.path, header, content, rebuilt)
 
 
-def _rebuild(header: Header, *, verify: bool, trust_local_plugins: bool) -> tuple[Rebuilt | None, str]:
+def rebuild_or_say_why(
+    header: Header, *, verify: bool, trust_local_plugins: bool
+) -> tuple[Rebuilt | None, str]:
+    """How to make a run's core; or None, and what is missing without it and why."""
     if not verify:
         return None, _NOT_ASKED
     try:

@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
+from eventlm.core.core import Core
 from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.errors import InvariantError, LivenessError, TraceCorruptError
 from eventlm.events import Checkpoint, Decision, Event, Fact, Gap, Header, Marker, Snapshot
@@ -80,12 +81,21 @@ class Found(Exception):
 
 
 class Verifier:
-    """Takes the lines of a trace in order. `check_invariants` validates the state after every fact."""
+    """Takes the lines of a trace in order. `check_invariants` validates the state after every fact.
+
+    core: to begin at the event that it comes to next, between two drains; None: from the first line.
+    """
 
     def __init__(
-        self, rebuilt: Rebuilt, header: Header, *, check_digests: bool = True, check_invariants: bool = False
+        self,
+        rebuilt: Rebuilt,
+        header: Header,
+        *,
+        core: Core | None = None,
+        check_digests: bool = True,
+        check_invariants: bool = False,
     ) -> None:
-        self.core = rebuilt.new_core()
+        self.core = rebuilt.new_core() if core is None else core
         self.num_decisions = 0
         self.num_checkpoints = 0
         self._rebuilt = rebuilt
@@ -95,9 +105,9 @@ class Verifier:
         #: Decisions of the latest apply that have not been compared yet.
         self.expected: deque[Decision] = deque()
         #: Whether the core's state is unknown until the next snapshot.
-        self._is_lost = header.s > 0
+        self._is_lost = core is None and header.s > 0
         #: The next event, unless there is a gap.
-        self._next_s = header.s
+        self._next_s = header.s if core is None else core.next_seq
 
     def feed(self, line: LogLine) -> Event | None:
         """Check one line; returns its event unless it was compared as bytes. Raises Found at the first difference."""

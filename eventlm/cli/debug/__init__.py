@@ -1,0 +1,1 @@
+"""`eventlm debug`: the time-travel debugger's front ends."""
