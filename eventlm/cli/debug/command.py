@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from eventlm.cli.output import count_progress, file_progress, warn
-from eventlm.cli.parser import READING_A_TRACE, Parser, exit_code_lines
+from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.trace_path import add_trace_argument, add_trust_flag, trace_file
 from eventlm.errors import EventLMError, ExitCode
 
@@ -23,6 +23,16 @@ HISTORY_NAME = "debug_history"
 LEAVING = ("quit", "exit", "q")
 #: A command that takes longer shows how far it is.
 _SECONDS_BEFORE_BAR = 0.5
+_CODES = (
+    ExitCode.OK,
+    ExitCode.USAGE,
+    ExitCode.DAMAGED,
+    ExitCode.DIFFERENT,
+    ExitCode.INVARIANT,
+    ExitCode.LIVENESS,
+    ExitCode.VERSION,
+    ExitCode.INTERRUPTED,
+)
 
 
 def configure(parser: Parser) -> None:
@@ -49,7 +59,7 @@ that after the fact which led to it. A run is indexed when it is first opened,
 at some 5 MB of trace a second, and opens at once from then on.
 
 """
-        + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS)
+        + exit_code_lines(*_CODES)
     )
     add_trace_argument(parser, can_be_strict=False)
     parser.add_argument(
