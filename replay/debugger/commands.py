@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 
 from eventlm.config.options import did_you_mean
@@ -21,10 +20,9 @@ from eventlm.replay.debugger.environment import find_sequence
 from eventlm.replay.debugger.event_fields import ALIASES, COMMON, FIELDS
 from eventlm.replay.debugger.navigator import Navigator
 from eventlm.replay.debugger.places import POINTS, UNITS_OF_MOVES, event_number, find_place, move_positions, sequence_of
+from eventlm.replay.debugger.questions import BRANCH_FLAGS, BRANCH_USAGE, branch_here, show_plan, story, why
 from eventlm.replay.debugger.records import marks, recorded_sequence
-from eventlm.replay.debugger.results import ReportResult, Result, TableResult, TextResult, seconds
-from eventlm.replay.debugger.stories import explain_until
-from eventlm.replay.explain.story import describe
+from eventlm.replay.debugger.results import Result, TableResult, TextResult, seconds
 
 _MOVE = re.compile(r"(?:([0-9][0-9_,]*)\s*)?([a-z]+)?")
 _MAX_BREAKPOINTS = 32
@@ -240,6 +238,11 @@ def _show_marks(navigator: Navigator, words: list[str]) -> Result:
     return marks(navigator.index, words, navigator.position)
 
 
+def _show_plan(navigator: Navigator, words: list[str]) -> Result:
+    _no_words(words, "show plan")
+    return show_plan(navigator)
+
+
 def _show_breakpoints(navigator: Navigator, words: list[str]) -> Result:
     _no_words(words, "show breakpoints")
     return _breakpoints(navigator)
@@ -261,16 +264,6 @@ def _diff(navigator: Navigator, argument: str) -> Result:
     before = views.summary(navigator.cursor.core_at(first).state)
     after = views.summary(navigator.cursor.core_at(second).state)
     return views.difference(before, after, f"from event {first:,} to event {second:,}")
-
-
-def _story(navigator: Navigator, argument: str) -> Result:
-    words = argument.split()
-    if not words or len(words) > 2 or words[1:] not in ([], ["whole"]):
-        raise UsageError("write story N for what happened to a request so far, or story N whole")
-    request, sample = sequence_of(navigator.index, words[0])
-    last_s = navigator.events.last_s if words[1:] else navigator.position
-    found = explain_until(navigator.index, request, sample, last_s, navigator.interrupt)
-    return ReportResult(text=describe(found), report=msgspec.to_builtins(found))
 
 
 def _info(navigator: Navigator, argument: str) -> Result:
@@ -299,10 +292,9 @@ def _help(navigator: Navigator, argument: str) -> Result:
     if argument:
         found = find_command(argument)
         return TextResult(text=[found.usage, sentence(found.summary), *found.detail])
-    width = max(len(each.usage) for each in COMMANDS.values())
     return TextResult(
         text=[
-            *(f"{each.usage:<{width}}  {each.summary}" for each in COMMANDS.values()),
+            *(f"{each.usage if each.usage is not BRANCH_USAGE else 'branch ...':<36}  {each.summary}" for each in COMMANDS.values()),
             "`help COMMAND` has more, `help expressions` the names that EXPR may use.",
             "short: " + ", ".join(f"{short} {full}" for short, full in SHORT.items()),
         ]
@@ -335,6 +327,7 @@ _OF_STATE = {
 #: What `show` shows.
 SHOWN: dict[str, Callable[[Navigator, list[str]], Result]] = {
     **dict.fromkeys(_OF_STATE, _show_config),
+    "plan": _show_plan,
     "request": _show_request,
     "replica": _show_replica,
     "config": _show_config,
@@ -426,12 +419,28 @@ COMMANDS: dict[str, Command] = {
             "show marks [KIND]        preemptions, rejections, lost workers, notes and the like, numbered",
             "show queue               those that wait, in the order of the line",
             "show pool, show tree     blocks; prefixes that can be hit",
+            "show plan                what the plans of this drain looked at, and what became of each",
         ],
         tuple(SHOWN),
     ),
     "diff": Command(_diff, "diff EVENT [EVENT]", "compare the states at two events"),
-    "story": Command(
-        _story, "story N [whole]", "tell what happened to a request so far, or in all", [], ("whole",)
+    "why": Command(
+        why,
+        "why N",
+        "say why a request is in no step: every constraint, its place in line, who holds the blocks",
+        ["why N.INDEX is for one of several samples. `show plan` has all that the latest plan looked at."],
+    ),
+    "story": Command(story, "story N [whole]", "tell what happened to a request so far, or in all", [], ("whole",)),
+    "branch": Command(
+        branch_here,
+        BRANCH_USAGE,
+        "run the rest of the run from here on under changes, and compare",
+        [
+            "branch --policy edf:multiplier=2",
+            "branch --set max_num_batched_tokens=512 -o branches",
+            "With -o the branch is kept as a trace, which every command reads.",
+        ],
+        BRANCH_FLAGS,
     ),
     "info": Command(_info, "info", "show the run, the breakpoints and the position"),
     "help": Command(_help, "help [COMMAND|expressions]", "explain a command, or the names of expressions"),

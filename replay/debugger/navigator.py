@@ -32,10 +32,18 @@ _LOOK_BACK = 64
 class Navigator:
     """position: the event. breakpoints: by number. on_progress: gets events done and in all during long work.
 
-    live: reads on where the run is still being written.
+    live: reads on where the run is still being written. trusts_plugins: local plug-ins may be loaded.
     """
 
-    def __init__(self, index: Index, *, live: LiveIndex | None = None, on_progress: OnProgress | None = None) -> None:
+    def __init__(
+        self,
+        index: Index,
+        *,
+        live: LiveIndex | None = None,
+        trusts_plugins: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self.trusts_plugins = trusts_plugins
         self.interrupt = Interrupt(on_progress)
         self.breakpoints: dict[int, Condition] = {}
         self.numbers = count(1)

@@ -42,7 +42,7 @@ class Session(Navigator):
         live = LiveIndex(
             path, verify=verify, trust_local_plugins=trust_local_plugins, partial=partial, on_progress=on_progress
         )
-        return cls(live.index, live=live)
+        return cls(live.index, live=live, trusts_plugins=trust_local_plugins)
 
     def execute(self, command: str) -> Result:
         """Run a command, as it is typed. The position changes only if it succeeds.
