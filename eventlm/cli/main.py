@@ -30,7 +30,10 @@ COMMANDS = {
     ),
     "branch": ("branch", "take a recorded run up at a point of it, under another policy or limit"),
     "explain": ("explain.command", "show where the time of a request went"),
-    "debug": ("debug.command", "go to any event of a recorded run, forwards and backwards, and look at the state there"),
+    "debug": (
+        "debug.command",
+        "go to any event of a recorded run, forwards and backwards, and look at the state there",
+    ),
     "simulate": ("simulate.command", "run a workload through the scheduler, with a cost model for a worker"),
     "sweep": ("sweep.command", "simulate many configurations and loads, and find what each can take"),
     "shrink": ("shrink.command", "make a workload as small as it can be while it still shows a problem"),

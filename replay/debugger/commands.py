@@ -193,7 +193,9 @@ def _watch(navigator: Navigator, argument: str, *, forward: bool) -> Result:
     found = navigator.search(condition, mode="change", forward=forward)
     if found is None:
         way = f"after event {navigator.position:,}" if forward else f"before event {navigator.position:,}"
-        raise UsageError(f"{condition.text} does not change {way}; it is {navigator.values(condition, navigator.position)}")
+        raise UsageError(
+            f"{condition.text} does not change {way}; it is {navigator.values(condition, navigator.position)}"
+        )
     before = navigator.events.moved(found, -1)
     old = "unknown" if before is None else navigator.values(condition, before)
     new = navigator.values(condition, found)
@@ -294,7 +296,10 @@ def _help(navigator: Navigator, argument: str) -> Result:
         return TextResult(text=[found.usage, sentence(found.summary), *found.detail])
     return TextResult(
         text=[
-            *(f"{each.usage if each.usage is not BRANCH_USAGE else 'branch ...':<36}  {each.summary}" for each in COMMANDS.values()),
+            *(
+                f"{each.usage if each.usage is not BRANCH_USAGE else 'branch ...':<36}  {each.summary}"
+                for each in COMMANDS.values()
+            ),
             "`help COMMAND` has more, `help expressions` the names that EXPR may use.",
             "short: " + ", ".join(f"{short} {full}" for short, full in SHORT.items()),
         ]

@@ -104,7 +104,7 @@ class FieldReader:
 
     def read(self, line: LogLine) -> dict[str, Value]:
         """The values by name."""
-        found = self._decode(line.body + b"}")
+        found: Any = self._decode(line.body + b"}")
         values: dict[str, Value] = {"event": line.tag, "s": line.s, "time": found.ts, "cause": found.c}
         fields = FIELDS[line.tag]
         for name, own in self._own.items():

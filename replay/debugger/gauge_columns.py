@@ -16,7 +16,17 @@ from eventlm.replay.index.tables import Column
 
 #: What a log alone does not tell.
 NEEDS_STATES = frozenset(
-    ("free", "cached", "partial", "in_flight", "oldest_wait", "head_cause", "head_request", "head_index", "head_lacking")
+    (
+        "free",
+        "cached",
+        "partial",
+        "in_flight",
+        "oldest_wait",
+        "head_cause",
+        "head_request",
+        "head_index",
+        "head_lacking",
+    )
 )
 _CAUSES = (*WAIT_CAUSES, "unseen")
 

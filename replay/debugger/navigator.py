@@ -15,6 +15,7 @@ from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.debugger.condition import Condition
 from eventlm.replay.debugger.cursor import CoreCursor, NoStateError
 from eventlm.replay.debugger.environment import gauges_of
+from eventlm.replay.debugger.event_line import event_line
 from eventlm.replay.debugger.gaps import EventNumbers
 from eventlm.replay.debugger.gauge_columns import GaugeColumns
 from eventlm.replay.debugger.interrupt import Interrupt
@@ -22,7 +23,6 @@ from eventlm.replay.debugger.results import ReplicaGauges, Stop, seconds
 from eventlm.replay.debugger.search import Mode, Searcher
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.live import LiveIndex
-from eventlm.replay.debugger.event_line import event_line
 from eventlm.types import OnProgress
 
 #: Decisions of one fact that are looked through at first to find it.
@@ -180,7 +180,9 @@ class Navigator:
     def values(self, condition: Condition, s: int) -> str:
         """The value of an expression at an event, in words; of several replicas, each."""
         found = [_in_words(value) for value in self._searcher.values_at(condition, s)]
-        return found[0] if len(set(found)) == 1 else ", ".join(f"{value} (replica {n})" for n, value in enumerate(found))
+        return (
+            found[0] if len(set(found)) == 1 else ", ".join(f"{value} (replica {n})" for n, value in enumerate(found))
+        )
 
 
 def _in_words(value: object) -> str:

@@ -154,8 +154,8 @@ def _preemption(index: Index, request: int, sample: int, number: int) -> int:
     is_own = (marks["kind"] == MarkKind.PREEMPTED) & (marks["request"] == request) & (marks["index"] == sample)
     found = marks["s"][is_own]
     if not 1 <= number <= len(found):
-        times = counted(len(found), "time") if len(found) else "never"
-        raise UsageError(f"request {request}{f'.{sample}' if sample else ''} was preempted {times}")
+        what = f"preempted {counted(len(found), 'time')}" if len(found) else "never preempted"
+        raise UsageError(f"request {request}{f'.{sample}' if sample else ''} was {what}")
     return int(found[number - 1])
 
 

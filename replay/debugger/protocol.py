@@ -1,4 +1,4 @@
-"""The debugger for programs: a JSON object in for each command, and one out. Pages and `eventlm debug --json` speak it."""
+"""The debugger for programs: for each command a JSON object in, and one out. `eventlm debug --json` speaks it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class DebugError(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class DebugResponse(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """position: the event, behind the command. result: of a command that succeeded, with its `kind`; `lines` is the same
+    """position: the event after the command. result: of a command that succeeded, with its `kind`; `lines` is the same
     for people. error: of one that failed; the position is what it was.
     """
 

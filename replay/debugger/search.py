@@ -7,6 +7,7 @@ on one stops only where it becomes true.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -82,11 +83,9 @@ class Searcher:
         self._interrupt.expect(before_s - self._index.facts.first_s)
         end = before_s
         for start in self._starts_before(condition, before_s):
-            hit = None
-            for hit in self._hits(condition, start - 1, end - 1, mode):
-                pass
-            if hit is not None:
-                return hit if hit >= (first_s or 0) else None
+            last = deque(self._hits(condition, start - 1, end - 1, mode), maxlen=1)
+            if last:
+                return last[0] if last[0] >= (first_s or 0) else None
             if first_s is not None and start <= first_s:
                 return None
             end = start

@@ -39,9 +39,7 @@ def truth(node: Node, columns: Mapping[str, Vector], num_rows: int) -> NDArray[n
     """Where a part of an expression is true. Raises ExpressionError without a source."""
     found = vector(node, columns, num_rows)
     if found.kind != "a truth value":
-        raise ExpressionError(
-            node.column, f"{found.kind} is neither true nor false; compare it, such as with > 0"
-        )
+        raise ExpressionError(node.column, f"{found.kind} is neither true nor false; compare it, such as with > 0")
     values = np.broadcast_to(found.values, num_rows)
     return values if found.is_known is None else values & found.is_known
 

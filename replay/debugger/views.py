@@ -41,7 +41,18 @@ def queue(state: CoreState, where: str) -> TableResult:
     for each in others:
         why = "its grammar is not built" if each.state is State.WAITING_FOR_GRAMMAR else "rows of it are in flight"
         rows.append([None, *_waiting(state, each), each.urgency[0], each.urgency[1], each.skips, why])
-    columns = ["place", "request", "replica", "tokens", "waited_ns", "blocks", "priority", "key", "skips", "not in line"]
+    columns = [
+        "place",
+        "request",
+        "replica",
+        "tokens",
+        "waited_ns",
+        "blocks",
+        "priority",
+        "key",
+        "skips",
+        "not in line",
+    ]
     if not others:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = f"{counted(len(rows), 'sequence')} waiting {where}, by {state.policy_name}: lower keys go first"
@@ -173,7 +184,9 @@ def steps(state: CoreState, where: str) -> TableResult:
 def timers(state: CoreState, where: str) -> TableResult:
     """The timers of live requests, earliest first."""
     rows: list[list[Value]] = [
-        [request, due_ns, due_ns - state.now_ns] for due_ns, request in sorted(state.timers) if request in state.requests
+        [request, due_ns, due_ns - state.now_ns]
+        for due_ns, request in sorted(state.timers)
+        if request in state.requests
     ]
     title = f"{counted(len(rows), 'timer')} {where}"
     return TableResult(title=title, columns=["request", "due_ns", "from now_ns"], rows=rows)
@@ -189,9 +202,15 @@ def replica(state: CoreState, index: int, where: str) -> TableResult:
         ["worker", f"up, epoch {each.epoch}" if each.up else "none is up"],
         ["next step", each.next_step],
         ["steps in flight", f"{len(each.in_flight)} of at most {limits.max_steps_in_flight}"],
-        ["running", f"{len(each.running):,} of at most {limits.max_num_seqs:,}, {each.num_partial:,} half-done prompts"],
+        [
+            "running",
+            f"{len(each.running):,} of at most {limits.max_num_seqs:,}, {each.num_partial:,} half-done prompts",
+        ],
         ["waiting", f"{len(each.queue):,} for it, {len(state.shared_queue):,} for any replica"],
-        ["blocks", f"{blocks.num_blocks:,}, {blocks.num_available - blocks.num_idle:,} free, {blocks.num_idle:,} cached"],
+        [
+            "blocks",
+            f"{blocks.num_blocks:,}, {blocks.num_available - blocks.num_idle:,} free, {blocks.num_idle:,} cached",
+        ],
         ["admitted tokens", each.admitted_tokens],
         ["to be forgotten by its worker", len(each.forget)],
     ]
@@ -208,7 +227,10 @@ def sequence(state: CoreState, found: Sequence, where: str) -> TableResult:
         ["output tokens", f"{found.num_output_tokens:,} of at most {found.max_total_tokens - found.prompt_tokens:,}"],
         ["prefill", f"{found.launched_tokens:,} of {found.prefill_tokens:,} tokens launched"],
         ["cached tokens", found.cached_tokens],
-        ["blocks", f"{len(found.block_table):,} of {ceil_div(found.num_tokens, state.config.block_size):,} needed so far"],
+        [
+            "blocks",
+            f"{len(found.block_table):,} of {ceil_div(found.num_tokens, state.config.block_size):,} needed so far",
+        ],
         ["replica", "none" if found.replica < 0 else str(found.replica)],
         ["rows in flight", found.in_flight],
         ["admissions", found.residency],

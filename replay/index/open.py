@@ -68,9 +68,7 @@ def open_index(
         return Index(reader.path, header, content, rebuilt)
 
 
-def rebuild_or_say_why(
-    header: Header, *, verify: bool, trust_local_plugins: bool
-) -> tuple[Rebuilt | None, str]:
+def rebuild_or_say_why(header: Header, *, verify: bool, trust_local_plugins: bool) -> tuple[Rebuilt | None, str]:
     """How to make a run's core; or None, and what is missing without it and why."""
     if not verify:
         return None, _NOT_ASKED

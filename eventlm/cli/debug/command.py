@@ -41,8 +41,7 @@ def configure(parser: Parser) -> None:
         "Go to any event of a recorded run, forwards and backwards, and look at the scheduler's state there: who waits "
         "and runs, who holds the blocks, what every step had in it. Conditions find the place. Nothing changes the run."
     )
-    parser.epilog = (
-        """\
+    parser.epilog = """\
 examples:
   eventlm debug                                      the newest run, at a prompt
   eventlm debug runs/latest -c "find free < 5 and running > 3" -c "show queue"
@@ -58,9 +57,7 @@ A position is an event, and the state is the one after it; at a decision it is
 that after the fact which led to it. A run is indexed when it is first opened,
 at some 5 MB of trace a second, and opens at once from then on.
 
-"""
-        + exit_code_lines(*_CODES)
-    )
+""" + exit_code_lines(*_CODES)
     add_trace_argument(parser, can_be_strict=False)
     parser.add_argument(
         "-c", "--command", metavar="COMMAND", action="append", help="run a command, then leave; can be repeated"
@@ -198,5 +195,3 @@ def _interruptible(session: Session) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-

@@ -10,7 +10,6 @@ import msgspec
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.core import Core
 from eventlm.events import Arrived, Event, Fact, Launched, Marker, Preempted, Snapshot
-from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.debugger.condition import Condition
 from eventlm.replay.debugger.environment import PositionEnvironment, gauges_of
 from eventlm.replay.debugger.event_fields import ALIASES, FIELDS
@@ -73,7 +72,7 @@ class StraightReplay:
                 for replica in state.replicas:
                     waiting = [*state.shared_queue.members, *replica.queue.members]
                     oldest = min((each.arrival.ts for each in waiting), default=None)
-                    known = {name: value for name, value in gauges_of(state, replica.index).items()}
+                    known = gauges_of(state, replica.index)
                     live = sum(each.num_unfinished for each in state.requests.values())
                     wait = None if oldest is None else event.ts - oldest
                     gauges.append(known | {"oldest_wait": wait, "live": live, "time": event.ts})
@@ -115,7 +114,8 @@ def fields_of(event: Event) -> dict[str, Value]:
     for name in FIELDS[tag]:
         found[name] = getattr(event, name, None)
     if isinstance(event, Arrived):
-        found |= {name: value for name, value in msgspec.structs.asdict(event.scheduling).items() if name in found}
+        scheduling = msgspec.structs.asdict(event.scheduling)
+        found |= {name: value for name, value in scheduling.items() if name in FIELDS[tag]}
         found["request"] = event.s
     if isinstance(event, Launched):
         found |= {"decodes": len(event.decodes), "chunks": len(event.chunks)}
@@ -124,7 +124,3 @@ def fields_of(event: Event) -> dict[str, Value]:
     for alias, name in ALIASES.items():
         found[alias] = found[name]
     return found
-
-
-def is_decision(event: Event) -> bool:
-    return str(type(event).__struct_config__.tag) in DECISION_TAGS

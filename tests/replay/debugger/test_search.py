@@ -42,8 +42,17 @@ LINES = [
     "decodes + chunks >= 3",
     'event == "emit" and free < 3',
 ]
-CORE = ["req(4).tokens > 22", "seq(4, 1).skips > 0 or policy == 'fcfs'", "timers > 0", "replica(0).free < 2 and not paused"]
-BOTH = ['event == "launch" and req(4).live', "step > 20 and replica(0).free == 0", "tokens > 1 and waiting + timers > 0"]
+CORE = [
+    "req(4).tokens > 22",
+    "seq(4, 1).skips > 0 or policy == 'fcfs'",
+    "timers > 0",
+    "replica(0).free < 2 and not paused",
+]
+BOTH = [
+    'event == "launch" and req(4).live',
+    "step > 20 and replica(0).free == 0",
+    "tokens > 1 and waiting + timers > 0",
+]
 WATCHED = ["running", "free < 3", "req(4).tokens", "policy", "replica(0).next_step / 4", "oldest_wait"]
 
 
@@ -84,7 +93,8 @@ def check(session: Session, text: str, values: list[tuple[int, tuple[Any, ...]]]
 
 @pytest.fixture(scope="module", params=[1, 3], ids=lambda number: GOLDEN_RUNS[number].stem)
 def run(request: pytest.FixtureRequest) -> Path:
-    return GOLDEN_RUNS[request.param]
+    path: Path = GOLDEN_RUNS[request.param]
+    return path
 
 
 @pytest.fixture
