@@ -15,6 +15,7 @@ from eventlm.errors import UsageError
 from eventlm.events import Fact, Marker, Snapshot
 from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.debugger.interrupt import Interrupt
+from eventlm.replay.debugger.lines import lines_between
 from eventlm.replay.index.index import Index
 
 #: How many events the two snapshots are kept behind the position, at least; twice as many at most.
@@ -125,9 +126,7 @@ class CoreCursor:
         wanted = self._wanted_near(core.next_seq, last_s) if keeps_near else {}
         is_lost = False
         check = self._interrupt.check
-        for line in self._reader.lines_from(max(core.next_seq if first_s is None else first_s, self._index.header.s)):
-            if line.s > last_s:
-                return
+        for line in lines_between(self._reader, core.next_seq if first_s is None else first_s, last_s):
             check()
             if line.tag in DECISION_TAGS or line.s < core.next_seq:
                 if not is_lost:

@@ -19,6 +19,7 @@ from eventlm.replay.debugger.event_line import event_line
 from eventlm.replay.debugger.gaps import EventNumbers
 from eventlm.replay.debugger.gauge_columns import GaugeColumns
 from eventlm.replay.debugger.interrupt import Interrupt
+from eventlm.replay.debugger.lines import lines_between
 from eventlm.replay.debugger.results import ReplicaGauges, Stop, seconds
 from eventlm.replay.debugger.search import Mode, Searcher
 from eventlm.replay.index.index import Index
@@ -108,9 +109,7 @@ class Navigator:
         while True:
             start = max(s - num_lines, self.events.first_s)
             found = -1
-            for line in self._reader.lines_from(start):
-                if line.s > s:
-                    break
+            for line in lines_between(self._reader, start, s):
                 if line.tag not in DECISION_TAGS:
                     found = line.s
             if found >= 0 or start == self.events.first_s:

@@ -13,6 +13,7 @@ from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 from eventlm.events import Emitted, Event, Finished, Launched, Rejected
 from eventlm.formatting import counted
+from eventlm.replay.debugger.lines import lines_between
 from eventlm.replay.debugger.results import seconds
 from eventlm.replay.expressions.syntax import UNITS
 from eventlm.replay.index.index import Index
@@ -168,9 +169,7 @@ def _find_in_drain(
         return None
     first_s = int(index.drains["next_s"][drain - 1]) if drain else index.facts.first_s
     with LogReader(index.path) as reader:
-        for line in reader.lines_from(first_s):
-            if line.s >= int(index.drains["next_s"][drain]):
-                return None
+        for line in lines_between(reader, first_s, int(index.drains["next_s"][drain]) - 1):
             if line.tag in ("launch", "emit", "finish", "reject") and is_it(index, line.event(), request, sample):
                 return line.s
     return None

@@ -4,6 +4,7 @@ far, and what would have become of the rest of the run under another policy.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import msgspec
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.options import did_you_mean
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
-from eventlm.errors import UsageError
+from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.replay.branch.branch import branch
 from eventlm.replay.branch.point import BranchPoint
 from eventlm.replay.branch.report import render
@@ -44,7 +45,10 @@ def why(navigator: Navigator, argument: str) -> ReportResult:
     with LogReader(navigator.index.path) as reader:
         examiner = _examiner(navigator, reader)
         found = examiner.why(navigator.position, request, sample)
-        following = examiner.next_step(navigator.position, request, sample)
+        following = None
+        # Of a damaged trace only what precedes the damage is there.
+        with contextlib.suppress(*([TraceCorruptError] if navigator.index.facts.damage else [])):
+            following = examiner.next_step(navigator.position, request, sample)
     next_words = describe_next_step(following, found.now_ns)
     report: dict[str, Any] = why_object(found) | {"next_step": msgspec.to_builtins(following)}
     return ReportResult(text=[*describe_why(found), "", next_words], report=report)

@@ -24,6 +24,7 @@ from eventlm.replay.debugger.environment import PositionEnvironment
 from eventlm.replay.debugger.event_fields import FieldReader
 from eventlm.replay.debugger.gauge_columns import NEEDS_STATES, GaugeColumns
 from eventlm.replay.debugger.interrupt import Interrupt
+from eventlm.replay.debugger.lines import lines_between
 from eventlm.replay.debugger.vectors import truth, vector
 from eventlm.replay.expressions.errors import ExpressionError
 from eventlm.replay.expressions.evaluation import Value, truth_of, value_of
@@ -169,9 +170,7 @@ class Searcher:
         read = FieldReader(condition.event_names).read
         check = self._interrupt.check
         with LogReader(self._index.path) as reader:
-            for line in reader.lines_from(max(after_s + 1, self._index.facts.first_s)):
-                if line.s > last_s:
-                    return
+            for line in lines_between(reader, after_s + 1, last_s):
                 check()
                 node = nodes.get(line.tag)
                 if node is not None and any(self._values(condition, node, line.s, None, read(line), is_truth=True)):

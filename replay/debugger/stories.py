@@ -5,6 +5,7 @@ from __future__ import annotations
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.errors import UsageError
 from eventlm.replay.debugger.interrupt import Interrupt
+from eventlm.replay.debugger.lines import lines_between
 from eventlm.replay.explain.explainer import Explainer
 from eventlm.replay.explain.result import Explanation
 from eventlm.replay.index.index import Index
@@ -31,8 +32,8 @@ def explain_until(index: Index, request: int, sample: int, last_s: int, interrup
     line: LogLine | None = None
     with LogReader(index.path) as reader:
         try:
-            for line in reader.lines_from(index.header.s if core is None else core.next_seq):
-                if line.s >= end_s or explainer.is_done:
+            for line in lines_between(reader, index.header.s if core is None else core.next_seq, end_s - 1):
+                if explainer.is_done:
                     break
                 interrupt.check()
                 explainer.feed(line)

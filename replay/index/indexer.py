@@ -9,7 +9,7 @@ from eventlm.bus.log_reader import LogLine
 from eventlm.core.core import Core
 from eventlm.core.state.block_pool import Node
 from eventlm.core.state.core_state import CoreState
-from eventlm.events import Admitted, Event, Fact, Gap, Header, Snapshot
+from eventlm.events import Admitted, Event, Fact, Header, Marker, Snapshot
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.index.fold import RunFold
 from eventlm.replay.index.gauges import GaugeSampler
@@ -103,7 +103,7 @@ class Indexer:
         self._snapshot_due = core.next_seq + SNAPSHOT_EVENTS
 
     def _feed_unverified(self, event: Event) -> None:
-        if isinstance(event, Fact | Gap | Snapshot) and self._drained is not None:
+        if isinstance(event, Fact | Marker) and self._drained is not None:
             self._sample_metrics(event.s)
         self.last_ns = event.ts
         self.fold.see(event)
@@ -118,9 +118,9 @@ class Indexer:
         )
         self._drained = None
 
-    def tables(self) -> dict[str, Table]:
-        """The tables so far, by name."""
-        if self._drained is not None:
+    def tables(self, *, is_ended: bool = True) -> dict[str, Table]:
+        """The tables so far, by name. Not is_ended: without a drain whose decisions may not all be read."""
+        if self._drained is not None and is_ended:
             self._sample_metrics(self.next_s)
         self.fold.end_open_stretches()
         fold, gauges = self.fold, self.gauges

@@ -184,7 +184,10 @@ class RunIndexer:
         """The index of what has been read so far."""
         indexer = self._indexer
         return IndexContent(
-            facts=self._facts, names=list(indexer.names.names), tables=indexer.tables(), snapshots=[*indexer.snapshots]
+            facts=self._facts,
+            names=list(indexer.names.names),
+            tables=indexer.tables(is_ended=self._facts.is_ended),
+            snapshots=[*indexer.snapshots],
         )
 
 

@@ -28,5 +28,6 @@ def test_a_sequence_before_during_and_after_its_life(cache: None) -> None:
     assert recorded_sequence(index, 92, 2, 100).title == "request 92.2, by the log"
     found = recorded_sequence(index, 92, 2, 196)
     assert found.title == "request 92.2 had ended at event 196, with `length`"
-    assert [row[0] for row in found.rows] == ["queue", "prefill", "decode", "preempted", "recompute", "decode", "text_end"]
+    phases = ["queue", "prefill", "decode", "preempted", "recompute", "decode", "text_end"]
+    assert [row[0] for row in found.rows] == phases
     assert found.notes == ["1 prompt token, 19 output tokens, 1 preemption"]

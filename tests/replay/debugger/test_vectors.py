@@ -52,15 +52,19 @@ ROWS = st.lists(
 )
 OPERANDS = st.recursive(
     st.sampled_from(["a", "b", "0", "3", "9223372036854775807"]),
-    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from("+-*/"), inner) | st.builds("-{}".format, inner),
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, st.sampled_from("+-*/"), inner) | st.builds("-{}".format, inner)
+    ),
     max_leaves=4,
 )
 COMPARED = st.sampled_from(["==", "!=", "<", "<=", ">", ">="])
 CONDITIONS = st.recursive(
     st.builds("{} {} {}".format, OPERANDS, COMPARED, OPERANDS)
     | st.builds('t {} "{}"'.format, COMPARED, st.sampled_from([*TEXTS, "other"])),
-    lambda inner: st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or"]), inner)
-    | st.builds("not ({})".format, inner),
+    lambda inner: (
+        st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or"]), inner)
+        | st.builds("not ({})".format, inner)
+    ),
     max_leaves=5,
 )
 

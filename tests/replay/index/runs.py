@@ -29,7 +29,7 @@ def assert_same(index: Index, other: Index) -> None:
             continue
         for column in table.schema.columns:
             ours, theirs = table[column].tolist(), other.tables[name][column].tolist()
-            if column in ("kind", "service_class", "reason", "text"):
+            if column in ("kind", "service_class", "reason", "text") and (name, column) != ("marks", "kind"):
                 ours, theirs = [index.name(n) for n in ours], [other.name(n) for n in theirs]
             assert ours == theirs, (name, column)
     num_unseen = 0
