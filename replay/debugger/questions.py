@@ -76,7 +76,8 @@ def story(navigator: Navigator, argument: str) -> ReportResult:
     request, sample = sequence_of(navigator.index, words[0])
     last_s = navigator.events.last_s if words[1:] else navigator.position
     found = explain_until(navigator.index, request, sample, last_s, navigator.interrupt)
-    return ReportResult(text=describe(found), report=msgspec.to_builtins(found))
+    cut = {} if words[1:] else {"cut": f"at event {last_s:,}"}
+    return ReportResult(text=describe(found, **cut), report=msgspec.to_builtins(found))
 
 
 class _BranchOptions(NamedTuple):

@@ -63,9 +63,9 @@ def milliseconds(ns: int) -> str:
     return f"{value:,.{1 if value >= 9.995 else 2 if value >= 0.9995 else 3}f} ms"
 
 
-def describe(explanation: Explanation) -> list[str]:
-    """Paragraphs: a summary, and one for each phase, in order."""
-    paragraphs = [_opening(explanation)]
+def describe(explanation: Explanation, *, cut: str = "when the log does") -> list[str]:
+    """Paragraphs: a summary, and one for each phase, in order. cut: where one that has not ended is cut off."""
+    paragraphs = [_opening(explanation, cut)]
     paragraphs += [f"Note: {note}." for note in explanation.notes]
     describers = {
         "unseen": _unseen,
@@ -109,7 +109,7 @@ def _distinguishable(value: float, other: float) -> tuple[str, str]:
     return next((pair for pair in pairs if pair[0] != pair[1]), pairs[-1])
 
 
-def _opening(explanation: Explanation) -> str:
+def _opening(explanation: Explanation, cut: str) -> str:
     what = f"Request {explanation.request}"
     if explanation.n > 1:
         what = f"Sample {explanation.name} of request {explanation.request}'s {explanation.n}"
@@ -128,7 +128,7 @@ def _opening(explanation: Explanation) -> str:
     if explanation.first_token_ns is not None:
         first = f"; its first token came after {milliseconds(explanation.first_token_ns - explanation.start_ns)}"
     if explanation.outcome == "unfinished":
-        return f"{what} had not ended when the log does, after {total}{first}."
+        return f"{what} had not ended {cut}, after {total}{first}."
     if explanation.outcome == "unknown":
         return f"{what} ended where nothing was recorded, and was last seen after {total}{first}."
     return f"{what} took {total} and ended with `{explanation.outcome}`{first}.{_deadline(explanation)}"
