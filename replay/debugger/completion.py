@@ -15,21 +15,21 @@ _ATTRIBUTE = re.compile(r"(\w+)\([^()]*\)\.(\w*)\Z")
 _EXPRESSION_WORDS = sorted({*GAUGES, *SHARED, *STATE, *NAMES, "and", "or", "not", *(f"{name}(" for name in CALLS)})
 
 
-class Completions(NamedTuple):
+class CommandCompletions(NamedTuple):
     """Words that may stand in place of the last `num_chars` characters."""
 
     num_chars: int
     words: list[str]
 
 
-def complete(text: str) -> Completions:
+def complete(text: str) -> CommandCompletions:
     """The ways in which a line may go on that is typed up to here."""
     command, space, argument = text.lstrip().partition(" ")
     if not space:
         return _starting(command, [*COMMANDS, "quit"])
     found = COMMANDS.get(SHORT.get(command, command))
     if found is None:
-        return Completions(0, [])
+        return CommandCompletions(0, [])
     if found.takes_expression:
         return _in_expression(argument)
     last = argument.rpartition(" ")[2]
@@ -37,7 +37,7 @@ def complete(text: str) -> Completions:
     return _starting(last, words)
 
 
-def _in_expression(text: str) -> Completions:
+def _in_expression(text: str) -> CommandCompletions:
     if event := _EVENT_TEXT.search(text):
         return _starting(event[2], [f"{tag}{event[1]}" for tag in sorted(FIELDS)])
     if attribute := _ATTRIBUTE.search(text):
@@ -46,5 +46,5 @@ def _in_expression(text: str) -> Completions:
     return _starting(word[0] if word else "", _EXPRESSION_WORDS)
 
 
-def _starting(start: str, words: list[str]) -> Completions:
-    return Completions(len(start), [word for word in words if word.startswith(start)])
+def _starting(start: str, words: list[str]) -> CommandCompletions:
+    return CommandCompletions(len(start), [word for word in words if word.startswith(start)])

@@ -18,6 +18,8 @@ _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=ind
 _INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 #: Languages of blocks with commands for a shell.
 _SHELL = ("", "sh", "bash", "console")
+#: A command of a console, which may go on in the next line.
+_TYPED = re.compile(r"^\$ (?:[^\n]*\\\n)*[^\n]*", re.M)
 #: What ends one command of a line and begins the next.
 _BETWEEN = {"|", "||", "&&", "&", ";"}
 
@@ -57,8 +59,11 @@ def commands(page: Path) -> list[Command]:
 
 
 def shell_blocks(page: Path) -> list[str]:
-    """The text of the page's blocks for a shell."""
-    return [fence["text"] for fence in _shell_fences(page)]
+    """The text of the page's blocks for a shell, without the output of examples."""
+    return [
+        "\n".join(_TYPED.findall(fence["text"])) if fence["language"] == "console" else fence["text"]
+        for fence in _shell_fences(page)
+    ]
 
 
 def _shell_fences(page: Path) -> list[re.Match[str]]:

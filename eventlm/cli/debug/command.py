@@ -136,10 +136,10 @@ def _run(session: Session, command: str) -> int:
 
 def _converse(session: Session, *, keeps_history: bool) -> int:
     """Read commands at a prompt."""
-    from eventlm.cli.debug.prompt import Prompt
+    from eventlm.cli.debug.prompt import DebugPrompt
     from eventlm.config.state_folder import state_folder
 
-    prompt = Prompt(state_folder() / HISTORY_NAME if keeps_history else None)
+    prompt = DebugPrompt(state_folder() / HISTORY_NAME if keeps_history else None)
     _run(session, "info")
     print("`help` lists the commands; Ctrl-D leaves")
     last = ""

@@ -14,7 +14,7 @@ from eventlm.cli.chat.input import open_history
 from eventlm.replay.debugger.completion import complete
 
 
-class Prompt:
+class DebugPrompt:
     """history: the file; None: none is kept."""
 
     def __init__(self, history: Path | None) -> None:
