@@ -35,7 +35,7 @@ from eventlm.replay.diff.diff import diff, read_side
 from eventlm.replay.execute.executable import computed
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.rank import rank
-from eventlm.replay.export import export
+from eventlm.replay.export.tables import export
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import what_if

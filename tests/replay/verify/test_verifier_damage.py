@@ -15,7 +15,7 @@ from eventlm.events.codec import DECISION_TAGS, chain, close_line, encode_body
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.diff.diff import read_side
 from eventlm.replay.explain.rank import rank
-from eventlm.replay.export import export
+from eventlm.replay.export.tables import export
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.workload.recorded_run import read_run
 from eventlm.system.system import real_system
