@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.replay.export.whole_file import whole_file
+from eventlm.system.whole_file import whole_file
 from eventlm.telemetry.otlp import encode_spans, resource_of
 from eventlm.telemetry.spans import Span, SpanBuilder
 from eventlm.types import OnProgress, TimeWindow

@@ -14,7 +14,7 @@ from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.replay.export.whole_file import WholeFile, cannot_write
+from eventlm.system.whole_file import WholeFile, cannot_write
 from eventlm.types import OnProgress, TimeWindow
 
 Format = Literal["csv", "parquet"]

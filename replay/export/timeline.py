@@ -11,7 +11,7 @@ from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.chrome import ChromeWriter
 from eventlm.replay.export.perfetto import PerfettoWriter
-from eventlm.replay.export.whole_file import whole_file
+from eventlm.system.whole_file import whole_file
 from eventlm.telemetry.phases import PhaseFold, PhaseSink
 from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, TimeWindow
 

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.errors import UsageError
-from eventlm.replay.export.whole_file import whole_file
 from eventlm.replay.shrink.parts import keep_requests
-from eventlm.replay.workload.file import encode_workload
+from eventlm.replay.workload.file import save_workload
 from eventlm.replay.workload.source import load_workload
 from eventlm.types import OnProgress, TimeWindow
 
@@ -41,6 +40,5 @@ def export_workload(
     if not workload.requests:
         where = "in the window" if window is not None else "in it"
         raise UsageError(f"{path}: no request arrived {where}, so there is no workload to write")
-    with whole_file(Path(output)) as file:
-        file.write(encode_workload(workload))
+    save_workload(output, workload)
     return ExportedWorkload(len(workload.requests), len(workload.incidents), list(loaded.notes))

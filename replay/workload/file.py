@@ -15,7 +15,6 @@ Format 1 had no incidents, and none of the fields of a request after `slo_tpot_m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
@@ -31,6 +30,7 @@ from eventlm.events import Fact, PredictorSwapped
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.request_line import MAX_SECONDS, WorkloadLine, to_line, to_request
 from eventlm.replay.workload.workload import Count, Workload, WorkloadRequest
+from eventlm.system.whole_file import whole_file
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 FORMAT_VERSION = 2
@@ -76,25 +76,13 @@ class WorkloadSize(NamedTuple):
 
 
 def write_workload(path: Path | str, header: WorkloadHeader, lines: Iterable[WorkloadLine | Fact]) -> WorkloadSize:
-    """Write a workload, whole or not at all. Raises UsageError if the file cannot be written."""
-    # Write through a symbolic link. Do not replace a device.
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        raise UsageError(f"cannot write the workload {path}: it is not a file; choose another")
-    partial = target.with_name(f".{target.name}.partial")
-    num_requests = 0
-    try:
-        with partial.open("wb") as file:
-            file.write(_encoder.encode(header) + b"\n")
-            for line in lines:
-                file.write(_encoder.encode(line) + b"\n")
-                num_requests += isinstance(line, WorkloadLine)
-            num_bytes = file.tell()
-        partial.replace(target)
-    except OSError as error:
-        raise UsageError(f"cannot write the workload {path}: {error.strerror}; choose another file") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    """Write a workload, whole or not at all; only its owner can read it. Raises UsageError if it cannot be written."""
+    num_requests = num_bytes = 0
+    with whole_file(Path(path)) as file:
+        num_bytes += file.write(_encoder.encode(header) + b"\n")
+        for line in lines:
+            num_bytes += file.write(_encoder.encode(line) + b"\n")
+            num_requests += isinstance(line, WorkloadLine)
     return WorkloadSize(num_requests, num_bytes)
 
 

@@ -25,6 +25,7 @@ from eventlm.replay.workload.sessions import (
     link_by_session,
     number_sessions,
 )
+from eventlm.system.whole_file import check_keeps_input
 from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, ceil_div
 
 _GZIP_MAGIC = b"\x1f\x8b"
@@ -70,8 +71,7 @@ def import_trace(
     output (a failure, in BurstGPT) are left out: their cost is unknown.
     Raises UsageError that names the line.
     """
-    if Path(output).exists() and Path(path).exists() and Path(output).samefile(path):
-        raise UsageError(f"{output} is the trace itself; choose another file with -o")
+    check_keeps_input(output, path)
     kind = SOURCES[source]
     left_out: Counter[str] = Counter()
     chosen = list(_chosen(_rows(str(path), kind, on_progress), left_out, start_ns, duration_ns))

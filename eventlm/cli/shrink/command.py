@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 from eventlm.cli.conditions import CONDITION_HELP, add_condition_flags, parse_budget, read_subject
 from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.simulate.flags import WORKLOAD_HELP, add_engine_flags
+from eventlm.cli.trace_path import trace_file
 from eventlm.errors import ExitCode, UsageError
 from eventlm.system.processors import usable_cores
+from eventlm.system.whole_file import check_keeps_input
 from eventlm.table import aligned, table
 
 if TYPE_CHECKING:
@@ -61,9 +63,12 @@ examples:
 def run(arguments: argparse.Namespace) -> int:
     """Shrink, write the files and print the report."""
     budget = parse_budget(arguments.budget)
-    _check_output(arguments.output, "-o")
+    path = trace_file(arguments.workload)
+    _check_output(arguments.output, "-o", path)
     if arguments.test is not None:
-        _check_output(arguments.test, "--test")
+        _check_output(arguments.test, "--test", path)
+        if os.path.realpath(arguments.test) == os.path.realpath(arguments.output):
+            raise UsageError(f"--test {arguments.test}: -o names the same file; choose another")
     from eventlm.cli.output import count_progress, print_report
     from eventlm.replay.expressions.parser import parse
     from eventlm.replay.predicate.environment import check_condition
@@ -73,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.workload.file import save_workload
 
     check_condition(parse(arguments.keep))
-    workload, options, cost, notes = read_subject(arguments.workload, arguments)
+    workload, options, cost, notes = read_subject(path, arguments)
     for note in notes:
         print(f"eventlm: note: {note}", file=sys.stderr)
     jobs = usable_cores() if arguments.jobs is None else arguments.jobs
@@ -93,13 +98,14 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.INTERRUPTED if result.stopped == "interrupted" else ExitCode.OK
 
 
-def _check_output(path: str, flag: str) -> None:
-    """Raise UsageError before minutes of work if the file cannot be written after them."""
+def _check_output(path: str, flag: str, read: str) -> None:
+    """Raise UsageError before minutes of work if the file cannot be written after them, or may not be."""
     target = Path(path)
     if target.is_dir() or (target.exists() and not target.is_file()):
         raise UsageError(f"{flag} {path}: it is not a file; choose another")
     if not os.access(target.resolve().parent, os.W_OK):
         raise UsageError(f"{flag} {path}: its folder is not there, or cannot be written to; choose another")
+    check_keeps_input(path, read, flag=flag)
 
 
 def _render(arguments: argparse.Namespace, result: ShrinkResult, num_before: int) -> Iterator[str]:

@@ -85,6 +85,8 @@ def test_limits_of_the_engine(run_here: RunHere, workload: str) -> None:
         ((*ENGINE,), "--keep"),
         ((*SLOW, *ENGINE, "--test", "none/test_small.py"), "--test none/test_small.py: its folder is not there"),
         ((*SLOW, *ENGINE, "--test", "."), "--test .: it is not a file"),
+        ((*SLOW, *ENGINE, "--test", "./small.jsonl"), "--test ./small.jsonl: -o names the same file"),
+        ((*SLOW, *ENGINE, "--test", "W.jsonl"), "--test W.jsonl would replace what is read"),
     ],
 )
 def test_mistakes_are_one_line(run_here: RunHere, workload: str, flags: tuple[str, ...], words: str) -> None:
@@ -94,6 +96,16 @@ def test_mistakes_are_one_line(run_here: RunHere, workload: str, flags: tuple[st
     assert words.split(".*")[0] in errors
     assert words.split(".*")[-1] in errors
     assert not Path("small.jsonl").exists()
+
+
+def test_what_is_shrunk_is_not_replaced(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    before = (tmp_path / workload).read_bytes()
+    code, _, errors = run_here("shrink", workload, *ENGINE, *SLOW, "-o", workload)
+    assert (code, errors) == (
+        2,
+        "eventlm: error: -o W.jsonl would replace what is read from W.jsonl; choose another file\n",
+    )
+    assert (tmp_path / workload).read_bytes() == before
 
 
 def test_the_help_explains_conditions() -> None:

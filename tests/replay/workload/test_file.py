@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import stat
 from decimal import Decimal
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.bench.input_files import read_arrivals
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 from eventlm.events import CacheFlushed, Paused, PolicySwapped, Resumed, WorkerLost, WorkerUp
 from eventlm.events.codec import encode_body
 from eventlm.replay.simulate.simulation import simulate
@@ -160,22 +160,19 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
         read_workload(path)
 
 
-def test_a_link_stays_and_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
-    link, target, pipe = tmp_path / "link", tmp_path / "target", tmp_path / "pipe"
-    target.write_text("old")
-    link.symlink_to(target)
-    write_workload(link, WorkloadHeader(format=2, block_size=16), LINES)
-    assert link.is_symlink()
-    assert len(read_workload(target).requests) == 2
-    os.mkfifo(pipe)
-    for path in (pipe, tmp_path, Path("/dev/null")):
-        with pytest.raises(UsageError, match="it is not a file"):
-            write_workload(path, WorkloadHeader(format=2), LINES)
-    assert pipe.is_fifo()
+def test_it_is_written_as_all_files_of_a_run_are(tmp_path: Path) -> None:
+    """The tests of `whole_file` have the rest."""
+    path = tmp_path / "new" / "w.jsonl"
+    size = write_workload(path, WorkloadHeader(format=2, block_size=16), LINES)
+    assert size.num_bytes == path.stat().st_size
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with pytest.raises(UsageError, match="No space left on device") as caught:
+        write_workload("/dev/full", WorkloadHeader(format=2, block_size=16), LINES)
+    assert caught.value.exit_code == ExitCode.FAILED
 
 
 def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot read the workload"):
         read_workload(tmp_path / "none.jsonl")
-    with pytest.raises(UsageError, match="cannot write the workload"):
-        write_workload(tmp_path / "none" / "w.jsonl", WorkloadHeader(format=2), [])
+    with pytest.raises(UsageError, match="it is a folder"):
+        write_workload(tmp_path, WorkloadHeader(format=2), [])

@@ -236,10 +236,10 @@ def test_files_that_cannot_be_read_or_written(tmp_path: Path) -> None:
         import_trace(tmp_path / "none", tmp_path / "w", source="vidur")
     with pytest.raises(UsageError, match="Is a directory"):
         import_trace(tmp_path, tmp_path / "w", source="vidur")
-    with pytest.raises(UsageError, match="cannot write the workload"):
-        import_trace(path, tmp_path / "none" / "w", source="vidur")
+    with pytest.raises(UsageError, match="it is a folder"):
+        import_trace(path, tmp_path, source="vidur")
     copy = tmp_path / "copy.csv"
     copy.write_bytes(path.read_bytes())
-    with pytest.raises(UsageError, match="is the trace itself"):
+    with pytest.raises(UsageError, match="would replace what is read"):
         import_trace(copy, copy, source="vidur")
     assert copy.read_bytes() == path.read_bytes()
