@@ -70,6 +70,8 @@ examples:
   eventlm serve --service-class gold:priority=-10,deadline_ms=500
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes
   eventlm serve --batch-dir batches   files of requests, at the lowest priority
+  eventlm serve --otlp-endpoint http://127.0.0.1:4318
+                                      spans of all requests for a collector
   eventlm serve --resume-seconds 60   streams go on where a connection broke
   eventlm serve --host 0.0.0.0 --api-keys-file keys.toml \\
       --tls-cert cert.pem --tls-key key.pem

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.cli.conftest import RunHere, StartServer
 from tests.processes import children, is_running, wait_until
 from tests.serving import Server, verified
 from tests.telemetry.receiver import Receiver, check_phases_add_up, receiving
+from tests.telemetry.test_spans import spans_of
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 JSON = {"Content-Type": "application/json"}
@@ -75,6 +77,25 @@ def check_all(server: Server, receiver: Receiver) -> None:
     with_parent = [span for span in receiver.roots.values() if span.parent_span_id]
     assert (parents, len(with_parent)) == ({SPAN}, 3)
     assert TRACE not in server.trace.read_text()
+
+
+def test_live_spans_are_those_of_the_trace_over_many_segments(start_server: StartServer) -> None:
+    with receiving() as receiver:
+        server = start_server(
+            "--model", "fake", "--otlp-endpoint", receiver.url, "--record-segment", "40KB", "--max-num-seqs", "4"
+        )
+        with ThreadPoolExecutor(8) as clients:
+            replies = list(clients.map(lambda number: server.complete(max_tokens=20 + number, n=2), range(48)))
+        assert {reply.status for reply in replies} == {200}
+        wait_until(lambda: len(receiver.roots) == len(replies))
+        assert server.stop() == 0, server.stderr
+        folder = server.trace.parent
+        assert len(list(folder.glob("trace-*.jsonl"))) > 3
+        expected = {(span.span_id, span.parent_id, span.start_ns, span.end_ns) for span in spans_of(folder)}
+        assert expected == {
+            (span.span_id.hex(), span.parent_span_id.hex(), span.start_time_unix_nano, span.end_time_unix_nano)
+            for span in receiver.spans
+        }
 
 
 def test_a_killed_process_is_replaced_and_a_killed_server_leaves_none(start_server: StartServer) -> None:
