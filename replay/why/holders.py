@@ -39,14 +39,20 @@ class PoolUse(Struct, frozen=True, kw_only=True):
 def find_pool_use(replica: Replica) -> PoolUse:
     """Who holds the blocks now."""
     pool = replica.pool
-    by_block: dict[int, list[SequenceId]] = {}
-    for resident in replica.running:
+    by_block: dict[int, list[int]] = {}
+    for position, resident in enumerate(replica.running):
         for block in resident.block_table:
-            by_block.setdefault(block, []).append(resident.id)
+            by_block.setdefault(block, []).append(position)
+    # The blocks of a shared beginning have the same holders, who are joined once for a resident, not once a block.
+    numbers: dict[tuple[int, ...], int] = {}
+    group_of = {block: numbers.setdefault(tuple(found), len(numbers)) for block, found in by_block.items()}
+    groups = list(numbers)
     holders = []
     for resident in replica.running:
         own = [block for block in resident.block_table if pool.references[block] == 1]
-        sharing = sorted({other for block in resident.block_table for other in by_block[block]} - {resident.id})
+        held_in = {group_of[block] for block in resident.block_table}
+        positions = {position for number in held_in for position in groups[number]}
+        sharing = sorted({replica.running[position].id for position in positions} - {resident.id})
         holders.append(
             BlockHolder(
                 sequence=resident.id,
