@@ -10,6 +10,7 @@ import argparse
 import re
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Literal
 
 from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_SECOND, TimeWindow
@@ -38,10 +39,12 @@ def nanoseconds(text: str, *, flag: str) -> int:
     return int(Decimal(match[1]) * _UNITS[match[2]])
 
 
-def add_window_flags(group: argparse._ActionsContainer) -> None:
-    """Add `--from` and `--to`."""
+def add_window_flags(
+    group: argparse._ActionsContainer, *, to_action: type[argparse.Action] | Literal["store"] = "store"
+) -> None:
+    """Add `--from` and `--to`. to_action: what `--to` does, where it has another meaning too."""
     group.add_argument("--from", dest="from_time", metavar="TIME", help=f"from here on: {_HELP}")
-    group.add_argument("--to", dest="to_time", metavar="TIME", help="up to here, likewise")
+    group.add_argument("--to", dest="to_time", action=to_action, metavar="TIME", help="up to here, likewise")
 
 
 def parse_window(arguments: argparse.Namespace, path: str) -> TimeWindow | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.system.whole_file import whole_file
+from eventlm.system.whole_file import check_keeps_input, whole_file
 from eventlm.telemetry.otlp import encode_spans, resource_of
 from eventlm.telemetry.spans import Span, SpanBuilder
 from eventlm.types import OnProgress, TimeWindow
@@ -32,9 +32,10 @@ def export_spans(
 ) -> ExportedSpans:
     """Write the spans of the requests of a trace, or of those that arrived in a window of it, as OTLP in JSON lines.
 
-    An existing file is replaced once the new one is whole. Raises UsageError if it cannot be written, else as LogReader
-    does.
+    An existing file is replaced once the new one is whole. Raises UsageError if it cannot be written or is the trace,
+    else as LogReader does.
     """
+    check_keeps_input(file, path)
     num_spans = 0
     batch: list[Span] = []
     with LogReader(path, strict=strict) as reader, whole_file(Path(file)) as out:

@@ -11,7 +11,7 @@ from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.chrome import ChromeWriter
 from eventlm.replay.export.perfetto import PerfettoWriter
-from eventlm.system.whole_file import whole_file
+from eventlm.system.whole_file import check_keeps_input, whole_file
 from eventlm.telemetry.phases import PhaseFold, PhaseSink
 from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, TimeWindow
 
@@ -118,9 +118,10 @@ def export_timeline(
 ) -> ExportedTimeline:
     """Write a trace, or a window of it, as one file for trace viewers.
 
-    An existing file is replaced once the new one is whole. Raises UsageError if it cannot be written, else as LogReader
-    does.
+    An existing file is replaced once the new one is whole. Raises UsageError if it cannot be written or is the trace,
+    else as LogReader does.
     """
+    check_keeps_input(file, path)
     with LogReader(path, strict=strict) as reader, whole_file(Path(file)) as out:
         writer: TimelineWriter = PerfettoWriter(out) if to == "perfetto" else ChromeWriter(out)
         writer.begin(reader.header)

@@ -9,6 +9,7 @@ from eventlm.errors import UsageError
 from eventlm.replay.shrink.parts import keep_requests
 from eventlm.replay.workload.file import save_workload
 from eventlm.replay.workload.source import load_workload
+from eventlm.system.whole_file import check_keeps_input
 from eventlm.types import OnProgress, TimeWindow
 
 
@@ -30,8 +31,9 @@ def export_workload(
 ) -> ExportedWorkload:
     """Write the requests of a trace, or those that arrived in a window, and all incidents.
 
-    Raises UsageError if the file cannot be written or would be empty, and what LogReader raises.
+    Raises UsageError if the file cannot be written, is the trace or would be empty, and what LogReader raises.
     """
+    check_keeps_input(output, path)
     loaded = load_workload(path, with_incidents=True, strict=strict, on_progress=on_progress)
     workload = loaded.workload
     if window is not None:

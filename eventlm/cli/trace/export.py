@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from eventlm.cli.output import file_progress, warn
 from eventlm.cli.parser import Parser
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
 
 Format = Literal["csv", "parquet", "perfetto", "chrome", "otlp", "workload"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+
+class _TimeOrFormat(argparse.Action):
+    """`--to`: a time, which has digits, or the name of a format. One of each may be given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option_string: Any = None
+    ) -> None:
+        if any(character.isdigit() for character in values):
+            namespace.to_time = values
+        else:
+            namespace.to_formats = [*namespace.to_formats, values]
 
 
 def configure(parser: Parser) -> None:
@@ -47,7 +59,7 @@ formats:
 
 Times are integer nanoseconds since the run started; what a sequence did not
 reach is empty. Parquet needs pyarrow: pip install 'eventlm[parquet]'. The name
-of a format may also be given to --to, which otherwise takes a time.
+of a format may also be given to a --to of its own, beside one with a time.
 
 """
         + WINDOW_HELP
@@ -56,14 +68,14 @@ of a format may also be given to --to, which otherwise takes a time.
     parser.add_argument(
         "-o", "--output", metavar="PATH", required=True, help="folder to write the tables to, or the file of the others"
     )
-    add_window_flags(parser)
+    add_window_flags(parser, to_action=_TimeOrFormat)
     add_trace_argument(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, to_formats=[])
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files and print what is in them."""
-    to = _take_format(arguments)
+    to = _format(arguments)
     path = trace_file(arguments.path)
     window = parse_window(arguments, path)
     with file_progress("exporting", path) as on_progress:
@@ -73,18 +85,19 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _take_format(arguments: argparse.Namespace) -> Format:
-    """The format that --format or --to names; then --to is not a time."""
-    given: Format | None = arguments.format
-    named = arguments.to_time
-    if named is None or any(character.isdigit() for character in named):
-        return given or "csv"
-    if named not in FORMATS:
-        raise UsageError(f"--to {named}: neither a format ({', '.join(FORMATS)}) nor a time, such as 14:05 or 1.5s")
-    if given not in (None, named):
-        raise UsageError(f"--to {named} and --format {given}: give one format")
-    found: Format = named
-    arguments.to_time = None
+def _format(arguments: argparse.Namespace) -> Format:
+    """The format that --format or --to names."""
+    given = [("--to", name) for name in arguments.to_formats]
+    if arguments.format is not None:
+        given.append(("--format", arguments.format))
+    for flag, name in given:
+        if name not in FORMATS:
+            raise UsageError(
+                f"{flag} {name}: neither a format ({', '.join(FORMATS)}) nor a time, such as 14:05 or 1.5s"
+            )
+    if len({name for _, name in given}) > 1:
+        raise UsageError(f"{' and '.join(f'{flag} {name}' for flag, name in given)}: give one format")
+    found: Format = given[0][1] if given else "csv"
     return found
 
 

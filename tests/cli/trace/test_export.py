@@ -50,6 +50,37 @@ def test_a_format_and_a_window(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert 0 < (tmp_path / "some").stat().st_size < (tmp_path / "all").stat().st_size
 
 
+def test_a_format_and_a_time_may_both_be_given_to_the_same_flag(tmp_path: Path) -> None:
+    window = ["--from", "0", "--to", "40ms"]
+    assert main(["trace", "export", "--to", "otlp", *window, "-o", str(tmp_path / "one"), GOLDEN]) == 0
+    assert main(["trace", "export", *window, "--to", "otlp", "-o", str(tmp_path / "two"), GOLDEN]) == 0
+    assert main(["trace", "export", "--format", "otlp", *window, "-o", str(tmp_path / "three"), GOLDEN]) == 0
+    one, two, three = ((tmp_path / name).read_bytes() for name in ("one", "two", "three"))
+    assert one == two == three
+    assert one.startswith(b'{"resourceSpans"')
+
+
+@pytest.mark.parametrize("to", ["perfetto", "chrome", "otlp", "workload"])
+@pytest.mark.parametrize("has_segments", [False, True])
+def test_the_trace_itself_is_not_replaced(
+    to: str, has_segments: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = Path(GOLDEN).read_bytes()
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(content)
+    if has_segments:
+        closed = tmp_path / "trace-000000000000.jsonl"
+        closed.write_bytes(content)
+    (tmp_path / "link").symlink_to(path)
+    source = tmp_path if has_segments else path
+    before = sorted(tmp_path.iterdir())
+    for output in [path, tmp_path / "link", *([closed] if has_segments else [])]:
+        assert main(["trace", "export", "--to", to, "-o", str(output), str(source)]) == 2
+        assert f"-o {output} would replace what is read from {source}" in capsys.readouterr().err
+        assert output.read_bytes() == content
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_mistakes_with_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ["-o", str(tmp_path / "out"), GOLDEN]
     assert main(["trace", "export", "--to", "speedscope", *output]) == 2
@@ -57,6 +88,8 @@ def test_mistakes_with_formats(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert f"--to speedscope: neither a format ({known}) nor a time" in capsys.readouterr().err
     assert main(["trace", "export", "--to", "chrome", "--format", "otlp", *output]) == 2
     assert "--to chrome and --format otlp: give one format" in capsys.readouterr().err
+    assert main(["trace", "export", "--to", "chrome", "--to", "otlp", *output]) == 2
+    assert "--to chrome and --to otlp: give one format" in capsys.readouterr().err
     assert main(["trace", "export", "--to", "otlp", "-o", str(tmp_path), GOLDEN]) == 2
     assert f"cannot write to {tmp_path}: it is a folder; name a file with -o" in capsys.readouterr().err
     assert main(["trace", "export", "--format", "chrome", "--to", "99:99", *output]) == 2
