@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
+import structlog
 from msgspec import Struct
 
 from eventlm.errors import EventLMError
@@ -19,6 +20,8 @@ from eventlm.metrics.frame import Frame, frame
 from eventlm.text.engine import Engine
 
 INTERVAL_SECONDS = 1.0
+
+_log = structlog.get_logger("eventlm.server")
 
 
 class LiveFrame(Struct, frozen=True, kw_only=True):
@@ -52,6 +55,10 @@ def live_frame(number: int, before: EngineMetrics, after: EngineMetrics) -> Live
         num_front_ends_up=sum(each.is_up for each in after.front_ends),
         frame=frame(before.log, after.log, start_ns=before.now_ns, end_ns=after.now_ns),
     )
+
+
+class FeedFailedError(EventLMError):
+    """No frames can be made; the log has why."""
 
 
 class Watcher:
@@ -133,8 +140,10 @@ class FrameFeed:
                 after = await self._engine.read_metrics()
                 self._publish(before, after)
                 before = after
-        except EventLMError as error:
-            self.error = error
+        except Exception as error:
+            if not isinstance(error, EventLMError):
+                _log.exception("the dashboard's frames cannot be made")
+            self.error = error if isinstance(error, EventLMError) else FeedFailedError()
             self._task = None
             self._tell()
 

@@ -12,8 +12,9 @@ from msgspec import structs
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics
-from eventlm.server.dashboard.feed import FrameFeed, LiveFrame, Watcher, live_frame
+from eventlm.server.dashboard.feed import FeedFailedError, FrameFeed, LiveFrame, Watcher, live_frame
 from tests.processes import PATIENCE_SECONDS
+from tests.server.conftest import capture_logs
 from tests.server.engine_double import EngineDouble, spell
 
 T = TypeVar("T")
@@ -26,11 +27,12 @@ class CountingEngine(EngineDouble):
         super().__init__(spell(""))
         self.num_reads = 0
         self.fails_at = 10**9
+        self.failure: Exception = EngineUnavailableError("the engine's process has died")
 
     async def read_metrics(self) -> EngineMetrics:
         self.num_reads += 1
         if self.num_reads >= self.fails_at:
-            raise EngineUnavailableError("the engine's process has died")
+            raise self.failure
         return await super().read_metrics()
 
 
@@ -138,6 +140,16 @@ async def test_what_ends_it_is_told_and_it_can_begin_again() -> None:
         engine.fails_at = 10**9
         with feed.watch() as late:
             assert (await frame_of(late)).number == 1
+
+
+async def test_a_bug_ends_it_too_and_is_logged() -> None:
+    engine = CountingEngine()
+    engine.fails_at, engine.failure = 2, RuntimeError("a bug")
+    with capture_logs() as logs, feed_of(engine).watch() as watcher:
+        await frame_of(watcher)
+        with pytest.raises(FeedFailedError):
+            await soon(watcher.next())
+    assert [each["event"] for each in logs] == ["the dashboard's frames cannot be made"]
 
 
 async def test_what_is_not_in_the_log() -> None:
