@@ -122,5 +122,5 @@ class Explanations:
         try:
             return msgspec.json.decode(answer.data, type=ExplainResponse)
         except msgspec.DecodeError as error:
-            log.error("a process that explains a reply died", exit_code=answer.exit_code)
+            log.error("a process that explains a reply died", exit_code=answer.exit_code, complaint=answer.complaint)
             raise NotExplainedError("failed", "the explanation failed") from error

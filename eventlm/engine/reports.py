@@ -89,8 +89,10 @@ class Reports:
         try:
             head = msgspec.json.decode(first, type=ReportHead)
         except msgspec.DecodeError as error:
-            log.error("a process that makes a report died", exit_code=answer.exit_code)
+            log.error("a process that makes a report died", exit_code=answer.exit_code, complaint=answer.complaint)
             raise NoReportError("failed", "the report failed; see the server's log") from error
+        if head.reason == "failed":
+            log.warning("a report failed", reason=head.error)
         if head.reason is not None:
             raise NoReportError(head.reason, head.error)
         return page

@@ -18,8 +18,18 @@ class Process(Protocol):
     pid: int
 
     @property
+    def stdin(self) -> asyncio.StreamWriter | None:
+        """Its input, if that is a pipe."""
+        ...
+
+    @property
     def stdout(self) -> asyncio.StreamReader | None:
         """Its output, if that is a pipe."""
+        ...
+
+    @property
+    def stderr(self) -> asyncio.StreamReader | None:
+        """Its errors, if they are a pipe."""
         ...
 
     @property

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.engine.child_answer import ask_child
+from eventlm.engine.child_answer import COMPLAINT_BYTES, ask_child
 from eventlm.system.processes import SystemProcesses
 from tests.engine.test_explanations import mine
 
@@ -17,6 +17,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         "import sys, time\n"
         "question = sys.stdin.read()\n"
         "print(question.upper(), flush=True)\n"
+        "print('x' * 1_000_000, 'and a reason', file=sys.stderr)\n"
         "time.sleep(600 if question == 'wait' else 0)\n"
         "sys.exit(3)\n"
     )
@@ -26,8 +27,17 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_it_answers(module: str) -> None:
     before = mine()
-    assert await ask_child(SystemProcesses(), module, b"who", timeout_seconds=60) == (b"WHO\n", 3)
+    answer = await ask_child(SystemProcesses(), module, b"who", timeout_seconds=60)
+    assert answer[:2] == (b"WHO\n", 3)
+    assert answer.complaint.endswith("x and a reason")
+    assert len(answer.complaint) < COMPLAINT_BYTES
     assert mine() == before
+
+
+async def test_one_that_reads_nothing_says_why() -> None:
+    answer = await ask_child(SystemProcesses(), "eventlm.no_such_module", b"x" * 1_000_000, timeout_seconds=60)
+    assert (answer.data, answer.exit_code) == (b"", 1)
+    assert "No module named eventlm.no_such_module" in answer.complaint
 
 
 async def test_its_time_is_limited(module: str) -> None:

@@ -7,6 +7,7 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from eventlm.engine import reports
 from eventlm.engine.reports import NoReportError, Reports
@@ -71,10 +72,14 @@ async def test_one_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pyt
 
 async def test_why_it_made_none_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     use_worker(tmp_path, monkeypatch, """print('{"reason":"failed","error":"the trace is damaged"}')""")
-    error = await refusal(Reports(SystemProcesses()))
-    assert (error.reason, str(error)) == ("failed", "the trace is damaged")
-    monkeypatch.setattr(reports, "WORKER_MODULE", "eventlm.no_such_module")
-    assert (await refusal(Reports(SystemProcesses()))).reason == "failed"
+    with capture_logs() as logs:
+        error = await refusal(Reports(SystemProcesses()))
+        assert (error.reason, str(error)) == ("failed", "the trace is damaged")
+        monkeypatch.setattr(reports, "WORKER_MODULE", "eventlm.no_such_module")
+        assert (await refusal(Reports(SystemProcesses()))).reason == "failed"
+    failed, died = logs
+    assert failed["reason"] == "the trace is damaged"
+    assert "No module named eventlm.no_such_module" in died["complaint"]
 
 
 async def test_the_real_process_runs(tmp_path: Path) -> None:
