@@ -61,7 +61,7 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
             "{{ $labels.instance }} has requests and computes no step",
             "The server says that it is ready, {{ $value }} requests wait or run, and no step has ended for three "
             "minutes.",
-            "eventlm explain --slowest 5",
+            "eventlm debug -c 'goto end' -c 'show plan'",
         ),
         AlertRule(
             "EventlmQueueTime",
@@ -98,7 +98,7 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
             "warning",
             "replica {{ $labels.engine }} of {{ $labels.instance }} is out of KV blocks",
             "{{ $value | humanizePercentage }} of its blocks are in use, and requests wait.",
-            "eventlm trace stats",
+            "eventlm debug -c 'goto end' -c 'show pool'",
         ),
         AlertRule(
             "EventlmDeadlinesMissed",
