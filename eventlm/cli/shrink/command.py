@@ -32,7 +32,7 @@ a test of it: it fails while the problem is there, and passes once it is mended.
 A trace is served by the engine that it was recorded with, with a cost model fitted to it; flags of the engine
 go before that. Two runs of this command, with however many processes, find the same; only a --budget in
 seconds depends on the machine. Ctrl-C keeps what is found."""
-    parser.usage = "eventlm shrink TRACE|WORKLOAD --keep PRED -o small.jsonl [--test test_small.py] [flags]"
+    parser.usage = "%(prog)s TRACE|WORKLOAD --keep PRED -o FILE [--test FILE] [options]"
     parser.epilog = (
         """\
 examples:

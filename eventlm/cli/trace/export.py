@@ -64,7 +64,7 @@ of a format may also be given to a --to of its own, beside one with a time.
 """
         + WINDOW_HELP
     )
-    parser.add_argument("--format", choices=FORMATS, help="what to write (default: csv)")
+    parser.add_argument("--format", choices=FORMATS, metavar="NAME", help="what to write (default: csv)")
     parser.add_argument(
         "-o", "--output", metavar="PATH", required=True, help="folder to write the tables to, or the file of the others"
     )
