@@ -32,7 +32,7 @@ def configure(parser: Parser) -> None:
     parser.epilog = """\
 examples:
   eventlm branch --at 1042 --policy edf   after the drain of event 1042
-  eventlm branch --at 12.5s --policy edf  from the first drain at or after 12.5 s
+  eventlm branch --at 12.5s --policy edf  from the first drain from 12.5 s on
   eventlm branch --at 90s --set max_num_seqs=64 -o branches
   eventlm replay branches/latest          a branch is verified like any trace
 
