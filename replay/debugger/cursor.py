@@ -71,7 +71,7 @@ class CoreCursor:
             )
         return self._core
 
-    def follow(self, s: int, last_s: int) -> Iterator[LogLine]:
+    def follow(self, s: int, last_s: int, *, with_decisions: bool = True) -> Iterator[LogLine]:
         """The lines after event `s` up to event `last_s`, while `core` is the one at each of them. Lines that have no
         state are left out. No other method may be called meanwhile.
         """
@@ -84,7 +84,7 @@ class CoreCursor:
             self._core = None
         if self._core is None:
             self._core, self._applied_s = self._rebuilt.new_core(), -1
-        return self._advance(last_s, first_s=s + 1)
+        return self._advance(last_s, first_s=s + 1, with_decisions=with_decisions)
 
     @property
     def core(self) -> Core:
@@ -120,7 +120,9 @@ class CoreCursor:
         self._core = self._rebuilt.new_core() if start is None else self._rebuilt.restored_core(start.state)
         self._applied_s = -1 if start is None else start.next_s - 1
 
-    def _advance(self, last_s: int, *, first_s: int | None = None, keeps_near: bool = False) -> Iterator[LogLine]:
+    def _advance(
+        self, last_s: int, *, first_s: int | None = None, keeps_near: bool = False, with_decisions: bool = False
+    ) -> Iterator[LogLine]:
         core = self._core
         assert core is not None
         wanted = self._wanted_near(core.next_seq, last_s) if keeps_near else {}
@@ -129,7 +131,7 @@ class CoreCursor:
         for line in lines_between(self._reader, core.next_seq if first_s is None else first_s, last_s):
             check()
             if line.tag in DECISION_TAGS or line.s < core.next_seq:
-                if not is_lost:
+                if with_decisions and not is_lost:
                     yield line
                 continue
             event = line.event()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
@@ -11,7 +11,7 @@ from eventlm.core.state.sequence import Sequence, State
 from eventlm.replay.debugger.condition import GAUGES
 from eventlm.replay.expressions.errors import ExpressionError
 from eventlm.replay.expressions.evaluation import Value
-from eventlm.replay.expressions.syntax import Attribute, CallExpression, Name, Number
+from eventlm.replay.expressions.syntax import Attribute, CallExpression, Name
 
 _OF_STATE: dict[str, Callable[[CoreState], Value]] = {
     "policy": lambda state: state.policy_name,
@@ -93,7 +93,8 @@ class PositionEnvironment:
         return None
 
     def call(self, node: CallExpression) -> object:
-        numbers = [cast(Number, each).value for each in node.arguments]
+        # A condition has been checked: they are numbers.
+        numbers: list[int] = [each.value for each in node.arguments]  # type: ignore[union-attr,misc]
         if self._state is None:
             return _ABSENT
         if node.name == "replica":

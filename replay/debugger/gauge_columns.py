@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -39,11 +40,12 @@ class GaugeColumns:
         self.num_replicas = index.header.core.num_replicas
         #: Positions of the drains: their last facts.
         self.drains: Column = index.drains["s"]
+        self._positions: list[int] = self.drains.tolist()
         self._column = lru_cache(maxsize=64)(self._read)
 
     def drain_at(self, s: int) -> int:
         """The last drain that is over at an event; -1: none."""
-        return int(np.searchsorted(self.drains, s, side="right")) - 1
+        return bisect_right(self._positions, s) - 1
 
     def columns(self, names: Iterable[str], replica: int) -> dict[str, Vector]:
         """The columns of these names for one replica."""

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.core_state import CoreState
 from eventlm.errors import UsageError
-from eventlm.events.codec import DECISION_TAGS
 from eventlm.replay.debugger.condition import GAUGES, SHARED, Condition
 from eventlm.replay.debugger.cursor import CoreCursor, NoStateError
 from eventlm.replay.debugger.environment import PositionEnvironment
@@ -187,11 +186,10 @@ class Searcher:
         read: Callable[..., dict[str, Value]] | None = None
         if condition.reads_events:
             nodes, read = condition.by_tag(), FieldReader(condition.event_names).read
-        for line in cursor.follow(after_s, last_s):
+        for line in cursor.follow(after_s, last_s, with_decisions=nodes is not None):
             if nodes is None:
-                if line.tag not in DECISION_TAGS:
-                    values = self._values(condition, root, line.s, cursor.core.state, None, is_truth=is_truth)
-                    yield _Sample(line.s, values)
+                values = self._values(condition, root, line.s, cursor.core.state, None, is_truth=is_truth)
+                yield _Sample(line.s, values)
             elif read is not None and (node := nodes.get(line.tag)) is not None:
                 values = self._values(condition, node, line.s, cursor.core.state, read(line), is_truth=is_truth)
                 yield _Sample(line.s, values)

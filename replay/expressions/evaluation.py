@@ -26,6 +26,9 @@ from eventlm.replay.expressions.syntax import (
 
 Value: TypeAlias = int | str | bool | None
 
+#: Tuples, because a union would be made at every call.
+_LITERALS = (Number, Text)
+_NAMED = (Name, CallExpression, Attribute)
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 
@@ -123,7 +126,7 @@ def value_of(node: Node, environment: Environment) -> Value:
         if node.operator == "or":
             return truth_of(node.left, environment) or truth_of(node.right, environment)
         return _binary(node, value_of(node.left, environment), value_of(node.right, environment))
-    if isinstance(node, Number | Text):
+    if isinstance(node, _LITERALS):
         return node.value
     if isinstance(node, Unary):
         if node.operator == "not":
@@ -142,7 +145,7 @@ def _looked_up(node: Name | CallExpression | Attribute, environment: Environment
         return environment.name(node)
     if isinstance(node, CallExpression):
         return environment.call(node)
-    if isinstance(node.of, Name | CallExpression | Attribute):
+    if isinstance(node.of, _NAMED):
         return environment.attribute(_looked_up(node.of, environment), node)
     raise ExpressionError(node.column, "only what a name or a call stands for has attributes")
 
