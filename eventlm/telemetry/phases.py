@@ -10,8 +10,9 @@ decodes. Steps in flight at a preemption change nothing: it is preempted from th
 explain`, from the log alone, with one difference: a sequence that was admitted before its first chunk was launched is
 still in the queue, because the log does not show its admission.
 
-The log may begin with a later segment, or lack events. Sequences that were live there end as `unknown`, and those whose
-arrival is not in the log are left out.
+The log may begin in the middle of a run, with a later segment or as a branch. Then the snapshot there has the sequences
+that are live, and they begin with it, in the phase that they are in. Events may also be missing: sequences that were
+live before them end as `unknown`, and only those that arrived since go on from the next snapshot.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 
+from eventlm.core.state.in_flight import launches_in_flight
+from eventlm.core.state.sequence import State
+from eventlm.core.state.snapshot import SequenceRow, StateSnapshot
 from eventlm.events import (
     Admitted,
     Arrived,
@@ -32,6 +37,7 @@ from eventlm.events import (
     Launched,
     Preempted,
     Rejected,
+    Snapshot,
     StepCompleted,
     WorkerLost,
     WorkerUp,
@@ -52,11 +58,15 @@ PhaseName = Literal[
 #: Outcomes of sequences that have no finish reason: the log ends first, or lacks the events of their end.
 UNFINISHED, UNKNOWN = "unfinished", "unknown"
 
+#: States with blocks on a replica.
+_RESIDENT = (State.PREFILL, State.DECODE)
+
 
 class TracedSequence(Struct, kw_only=True, eq=False):
     """A sequence between its admission and its end. Times in ns of the run.
 
-    start_ns: its request reached the socket. phase_ns: its phase began. computed_ns: its last chunk ended.
+    start_ns: its request reached the socket, or the log began where it was live. phase_ns: its phase began.
+    computed_ns: its last chunk ended.
     replica: where it was launched last, -1 before.
     """
 
@@ -157,11 +167,16 @@ class PhaseFold:
         self._window = window
         self._next_s = -1
         self._now_ns = 0
+        #: Whether the next snapshot has sequences that the events have not shown.
+        self._lacks_events = False
+        #: Requests that ended as unknown where events are missing.
+        self._unknown: set[int] = set()
         self._replicas: list[_Replica] = []
         self._arriving: dict[int, Arrived] = {}
         self._sequences: dict[tuple[int, int], TracedSequence] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Header: self._begin,
+            Snapshot: self._take_up,
             Arrived: self._arrived,
             Admitted: self._admitted,
             Rejected: self._rejected,
@@ -196,9 +211,12 @@ class PhaseFold:
     def _begin(self, header: Header) -> None:
         if not self._replicas:
             self._replicas = [_Replica() for _ in range(header.core.num_replicas)]
+            self._lacks_events = header.s > 0
 
     def _skip_gap(self) -> None:
         """Events are missing. Sequences that were live before them may have ended since."""
+        self._lacks_events = True
+        self._unknown |= {request for request, _ in self._sequences}
         self._end_all(UNKNOWN)
         for replica in self._replicas:
             replica.launches.clear()
@@ -208,6 +226,44 @@ class PhaseFold:
             self._end(sequence, outcome, None)
         self._sequences.clear()
         self._arriving.clear()
+
+    def _take_up(self, event: Snapshot) -> None:
+        if not self._lacks_events:
+            return
+        self._lacks_events = False
+        taken = msgspec.json.decode(event.state, type=StateSnapshot)
+        for replica, replica_taken in zip(self._replicas, taken.replicas, strict=True):
+            replica.epoch = replica_taken.epoch
+        for launched in launches_in_flight(taken):
+            self._replicas[launched.replica].launches[launched.s] = launched
+        ending_prompts = {
+            (request, index)
+            for replica_taken in taken.replicas
+            for step in replica_taken.steps
+            for request, index, _, _, is_final in step.chunks
+            if is_final
+        }
+        for request in taken.requests:
+            arrival = request.arrival
+            is_followed = self._window is None or self._window.has(arrival.ts)
+            for row in request.sequences:
+                identity = (arrival.s, row.index)
+                if is_followed and arrival.s not in self._unknown and identity not in self._sequences:
+                    self._take_up_sequence(arrival, row, taken.now_ns, is_ending_prompt=identity in ending_prompts)
+        self._unknown &= {request.arrival.s for request in taken.requests}
+
+    def _take_up_sequence(self, arrival: Arrived, row: SequenceRow, ns: int, *, is_ending_prompt: bool) -> None:
+        sequence = TracedSequence(
+            arrival=arrival,
+            index=row.index,
+            start_ns=ns,
+            phase=_phase_of(row, is_ending_prompt=is_ending_prompt),
+            phase_ns=ns,
+            replica=row.replica,
+            num_preemptions=max(row.residency - (row.state in _RESIDENT), 0),
+        )
+        self._sequences[sequence.identity] = sequence
+        self._sink.sequence_began(sequence)
 
     def _arrived(self, event: Arrived) -> None:
         if self._window is None or self._window.has(event.ts):
@@ -315,6 +371,17 @@ class PhaseFold:
         replica = self._replicas[event.replica]
         replica.epoch = event.epoch
         replica.launches.clear()
+
+
+def _phase_of(row: SequenceRow, *, is_ending_prompt: bool) -> PhaseName:
+    """The phase of a sequence in a snapshot. is_ending_prompt: its last prompt chunk is in flight."""
+    if row.state is State.CLOSING:
+        return "text_end"
+    if row.state not in _RESIDENT:
+        return "preempted" if row.residency else "queue"
+    if row.state is State.DECODE and not is_ending_prompt:
+        return "decode"
+    return "prefill" if row.residency == 1 else "recompute"
 
 
 def _generates(sequence: TracedSequence) -> bool:

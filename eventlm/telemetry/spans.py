@@ -7,7 +7,7 @@
 Phases follow each other without gaps, so their durations add up to the span above them. Attributes are those of the
 semantic conventions for generative AI, those that vLLM and SGLang add (`gen_ai.latency.*`, in seconds, and
 `gen_ai.usage.*_tokens`), and our own with the prefix `eventlm.`. Ids are hashes of the run's name and the request, so
-that the same log always gives the same spans.
+that the same log always gives the same spans. A request that was live where the log begins is one from there on.
 """
 
 from __future__ import annotations
@@ -72,10 +72,11 @@ class Span(Struct, frozen=True, kw_only=True):
 
 
 class _Request(Struct, kw_only=True):
-    """A request with samples that have not ended."""
+    """A request with samples that have not ended: `num_open` of them."""
 
     arrival: Arrived
-    num_open: int
+    start_ns: int
+    num_open: int = 0
     reasons: list[str]
     events: list[SpanEvent] = []
     output_tokens: int = 0
@@ -131,8 +132,9 @@ class SpanBuilder:
         """Open its request with its first sample."""
         arrival = sequence.arrival
         if arrival.s not in self._requests:
-            self._requests[arrival.s] = _Request(arrival=arrival, num_open=arrival.n, reasons=[])
+            self._requests[arrival.s] = _Request(arrival=arrival, start_ns=sequence.start_ns, reasons=[])
             self._parents[arrival.s] = self._parent_of(arrival.s)
+        self._requests[arrival.s].num_open += 1
 
     def phase_began(self, sequence: TracedSequence) -> None:
         """Its span is made when it ends."""
@@ -207,25 +209,33 @@ class SpanBuilder:
             "gen_ai.response.finish_reasons": request.reasons,
         }
         error = "error" if "error" in request.reasons else ""
-        self._emit_root(request.arrival, ns, attributes | usage, error=error, events=request.events)
+        attributes |= usage
+        self._emit_root(request.arrival, request.start_ns, ns, attributes, error=error, events=request.events)
         del self._requests[request.arrival.s]
 
     def request_rejected(self, arrival: Arrived, event: Rejected) -> None:
         """A span without phases."""
         self._parents[arrival.s] = self._parent_of(arrival.s)
-        self._emit_root(arrival, event.ts, {}, error=f"rejected: {event.reason}", events=[])
+        start_ns = min(arrival.scheduling.received_ns or arrival.ts, arrival.ts)
+        self._emit_root(arrival, start_ns, event.ts, {}, error=f"rejected: {event.reason}", events=[])
 
     def _emit_root(
-        self, arrival: Arrived, end_ns: int, attributes: Attributes, *, error: str, events: list[SpanEvent]
+        self,
+        arrival: Arrived,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes,
+        *,
+        error: str,
+        events: list[SpanEvent],
     ) -> None:
-        scheduling = arrival.scheduling
         parent = self._parents.get(arrival.s)
         span = Span(
             name=ROOT_NAME,
             trace_id=self._trace_id(arrival.s),
             span_id=self._id(arrival.s),
             parent_id=parent.span_id if parent is not None else "",
-            start_ns=self._unix_start_ns + min(scheduling.received_ns or arrival.ts, arrival.ts),
+            start_ns=self._unix_start_ns + start_ns,
             end_ns=self._unix_start_ns + end_ns,
             attributes=_of_arrival(arrival) | attributes | ({"error.type": error} if error else {}),
             events=events,

@@ -23,6 +23,7 @@ from msgspec import Struct
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
 from eventlm.core.predictor import StepShape
+from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
 from eventlm.events import Gap, Launched
@@ -57,7 +58,6 @@ from eventlm.replay.what_if.what_if import (
     stages_of,
 )
 from eventlm.replay.workload.closed_loop import find_closed_loop
-from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
 from eventlm.replay.workload.unknown import draw_unknown
 from eventlm.replay.workload.workload import Workload

@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
+
 from eventlm.bus.log_reader import LogReader
-from eventlm.events import Event, Header
+from eventlm.core.state.in_flight import launches_in_flight
+from eventlm.core.state.snapshot import StateSnapshot
+from eventlm.events import Event, Header, Snapshot
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.chrome import ChromeWriter
@@ -51,6 +55,7 @@ class _Timeline:
         self._window = window
         self._num_blocks = header.core.num_blocks
         self._now_ns = header.ts
+        self._header = header
         self._store = MetricsStore(sink=self)
         self._phases = PhaseFold(writer, window=window)
         self._written: dict[tuple[int, str], int] = {}
@@ -61,6 +66,11 @@ class _Timeline:
         """The next event of the log."""
         if event.ts != self._now_ns:
             self._end_drain(event.ts)
+        if isinstance(event, Snapshot) and event.s == self._header.s + 1:
+            # What is live where the log begins counts, too.
+            taken = msgspec.json.decode(event.state, type=StateSnapshot)
+            self._store = MetricsStore(sink=self)
+            self._store.take_up(self._header, taken, launches_in_flight(taken))
         self._store.apply(event)
         self._phases.apply(event)
 

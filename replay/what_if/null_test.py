@@ -14,6 +14,7 @@ from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.core.core import Core
+from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import InvariantError
 from eventlm.events import Decision, Event, Fact, StepCompleted
@@ -23,7 +24,6 @@ from eventlm.replay.simulate.simulator import Simulator
 from eventlm.replay.simulate.timing import RecordedTiming
 from eventlm.replay.simulate.under_way import UnderWay, remaining_work
 from eventlm.replay.verify.divergence import as_object, differing_fields
-from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.replay.workload.recorded_run import RecordedRun
 
 

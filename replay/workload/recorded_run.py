@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
 from eventlm.events import (
@@ -39,7 +40,6 @@ from eventlm.events import (
     TimerDue,
 )
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
-from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents

@@ -21,6 +21,7 @@ from eventlm.bus.run_folder import closed_segments
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.core.core import Core
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
+from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.replica import Replica
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import QueueFullError
@@ -42,7 +43,6 @@ from eventlm.events import (
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.rebuild import rebuild
-from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from tests.checkpoints import make_checkpoint

@@ -9,11 +9,11 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
+from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.events import Arrived, Finished, Rejected
 from eventlm.metrics.rows import COMPLETED
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.outcome import CANCELLED, OutcomeCollector, RunOutcome
-from eventlm.replay.workload.in_flight import launches_in_flight
 from eventlm.replay.workload.recorded_run import read_run
 from tests.replay.branch_runs import random_points, record_random
 

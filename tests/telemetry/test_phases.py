@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.events import Arrived, Finished, Preempted, Rejected
+from eventlm.core.state.snapshot import StateSnapshot
+from eventlm.events import Arrived, Event, Finished, Header, Preempted, Rejected, Snapshot
 from eventlm.replay.explain.explainer import explain
 from eventlm.telemetry.phases import UNFINISHED, UNKNOWN, PhaseFold, TracedSequence, TracedStep
 from eventlm.types import TimeWindow
+from tests.replay.branch_runs import without_first_half
 from tests.replay.golden import FOLDER
 from tests.replay.traces import Objects, tampered
 from tests.replay.workload_runs import record
@@ -27,6 +31,7 @@ class Recorder:
         self.phases: dict[Identity, list[tuple[str, int, int]]] = {}
         self.outcomes: dict[Identity, tuple[str, int]] = {}
         self.starts: dict[Identity, int] = {}
+        self.arrivals: dict[int, int] = {}
         self.rejected: list[int] = []
         self.preemptions: list[tuple[Identity, Identity | None]] = []
         self.steps: list[TracedStep] = []
@@ -34,8 +39,10 @@ class Recorder:
         self._open: set[Identity] = set()
 
     def sequence_began(self, sequence: TracedSequence) -> None:
+        assert sequence.identity not in self.phases
         self.phases[sequence.identity] = []
         self.starts[sequence.identity] = sequence.start_ns
+        self.arrivals[sequence.arrival.s] = sequence.arrival.ts
 
     def phase_began(self, sequence: TracedSequence) -> None:
         assert sequence.identity not in self._open
@@ -160,6 +167,71 @@ def test_events_that_are_missing_end_what_was_live() -> None:
     unknown = [identity for identity, (outcome, _) in recorder.outcomes.items() if outcome == UNKNOWN]
     assert unknown
     assert {recorder.outcomes[identity][1] for identity in unknown} == {events[middle - 21].ts}
+
+
+def test_a_log_that_begins_in_the_middle_of_a_run_has_the_rest_of_it(tmp_path: Path) -> None:
+    num_taken_up: Counter[str] = Counter()
+    for seed in (5, 10, 15):
+        record(tmp_path, seed)
+        run = tmp_path / f"seed-{seed}"
+        whole = folded(run)
+        without_first_half(run)
+        rest = folded(run)
+        with LogReader(run) as reader:
+            first_ns = reader.header.ts
+            start = next(event for line in reader if isinstance(event := line.event(), Snapshot))
+        live = {
+            (request.arrival.s, row.index)
+            for request in msgspec.json.decode(start.state, type=StateSnapshot).requests
+            for row in request.sequences
+        }
+        later = {identity for identity in whole.phases if identity[0] > start.s}
+        assert rest.phases.keys() == live | later
+        for identity, phases in rest.phases.items():
+            expected = [(name, max(begin, first_ns), end) for name, begin, end in whole.phases[identity]]
+            assert phases == [phase for phase in expected if phase[2] > first_ns], identity
+            assert rest.outcomes[identity] == whole.outcomes[identity]
+            num_taken_up[phases[0][0]] += identity in live
+        assert [step.fact for step in rest.steps] == [step.fact for step in whole.steps if step.fact.s > start.s]
+        assert {identity: chunks for identity, chunks in rest.chunks.items() if identity in later} == {
+            identity: chunks for identity, chunks in whole.chunks.items() if identity in later
+        }
+        assert folded(run, TimeWindow(first_ns + 1, None)).phases.keys() == {
+            identity for identity in rest.phases if whole.arrivals[identity[0]] > first_ns
+        }
+    assert num_taken_up.keys() >= {"queue", "prefill", "decode"}
+
+
+def test_what_arrived_where_events_are_missing_goes_on_after_them(tmp_path: Path) -> None:
+    num_hidden = num_again = 0
+    for seed in (5, 10, 15):
+        record(tmp_path, seed)
+        whole = folded(tmp_path / f"seed-{seed}")
+        segments: list[list[Event]] = []
+        with LogReader(tmp_path / f"seed-{seed}") as reader:
+            for line in reader:
+                if isinstance(event := line.event(), Header):
+                    segments.append([])
+                segments[-1].append(event)
+        # Every second segment is missing.
+        recorder = Recorder()
+        fold = PhaseFold(recorder)
+        seen = [event for segment in segments[::2] for event in segment]
+        for event in seen:
+            fold.apply(event)
+        fold.finish()
+        arrived = {event.s for event in seen if isinstance(event, Arrived)}
+        ends = {identity: outcome for identity, outcome in recorder.outcomes.items() if identity[0] not in arrived}
+        num_hidden += len(ends)
+        num_again += sum(outcome == UNKNOWN for outcome, _ in ends.values())
+        for identity, outcome in ends.items():
+            assert outcome == whole.outcomes[identity] or outcome[0] == UNKNOWN
+            # Those who are seen to the end have their last phases.
+            if outcome[0] != UNKNOWN:
+                first_ns = recorder.starts[identity]
+                expected = [(name, max(begin, first_ns), end) for name, begin, end in whole.phases[identity]]
+                assert recorder.phases[identity] == [phase for phase in expected if phase[2] > first_ns]
+    assert num_hidden > num_again > 0
 
 
 def test_rejected_requests(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from eventlm.metrics.rows import RequestRow
 from eventlm.telemetry.phases import UNFINISHED
 from eventlm.telemetry.spans import ROOT_NAME, Span, SpanBuilder, SpanContext
 from eventlm.types import TimeWindow
+from tests.replay.branch_runs import without_first_half
 from tests.replay.explained_logs import read
 from tests.replay.golden import FOLDER
 from tests.replay.traces import Objects, read_objects, tampered, write_objects
@@ -39,6 +40,22 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_phases_add_up_to_the_span_above(trace: Path) -> None:
+    check_sums(trace)
+
+
+def test_a_request_that_was_live_where_the_log_begins_is_a_span_from_there_on(tmp_path: Path) -> None:
+    record(tmp_path, 5)
+    run = without_first_half(tmp_path / "seed-5")
+    check_sums(run)
+    with LogReader(run) as reader:
+        header = reader.header
+    roots = [span for span in spans_of(run) if span.name == ROOT_NAME]
+    before = [span for span in roots if int(str(span.attributes["eventlm.request"])) < header.s]
+    assert before
+    assert {span.start_ns - int(header.unix_start_ns) for span in before} == {header.ts}
+
+
+def check_sums(trace: Path) -> None:
     spans = spans_of(trace)
     by_id = {span.span_id: span for span in spans}
     assert len(by_id) == len(spans)

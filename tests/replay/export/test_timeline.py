@@ -10,9 +10,10 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
-from eventlm.events import Emitted
+from eventlm.events import Emitted, Finished
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.timeline import TimelineFormat, export_timeline
+from tests.replay.branch_runs import SEGMENT_BYTES, record_random, without_first_half
 from tests.replay.export.decoded_perfetto import Decoded
 from tests.replay.golden import FOLDER
 from tests.replay.traces import Objects, tampered
@@ -85,6 +86,24 @@ def test_chrome_has_the_same_counters(tmp_path: Path) -> None:
             track = f"replica {event['pid'] - 2}/{event['name']}"
             found.setdefault(track, []).append((round(event["ts"] * 1000), event["args"][event["name"]]))
     assert found == Decoded(tmp_path / "perfetto").counters
+
+
+def test_a_run_that_begins_in_the_middle_shows_what_was_live_there(tmp_path: Path) -> None:
+    run = record_random(tmp_path / "runs", 5, segment_bytes=SEGMENT_BYTES)
+    whole = export_timeline(run, tmp_path / "whole", to="perfetto")
+    with LogReader(without_first_half(run)) as reader:
+        first_ns = reader.header.ts
+        num_ends = sum(isinstance(line.event(), Finished) for line in reader)
+    rest = export_timeline(run, tmp_path / "rest", to="perfetto")
+    assert num_ends == rest.num_sequences < whole.num_sequences
+    for name, values in Decoded(tmp_path / "rest").counters.items():
+        if "tokens" not in name:
+            latest, expected = -1, []
+            for ns, value in Decoded(tmp_path / "whole").counters[name]:
+                latest = value if ns <= first_ns else latest
+                expected += [(ns, value)] if ns > first_ns else []
+            assert [(ns, value) for ns, value in values if ns > first_ns] == expected
+            assert values[0] == (first_ns, latest)
 
 
 @pytest.mark.parametrize("to", ["perfetto", "chrome"])

@@ -6,8 +6,8 @@ import random
 from pathlib import Path
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.events import Launched
-from eventlm.replay.workload.in_flight import launches_in_flight
 from tests.replay.branch_runs import random_points
 from tests.replay.traces import record, small_machine
 
