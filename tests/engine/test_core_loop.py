@@ -24,7 +24,6 @@ STAMPING = {
     "eventlm/engine/core_loop.py",
     "replay/explain/explainer.py",
     "replay/verify/verifier.py",
-    "replay/workload/in_flight.py",
 }
 
 
