@@ -20,7 +20,7 @@ WORKER_MODULE = "eventlm.look.report_worker"
 TIMEOUT_SECONDS = 300.0
 
 #: Why there is no report. busy: another one is being made. too_long: it took more than its time.
-Reason = Literal["busy", "too_long", "not_recorded", "not_available", "failed"]
+Reason = Literal["busy", "too_long", "not_recorded", "failed"]
 
 
 class NoReportError(EventLMError):

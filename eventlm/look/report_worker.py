@@ -6,7 +6,6 @@ priority, because the server is running.
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ import msgspec
 
 from eventlm.engine.reports import ReportHead, ReportRequest
 from eventlm.errors import EventLMError
+from eventlm.look.report.build import build_report
 from eventlm.types import TimeWindow
 
 _NICENESS = 19
@@ -32,22 +32,8 @@ def respond(request: ReportRequest, build: Build) -> bytes:
     except EventLMError as error:
         # The page's reader may look at the run, and need not know where it lies.
         why = str(error).replace(request.run_folder, "the trace")
-        return refuse(ReportHead(reason="failed", error=why))
+        return msgspec.json.encode(ReportHead(reason="failed", error=why)) + b"\n"
     return msgspec.json.encode(ReportHead()) + b"\n" + page.encode()
-
-
-def refuse(head: ReportHead) -> bytes:
-    """An answer without a page."""
-    return msgspec.json.encode(head) + b"\n"
-
-
-def find_build() -> Build | None:
-    """What makes reports, if this version has it."""
-    try:
-        build: Build = importlib.import_module("eventlm.look.report").build_report
-    except ModuleNotFoundError:
-        return None
-    return build
 
 
 def main() -> None:
@@ -58,11 +44,7 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb") as output:
         os.dup2(2, 1)
         request = msgspec.json.decode(sys.stdin.buffer.read(), type=ReportRequest)
-        build = find_build()
-        if build is None:
-            output.write(refuse(ReportHead(reason="not_available", error="this version makes no reports yet")))
-        else:
-            output.write(respond(request, build))
+        output.write(respond(request, build_report))
 
 
 if __name__ == "__main__":

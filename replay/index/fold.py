@@ -103,6 +103,9 @@ class RunFold:
         #: By (replica, step): rows of steps in flight, and their decodes.
         self._flying: dict[tuple[int, int], int] = {}
         self._flying_decodes: dict[tuple[int, int], list[Identity]] = {}
+        self._flying_chunks: dict[tuple[int, int], list[Identity]] = {}
+        #: When each live sequence got its latest token.
+        self._last_token_ns: dict[Identity, int] = {}
         #: Sequences whose prompts are done, but gave no token yet: a row may produce none.
         self._tokenless: set[Identity] = set()
         #: By replica: the epoch of its latest worker.
@@ -195,12 +198,13 @@ class RunFold:
             scheduling.slo_tpot_ns,
             arrival.prompt_tokens,
             arrival.max_tokens,
-            *(-1,) * 6,
+            *(-1,) * 7,
             0,
             0,
             -1,
             -1,
             0,
+            int(scheduling.is_branch),
         )
         is_generating = scheduling.kind == "generate"
         live = _Live(row, (arrival.s, index), is_generating=is_generating, prompt_tokens=arrival.prompt_tokens)
@@ -260,6 +264,7 @@ class RunFold:
             0,
         )
         decodes = self._flying_decodes[replica, step] = [(request, index) for request, index, _, _ in event.decodes]
+        self._flying_chunks[replica, step] = [(request, index) for request, index, _, _, _ in event.chunks]
         self._note_decodes(replica, step, decodes)
         for request, index, start, num_tokens, samples in event.chunks:
             live = self._live.get((request, index))
@@ -329,6 +334,9 @@ class RunFold:
             columns["completed_ns"][row] = event.ts
             columns["emitted"][row] = event.num_tokens
         decodes = self._flying_decodes.pop(key, [])
+        chunks = self._flying_chunks.pop(key, [])
+        if completed is not None:
+            self._note_tokens([*decodes, *chunks], completed.produced, event)
         if self._tokenless:
             for position, identity in enumerate(decodes):
                 if identity in self._tokenless:
@@ -341,6 +349,17 @@ class RunFold:
             self._note_first_token(identity, position, event.ts)
             if live.phase in _COMPUTING_PROMPT:
                 self._begin(live, SequencePhase.DECODE, event.ts, event.replica)
+
+    def _note_tokens(self, rows: list[Identity], produced: list[int], event: Emitted) -> None:
+        """Written for speed: mostly each row of a step gives a token."""
+        if event.dropped or 0 in produced:
+            gone = dict(event.dropped)
+            rows = [
+                identity
+                for row, (identity, num_tokens) in enumerate(zip(rows, produced, strict=False))
+                if num_tokens > gone.get(row, 0)
+            ]
+        self._last_token_ns.update(dict.fromkeys(rows, event.ts))
 
     def _note_first_token(self, identity: Identity, position: int, now_ns: int) -> None:
         """The row at a position of a completed step may have given a sequence its first token."""
@@ -381,8 +400,10 @@ class RunFold:
     def _finished(self, event: Finished) -> None:
         live = self._live.pop((event.request, event.index), None)
         self._tokenless.discard((event.request, event.index))
+        last_token_ns = self._last_token_ns.pop((event.request, event.index), -1)
         if live is not None:
             self._end(live, event, event.reason)
+            self.requests.columns["last_token_ns"][live.row] = last_token_ns
             self.requests.columns["output_tokens"][live.row] = event.position
             self.requests.columns["cached_tokens"][live.row] = event.cached_tokens
         if event.reason == "error":
@@ -416,6 +437,7 @@ class RunFold:
         for key in [key for key in self._flying if key[0] == replica]:
             del self._flying[key]
             self._flying_decodes.pop(key, None)
+            self._flying_chunks.pop(key, None)
             self._finals.pop(key, None)
 
     def _cancelled(self, event: Cancelled) -> None:
@@ -480,6 +502,7 @@ class RunFold:
             self._flying[key] = self.steps.add(*launch, *(-1,) * 5, *rows)
             decodes: list[Identity] = [sequence.id for sequence in step.decodes]
             self._flying_decodes[key] = decodes
+            self._flying_chunks[key] = [chunk.sequence.id for chunk in step.chunks]
             self._note_decodes(*key, [identity for identity in decodes if identity in self._live])
             for position, chunk in enumerate(step.chunks, len(step.decodes)):
                 if chunk.final and chunk.sequence.id in self._live:
@@ -493,6 +516,8 @@ class RunFold:
         self._last_step.clear()
         self._flying.clear()
         self._flying_decodes.clear()
+        self._flying_chunks.clear()
+        self._last_token_ns.clear()
         self._tokenless.clear()
         self._finals.clear()
         self._arriving.clear()

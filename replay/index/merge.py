@@ -130,6 +130,7 @@ class Merger:
             if columns[name][place] < 0:
                 columns[name][place] = later[name]
         columns["preemptions"][place] += later["preemptions"]
+        columns["last_token_ns"][place] = max(columns["last_token_ns"][place], later["last_token_ns"])
 
     def _add_phases(self, columns: dict[str, Column]) -> None:
         kept = np.ones(len(columns["row"]), np.bool_)

@@ -63,6 +63,7 @@ class Schema(NamedTuple):
 #: rejected one `rejected: ...`, and `unknown` if the end lies in a gap. `launched_ns` is its first admission to a
 #: replica. `deadline_ns`, `slo_*`: as in the request. `kind`: a name. `replica`: the latest. `best_hit_*`: the
 #: most leading tokens of the prompt that any replica's cache held when the request arrived; -1 if that is not known.
+#: `is_branch`: 1 for a branch of a beam search, whose first request stands for all of them in what counts requests.
 REQUESTS = Schema(
     "requests",
     (
@@ -83,6 +84,7 @@ REQUESTS = Schema(
         "replica",
         "launched_ns",
         "first_token_ns",
+        "last_token_ns",
         "ended_ns",
         "ended_s",
         "reason",
@@ -91,6 +93,7 @@ REQUESTS = Schema(
         "best_hit_tokens",
         "best_hit_replica",
         "preemptions",
+        "is_branch",
     ),
 )
 #: Phases of the sequences. `row`: in `requests`. A phase under way has `end_ns` -1. `first_step`, `last_step`: of the

@@ -14,6 +14,8 @@ const ORDERS = ["arrival", "replica", "class", "slot"];
 const PLAIN_COLOURS = ["line", "field", "text", "muted", "accent", "danger", "raised"];
 /** A pointer that moved less, in pixels, has clicked. */
 const CLICK_DISTANCE = 4;
+/** In pixels, of the row of a request that somebody was led to. */
+const SEEN_HEIGHT = 8;
 /** By how much a notch of a wheel zooms. */
 const NOTCH = 1.25;
 const HELP =
@@ -222,7 +224,19 @@ class Scene {
     if (this.told?.from === from && this.told?.to === to) return;
     const view = spanning(this.view, axis, order, from, to);
     this.view = fitted(view, axis, order, this.shown.model.firstInterval);
+    if (this.selected !== null) this.spread(order.rowOf[this.selected]);
     this.draw();
+  }
+
+  /** Fewer rows, if one of them is too thin to be seen. */
+  spread(row) {
+    const { axis, order } = this.shown;
+    const rows = this.view.y1 - this.view.y0;
+    const most = this.size.height / SEEN_HEIGHT;
+    if (rows <= most) return;
+    const x = (this.view.x0 + this.view.x1) / 2;
+    this.view = zoomed(this.view, axis, order, x, row + 0.5, 1, most / rows);
+    this.view = showing(this.view, axis, order, x, row);
   }
 
   get size() {

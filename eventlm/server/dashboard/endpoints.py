@@ -105,8 +105,6 @@ def _no_report(error: NoReportError) -> ApiError:
             )
         case "not_recorded":
             return ApiError(409, message, code=error.reason, should_retry=False)
-        case "not_available":
-            return ApiError(501, message, type="server_error", code=error.reason, should_retry=False)
         case "failed":
             return ApiError(500, message, type="server_error", code="report_failed", should_retry=False)
 

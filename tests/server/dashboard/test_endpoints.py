@@ -161,7 +161,6 @@ REFUSALS: list[tuple[Reason, int, str, str]] = [
     ("busy", 429, "requests", "rate_limit_exceeded"),
     ("too_long", 503, "server_error", "report_too_long"),
     ("not_recorded", 409, INVALID, "not_recorded"),
-    ("not_available", 501, "server_error", "not_available"),
     ("failed", 500, "server_error", "report_failed"),
 ]
 

@@ -1,0 +1,176 @@
+"""The head of a report: what ran, how much of it, under which settings, and on what machine."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from eventlm.look.report.measures import Measures
+from eventlm.look.words import percent, seconds
+from eventlm.replay.index.index import Index
+from eventlm.replay.index.tables import MarkKind
+from eventlm.types import NANOSECONDS_PER_SECOND
+
+_PPM = 1_000_000
+
+
+def title(index: Index) -> str:
+    """Of the page."""
+    return f"{index.header.core.models[0]}, run {index.header.run}"
+
+
+def details(index: Index, base_ns: int) -> list[str]:
+    """A line on the run."""
+    header = index.header
+    unix_ns = int(header.unix_start_ns)
+    began = ""
+    if unix_ns > 0:
+        moment = datetime.fromtimestamp((unix_ns + base_ns) // NANOSECONDS_PER_SECOND, UTC)
+        began = f"from {moment:%Y-%m-%d %H:%M:%S} UTC"
+    num_requests = int((index.requests["index"] == 0).sum())
+    events = index.facts.next_s - index.facts.first_s
+    return [
+        f"{num_requests:,} requests",
+        f"{seconds(max(index.facts.last_ns - base_ns, 0))}",
+        began,
+        f"{events:,} events, {'decisions verified' if index.facts.is_verified else 'not verified'}",
+        f"eventlm {header.code_version}",
+    ]
+
+
+def notices(index: Index, base_ns: int) -> list[dict[str, str]]:
+    """What the reader must know of the log."""
+    facts = index.facts
+    found = [{"kind": "warning", "text": f"{_sentence(text)}."} for text in facts.warnings]
+    if facts.missing:
+        found.append({"kind": "warning", "text": f"{_sentence(facts.missing)}."})
+    if not facts.is_ended:
+        found.append({"kind": "note", "text": "The run was still being written when this report was made."})
+    if not len(index.requests):
+        found.append({"kind": "note", "text": "No request arrived."})
+    if base_ns:
+        found.append({"kind": "note", "text": f"Times count from {seconds(base_ns)} after the run's start."})
+    return found
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, str]]:
+    """The figures that are asked for first."""
+    requests, steps = index.requests, index.steps
+    span_ns = max(index.facts.last_ns - base_ns, 1)
+    is_done = steps["done_s"] >= 0
+    tokens = int(steps["emitted"][is_done].sum())
+    busy_ns = int((steps["end_ns"] - steps["start_ns"])[is_done].sum())
+    is_launched = requests["launched_ns"] >= 0
+    prompts = int(requests["prompt_tokens"][is_launched].sum())
+    hits = int(requests["cached_tokens"][is_launched].sum())
+    capacity = span_ns * index.header.core.num_replicas
+    unfinished = int((requests["ended_ns"] < 0).sum())
+    rejected = int((index.marks["kind"] == MarkKind.REJECTED).sum())
+    found = [
+        _figure("requests", f"{int((requests['index'] == 0).sum()):,}", f"{rejected:,} rejected" if rejected else ""),
+        _figure(
+            "completed", f"{int(measures.is_complete.sum()):,}", f"{unfinished:,} unfinished" if unfinished else ""
+        ),
+    ]
+    for name, text in (("ttft", "first token"), ("tpot", "per output token"), ("e2e", "end to end")):
+        of = measures.distribution(name)
+        if of is not None:
+            found.append(_figure(f"p50 {text}", seconds(of.p50), f"p99 {seconds(of.p99)}"))
+    found += [
+        _figure("output tokens", f"{tokens:,}", f"{tokens * NANOSECONDS_PER_SECOND / span_ns:,.1f} a second"),
+        _figure("prompt tokens", f"{prompts:,}", f"{percent(hits * _PPM // max(prompts, 1))} from the cache"),
+        _figure("busy", percent(min(busy_ns * _PPM // capacity, _PPM)), f"{int(is_done.sum()):,} steps"),
+        _figure("preemptions", f"{int((index.marks['kind'] == MarkKind.PREEMPTED).sum()):,}"),
+        _figure("longest queue", f"{int(index.drains['waiting'].max(initial=0)):,}", "sequences"),
+    ]
+    return found
+
+
+def _figure(label: str, value: str, note: str = "") -> dict[str, str]:
+    return {"label": label, "value": value, "note": note}
+
+
+def endings(index: Index) -> list[dict[str, Any]]:
+    """How sequences ended, the most frequent first."""
+    reasons = index.requests["reason"].tolist()
+    counts = Counter(index.name(reason) or "unfinished" for reason in reasons)
+    return [{"reason": reason, "count": count} for reason, count in counts.most_common()]
+
+
+def limits(index: Index) -> list[dict[str, str]]:
+    """The plug-ins, and the core's configuration."""
+    header = index.header
+    found = [
+        {
+            "section": record.kind,
+            "name": record.name,
+            "value": ", ".join(f"{name}={_value(value)}" for name, value in record.parameters.items()),
+        }
+        for record in header.plugins
+    ]
+    return found + [
+        {"section": "core", "name": name, "value": _value(value)}
+        for name, value in msgspec.to_builtins(header.core).items()
+    ]
+
+
+def settings(index: Index) -> list[dict[str, str]]:
+    """The resolved configuration and the host, as the header has them."""
+    header = index.header
+    found = []
+    for section, values in header.config.items():
+        found += [{"section": section, "name": name, "value": _value(value)} for name, value in values.items()]
+    found += [{"section": "host", "name": name, "value": _value(value)} for name, value in header.host.items()]
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
+    """What each replica did."""
+    steps, marks, requests = index.steps, index.marks, index.requests
+    span_ns = max(index.facts.last_ns - base_ns, 1)
+    durations = np.diff(index.drains["ts"], append=index.facts.last_ns)
+    found = []
+    for replica in range(index.header.core.num_replicas):
+        own = (steps["replica"] == replica) & (steps["done_s"] >= 0)
+        num_steps = int(own.sum())
+        busy_ns = int((steps["end_ns"] - steps["start_ns"])[own].sum())
+        launched = (requests["replica"] == replica) & (requests["launched_ns"] >= 0)
+        prompts = int(requests["prompt_tokens"][launched].sum())
+        waiting = np.maximum(index.gauge_by_drain("waiting", replica), 0)
+        running = np.maximum(index.gauge_by_drain("running", replica), 0)
+        of_replica = marks["replica"] == replica
+        lost = np.isin(marks["kind"], [int(MarkKind.WORKER_LOST), int(MarkKind.DESYNCED)])
+        found.append(
+            {
+                "replica": replica,
+                "sequences": int(launched.sum()),
+                "steps": num_steps,
+                "busyPpm": min(busy_ns * _PPM // span_ns, _PPM),
+                "batch": round(float((steps["decodes"] + steps["chunks"])[own].mean()), 2) if num_steps else None,
+                "stepNs": busy_ns // num_steps if num_steps else None,
+                "output": int(steps["emitted"][own].sum()),
+                "hitPpm": int(requests["cached_tokens"][launched].sum()) * _PPM // prompts if prompts else None,
+                "waiting": round(float((waiting * durations).sum()) / span_ns, 2),
+                "running": round(float((running * durations).sum()) / span_ns, 2),
+                "preemptions": int((of_replica & (marks["kind"] == MarkKind.PREEMPTED)).sum()),
+                "lost": int((of_replica & lost).sum()),
+            }
+        )
+    return found

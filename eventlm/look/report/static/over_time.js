@@ -1,0 +1,127 @@
+// Gauges and rates over the time of the run, and of each replica.
+
+import { h } from "preact";
+import { useMemo, useState } from "preact/hooks";
+import { Card } from "./cards.js";
+import { Chart } from "./chart.js";
+import { formatDuration, formatNumber, formatShare } from "./format.js";
+import { useSeries } from "./loaded.js";
+import { Table } from "./table.js";
+
+/** More lines than that cannot be told apart. */
+const MOST_REPLICAS = 12;
+
+export function OverTime({ data }) {
+  const series = useSeries(data);
+  const [range, setRange] = useState([null, null]);
+  const charts = useMemo(() => series && chartsOf(data.series.known, series), [series]);
+  if (!series) return h("p", {}, "Loading…");
+  return h(
+    "div",
+    { class: "grid" },
+    charts.map(({ card, ...chart }) =>
+      h(
+        Card,
+        { key: card, title: card },
+        h(Chart, {
+          ...chart,
+          marks: data.series.marks,
+          sync: "run",
+          from: range[0],
+          to: range[1],
+          onZoom: (...chosen) => setRange(chosen),
+        }),
+      ),
+    ),
+  );
+}
+
+/** What `Chart` takes, with the title of the card. Gauges that the index does not have are left out. */
+function chartsOf(known, { gauges, rates }) {
+  const gauge = (label, name, kind = "step") => known.includes(name) && { label, values: gauges[name], kind };
+  const rate = (label, name, scale = 1) => ({ label, values: valuesOf(rates[name], scale), kind: "step" });
+  const of = (card, title, x, lines, format) => ({ card, title, x, series: lines.filter(Boolean), format });
+  return [
+    of("Queue", "Sequences", gauges.time, [
+      gauge("waiting", "waiting", "area"),
+      gauge("running", "running"),
+      gauge("half a prompt done", "partial"),
+    ]),
+    of("KV cache", "Blocks", gauges.time, [
+      gauge("free", "free"),
+      gauge("held", "held", "area"),
+      gauge("cached, held by nobody", "cached"),
+    ]),
+    of("Throughput", "Tokens a second", rates.time, [rate("output", "output"), rate("prompt", "prompt")]),
+    of("Batches", "Sequences in a step, mean", rates.time, [rate("sequences", "batch", 100)]),
+    of("Steps", "Tokens in a step, mean", rates.time, [rate("tokens", "batch_tokens", 100)]),
+    of("Time of a step", "Mean", rates.time, [rate("time", "step")], formatDuration),
+    of("Prefix cache", "Share of prompt tokens found", rates.time, [rate("hits", "hit_ppm", 1e6)], formatHits),
+    of("Arrivals and losses", "Count in each stretch of time", rates.time, [
+      rate("arrivals", "arrivals"),
+      rate("preemptions", "preemptions"),
+      rate("rejections", "rejections"),
+    ]),
+  ].filter((chart) => chart.series.length > 0);
+}
+
+function formatHits(value) {
+  return value === null || value === undefined ? "–" : formatShare(value);
+}
+
+/** Null where there is no value. */
+function valuesOf(column, scale) {
+  return Array.from(column, (value) => (value < 0 ? null : value / scale));
+}
+
+export function Replicas({ data }) {
+  const columns = [
+    { title: "Replica", value: (row) => row.replica, format: String },
+    { title: "Sequences", value: (row) => row.sequences, format: formatNumber, number: true },
+    { title: "Steps", value: (row) => row.steps, format: formatNumber, number: true },
+    { title: "Busy", value: (row) => row.busyPpm / 1e6, format: formatShare, number: true },
+    { title: "Batch", value: (row) => row.batch, format: formatNumber, number: true, note: "sequences, mean" },
+    { title: "Step", value: (row) => row.stepNs, format: formatDuration, number: true, note: "mean" },
+    { title: "Output", value: (row) => row.output, format: formatNumber, number: true, note: "tokens" },
+    { title: "Hits", value: (row) => row.hitPpm && row.hitPpm / 1e6, format: formatHits, number: true },
+    { title: "Waiting", value: (row) => row.waiting, format: formatNumber, number: true, note: "mean" },
+    { title: "Running", value: (row) => row.running, format: formatNumber, number: true, note: "mean" },
+    { title: "Preempted", value: (row) => row.preemptions, format: formatNumber, number: true },
+    { title: "Lost", value: (row) => row.lost, format: formatNumber, number: true, note: "workers" },
+  ];
+  return [
+    h(Card, { title: "Replicas" }, h(Table, { caption: "Replicas", columns, rows: data.replicas })),
+    data.series.numReplicas > 1 && h(ReplicaCharts, { data }),
+  ];
+}
+
+function ReplicaCharts({ data }) {
+  const series = useSeries(data);
+  const [range, setRange] = useState([null, null]);
+  const count = Math.min(data.series.numReplicas, MOST_REPLICAS);
+  const lines = useMemo(() => {
+    const of = (name) =>
+      Array.from({ length: count }, (_, replica) => ({
+        label: `replica ${replica}`,
+        values: series.gauges[`${name}.${replica}`],
+        kind: "step",
+      }));
+    return series && { waiting: of("waiting"), running: of("running") };
+  }, [series]);
+  if (!series) return h("p", {}, "Loading…");
+  const shared = {
+    x: series.gauges.time,
+    marks: data.series.marks,
+    sync: "replicas",
+    from: range[0],
+    to: range[1],
+    onZoom: (...chosen) => setRange(chosen),
+  };
+  return h(
+    "div",
+    { class: "grid" },
+    h(Card, { title: "Queues" }, h(Chart, { ...shared, title: "Sequences that wait", series: lines.waiting })),
+    h(Card, { title: "Loads" }, h(Chart, { ...shared, title: "Sequences that run", series: lines.running })),
+    data.series.numReplicas > count && h("p", { class: "note" }, `The first ${count} of ${data.series.numReplicas}.`),
+  );
+}
