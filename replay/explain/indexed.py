@@ -69,10 +69,9 @@ def _explain(index: Index, span: _Span, wanted: Sequence[SequenceId]) -> dict[Se
     explainer = Explainer(Verifier(index.rebuilt, index.header, core=core), by_request)
     with LogReader(index.path) as reader:
         for line in reader.lines_from(index.facts.first_s if core is None else core.next_seq):
-            if line.s >= index.facts.next_s:
-                break
             explainer.feed(line)
-            if explainer.is_done:
+            # What follows may be damaged.
+            if explainer.is_done or line.s >= index.facts.next_s - 1:
                 break
     explainer.end()
     return explainer.found

@@ -205,6 +205,7 @@ class RunFold:
             -1,
             0,
             int(scheduling.is_branch),
+            1,
         )
         is_generating = scheduling.kind == "generate"
         live = _Live(row, (arrival.s, index), is_generating=is_generating, prompt_tokens=arrival.prompt_tokens)
@@ -474,7 +475,8 @@ class RunFold:
         known = set(self._live)
         for sequence in in_state.values():
             if sequence.id not in known:
-                self._add_request(sequence.arrival, sequence.index)
+                added = self._add_request(sequence.arrival, sequence.index)
+                self.requests.columns["is_seen"][added.row] = 0
             live = self._live[sequence.id]
             live.has_run, live.final = sequence.residency > 0, None
         for replica in state.replicas:
@@ -523,12 +525,13 @@ class RunFold:
         self._arriving.clear()
 
     def end_open_stretches(self) -> None:
-        """Give stretches under way their last steps so far."""
+        """Give stretches under way their last steps so far, and live sequences their latest tokens."""
         for replica, rows in self._decoding.items():
             for row in rows.values():
                 self._end_stretch(row, self._last_step[replica])
         for live in self._live.values():
             self._note_last_decode(live)
+            self.requests.columns["last_token_ns"][live.row] = self._last_token_ns.get(live.identity, -1)
 
 
 def _has_ended(sequence: Sequence) -> bool:

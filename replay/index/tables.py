@@ -64,6 +64,7 @@ class Schema(NamedTuple):
 #: replica. `deadline_ns`, `slo_*`: as in the request. `kind`: a name. `replica`: the latest. `best_hit_*`: the
 #: most leading tokens of the prompt that any replica's cache held when the request arrived; -1 if that is not known.
 #: `is_branch`: 1 for a branch of a beam search, whose first request stands for all of them in what counts requests.
+#: `is_seen`: 0 if the arrival lies before the log or in a gap.
 REQUESTS = Schema(
     "requests",
     (
@@ -94,6 +95,7 @@ REQUESTS = Schema(
         "best_hit_replica",
         "preemptions",
         "is_branch",
+        "is_seen",
     ),
 )
 #: Phases of the sequences. `row`: in `requests`. A phase under way has `end_ns` -1. `first_step`, `last_step`: of the

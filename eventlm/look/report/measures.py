@@ -49,10 +49,7 @@ def measure(index: Index) -> Measures:
     requests = index.requests
     received, first, ended = requests["received_ns"], requests["first_token_ns"], requests["ended_ns"]
     launched, last, tokens = requests["launched_ns"], requests["last_token_ns"], requests["output_tokens"]
-    # Of one that the log, or a part of it after a gap, does not show from its beginning, nothing is known for sure.
-    unseen = np.zeros(len(requests), np.bool_)
-    unseen[index.phases["row"][index.phases["phase"] == SequencePhase.UNSEEN]] = True
-    unseen |= (requests["request"] < index.facts.first_s) | _has_reason(index, {UNKNOWN})
+    unseen = _unseen(index)
     is_measured = ~unseen & (requests["is_branch"] == 0) & ~_has_reason(index, _rejections(index))
     is_timed = (first >= 0) & (last >= 0) & (tokens > 1)
     return Measures(
@@ -63,6 +60,14 @@ def measure(index: Index) -> Measures:
         is_measured=is_measured,
         is_complete=is_measured & _has_reason(index, COMPLETED),
     )
+
+
+def _unseen(index: Index) -> NDArray[np.bool_]:
+    """The sequences of which the log does not have the arrival, the end, or something between because of a gap."""
+    requests, phases = index.requests, index.phases
+    unseen = (requests["is_seen"] == 0) | _has_reason(index, {UNKNOWN})
+    unseen[phases["row"][phases["phase"] == SequencePhase.UNSEEN]] = True
+    return unseen
 
 
 def _rejections(index: Index) -> set[str]:

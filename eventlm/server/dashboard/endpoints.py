@@ -134,7 +134,7 @@ LOOK_ENDPOINTS = (
         report,
         media_types=("text/html",),
         parameters=(Parameter("minutes", "query", Minutes, "How far back it goes."),),
-        errors=(409, 429, 501, 503),
+        errors=(409, 429, 503),
         scope="admin",
     ),
 )

@@ -1,0 +1,61 @@
+"""Reports of the planted runs in a browser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.look.report.build import make_report
+from tests.page.opened_file import OpenedFile
+
+Reports = Callable[[str], Path]
+
+
+@pytest.fixture(scope="session")
+def planted_report(
+    planted_run: Callable[[str], Path], look_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Reports:
+    """The report of a planted run, by its name."""
+    folder = tmp_path_factory.mktemp("reports")
+
+    @cache
+    def report(name: str) -> Path:
+        path = folder / f"{name}.html"
+        path.write_text(make_report(str(planted_run(name)), trust_local_plugins=True).html)
+        return path
+
+    return report
+
+
+@pytest.fixture(scope="session")
+def full_report(planted_run: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with everything: two replicas, a what-if, and a second run."""
+    found = make_report(
+        str(planted_run("one_sided_router")),
+        other=str(planted_run("cache_hostile_router")),
+        policies=[parse_plugin_spec("lrs")],
+        trust_local_plugins=True,
+    )
+    path = tmp_path_factory.mktemp("full") / "full.html"
+    path.write_text(found.html)
+    return path
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., OpenedFile]]:
+    """Open a file at a place. It must not load anything, log a problem or break its policy."""
+    opened: list[OpenedFile] = []
+
+    def open_page(path: Path, place: str = "", **settings: Any) -> OpenedFile:
+        opened.append(OpenedFile(browser.new_context(**settings), path.as_uri(), place))
+        return opened[-1]
+
+    yield open_page
+    for page in opened:
+        page.close()
