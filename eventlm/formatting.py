@@ -21,6 +21,11 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
+def printable(text: str) -> str:
+    """A text without what steers a terminal: control characters are written as Python escapes them."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 def death_in_words(exit_code: int) -> str:
     """How a process died, by its exit code; negative: by that signal."""
     if exit_code >= 0:

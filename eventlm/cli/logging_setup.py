@@ -19,6 +19,7 @@ import structlog
 from structlog.typing import Processor
 
 from eventlm.config import LogConfig
+from eventlm.formatting import printable
 from eventlm.tracebacks import describe_exception
 
 
@@ -91,8 +92,8 @@ def _renderer(log_format: str) -> Processor:
 def _printable(event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
     """A path may hold control characters of a terminal; they are written as Python escapes them."""
     for name, value in event.items():
-        if isinstance(value, str) and name != "exception" and not value.isprintable():
-            event[name] = "".join(each if each.isprintable() else repr(each)[1:-1] for each in value)
+        if isinstance(value, str) and name != "exception":
+            event[name] = printable(value)
     return event
 
 

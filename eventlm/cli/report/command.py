@@ -14,7 +14,7 @@ from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
 from eventlm.cli.trace_path import HELP, LATEST, add_trust_flag, trace_file
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.errors import ExitCode, UsageError
-from eventlm.formatting import counted
+from eventlm.formatting import counted, printable
 
 _OUTPUT = "report.html"
 _MEBIBYTE = 1024 * 1024
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = counted(len(report.findings), "finding") if report.findings else "nothing stands out"
     print(f"{output}: {found}, {len(page) / _MEBIBYTE:.1f} MiB")
     for finding in report.findings:
-        print(f"  {finding.title} ({finding.culprit})")
+        print(f"  {printable(finding.title)} ({printable(finding.culprit)})")
     warn(report.warnings)
     if arguments.open and not webbrowser.open(output.resolve().as_uri()):
         warn([f"no browser could be started; open {output} yourself"])

@@ -64,8 +64,6 @@ def test_a_run_that_lost_its_beginning(tmp_path: Path) -> None:
     assert_as_stats(open_index(path / "trace.jsonl"), trace_stats(path / "trace.jsonl"))
 
 
-
-
 def test_a_run_with_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(4):
         path = record_with_gap(tmp_path, seed, monkeypatch)

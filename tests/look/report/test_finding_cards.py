@@ -1,0 +1,34 @@
+"""Findings as the page shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from eventlm.look.findings.find import find_all
+from eventlm.look.report.finding_cards import cards
+from eventlm.replay.index.index import Index
+
+
+def test_a_card_says_where_to_look_and_what_to_type(planted_index: Callable[[str], Index]) -> None:
+    index = planted_index("starving_key")
+    first, second = cards(index, find_all(index), "my runs/latest", 0)
+    request = first["requests"][0]["name"]
+    assert index.find_row(int(request)) == first["requests"][0]["row"]
+    assert first["commands"] == [
+        f"eventlm debug 'my runs/latest' -c 'goto {request}' -c 'why {request}'",
+        f"eventlm explain 'my runs/latest' {request}",
+    ]
+    assert (first["tone"], first["verdict"]) == ("bad", "serious")
+    labels = [figure["label"] for figure in second["figures"]]
+    assert labels == ["waiting time", "wait share", "p90 wait", "most waiting"]
+    assert second["figures"][0]["value"].endswith(" %")
+    assert second["figures"][2]["value"].endswith("s")
+
+
+def test_times_are_those_of_the_page(planted_index: Callable[[str], Index]) -> None:
+    index = planted_index("starving_key")
+    found = find_all(index)
+    (first, _) = cards(index, found, "x", found[0].ts - 5)
+    assert first["at"] == 5
+    (first, _) = cards(index, found, "x", found[0].ts + 5)
+    assert first["at"] is None

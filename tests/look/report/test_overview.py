@@ -1,0 +1,54 @@
+"""The head of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from eventlm.look.report import overview
+from eventlm.look.report.measures import measure
+from eventlm.metrics.trace_metrics import trace_stats
+from eventlm.replay.index.index import Index
+from eventlm.replay.index.open import open_index
+from tests.look.report.runs import GOLDEN, write_empty
+
+
+def test_figures_are_those_of_the_metrics(
+    planted_run: Callable[[str], Path], planted_index: Callable[[str], Index]
+) -> None:
+    index, stats = planted_index("oscillating_eviction"), trace_stats(planted_run("oscillating_eviction"))
+    figures = {each["label"]: each["value"] for each in overview.headline(index, measure(index), 0)}
+    tokens = sum(replica.generation_tokens for replica in stats.snapshot.replicas)
+    preemptions = sum(sum(replica.preempt_reasons.values()) for replica in stats.snapshot.replicas)
+    assert figures["requests"] == f"{stats.snapshot.num_requests:,}"
+    assert figures["output tokens"] == f"{tokens:,}"
+    assert figures["preemptions"] == f"{preemptions:,}"
+    assert {each["reason"]: each["count"] for each in overview.endings(index)} == stats.finish_reasons
+
+
+def test_replicas(planted_index: Callable[[str], Index]) -> None:
+    index = planted_index("one_sided_router")
+    first, second = overview.replica_rows(index, 0)
+    assert (first["sequences"], second["sequences"]) == (400, 0)
+    assert first["steps"] == len(index.steps)
+    assert (second["batch"], second["hitPpm"], second["busyPpm"]) == (None, None, 0)
+    assert 900_000 < first["busyPpm"] <= 1_000_000
+
+
+def test_what_ran_and_under_which_settings(planted_index: Callable[[str], Index]) -> None:
+    index = planted_index("starving_key")
+    rows = {(row["section"], row["name"]): row["value"] for row in overview.limits(index)}
+    assert ("policy", "tests.look.planted:StarvingKey") in rows
+    assert rows["core", "max_num_seqs"] == "4"
+    assert {row["section"] for row in overview.settings(index)} >= {"scheduler", "cache"}
+    assert index.header.run in overview.title(index)
+    assert overview.details(index, 0)[0] == "400 requests"
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    unverified = open_index(GOLDEN, verify=False)
+    assert any("--no-verify" in notice["text"] for notice in overview.notices(unverified, 0))
+    empty = open_index(write_empty(tmp_path / "empty.jsonl"))
+    assert [notice["text"] for notice in overview.notices(empty, 0)] == ["No request arrived."]
+    assert overview.headline(empty, measure(empty), 0)[0]["value"] == "0"
+    assert "2 s after" in overview.notices(unverified, 2_000_000_000)[-1]["text"]
