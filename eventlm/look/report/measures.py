@@ -75,7 +75,9 @@ def _rejections(index: Index) -> set[str]:
 
 
 def _has_reason(index: Index, reasons: set[str] | frozenset[str]) -> NDArray[np.bool_]:
-    return np.isin(index.requests["reason"], [n for n, name in enumerate(index.names) if name in reasons])
+    numbers = [number for number, name in enumerate(index.names) if name in reasons]
+    found: NDArray[np.bool_] = np.isin(index.requests["reason"], numbers)
+    return found
 
 
 def percentile_rows(index: Index, measures: Measures) -> list[dict[str, Any]]:

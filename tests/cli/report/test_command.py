@@ -30,7 +30,12 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int) -> s
 def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda url: bool(opened.append(url)) or True)
+
+    def open_page(url: str) -> bool:
+        opened.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", open_page)
     assert main(["report", EDF, EDF, "--policy", "fcfs", "--open"]) == 0
     captured = capsys.readouterr()
     assert captured.out.startswith("report.html: ")
@@ -67,5 +72,5 @@ def test_files_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no policy" in refused(capsys, EDF, "--policy", "nonesuch", code=2) or True
+    assert "nonesuch" in refused(capsys, EDF, "--policy", "nonesuch", code=2)
     refused(capsys, EDF, "--from", "never", code=2)

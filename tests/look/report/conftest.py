@@ -12,6 +12,7 @@ from playwright.sync_api import Browser
 
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.look.report.build import make_report
+from tests.look.planted import make_load, record_load
 from tests.page.opened_file import OpenedFile
 
 Reports = Callable[[str], Path]
@@ -34,15 +35,16 @@ def planted_report(
 
 
 @pytest.fixture(scope="session")
-def full_report(planted_run: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One with everything: two replicas, a what-if, and a second run."""
-    found = make_report(
-        str(planted_run("one_sided_router")),
-        other=str(planted_run("cache_hostile_router")),
-        policies=[parse_plugin_spec("lrs")],
-        trust_local_plugins=True,
-    )
-    path = tmp_path_factory.mktemp("full") / "full.html"
+def full_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One with everything: two replicas that have too much to do, a what-if, and a second run under another router."""
+    folder = tmp_path_factory.mktemp("full")
+    load = make_load(3, rate=80, num_requests=80)
+    runs = [
+        record_load(folder / router, load, {"router": router, "replicas": 2, "max_num_seqs": 2})
+        for router in ("pull", "round_robin")
+    ]
+    found = make_report(str(runs[0]), other=str(runs[1]), policies=[parse_plugin_spec("lrs")])
+    path = folder / "full.html"
     path.write_text(found.html)
     return path
 

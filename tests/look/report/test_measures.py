@@ -71,6 +71,6 @@ def test_a_run_with_a_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_window(planted_run: Callable[[str], Path], planted_index: Callable[[str], Index]) -> None:
-    path, index = planted_run("oscillating_eviction"), planted_index("oscillating_eviction")
+    path, index = planted_run("starving_key"), planted_index("starving_key")
     for window in (TimeWindow(2_000_000_000, 5_000_000_000), TimeWindow(4_000_000_000, None)):
         assert_as_stats(windowed(index, window), trace_stats(path, window=window))

@@ -16,7 +16,7 @@ from tests.look.report.runs import GOLDEN, write_empty
 def test_figures_are_those_of_the_metrics(
     planted_run: Callable[[str], Path], planted_index: Callable[[str], Index]
 ) -> None:
-    index, stats = planted_index("oscillating_eviction"), trace_stats(planted_run("oscillating_eviction"))
+    index, stats = planted_index("starving_key"), trace_stats(planted_run("starving_key"))
     figures = {each["label"]: each["value"] for each in overview.headline(index, measure(index), 0)}
     tokens = sum(replica.generation_tokens for replica in stats.snapshot.replicas)
     preemptions = sum(sum(replica.preempt_reasons.values()) for replica in stats.snapshot.replicas)

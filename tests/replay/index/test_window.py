@@ -26,7 +26,9 @@ def test_what_is_in_a_window(random_runs: list[Path]) -> None:
                 if row["row"] >= 0:
                     of = whole.requests.row(row["row"])
                     if (of["request"], of["index"]) in own:
-                        found.append(row | {"row": part.find_row(of["request"], of["index"])})
+                        new = part.find_row(of["request"], of["index"])
+                        assert new is not None
+                        found.append(row | {"row": new})
             assert list(part.tables[name].rows()) == found
         assert all(window.has(ts) for ts in part.drains["ts"].tolist())
         for drain, s in enumerate(part.drains["s"].tolist()):
