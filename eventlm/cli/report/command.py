@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UsageError(f"cannot write to {output}: there is no folder {output.parent}; choose another file with -o")
     from eventlm.look.report.build import make_report
-    from eventlm.replay.export.whole_file import whole_file
+    from eventlm.system.whole_file import whole_file
 
     path = trace_file(arguments.trace)
     other = "" if arguments.other is None else trace_file(arguments.other)

@@ -32,7 +32,7 @@ STATIC = resources.files(__package__) / "static"
 _LATE_START = 10
 
 
-class Report(NamedTuple):
+class RunReport(NamedTuple):
     """A page, what it finds first, and what to know of the trace."""
 
     html: str
@@ -52,7 +52,7 @@ def make_report(
     trust_local_plugins: bool = False,
     on_progress: OnProgress | None = None,
     on_stage: OnStage | None = None,
-) -> Report:
+) -> RunReport:
     """The report of the run at `path`.
 
     name: how its reader calls that path. other: a second run of the same workload, to compare with. policies: what they
@@ -78,7 +78,7 @@ def make_report(
     if index.facts.missing:
         warnings.append(index.facts.missing)
     html = single_file(f"{overview.title(index)} · eventlm", link("report.js", STATIC), link_styles(STATIC), data)
-    return Report(html, findings, warnings)
+    return RunReport(html, findings, warnings)
 
 
 def report_data(index: Index, findings: list[Finding], name: str, window: TimeWindow | None) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def measure(index: Index) -> Measures:
 def _unseen(index: Index) -> NDArray[np.bool_]:
     """The sequences of which the log does not have the arrival, the end, or something between because of a gap."""
     requests, phases = index.requests, index.phases
-    unseen = (requests["is_seen"] == 0) | _has_reason(index, {UNKNOWN})
+    unseen: NDArray[np.bool_] = (requests["is_seen"] == 0) | _has_reason(index, {UNKNOWN})
     unseen[phases["row"][phases["phase"] == SequencePhase.UNSEEN]] = True
     return unseen
 
