@@ -45,7 +45,7 @@ def request_names(index: Index) -> list[str]:
     return [request_name(*each) for each in zip(*columns, strict=True)]
 
 
-class StepTimes:
+class LaunchTimes:
     """When the steps of each replica were launched, to find those that ran meanwhile."""
 
     def __init__(self, index: Index) -> None:
@@ -79,7 +79,7 @@ def timeline_data(index: Index, base_ns: int) -> dict[str, Any]:
     """As `timeline.js` takes it; row numbers are those of `requests`. base_ns: what times are relative to."""
     requests, steps = index.requests, index.steps
     end_ns = max(index.facts.last_ns - base_ns, 1)
-    times = StepTimes(index)
+    times = LaunchTimes(index)
     classes, class_codes = np.unique(requests["service_class"], return_inverse=True)
     ended = np.where(requests["ended_ns"] >= 0, requests["ended_ns"] - base_ns, end_ns)
     arrived = np.clip(requests["arrived_ns"] - base_ns, 0, end_ns)
@@ -106,7 +106,7 @@ def timeline_data(index: Index, base_ns: int) -> dict[str, Any]:
     )
 
 
-def _intervals(index: Index, times: StepTimes, base_ns: int, end_ns: int) -> dict[str, Column]:
+def _intervals(index: Index, times: LaunchTimes, base_ns: int, end_ns: int) -> dict[str, Column]:
     phases = index.phases
     codes = np.full(max(SequencePhase) + 1, -1, np.int64)
     for phase, name in _PHASES.items():
@@ -133,7 +133,7 @@ def _intervals(index: Index, times: StepTimes, base_ns: int, end_ns: int) -> dic
     }
 
 
-def _marks(index: Index, times: StepTimes, base_ns: int, end_ns: int) -> dict[str, Column]:
+def _marks(index: Index, times: LaunchTimes, base_ns: int, end_ns: int) -> dict[str, Column]:
     marks = index.marks
     chosen = np.flatnonzero(np.isin(marks["kind"], [int(kind) for kind in _MARKS]))
     kinds = marks["kind"][chosen]

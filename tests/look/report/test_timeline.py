@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from eventlm.look.report.measures import measure
-from eventlm.look.report.timeline import StepTimes, request_columns, request_names, stretch_columns, timeline_data
+from eventlm.look.report.timeline import LaunchTimes, request_columns, request_names, stretch_columns, timeline_data
 from eventlm.page.timeline import MARKS
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.open import open_index
@@ -45,7 +45,7 @@ def test_steps_that_ran_while_a_request_waited(planted_index: Callable[[str], In
         start, end = intervals["start"][place] - 1_000, intervals["end"][place] + 1_000
         for step in range(intervals["first"][place], intervals["last"][place] + 1):
             assert start <= launched[step] <= end
-    times = StepTimes(index)
+    times = LaunchTimes(index)
     assert times.next_step(np.array([0, 5]), np.array([0, 0])).tolist() == [min(launched), 0]
 
 
