@@ -1,0 +1,1 @@
+"""`eventlm view`."""

@@ -1,0 +1,88 @@
+// The page of `eventlm view`: the report of a run that may go on, and its debugger.
+
+import { h } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ask } from "./client.js";
+import { Debugger, useSession } from "./debugger.js";
+import { ReportPage } from "./report_page.js";
+import { Notice, start } from "./shell.js";
+
+const SECOND = 1e9;
+
+function View() {
+  const [report, setReport] = useState(null);
+  const [failure, setFailure] = useState("");
+  const session = useSession();
+
+  useEffect(() => {
+    let isOver = false;
+    async function follow() {
+      try {
+        while (!isOver) {
+          const data = await ask("/api/report");
+          setReport(data);
+          setFailure("");
+          let news = data;
+          while (!isOver && !news.isEnded && news.nextEvent <= data.nextEvent) {
+            news = await ask(`/api/news?after=${data.nextEvent}`);
+          }
+          if (news.isEnded && news.nextEvent <= data.nextEvent) return;
+        }
+      } catch (error) {
+        setFailure(error.message);
+      }
+    }
+    follow();
+    return () => (isOver = true);
+  }, []);
+
+  const replay = useReplay(report, session);
+  if (failure && report === null) return h(Notice, { kind: "error" }, failure);
+  if (report === null) return h(Notice, {}, "Reading the run …");
+  const debug = {
+    name: "debugger",
+    title: "Debugger",
+    draw: () => h(Debugger, { session }),
+  };
+  return h(ReportPage, {
+    data: report,
+    now: session.position === null ? null : session.ts,
+    moreTabs: [debug],
+    actions: replay,
+    notices: failure && h(Notice, { kind: "error" }, failure),
+    onAsk: (command) => {
+      location.hash = "#debugger";
+      session.run(command);
+    },
+  });
+}
+
+/** A button that plays the run at the speed that was asked for: the position goes on with time. */
+function useReplay(report, session) {
+  const speed = report?.speed ?? 0;
+  const [isPlaying, setPlaying] = useState(false);
+  const begun = useRef(null);
+  const run = useRef(session.run);
+  run.current = session.run;
+  useEffect(() => {
+    if (speed > 0) setPlaying(true);
+  }, [speed]);
+  useEffect(() => {
+    if (!isPlaying) return undefined;
+    begun.current = { at: performance.now(), ts: session.ts };
+    const timer = setInterval(() => {
+      const { at, ts } = begun.current;
+      const now = ts + ((performance.now() - at) / 1000) * (speed || 1) * SECOND;
+      if (now >= report.end) setPlaying(false);
+      run.current(now >= report.end ? "goto end" : `goto ${(now / SECOND).toFixed(6)}s`);
+    }, 1000);
+    return () => clearInterval(timer);
+  }, [isPlaying]);
+  return h(
+    "button",
+    { type: "button", class: "quiet", "aria-pressed": String(isPlaying), onClick: () => setPlaying(!isPlaying) },
+    isPlaying ? "Pause" : "Play",
+  );
+}
+
+start(() => h(View));
