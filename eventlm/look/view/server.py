@@ -123,7 +123,7 @@ class ViewServer:
             reply = {"error": {"message": str(error), "isInterrupted": True}}
         except EventLMError as error:
             reply = {"error": {"message": str(error)}}
-        return reply | {"position": session.position, "ts": session.ts}
+        return reply | {"position": session.position, "ts": session.line(session.position).event().ts}
 
     async def _cancel(self, _: web.Request) -> web.Response:
         self._session.cancel()
