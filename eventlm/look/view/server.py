@@ -28,7 +28,7 @@ STATIC = resources.files(__package__) / "static"
 _MAX_COMMAND_LENGTH = 4096
 _MAX_BODY_BYTES = 64 * 1024
 #: How often a run that is being written is looked at while a page waits for news, and how long a page waits.
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 0.5
 _NEWS_SECONDS = 25.0
 _NO_STORE = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
