@@ -31,6 +31,7 @@ COMMANDS = {
     "branch": ("branch", "take a recorded run up at a point of it, under another policy or limit"),
     "explain": ("explain.command", "show where the time of a request went"),
     "report": ("report.command", "make a page of a recorded run: what is wrong with it, timeline, latencies"),
+    "view": ("view.command", "show a run in the browser, with its debugger"),
     "debug": (
         "debug.command",
         "go to any event of a recorded run, forwards and backwards, and look at the state there",

@@ -12,6 +12,8 @@ from eventlm.cli.parser import READING_A_TRACE, Parser, add_number, exit_code_li
 from eventlm.cli.trace_path import add_trace_argument, add_trust_flag, trace_file
 from eventlm.errors import ExitCode, UsageError
 
+_LAST_PORT = 65_535
+
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
@@ -32,11 +34,13 @@ into one file that can be sent to others.
 """ + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS)
     add_trace_argument(parser, can_be_strict=False)
     add_number(parser, "--port", "the port on this machine (default: a free one)", least=0)
-    parser.add_argument("--speed", type=float, default=0.0, help="replay from the start at so many times real time")
+    text = "replay from the start at X times the speed of the run"
+    add_number(parser, "--speed", text, kind=float, least=0, default=0.0)
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
     parser.add_argument("--no-verify", action="store_true", help="read the log alone: quicker, without states")
     parser.add_argument("--partial", action="store_true", help="of a damaged trace show what precedes the damage")
     add_trust_flag(parser)
+    parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,11 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.look.view.server import ViewServer, serve
     from eventlm.replay.debugger.session import Session
 
-    if not 0 <= arguments.speed <= 1e6:
-        raise UsageError(f"--speed {arguments.speed:g}: it takes a number from 0 to 1,000,000")
-    with file_progress("indexing") as on_progress:
+    if (arguments.port or 0) > _LAST_PORT:
+        raise UsageError(f"--port {arguments.port}: ports end at {_LAST_PORT}")
+    path = trace_file(arguments.path)
+    with file_progress("indexing", path) as on_progress:
         session = Session.open(
-            trace_file(arguments.path),
+            path,
             verify=not arguments.no_verify,
             trust_local_plugins=arguments.trust_local_plugins,
             partial=arguments.partial,

@@ -4,23 +4,26 @@ import { useEffect, useState } from "preact/hooks";
 import { unpackColumns } from "./columns.js";
 import { unpackTimeline } from "./timeline_model.js";
 
-const started = new Map();
+/** By the data of a run: what is unpacked of it, by name. */
+const started = new WeakMap();
 
-/** What `load()` gives, or null until it is there. Shared by all that ask for the same name. */
-function useLoaded(name, load) {
+/** What `load()` gives, or null until it is there; of newer data the old until then. Shared by all that ask for it. */
+function useLoaded(data, name, load) {
   const [value, setValue] = useState(null);
   const [failure, setFailure] = useState(null);
   useEffect(() => {
-    if (!started.has(name)) started.set(name, load());
-    started.get(name).then((found) => setValue(() => found), setFailure);
-  }, [name]);
+    if (!started.has(data)) started.set(data, new Map());
+    const names = started.get(data);
+    if (!names.has(name)) names.set(name, load());
+    names.get(name).then((found) => setValue(() => found), setFailure);
+  }, [data, name]);
   if (failure) throw failure;
   return value;
 }
 
 /** {timeline, requests, stretches}, unpacked. */
 export function useRun(data) {
-  return useLoaded("run", async () => {
+  return useLoaded(data, "run", async () => {
     const [timeline, requests, stretches] = await Promise.all([
       unpackTimeline(data.timeline),
       unpackColumns(data.requests),
@@ -32,7 +35,7 @@ export function useRun(data) {
 
 /** {gauges, rates}, unpacked. */
 export function useSeries(data) {
-  return useLoaded("series", async () => {
+  return useLoaded(data, "series", async () => {
     const [gauges, rates] = await Promise.all([data.series.gauges, data.series.rates].map(unpackColumns));
     return { gauges, rates };
   });

@@ -4,7 +4,7 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { cancelCommand, sendCommand } from "./client.js";
 import { Card } from "./cards.js";
-import { formatNs } from "./format.js";
+import { formatTime } from "./format.js";
 
 const MOST_ENTRIES = 200;
 const MOVES = [
@@ -60,7 +60,7 @@ export function Debugger({ session }) {
     Card,
     {
       title: "Debugger",
-      aside: position === null ? "" : `event ${position.toLocaleString("en")} at ${formatNs(ts)}`,
+      aside: position === null ? "" : `event ${position.toLocaleString("en")} at ${formatTime(ts)}`,
     },
     h(Buttons, { label: "Move", commands: MOVES, isBusy, run }),
     h(Buttons, { label: "Show", commands: QUESTIONS, isBusy, run }),

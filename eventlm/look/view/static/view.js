@@ -36,7 +36,6 @@ function View() {
     return () => (isOver = true);
   }, []);
 
-  const replay = useReplay(report, session);
   if (failure && report === null) return h(Notice, { kind: "error" }, failure);
   if (report === null) return h(Notice, {}, "Reading the run …");
   const debug = {
@@ -46,20 +45,15 @@ function View() {
   };
   return h(ReportPage, {
     data: report,
-    now: session.position === null ? null : session.ts,
     moreTabs: [debug],
-    actions: replay,
-    notices: failure && h(Notice, { kind: "error" }, failure),
-    onAsk: (command) => {
-      location.hash = "#debugger";
-      session.run(command);
-    },
+    moreNotices: failure && h(Notice, { kind: "error" }, failure),
+    actions: h(PlayButton, { report, session }),
   });
 }
 
-/** A button that plays the run at the speed that was asked for: the position goes on with time. */
-function useReplay(report, session) {
-  const speed = report?.speed ?? 0;
+/** Plays the run at the speed that was asked for: the debugger's position goes on with time. */
+function PlayButton({ report, session }) {
+  const { speed } = report;
   const [isPlaying, setPlaying] = useState(false);
   const begun = useRef(null);
   const run = useRef(session.run);
