@@ -24,9 +24,9 @@ def configure(parser: Parser) -> None:
     )
     parser.epilog = """\
 examples:
-  eventlm view                        the newest run; one that goes on is followed
+  eventlm view                        the newest run, followed if it goes on
   eventlm view runs/latest --no-open  print the address, open no browser
-  eventlm view trace.jsonl --speed 10 replay it from its start, ten times as fast
+  eventlm view trace.jsonl --speed 10 replay it at ten times its speed
 
 Ctrl-C ends it. `eventlm report` writes the same page, without the debugger,
 into one file that can be sent to others.
