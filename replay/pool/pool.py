@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
@@ -37,11 +38,15 @@ class ProcessPool(Generic[Spec, Result]):
         self._finished: queue.SimpleQueue[tuple[Spec, Result]] = queue.SimpleQueue()
         self._jobs: list[_Job[Spec, Result]] = []
 
-    def run(self, specs: Sequence[Spec], on_result: Callable[[Spec, Result], None]) -> None:
+    def run(
+        self, specs: Sequence[Spec], on_result: Callable[[Spec, Result], None], *, timeout_s: float | None = None
+    ) -> None:
         """Run them in the given order. `on_result` is called in this thread.
 
-        A process that dies fails its specification and is replaced.
+        A process that dies fails its specification and is replaced. Raises TimeoutError after `timeout_s`: all
+        processes are then killed, and what has no result yet never gets one.
         """
+        ends = None if timeout_s is None else time.monotonic() + timeout_s
         for spec in specs:
             self._waiting.put(spec)
         while len(self._jobs) < min(self._num_jobs, len(specs)):
@@ -49,18 +54,28 @@ class ProcessPool(Generic[Spec, Result]):
             self._jobs.append(job)
             job.start()
         for _ in specs:
-            on_result(*self._finished.get())
+            try:
+                found = self._finished.get(timeout=None if ends is None else max(ends - time.monotonic(), 0))
+            except queue.Empty:
+                self._end()
+                raise TimeoutError from None
+            on_result(*found)
 
-    def __enter__(self) -> ProcessPool[Spec, Result]:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def _end(self) -> None:
         for job in self._jobs:
             job.stop()
         for _ in self._jobs:
             self._waiting.put(None)
         for job in self._jobs:
             job.join()
+        self._jobs = []
+        self._waiting, self._finished = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def __enter__(self) -> ProcessPool[Spec, Result]:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._end()
 
 
 class _Job(threading.Thread, Generic[Spec, Result]):
@@ -86,7 +101,8 @@ class _Job(threading.Thread, Generic[Spec, Result]):
         self._is_stopped = False
 
     def run(self) -> None:
-        with tempfile.TemporaryFile() as errors:
+        # The process shares the position in the file, so it must not be buffered here.
+        with tempfile.TemporaryFile(buffering=0) as errors:
             while not self._is_stopped:
                 spec = self._waiting.get()
                 if spec is None:
@@ -98,7 +114,8 @@ class _Job(threading.Thread, Generic[Spec, Result]):
                 if result is None:
                     errors.seek(0)
                     result = self._failed(self._describe_death(errors.read()))
-                    errors.truncate(0)
+                errors.seek(0)
+                errors.truncate()
                 self._finished.put((spec, result))
         self.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 
 from msgspec import Struct
 
@@ -25,11 +26,13 @@ class Answer(Struct):
 
 
 def answer(word: Word) -> Answer:
-    """Dies of `die`."""
+    """Dies of `die`, and never answers `wait`."""
     print("plug-ins may print", word.text)
     if word.text == "die":
         print("a last word", file=sys.stderr)
         os._exit(7)
+    if word.text == "wait":
+        threading.Event().wait()
     return Answer(text=word.text, pid=os.getpid())
 
 

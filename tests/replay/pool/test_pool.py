@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import threading
 
+import pytest
+
 from eventlm.replay.pool.pool import ProcessPool
 from tests.replay.pool.echo import Answer, Word
 
@@ -33,3 +35,22 @@ def test_a_process_that_dies_fails_its_own_and_is_replaced() -> None:
     assert found["die"].error == "its process died (exit code 7): a last word"
     assert found["a"].pid not in (0, found["b"].pid)
     assert found["b"].text == "b"
+
+
+def test_each_death_is_told_by_its_own_last_words() -> None:
+    with _pool(1) as pool:
+        for _ in range(3):
+            assert _run(pool, "die")["die"].error == "its process died (exit code 7): a last word"
+
+
+def test_what_does_not_end_in_time_is_killed() -> None:
+    found: list[str] = []
+    with _pool(2) as pool:
+        with pytest.raises(TimeoutError):
+            pool.run(
+                [Word("a"), Word("wait"), Word("wait"), Word("b")], lambda spec, _: found.append(spec.text), timeout_s=2
+            )
+        assert found == ["a"]
+        assert not [thread for thread in threading.enumerate() if thread.name == "eventlm-pool"]
+        # Nothing of it is left for the next.
+        assert _run(pool, "c")["c"].text == "c"
