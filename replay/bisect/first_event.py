@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import DECISIONS, FACTS, MARKERS, Arrived, Event
-from eventlm.replay.expressions.errors import not_known
-from eventlm.replay.expressions.evaluation import Environment, Value, check_names, holds
+from eventlm.replay.expressions.errors import ExpressionError, not_known
+from eventlm.replay.expressions.evaluation import Environment, Value, check_names, check_texts, holds
 from eventlm.replay.expressions.syntax import Attribute, CallExpression, Expression, Name
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import OnProgress
@@ -24,6 +24,7 @@ from eventlm.types import OnProgress
 EnvironmentOf = Callable[[Event], Environment]
 
 _TAG, _TIME = "event", "time"
+TAGS = tuple(str(kind.__struct_config__.tag) for kind in (*FACTS, *DECISIONS, *MARKERS))
 NAMES = tuple(
     dict.fromkeys(
         [
@@ -82,6 +83,10 @@ def first_event(
     """Read a run until the condition holds. Raises ExpressionError, and what LogReader raises."""
     if environment_of is None:
         check_names(condition, names=NAMES, calls=())
+        try:
+            check_texts(condition.root, {_TAG: TAGS})
+        except ExpressionError as error:
+            raise error.located(condition.source) from None
         environment_of = EventEnvironment
     with LogReader(path, strict=strict) as log:
         for num_before, line in enumerate(log.lines(on_progress)):

@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 
 from eventlm.replay.debugger.event_fields import COMMON, FIELDS, NAMES, has_field
 from eventlm.replay.expressions.errors import ExpressionError, not_known
-from eventlm.replay.expressions.evaluation import Environment, truth_of, uses
+from eventlm.replay.expressions.evaluation import Environment, check_texts, truth_of, uses
 from eventlm.replay.expressions.parser import parse
 from eventlm.replay.expressions.syntax import (
     Attribute,
@@ -101,6 +101,7 @@ class Condition:
         used = uses(self.expression)
         try:
             _check(self.expression.root)
+            check_texts(self.expression.root, {"event": FIELDS})
         except ExpressionError as error:
             raise error.located(text) from None
         names = set(used.names)

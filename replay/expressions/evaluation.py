@@ -6,7 +6,7 @@ known. An operand that is None makes a comparison false and a sum None. Division
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -116,6 +116,38 @@ def truth_of(node: Node, environment: Environment) -> bool:
     if value is None or isinstance(value, bool):
         return bool(value)
     raise ExpressionError(node.column, f"{_kind(value)} is neither true nor false; compare it, such as with > 0")
+
+
+def check_texts(node: Node, texts: Mapping[str, Collection[str]]) -> None:
+    """Raise ExpressionError, without a source, where a name is compared with a text that it never is. texts: all that
+    a name can be.
+    """
+    for part in walk(node):
+        if isinstance(part, Binary) and part.operator in ("==", "!="):
+            for name, text in ((part.left, part.right), (part.right, part.left)):
+                if isinstance(name, Name) and isinstance(text, Text) and name.name in texts:
+                    known = texts[name.name]
+                    if text.value not in known:
+                        raise not_known(name.name, text.value, text.column, known)
+
+
+def check_types(node: Node, samples: Environment) -> None:
+    """Raise ExpressionError, without a source, for operators that are given what they cannot take, in a part that is to
+    be true or false. samples: gives any value of the right type for each name and call.
+    """
+    truth_of(node, samples)
+    # Evaluation may pass over one side of these.
+    if isinstance(node, Binary):
+        check = check_types if node.operator in ("and", "or") else _check_operand
+        check(node.left, samples)
+        check(node.right, samples)
+    elif isinstance(node, Unary):
+        _check_operand(node.operand, samples)
+
+
+def _check_operand(node: Node, samples: Environment) -> None:
+    if isinstance(value_of(node, samples), bool):
+        check_types(node, samples)
 
 
 def value_of(node: Node, environment: Environment) -> Value:

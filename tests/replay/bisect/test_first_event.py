@@ -47,6 +47,8 @@ def test_where_it_holds_nowhere(events: list[Event]) -> None:
 def test_unknown_names_are_pointed_at() -> None:
     with pytest.raises(ExpressionError, match=r"column 1 of .*did you mean event"):
         first_event(GOLDEN, parse("evnt == 'preempt'"))
+    with pytest.raises(ExpressionError, match=r"column 10 of .*no event preempted; did you mean preempt\?"):
+        first_event(GOLDEN, parse("event == 'preempted'"))
     with pytest.raises(ExpressionError, match="no function req"):
         first_event(GOLDEN, parse("req(17).skips > 2"))
 

@@ -32,6 +32,7 @@ def test_the_cheapest_source(text: str, source: str) -> None:
     ("text", "column", "problem"),
     [
         ("fre < 5", 1, "did you mean free"),
+        ("event == 'preempted'", 10, "no event preempted; did you mean preempt?"),
         ("free < 5 and reqest == 2", 14, "did you mean request"),
         ("req > 5", 1, "req is a function"),
         ("rek(17).skips", 1, "there is no function rek"),

@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 
 from eventlm.replay.expressions.errors import ExpressionError, not_known
-from eventlm.replay.expressions.evaluation import Value, check_names, evaluate, holds, uses, value_of
+from eventlm.replay.expressions.evaluation import (
+    Value,
+    check_names,
+    check_texts,
+    check_types,
+    evaluate,
+    holds,
+    uses,
+    value_of,
+)
 from eventlm.replay.expressions.parser import parse
 from eventlm.replay.expressions.syntax import Attribute, CallExpression, Name
 
@@ -121,3 +130,33 @@ def test_names_are_checked_before_anything_runs() -> None:
         check_names(parse("1 < 2 and (fre > 2)"), names=["free"], calls=[])
     # The arguments of a call may be names of another kind.
     check_names(parse("free < 5 or not req(x).skips > 1"), names=["free"], calls=["req"])
+
+
+@pytest.mark.parametrize(
+    ("source", "column"),
+    [
+        ("free", 1),
+        ("free > 1 or running", 13),
+        ("free > 9 and (paused or event > 3)", 31),
+        ("not (free < 9 or not running)", 22),
+        ("paused == (free > 9 and event)", 25),
+        ("free + event > 3", 6),
+    ],
+)
+def test_types_are_checked_where_evaluation_would_not_come_to(source: str, column: int) -> None:
+    with pytest.raises(ExpressionError) as found:
+        check_types(parse(source).root, _Facts())
+    assert found.value.column == column
+
+
+def test_right_types_pass() -> None:
+    check_types(parse("free > 9 and (paused or event == 'x') or not (-free < 2) == paused").root, _Facts())
+
+
+def test_texts_that_a_name_never_is() -> None:
+    texts = {"event": ["preempt", "launch"]}
+    check_texts(parse("event == 'preempt' or 'launch' != event or reason == 'x' or event == 3").root, texts)
+    for source, column in (("free > 1 or event == 'preempted'", 22), ("'preempted' != event", 1)):
+        with pytest.raises(ExpressionError, match=r"no event preempted; did you mean preempt\?") as found:
+            check_texts(parse(source).root, texts)
+        assert found.value.column == column
