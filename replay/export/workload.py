@@ -14,11 +14,12 @@ from eventlm.types import OnProgress, TimeWindow
 
 
 class ExportedWorkload(NamedTuple):
-    """What was written, and notes on what the run does not show."""
+    """What was written, notes on what the run does not show, and warnings of its log."""
 
     num_requests: int
     num_incidents: int
     notes: list[str]
+    warnings: list[str]
 
 
 def export_workload(
@@ -43,4 +44,4 @@ def export_workload(
         where = "in the window" if window is not None else "in it"
         raise UsageError(f"{path}: no request arrived {where}, so there is no workload to write")
     save_workload(output, workload)
-    return ExportedWorkload(len(workload.requests), len(workload.incidents), list(loaded.notes))
+    return ExportedWorkload(len(workload.requests), len(workload.incidents), list(loaded.notes), list(loaded.warnings))

@@ -24,14 +24,15 @@ _BYTES_PER_READ = 1 << 20
 
 
 class LoadedWorkload(NamedTuple):
-    """A workload; of a recorded run also its model, the limits of its engine, and notes on what a simulation does not
-    repeat.
+    """A workload; of a recorded run also its model, the limits of its engine, notes on what a simulation does not
+    repeat, and warnings of its log.
     """
 
     workload: Workload
     model_name: str = "simulated"
     recorded: CoreConfig | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
 def load_workload(
@@ -51,7 +52,13 @@ def load_workload(
     if with_incidents:
         workload = structs.replace(workload, incidents=run.external_facts)
     notes = ["" if with_incidents else simulation_note(run.policies), _length_note(run.workload)]
-    return LoadedWorkload(workload, run.header.core.models[0], run.header.core, tuple(note for note in notes if note))
+    return LoadedWorkload(
+        workload,
+        run.header.core.models[0],
+        run.header.core,
+        tuple(note for note in notes if note),
+        tuple(run.warnings),
+    )
 
 
 def _length_note(workload: Workload) -> str:

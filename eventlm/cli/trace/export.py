@@ -115,7 +115,7 @@ def _export(
 
         written = export_workload(path, output, window=window, strict=strict, on_progress=on_progress)
         counts = f"{counted(written.num_requests, 'request')}, {counted(written.num_incidents, 'incident')}"
-        return [f"{output}: {counts}"], written.notes
+        return [f"{output}: {counts}"], [*written.notes, *written.warnings]
     if to == "perfetto" or to == "chrome":
         from eventlm.replay.export.timeline import export_timeline
 

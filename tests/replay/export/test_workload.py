@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.errors import UsageError
+from eventlm.errors import TornTraceError, UsageError
 from eventlm.replay.export.workload import export_workload
 from eventlm.replay.workload.file import read_workload
 from eventlm.replay.workload.source import load_workload
@@ -35,3 +35,13 @@ def test_a_window_has_what_arrived_in_it(tmp_path: Path) -> None:
     ]
     with pytest.raises(UsageError, match="no request arrived in the window"):
         export_workload(GOLDEN, tmp_path / "w.jsonl", window=TimeWindow(arrivals[-1] + 1, None))
+
+
+def test_a_torn_trace_is_warned_of(tmp_path: Path) -> None:
+    torn = tmp_path / "torn.jsonl"
+    torn.write_bytes(GOLDEN.read_bytes()[:20_000])
+    [warning] = export_workload(torn, tmp_path / "w.jsonl").warnings
+    assert "torn" in warning
+    assert load_workload(torn).warnings == (warning,)
+    with pytest.raises(TornTraceError):
+        export_workload(torn, tmp_path / "w.jsonl", strict=True)
