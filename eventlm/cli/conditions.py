@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.cli.parser import Parser, add_number
 from eventlm.cli.simulate.flags import COST_MODEL_HELP, engine_options, read_cost_model
 from eventlm.cli.time_window import nanoseconds
-from eventlm.cli.trace_path import add_trust_flag, trace_file
+from eventlm.cli.trace_path import add_strict_flag, add_trust_flag, trace_file
+from eventlm.config.options import options
 from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -34,16 +36,25 @@ preemptions, request, sample, reason, arrived, or a latency. Times have units
 
 
 class Subject(NamedTuple):
-    """A workload and the engine that serves it. options: pinned, so that a part of it meets the same engine."""
+    """A workload and the engine that serves it. options: pinned, so that a part of it meets the same engine.
+
+    warnings: of a trace, such as that it is torn.
+    """
 
     workload: Workload
     options: dict[str, Any]
     cost: LinearCost | RooflineCost
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    def print_notes(self) -> None:
+        """On stderr, before minutes of work."""
+        for note in self.notes:
+            print(f"eventlm: note: {note}", file=sys.stderr)
 
 
 def add_condition_flags(parser: Parser, *, required: bool) -> None:
-    """Add `--keep`, `--cost-model`, `--jobs` and `--budget`."""
+    """Add `--keep`, `--cost-model`, `--jobs`, `--budget`, `--strict` and `--trust-local-plugins`."""
     parser.add_argument("--keep", metavar="PRED", required=required, help="the condition, as below")
     parser.add_argument(
         "--cost-model", metavar="MODEL", help=f"{COST_MODEL_HELP} (default: fitted to the trace, if it is one)"
@@ -53,6 +64,14 @@ def add_condition_flags(parser: Parser, *, required: bool) -> None:
     )
     add_number(parser, "--jobs", "simulations at once (default: one for each core)", least=1)
     add_trust_flag(parser)
+    add_strict_flag(parser)
+
+
+def flags_of_a_simulation(arguments: argparse.Namespace) -> list[str]:
+    """Those that were given of a condition on a simulated run and of its engine."""
+    flags = ["--over", "--keep", "--cost-model", "--jobs", "--budget", "--trust-local-plugins"]
+    given = [flag for flag in flags if getattr(arguments, flag[2:].replace("-", "_"), None)]
+    return given + [options()[name].flag for name in engine_options(arguments)]
 
 
 def parse_budget(text: str | None) -> Budget:
@@ -84,13 +103,14 @@ def read_subject(text: str, arguments: argparse.Namespace) -> Subject:
     cost_model = arguments.cost_model
     if is_trace(path):
         with LogReader(path) as log:
-            options = recorded_options(log.header, given, trust_local_plugins=arguments.trust_local_plugins)
+            found = recorded_options(log.header, given, trust_local_plugins=arguments.trust_local_plugins)
         cost_model = cost_model or path
     else:
-        options = given
+        found = given
         if cost_model is None:
             raise UsageError(f"{text} is a workload file, which has no durations: give --cost-model")
-    cost = read_cost_model(cost_model)
     with file_progress("reading", path) as on_progress:
-        loaded = load_workload(path, with_incidents=True, on_progress=on_progress)
-    return Subject(loaded.workload, pinned_options(loaded.workload, options, cost), cost, loaded.notes)
+        loaded = load_workload(path, with_incidents=True, strict=arguments.strict, on_progress=on_progress)
+    cost = read_cost_model(cost_model)
+    pinned = pinned_options(loaded.workload, found, cost)
+    return Subject(loaded.workload, pinned, cost, loaded.notes, loaded.warnings)

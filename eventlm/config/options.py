@@ -18,6 +18,13 @@ from eventlm.config.structs import Config
 
 #: The section whose tables are service classes, see `eventlm.config.structs`.
 CLASSES = "classes"
+#: Options of the configuration that apply without a worker, a server and a recorder.
+ENGINE_OPTIONS = (
+    "policy", "extra_policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks",
+    "prefix_cache", "state_slots", "state_interval",
+    "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
+    "run_ahead_ms", "max_skips", "max_evictions", "predictor",
+)  # fmt: skip
 
 
 _ALLOWED: dict[Any, str] = {

@@ -10,16 +10,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
-from eventlm.config.options import did_you_mean, options
+from eventlm.config.load import load_config
+from eventlm.config.options import ENGINE_OPTIONS, did_you_mean, options
 from eventlm.config.plugin_spec import parse_plugin_spec
+from eventlm.engine.plugins.registry import resolve
+from eventlm.errors import UsageError
 from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.expressions.errors import ExpressionError, not_known
-from eventlm.replay.expressions.evaluation import Value, check_names, truth_of, value_of
-from eventlm.replay.expressions.syntax import Attribute, CallExpression, Expression, Name, Node, walk
+from eventlm.replay.expressions.evaluation import Value, check_names, check_types, truth_of, value_of
+from eventlm.replay.expressions.formatting import format_expression
+from eventlm.replay.expressions.syntax import Attribute, Binary, CallExpression, Expression, Name, Node, Unary, walk
 from eventlm.replay.outcome import LATENCIES, RunOutcome, SequenceOutcome
 from eventlm.replay.predicate.observation import Observation
+from eventlm.types import PluginKind
 
 #: Observes the same workload with other options.
 ObserveOther = Callable[[dict[str, Any]], Observation]
@@ -44,6 +49,7 @@ NAMES: dict[str, Callable[[RunOutcome], int]] = {
     "hit_rate": lambda outcome: outcome.hit_tokens * 1_000_000 // max(outcome.queried_tokens, 1),
 }
 BROKEN, PLUGIN_FAILURES = "broken", "plugin_failures"
+_IN_NANOSECONDS, _IN_PPM = ("duration", *STATISTICS), ("hit_rate",)
 ALL_NAMES = (*NAMES, BROKEN, PLUGIN_FAILURES)
 COUNT, DIVERGES = "count", "diverges"
 CALLS = (*STATISTICS, COUNT, DIVERGES)
@@ -58,6 +64,8 @@ FIELDS: dict[str, Callable[[SequenceOutcome], Value]] = {
     "reason": lambda sequence: sequence.reason,
     "arrived": lambda sequence: sequence.arrived_ns,
 }
+#: Those that are no number.
+TEXT_FIELDS = ("class", "reason")
 #: Fields of its request: its index in the workload, from 0, and its priority.
 REQUEST_FIELDS = ("request", "priority")
 ALL_FIELDS = (*FIELDS, *LATENCIES, *REQUEST_FIELDS)
@@ -142,8 +150,35 @@ class _SequenceEnvironment:
         raise not_known("attribute", node.name, node.column, [])
 
 
+def figures_of(expression: Expression, environment: OutcomeEnvironment) -> dict[str, str]:
+    """The figures that a condition compares, in words: `{"preemptions": "3", "p99(ttft)": "1.25 s"}`."""
+    found: dict[str, str] = {}
+    unseen: list[Node] = [expression.root]
+    while unseen:
+        node = unseen.pop()
+        if isinstance(node, Binary):
+            unseen += [node.right, node.left]
+        elif isinstance(node, Unary):
+            unseen.append(node.operand)
+        elif isinstance(node, Name | CallExpression):
+            found[format_expression(node)] = _in_words(node.name, value_of(node, environment))
+    return found
+
+
+def _in_words(name: str, value: Value) -> str:
+    if value is None:
+        return "unknown"
+    if isinstance(value, bool | str):
+        return str(value).lower()
+    if name in _IN_NANOSECONDS:
+        return f"{value / 1e9:,.9g} s"
+    return f"{value / 10_000:g}%" if name in _IN_PPM else f"{value:,}"
+
+
 def check_condition(expression: Expression) -> None:
-    """Raise ExpressionError for a name, function or argument that no simulated run has."""
+    """Raise ExpressionError for a name, function, argument, option or plug-in that there is not, and for values of the
+    wrong type.
+    """
     check_names(expression, names=ALL_NAMES, calls=CALLS)
     try:
         for node in walk(expression.root):
@@ -151,6 +186,7 @@ def check_condition(expression: Expression) -> None:
                 raise not_known("attribute", node.name, node.column, [])
             if isinstance(node, CallExpression):
                 _check_call(node)
+        check_types(expression.root, _SampleRun())
     except ExpressionError as error:
         raise error.located(expression.source) from None
 
@@ -159,7 +195,10 @@ def _check_call(node: CallExpression) -> None:
     if node.name not in CALLS:
         raise not_known("function", node.name, node.column, CALLS)
     if node.name == DIVERGES:
-        _changes(node)
+        changes, _ = _changes(node)
+        for keyword in node.keywords:
+            if keyword.name in changes:
+                _check_option(keyword.name, changes[keyword.name], keyword.column)
         return
     if node.keywords:
         raise ExpressionError(node.keywords[0].column, f"{node.name} takes no argument with a name")
@@ -175,6 +214,43 @@ def _check_call(node: CallExpression) -> None:
                 raise not_known("field of a sequence", part.name, part.column, ALL_FIELDS)
             if isinstance(part, CallExpression):
                 raise ExpressionError(part.column, "a filter calls no function")
+        check_types(each, _SampleSequence())
+
+
+def _check_option(name: str, value: Any, column: int) -> None:
+    """By itself: whether it fits the others is known when it meets them."""
+    try:
+        load_config(None, {name: value}, environment={})
+        if kind := options()[name].plugin_kind:
+            resolve(cast(PluginKind, kind), value)
+    except UsageError as error:
+        raise ExpressionError(column, str(error)) from None
+
+
+class _SampleSequence:
+    """A value of the right type for every field of a sequence."""
+
+    def name(self, node: Name) -> Value:
+        return "text" if node.name in TEXT_FIELDS else 1
+
+    def call(self, node: CallExpression) -> Value:
+        raise not_known("function", node.name, node.column, [])
+
+    def attribute(self, of: object, node: Attribute) -> Value:
+        raise not_known("attribute", node.name, node.column, [])
+
+
+class _SampleRun:
+    """A value of the right type for every figure of a run."""
+
+    def name(self, node: Name) -> Value:
+        return True if node.name == BROKEN else 1
+
+    def call(self, node: CallExpression) -> Value:
+        return True if node.name == DIVERGES else 1
+
+    def attribute(self, of: object, node: Attribute) -> Value:
+        raise not_known("attribute", node.name, node.column, [])
 
 
 def _latency(node: CallExpression) -> str:
@@ -203,9 +279,9 @@ def _changes(node: CallExpression) -> tuple[dict[str, Any], int]:
             if isinstance(value, bool | str):
                 raise ExpressionError(given.column, "write a time, such as 10ms")
             by_ns = value
-        elif keyword.name not in options():
-            hint = did_you_mean(keyword.name, options())
-            raise ExpressionError(keyword.column, f"there is no option {keyword.name}{hint}")
+        elif keyword.name not in ENGINE_OPTIONS:
+            hint = did_you_mean(keyword.name, ENGINE_OPTIONS)
+            raise ExpressionError(keyword.column, f"an engine has no option {keyword.name}{hint}")
         else:
             is_plugin = options()[keyword.name].plugin_kind
             changes[keyword.name] = parse_plugin_spec(str(value)) if is_plugin else value

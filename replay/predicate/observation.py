@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from msgspec import UNSET
 
-from eventlm.config import PluginSpec, SchedulerConfig
+from eventlm.config import CacheConfig, PluginSpec, SchedulerConfig
 from eventlm.config.load import load_config
 from eventlm.config.plugin_spec import format_plugin_spec, parse_plugin_spec
 from eventlm.errors import InvariantError
@@ -39,8 +39,14 @@ class Observation(NamedTuple):
 
 
 def changed_options(options: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with changes. A policy that is replaced stays installed: the workload may swap to it."""
+    """The options with changes. A policy that is replaced stays installed: the workload may swap to it. The context is
+    cut to what the blocks hold, if the changes are of these and not of the context.
+    """
     found = {**options, **changes}
+    if ("num_blocks" in changes or "block_size" in changes) and found.get("num_blocks"):
+        holds = max(found["num_blocks"] - 1, 1) * found.get("block_size", CacheConfig().block_size)
+        if "max_model_len" not in changes and found.get("max_model_len", 0) > holds:
+            found["max_model_len"] = holds
     specs = [parse_plugin_spec(text) for text in found.get("extra_policy", [])]
     if "policy" in changes and "policy" in options:
         specs.insert(0, _spec(options["policy"]))

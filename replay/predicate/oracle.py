@@ -6,6 +6,7 @@ whichever was known first. What is tried beyond that is remembered.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
@@ -13,13 +14,14 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 import xxhash
 
-from eventlm.config import CacheConfig
 from eventlm.errors import EventLMError, UsageError
+from eventlm.formatting import counted
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.expressions.parser import parse
 from eventlm.replay.pool.pool import ProcessPool
 from eventlm.replay.predicate.environment import check_condition
+from eventlm.replay.predicate.observation import changed_options
 from eventlm.replay.predicate.trial import Trial, TrialResult
 from eventlm.replay.workload.file import encode_workload
 from eventlm.replay.workload.workload import Workload
@@ -35,12 +37,8 @@ class Variant(NamedTuple):
     options: dict[str, Any]
 
     def with_option(self, name: str, value: int) -> Variant:
-        """With another number. Where blocks become fewer, the context is cut to what they hold."""
-        options = {**self.options, name: value}
-        if name == "num_blocks" and "max_model_len" in options:
-            holds = max(value - 1, 1) * options.get("block_size", CacheConfig().block_size)
-            options["max_model_len"] = min(options["max_model_len"], holds)
-        return Variant(self.workload, options)
+        """With another number, as `changed_options` changes it."""
+        return Variant(self.workload, changed_options(self.options, {name: value}))
 
 
 class Variants(Protocol):
@@ -65,6 +63,10 @@ UNLIMITED = Budget()
 
 class BudgetSpentError(EventLMError):
     """No more trials may be made."""
+
+    def before(self, what: str) -> BudgetSpentError:
+        """The same where it leaves nothing to report."""
+        return BudgetSpentError(f"{self} before {what}; raise --budget")
 
 
 class Oracle:
@@ -102,7 +104,16 @@ class Oracle:
 
     def result(self, variant: Variant) -> TrialResult:
         """The result of one. Raises BudgetSpentError."""
-        return next(self._results([variant]))
+        return next(self.each([variant]))
+
+    def figures(self, variant: Variant) -> dict[str, str]:
+        """What the condition compares in one, in words; empty if it cannot be simulated in time."""
+        _, trial = self._trial(variant)
+        explained = msgspec.structs.replace(trial, with_figures=True)
+        with contextlib.suppress(BudgetSpentError):
+            self._run([explained])
+        found = self._known.get(_key(explained))
+        return found.figures if found is not None else {}
 
     def holds(self, variant: Variant) -> bool:
         """Whether one keeps the condition. Raises BudgetSpentError."""
@@ -110,14 +121,14 @@ class Oracle:
 
     def first(self, variants: Variants) -> int | None:
         """The index of the first that keeps the condition. Raises BudgetSpentError."""
-        return next((index for index, result in enumerate(self._results(variants)) if result.holds), None)
+        return next((index for index, result in enumerate(self.each(variants)) if result.holds), None)
 
     def results(self, variants: Variants) -> list[TrialResult]:
         """The results of all. Raises BudgetSpentError."""
-        return list(self._results(variants))
+        return list(self.each(variants))
 
-    def _results(self, variants: Variants) -> Iterator[TrialResult]:
-        """One after the other; the next ones are tried beside each."""
+    def each(self, variants: Variants) -> Iterator[TrialResult]:
+        """One result after the other; the next ones are tried beside each. Raises BudgetSpentError."""
         trials: dict[int, tuple[str, Trial]] = {}
 
         def made(index: int) -> tuple[str, Trial]:
@@ -128,17 +139,23 @@ class Oracle:
         for index in range(len(variants)):
             key, _ = made(index)
             if key not in self._counted:
-                self._spend()
-                self._counted.add(key)
+                self._check_budget()
                 if key not in self._known:
                     beside = range(index, min(index + self._num_jobs, len(variants)))
                     batch = dict(made(each) for each in beside)
-                    missing = [trial for each, trial in batch.items() if each not in self._known]
-                    self._pool.run(missing, self._learn)
+                    self._run([trial for each, trial in batch.items() if each not in self._known])
+                self._counted.add(key)
                 if self._on_trial is not None:
                     self._on_trial(self.num_trials)
             del trials[index]
             yield self._known[key]
+
+    def _run(self, trials: list[Trial]) -> None:
+        """Raises BudgetSpentError if they take longer than the budget allows."""
+        try:
+            self._pool.run(trials, self._learn, timeout_s=self._seconds_left())
+        except TimeoutError:
+            raise self._spent() from None
 
     def _learn(self, trial: Trial, result: TrialResult) -> None:
         self._known[_key(trial)] = result
@@ -148,12 +165,20 @@ class Oracle:
         trial = Trial(workload=content, options=variant.options, cost=self.cost, condition=self.condition)
         return _key(trial), trial
 
-    def _spend(self) -> None:
+    def _check_budget(self) -> None:
+        """Raise BudgetSpentError if no other trial may be made."""
+        most, left = self._budget.num_trials, self._seconds_left()
+        if (most is not None and self.num_trials >= most) or (left is not None and left <= 0):
+            raise self._spent()
+
+    def _seconds_left(self) -> float | None:
+        seconds = self._budget.seconds
+        return None if seconds is None else seconds - (time.monotonic_ns() - self._began_ns) / NANOSECONDS_PER_SECOND
+
+    def _spent(self) -> BudgetSpentError:
         seconds, num_trials = self._budget
-        if num_trials is not None and self.num_trials >= num_trials:
-            raise BudgetSpentError(f"{num_trials} simulations are used up")
-        if seconds is not None and time.monotonic_ns() - self._began_ns > seconds * NANOSECONDS_PER_SECOND:
-            raise BudgetSpentError(f"{seconds:g} s are used up")
+        words = f"{seconds:g} s" if seconds is not None else counted(num_trials or 0, "simulation")
+        return BudgetSpentError(f"the budget of {words} is spent")
 
     def __enter__(self) -> Oracle:
         self._pool.__enter__()

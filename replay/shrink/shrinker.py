@@ -72,24 +72,28 @@ def shrink(
     """Make a workload smaller. with_limits: the engine's limits too.
 
     Stops early, with what it has, when the oracle's budget is spent or on an interrupt. Raises UsageError if the
-    condition does not hold at the start.
+    condition does not hold at the start, and BudgetSpentError if that is not known in time.
     """
     began_ns = time.monotonic_ns()
     started = Variant(workload, options)
-    result = oracle.result(started)
+    try:
+        result = oracle.result(started)
+    except BudgetSpentError as error:
+        raise error.before("the whole workload was simulated once") from None
     if result.error:
         raise UsageError(f"the whole workload cannot be simulated: {result.error}")
     if not result.holds:
+        figures = ", ".join(f"{name} is {value}" for name, value in oracle.figures(started).items())
         raise UsageError(
-            f"--keep {oracle.condition!r} does not hold for the whole workload, so there is nothing to keep; "
-            "`eventlm simulate` shows what it does"
+            f"--keep {oracle.condition!r} does not hold for the whole workload, so there is nothing to keep"
+            + (f": {figures}" if figures else "")
         )
     shrinker = _Shrinker(oracle, started, on_pass)
     stopped = ""
     try:
         shrinker.run(with_limits=with_limits)
     except BudgetSpentError as error:
-        stopped = f"the budget: {error}"
+        stopped = str(error)
     except KeyboardInterrupt:
         stopped = "interrupted"
     return ShrinkResult(

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eventlm.cli.conditions import CONDITION_HELP, Subject, add_condition_flags, parse_budget, read_subject
+from eventlm.cli.conditions import (
+    CONDITION_HELP,
+    Subject,
+    add_condition_flags,
+    flags_of_a_simulation,
+    parse_budget,
+    read_subject,
+)
 from eventlm.cli.parser import Parser, exit_code_lines
-from eventlm.cli.simulate.flags import add_engine_flags, engine_options
-from eventlm.cli.trace_path import add_strict_flag, trace_file
+from eventlm.cli.simulate.flags import MAX_SPEED_UP, add_engine_flags, engine_options
+from eventlm.cli.trace_path import trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.errors import ExitCode, UsageError
 from eventlm.formatting import counted
 from eventlm.system.processors import usable_cores
 from eventlm.table import aligned, table
+from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:
     from eventlm.replay.bisect.first_event import FoundEvent
-    from eventlm.replay.bisect.settings import DecidingSettings
-    from eventlm.replay.bisect.threshold import Threshold
+    from eventlm.replay.bisect.settings import DecidingSettings, Setting
+    from eventlm.replay.bisect.threshold import SampledValue, Threshold
     from eventlm.replay.predicate.oracle import Oracle
 
+#: What has no unit of time and is no share.
+_COUNT = re.compile(r"[0-9_.]+[kM]?")
 _RANGE = re.compile(r"(?P<name>\w+)=(?P<low>[^.]+(?:\.[0-9]+[^.]*)?)\.\.(?P<high>.+)")
 
 
@@ -50,8 +60,9 @@ examples:
     --keep 'p99(ttft) > 2s'
   eventlm bisect runs/slow runs/fast --keep 'p99(ttft) > 2s'
 
-NAME is blocks, seqs, budget, load (a factor on the arrival rate), or a number
-among the engine's options, such as max_skips.
+NAME is blocks, seqs, tokens (of a step), load (a factor on the arrival rate,
+such as 0.5 or 50%), or a number among the engine's options, such as max_skips.
+Values that the engine refuses are left out, and that is said.
 
 EXPR is about one event: event (its kind), time, and its fields as `eventlm
 trace grep` shows them. A list counts as its length.
@@ -63,7 +74,11 @@ trace grep` shows them. A list counts as its length.
             ExitCode.OK,
             ExitCode.USAGE,
             ExitCode.DAMAGED,
-            meanings={ExitCode.DIFFERENT: "it holds nowhere, or changes nowhere"},
+            ExitCode.TORN,
+            meanings={
+                ExitCode.FAILED: "the budget is spent, and nothing was found",
+                ExitCode.DIFFERENT: "it holds nowhere, or changes nowhere",
+            },
         )
     )
     parser.add_argument("paths", metavar="TRACE", nargs="+", help="a trace, the folder of a run, or a workload file")
@@ -71,7 +86,6 @@ trace grep` shows them. A list counts as its length.
     parser.add_argument("--over", metavar="NAME=LOW..HIGH", help="a setting and its range")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_condition_flags(parser, required=False)
-    add_strict_flag(parser)
     add_engine_flags(parser)
     parser.set_defaults(run=run)
 
@@ -83,8 +97,8 @@ def run(arguments: argparse.Namespace) -> int:
     if len(paths) > 2 or (len(paths) == 2 and (arguments.over or arguments.when)):
         raise UsageError("--when and --over take one trace, and --keep without them two")
     if arguments.when is not None:
-        if arguments.keep or arguments.over:
-            raise UsageError("--when looks into a recorded run: leave --keep and --over out")
+        if simulating := flags_of_a_simulation(arguments):
+            raise UsageError(f"--when looks into a recorded run: leave {' and '.join(simulating)} out")
         return _first_event(arguments)
     if arguments.keep is None:
         raise UsageError("--keep PRED is missing, or --when EXPR (see eventlm bisect --help)")
@@ -100,8 +114,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_condition(parse(arguments.keep))
     over = None if arguments.over is None else _parse_range(arguments.over)
     subject = read_subject(paths[0], arguments)
-    for note in subject.notes:
-        print(f"eventlm: note: {note}", file=sys.stderr)
+    subject.print_notes()
     jobs = usable_cores() if arguments.jobs is None else arguments.jobs
     with count_progress("bisecting", "simulation") as on_progress:
 
@@ -141,19 +154,34 @@ def _event_lines(found: FoundEvent) -> Iterator[str]:
 
 def _parse_range(text: str) -> tuple[str, int, int]:
     """The option and its range. Raises UsageError."""
-    from eventlm.replay.bisect.threshold import setting_named
-    from eventlm.replay.expressions.tokens import tokenize
+    from eventlm.replay.bisect.threshold import LOAD, setting_named
 
     match = _RANGE.fullmatch(text)
     if match is None:
         raise UsageError(f"--over {text}: write NAME=LOW..HIGH, such as blocks=500..8000")
-    ends = []
-    for end in (match["low"], match["high"]):
-        first, *rest = tokenize(end)
-        if first.kind != "number" or len(rest) != 1:
-            raise UsageError(f"--over {text}: {end!r} is not a number, such as 500, 8k or 150%")
-        ends.append(first.value)
-    return setting_named(match["name"]), ends[0], ends[1]
+    name = setting_named(match["name"])
+    read = _load if name == LOAD else _whole_number
+    return name, read(match["low"], text), read(match["high"], text)
+
+
+def _load(text: str, over: str) -> int:
+    """A factor such as 1.5, or a share such as 150%, in parts per million."""
+    try:
+        factor_ppm = parts_per_million(text.removesuffix("%")) // (100 if text.endswith("%") else 1)
+    except ValueError:
+        factor_ppm = 0
+    if not 0 < factor_ppm <= MAX_SPEED_UP * 1_000_000:
+        raise UsageError(f"--over {over}: {text!r} is no factor of the arrival rate, such as 0.5 or 50%")
+    return factor_ppm
+
+
+def _whole_number(text: str, over: str) -> int:
+    from eventlm.replay.expressions.tokens import tokenize
+
+    first, *rest = tokenize(text)
+    if first.kind != "number" or len(rest) != 1 or not _COUNT.fullmatch(first.text):
+        raise UsageError(f"--over {over}: {text!r} is not a number, such as 500 or 8k")
+    return first.value
 
 
 def _threshold(arguments: argparse.Namespace, oracle: Oracle, subject: Subject, name: str, low: int, high: int) -> int:
@@ -162,22 +190,41 @@ def _threshold(arguments: argparse.Namespace, oracle: Oracle, subject: Subject, 
     from eventlm.replay.predicate.oracle import Variant
 
     found = find_threshold(oracle, Variant(subject.workload, subject.options), name, low, high)
-    print_report(_threshold_lines(found, arguments.keep), found if arguments.json else None)
-    return ExitCode.OK if found.below is not None else ExitCode.DIFFERENT
+    print_report(_threshold_lines(found, arguments.keep), found if arguments.json else None, warnings=subject.warnings)
+    if found.below is not None:
+        return ExitCode.OK
+    return ExitCode.FAILED if found.stopped else ExitCode.DIFFERENT
 
 
 def _threshold_lines(found: Threshold, condition: str) -> Iterator[str]:
-    if found.below is None or found.above is None:
-        does = "holds" if found.samples[0].holds else "does not hold"
-        yield f"{condition} {does} at any value of {found.name} that was tried"
-    else:
+    valid = [sample for sample in found.samples if not sample.error]
+    if found.below is not None and found.above is not None:
         here, there = (found.above, found.below) if found.holds_above else (found.below, found.above)
         yield f"{condition} holds at {found.name} = {_value(found, here)} and not at {_value(found, there)}"
+    elif valid:
+        does = "holds" if valid[0].holds else "does not hold"
+        yield f"{condition} {does} at any value of {found.name} that was tried"
+    if found.stopped:
+        yield f"The search ended early: {found.stopped}"
+    for last, beyond, side in _limits(found):
+        yield f"{side} {_value(found, last)} it cannot be simulated: {beyond.error}"
     if not found.is_monotone:
         yield "It changes more than once in this range; this is the first change."
     yield ""
-    rows = [[_value(found, each.value), each.error or ("yes" if each.holds else "no")] for each in found.samples]
+    rows = [
+        [_value(found, each.value), "cannot be simulated" if each.error else "yes" if each.holds else "no"]
+        for each in found.samples
+    ]
     yield from table((found.name, "holds"), rows, left=(1,))
+
+
+def _limits(found: Threshold) -> Iterator[tuple[int, SampledValue, str]]:
+    """The first and last value that can be simulated, and the neighbours that cannot."""
+    for before, after in pairwise(found.samples):
+        if before.error and not after.error:
+            yield after.value, before, "Below"
+        elif after.error and not before.error:
+            yield before.value, after, "Above"
 
 
 def _value(found: Threshold, value: int) -> str:
@@ -197,7 +244,7 @@ def _settings(arguments: argparse.Namespace, oracle: Oracle, subject: Subject) -
         with LogReader(trace_file(text)) as log:
             engines.append(recorded_options(log.header, trust_local_plugins=arguments.trust_local_plugins))
     found = find_settings(oracle, subject.workload, *engines)
-    print_report(_settings_lines(found, arguments), found if arguments.json else None)
+    print_report(_settings_lines(found, arguments), found if arguments.json else None, warnings=subject.warnings)
     return ExitCode.OK
 
 
@@ -208,9 +255,17 @@ def _settings_lines(found: DecidingSettings, arguments: argparse.Namespace) -> I
     all_of = counted(len(found.differing), "setting")
     yield f"Of {all_of} that differ, {'this one makes' if len(found.deciding) == 1 else 'these make'} it hold:"
     yield ""
-    yield from aligned(
-        (each.name, f"{_setting(each.where_holds)} (not with {_setting(each.where_not)})") for each in found.deciding
-    )
+    yield from aligned((each.name, _deciding_line(each)) for each in found.deciding)
+    if found.stopped:
+        yield ""
+        yield f"Fewer may do: {found.stopped}"
+
+
+def _deciding_line(setting: Setting) -> str:
+    other = f"not with {_setting(setting.where_not)}"
+    if setting.error:
+        other = f"with {_setting(setting.where_not)} it cannot be simulated: {setting.error}"
+    return f"{_setting(setting.where_holds)} ({other})"
 
 
 def _setting(value: Any) -> str:

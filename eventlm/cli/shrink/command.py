@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,8 +45,13 @@ examples:
         + "\n\n"
         + exit_code_lines(
             ExitCode.OK,
+            ExitCode.DAMAGED,
+            ExitCode.TORN,
             ExitCode.INTERRUPTED,
-            meanings={ExitCode.USAGE: "usage, or the condition does not hold at the start"},
+            meanings={
+                ExitCode.FAILED: "no room for the files, or the budget is spent before anything was found",
+                ExitCode.USAGE: "usage, or the condition does not hold at the start",
+            },
         )
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
@@ -78,9 +82,9 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.workload.file import save_workload
 
     check_condition(parse(arguments.keep))
-    workload, options, cost, notes = read_subject(path, arguments)
-    for note in notes:
-        print(f"eventlm: note: {note}", file=sys.stderr)
+    subject = read_subject(path, arguments)
+    subject.print_notes()
+    num_before = len(subject.workload.requests)
     jobs = usable_cores() if arguments.jobs is None else arguments.jobs
     with count_progress("shrinking", "simulation") as on_progress:
 
@@ -88,13 +92,14 @@ def run(arguments: argparse.Namespace) -> int:
             if on_progress is not None:
                 on_progress(num_trials, budget.num_trials or 0)
 
-        with Oracle(arguments.keep, cost, num_jobs=jobs, budget=budget, on_trial=on_trial) as oracle:
-            result = shrink(oracle, workload, options, with_limits=arguments.engine)
+        with Oracle(arguments.keep, subject.cost, num_jobs=jobs, budget=budget, on_trial=on_trial) as oracle:
+            result = shrink(oracle, subject.workload, subject.options, with_limits=arguments.engine)
     save_workload(arguments.output, result.workload)
     if arguments.test is not None:
-        write_stub(arguments.test, arguments.output, arguments.keep, result.options, cost)
-    lines = _render(arguments, result, len(workload.requests))
-    print_report(lines, _as_object(arguments, result, len(workload.requests)) if arguments.json else None)
+        write_stub(arguments.test, arguments.output, arguments.keep, result.options, subject.cost)
+    lines = _render(arguments, result, num_before)
+    as_object = _as_object(arguments, result, num_before) if arguments.json else None
+    print_report(lines, as_object, warnings=subject.warnings)
     return ExitCode.INTERRUPTED if result.stopped == "interrupted" else ExitCode.OK
 
 

@@ -6,10 +6,10 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.config_flags import add_flag, config_from_arguments, given_options
-from eventlm.cli.output import file_progress
+from eventlm.cli.output import file_progress, warn
 from eventlm.cli.parser import Parser
 from eventlm.cli.trace_path import trace_file
-from eventlm.config.options import options
+from eventlm.config.options import ENGINE_OPTIONS, options
 from eventlm.errors import UsageError
 from eventlm.types import parts_per_million
 
@@ -25,13 +25,6 @@ COST_MODEL_HELP = (
     "what a step costs: a TOML file, a recorded run to fit a model to, or one of a100-llama3-8b, a100x4-llama3-70b, "
     "h200-llama3-8b, h200x4-llama3-70b"
 )
-#: Options of the configuration that apply without a worker, a server and a recorder.
-ENGINE_OPTIONS = (
-    "policy", "extra_policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks",
-    "prefix_cache", "state_slots", "state_interval",
-    "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
-    "run_ahead_ms", "max_skips", "max_evictions", "predictor",
-)  # fmt: skip
 #: Beyond that, arrivals come within a nanosecond of each other.
 MAX_SPEED_UP = 1_000_000
 
@@ -78,12 +71,14 @@ def read_cost_model(text: str) -> LinearCost | RooflineCost:
 
 
 def read_workload(text: str) -> LoadedWorkload:
-    """The workload that an argument names. Raises UsageError, and what LogReader raises."""
+    """The workload that an argument names; warns of a torn trace. Raises UsageError, and what LogReader raises."""
     from eventlm.replay.workload.source import load_workload
 
     path = trace_file(text)
     with file_progress("reading", path) as on_progress:
-        return load_workload(path, on_progress=on_progress)
+        loaded = load_workload(path, on_progress=on_progress)
+    warn(loaded.warnings)
+    return loaded
 
 
 def load_ingredients(arguments: argparse.Namespace) -> tuple[Workload, CostModel, SimulatedEngine]:

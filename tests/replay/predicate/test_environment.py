@@ -7,7 +7,7 @@ import pytest
 from eventlm.replay.expressions.errors import ExpressionError
 from eventlm.replay.expressions.evaluation import Value, evaluate
 from eventlm.replay.expressions.parser import parse
-from eventlm.replay.predicate.environment import OutcomeEnvironment, check_condition
+from eventlm.replay.predicate.environment import OutcomeEnvironment, check_condition, figures_of
 from eventlm.replay.predicate.observation import Observation, observe
 from tests.replay.made_workloads import COST, make_workload
 
@@ -18,7 +18,8 @@ OBSERVED = observe(WORKLOAD, OPTIONS, COST)
 
 def _value(source: str, observed: Observation = OBSERVED) -> Value:
     expression = parse(source)
-    check_condition(expression)
+    # A condition is true or false; a figure may be a number.
+    check_condition(parse(f"({source}) == ({source})"))
     return evaluate(
         expression, OutcomeEnvironment(observed, lambda changes: observe(WORKLOAD, OPTIONS | changes, COST))
     )
@@ -61,6 +62,21 @@ def test_engines_are_compared_sequence_by_sequence() -> None:
     assert _value('diverges(policy="edf:multiplier=2", max_num_seqs=2)') is True
 
 
+def test_figures_in_words() -> None:
+    expression = parse("not (preemptions > 5 and p99(ttft, prompt <= 256) > 2 * 1s) or duration < -5 or broken")
+    environment = OutcomeEnvironment(OBSERVED, lambda changes: observe(WORKLOAD, OPTIONS | changes, COST))
+    assert OBSERVED.outcome is not None
+    latency = _value("p99(ttft, prompt <= 256)")
+    assert isinstance(latency, int)
+    assert figures_of(expression, environment) == {
+        "preemptions": f"{OBSERVED.outcome.num_preemptions:,}",
+        "p99(ttft, prompt <= 256)": f"{latency / 1e9:,.9g} s",
+        "duration": f"{OBSERVED.outcome.duration_ns / 1e9:,.9g} s",
+        "broken": "false",
+    }
+    assert figures_of(parse("p99(ttft, prompt > 99k) > 1s"), environment) == {"p99(ttft, prompt > 99000)": "unknown"}
+
+
 def test_a_broken_run_has_no_figures() -> None:
     broken = Observation(WORKLOAD, None, {}, broken="after event 5: a rule")
     assert _value("broken", broken) is True
@@ -85,6 +101,15 @@ def test_a_broken_run_has_no_figures() -> None:
         ("diverges(polcy=edf)", 10, "no option polcy"),
         ("diverges(policy=edf, by=soon)", 25, "a time"),
         ("diverges(policy=p99(ttft))", 17, "a word, a number or a text"),
+        ("preemptions", 1, "neither true nor false"),
+        ("preemptions > 3 or p99(ttft)", 20, "neither true nor false"),
+        ("count(class == 3) > 1", 13, "cannot be compared"),
+        ("p99(ttft, prompt < 5 or reason) > 5s", 25, "neither true nor false"),
+        ("requests > 0 or steps == 'x'", 23, "cannot be compared"),
+        ("diverges(policy=nosuch)", 10, "unknown policy 'nosuch'"),
+        ("diverges(policy='edf:multiplyer=2')", 10, "multiplier"),
+        ("diverges(max_num_seqs=many)", 10, "an integer of at least 1"),
+        ("diverges(port=80)", 10, "no option port"),
         ("req(5).skips > 3", 1, "no function req"),
         ("p99(ttft).x > 3", 11, "no attribute x"),
     ],

@@ -6,7 +6,7 @@ from msgspec import structs
 from eventlm.core.state.core_state import CoreState
 from eventlm.errors import InvariantError
 from eventlm.events import WorkerLost
-from eventlm.replay.predicate.observation import observe, pinned_options
+from eventlm.replay.predicate.observation import changed_options, observe, pinned_options
 from tests.replay.made_workloads import COST, make_workload
 from tests.replay.shrink.planted import planted_workload
 
@@ -47,3 +47,12 @@ def test_a_part_of_the_workload_meets_the_same_engine() -> None:
     assert pinned_options(part, OPTIONS, COST) != options
     assert pinned_options(part, options, COST) == options
     assert {"num_blocks", "max_model_len", "max_num_batched_tokens", "predictor"} <= options.keys()
+
+
+def test_fewer_blocks_hold_a_shorter_context() -> None:
+    options = {"num_blocks": 100, "max_model_len": 1000, "block_size": 16}
+    assert changed_options(options, {"num_blocks": 11}) == {**options, "num_blocks": 11, "max_model_len": 160}
+    assert changed_options(options, {"num_blocks": 200}) == {**options, "num_blocks": 200}
+    assert changed_options(options, {"block_size": 8})["max_model_len"] == 792
+    # What is asked for is not cut: that it does not fit is an error.
+    assert changed_options(options, {"num_blocks": 11, "max_model_len": 900})["max_model_len"] == 900

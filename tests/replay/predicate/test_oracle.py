@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +15,14 @@ from tests.replay.made_workloads import COST
 from tests.replay.shrink.planted import planted_workload
 
 WORKLOAD = planted_workload(12)
+HANGING = """
+from eventlm.core.plugin import Policy
+
+class Hanging(Policy, frozen=True, kw_only=True):
+    def keys(self, sequences, now_ns):
+        while True:
+            pass
+"""
 
 
 def _variant(num_requests: int) -> Variant:
@@ -51,6 +62,25 @@ def test_a_budget_of_trials_ends_at_the_same_place(num_jobs: int) -> None:
 def test_a_budget_of_time_ends() -> None:
     with _oracle("requests >= 4", budget=Budget(seconds=0)) as oracle, pytest.raises(BudgetSpentError, match="0 s"):
         oracle.holds(_variant(2))
+
+
+def test_a_budget_of_time_ends_a_simulation_that_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    variant = Variant(WORKLOAD, {"policy": {"type": "hanging:Hanging"}})
+    began = time.monotonic()
+    with _oracle("requests >= 4", 2, budget=Budget(seconds=1.5)) as oracle:
+        with pytest.raises(BudgetSpentError, match=r"the budget of 1\.5 s is spent"):
+            oracle.results([variant, variant._replace(options={**variant.options, "max_skips": 2})])
+        assert oracle.num_trials == 0
+    assert time.monotonic() - began < 8
+
+
+def test_the_figures_of_a_condition() -> None:
+    with _oracle("requests >= 4") as oracle:
+        assert oracle.figures(_variant(2)) == {"requests": "2"}
+        assert oracle.figures(Variant(WORKLOAD, {"num_blocks": 1})) == {}
+        assert oracle.num_trials == 0
 
 
 def test_errors() -> None:

@@ -30,7 +30,12 @@ def test_what_cannot_be_simulated_is_a_result() -> None:
     found = run_trial(_trial(num_blocks=1))
     assert not found.holds
     assert "at least 2" in found.error
-    assert "a number and a text" in run_trial(_trial("preemptions > 'a'")).error
+
+
+def test_a_trial_tells_the_figures_if_asked() -> None:
+    trial = msgspec.structs.replace(_trial("requests > 3"), with_figures=True)
+    assert run_trial(trial).figures == {"requests": "20"}
+    assert run_trial(_trial("requests > 3")).figures == {}
 
 
 def test_a_test_file_asks_by_path(tmp_path: Path) -> None:
