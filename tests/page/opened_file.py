@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
-from eventlm.page.linker import STATIC
 from tests.processes import PATIENCE_SECONDS
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
@@ -85,18 +84,14 @@ class OpenedFile:
                 own = function["ranges"][0]
                 begin = max((each for each in begins if each <= own["startOffset"]), default=None)
                 # A module itself is a function too.
-                if (
-                    begin is not None
-                    and (STATIC / begins[begin]).is_file()
-                    and own["startOffset"] > text.index("=> {", begin)
-                ):
+                if begin is not None and own["startOffset"] > text.index("=> {", begin):
                     # Where it stands differs with what else is linked.
                     key = (begins[begin], function["functionName"], text[own["startOffset"] : own["endOffset"]])
                     RUNS[key] += own["count"]
 
 
 def functions_run(request: pytest.FixtureRequest, modules: Callable[[str], bool]) -> float:
-    """The share of functions that have run of those in our modules, once all other tests of the caller's file have.
+    """The share of functions that have run of the chosen modules, once all other tests of the caller's file have run.
 
     Skips where some of them were not asked for.
     """

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from eventlm.look.report.build import make_report
+from eventlm.look.report.build import STATIC, make_report
 from tests.look.planted import PLANTED
 from tests.look.report.runs import GOLDEN, HOSTILE, record_with_gap, write_empty, write_hostile
-from tests.page.opened_file import OpenedFile
+from tests.page.opened_file import OpenedFile, functions_run
 
 OpenPage = Callable[..., OpenedFile]
 PHONE = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
@@ -160,3 +160,7 @@ def test_runs_that_lack_something(
         "cut": "no clean end",
     }[kind]
     expect(page.page.locator(".notice").filter(has_text=expected)).to_be_visible()
+
+
+def test_nearly_all_functions_have_run(request: pytest.FixtureRequest) -> None:
+    assert functions_run(request, lambda module: (STATIC / module).is_file()) >= 0.9
