@@ -21,6 +21,7 @@ from eventlm.errors import EventLMError, UsageError
 from eventlm.events.header_check import decode_header
 from eventlm.system.disk import Disk
 from eventlm.system.system import System
+from eventlm.system.whole_file import exit_code_of
 
 #: How long nothing is tried after a failed write, doubled with each further one up to the second.
 RETRY_NS = 1_000_000_000
@@ -76,6 +77,8 @@ class LogWriter:
         self._keep_all_runs = keep_all_runs
         self._token_log: TokenLogWriter | None = None
         self._on_problem = on_problem
+        #: The run that `latest` pointed to before this one.
+        self._latest_before = ""
         self._bodies: list[bytes] = []
         self._retry_ns = RETRY_NS
         self._retry_at_ns = 0
@@ -115,7 +118,12 @@ class LogWriter:
         return file
 
     def _point_latest_here(self) -> None:
-        run = self.run_folder.name
+        latest = self.run_folder.parent / LATEST_NAME
+        if self._disk.is_link(latest):
+            self._latest_before = self._disk.resolve(latest).name
+        self._point_to(self.run_folder.name)
+
+    def _point_to(self, run: str) -> None:
         link = self.run_folder / LATEST_NAME
         self._disk.symlink(run, link)
         self._disk.rename(link, self.run_folder.parent / LATEST_NAME)
@@ -156,7 +164,10 @@ class LogWriter:
         if error is None:
             return
         if not self.num_events:
-            raise LogWriteError(f"cannot write to the trace {self.path}: {error.strerror}; choose another folder")
+            raise LogWriteError(
+                f"cannot write to the trace {self.path}: {error.strerror}; choose another folder",
+                exit_code=exit_code_of(error),
+            )
         self._fail(error)
 
     def _check_header(self, body: bytes) -> None:
@@ -277,6 +288,18 @@ class LogWriter:
                     self._token_log.close()
             if not self.num_events:
                 self._remove_run()
+
+    def discard(self) -> None:
+        """Close the file and remove the run, which is of one segment; `latest` is again what it was before."""
+        self._bodies.clear()
+        self.close()
+        latest = self.run_folder.parent / LATEST_NAME
+        with contextlib.suppress(OSError):
+            if self._disk.resolve(latest) == self._disk.resolve(self.run_folder):
+                self._disk.unlink(latest)
+                if self._latest_before:
+                    self._point_to(self._latest_before)
+        self._remove_run()
 
     def _remove_run(self) -> None:
         """Without a header it cannot be read, and would never be removed."""

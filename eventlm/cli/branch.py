@@ -40,7 +40,9 @@ Facts that are applied as one are a drain; there is no state inside it. The
 size of the cache and what the recorded facts depend on cannot change at a
 point: `eventlm replay` asks about those for the whole run.
 
-""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
+""" + exit_code_lines(
+        *READING_A_TRACE, ExitCode.FAILED, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP
+    )
     parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     parser.add_argument(
         "--at",

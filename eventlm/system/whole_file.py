@@ -39,10 +39,15 @@ class WholeFile:
         self._partial.unlink(missing_ok=True)
 
 
+def exit_code_of(error: OSError) -> ExitCode:
+    """The exit code when something cannot be written. A full disk may have room another time."""
+    return ExitCode.FAILED if error.errno in _FULL else ExitCode.USAGE
+
+
 def cannot_write(path: Path, error: OSError, what: str) -> UsageError:
-    """The error for a file or folder that cannot be written. A full disk may have room another time."""
-    code = ExitCode.FAILED if error.errno in _FULL else ExitCode.USAGE
-    return UsageError(f"cannot write to {path}: {error.strerror}; choose another {what} with -o", exit_code=code)
+    """The error for a file or folder that cannot be written."""
+    text = f"cannot write to {path}: {error.strerror}; choose another {what} with -o"
+    return UsageError(text, exit_code=exit_code_of(error))
 
 
 @contextlib.contextmanager

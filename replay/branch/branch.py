@@ -99,8 +99,8 @@ def branch(
     of one fitted to the run. num_draws: how many times each engine runs at most, with other draws of what the run does
     not show; with one, error bars have no spread. output: a folder that gets the branch's trace.
 
-    Raises UsageError for changes that cannot be made there and where nothing is left to run, NullTestError, and what
-    LogReader raises.
+    Raises UsageError for changes that cannot be made there and where nothing is left to run, NullTestError,
+    LogWriteError if the trace cannot be written, and what LogReader raises.
     """
     changes = changes or Changes()
     stage = stages_of(on_progress)
@@ -108,6 +108,8 @@ def branch(
         found = build_branch_engine(log.header, point, changes)
         unchanged = Changes(trust_local_plugins=changes.trust_local_plugins)
         baseline = build_branch_engine(log.header, point, unchanged)
+    if output is not None:
+        SimulatedTrace.check_folder(output)
     if run is None:
         run = read_run(path, strict=strict, on_progress=stage("reading"))
     rest = _rest_of_run(run, point, path, objectives)

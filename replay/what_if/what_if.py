@@ -118,14 +118,16 @@ def what_if(
     output: a folder that gets the trace of each alternative. window: compare only the requests that arrived in it; the
     engines still run the whole work, for what came before and after takes part. strict: a torn last line is an error.
 
-    Raises UsageError for an alternative that makes no sense or a run without work, NullTestError, and what LogReader
-    raises.
+    Raises UsageError for an alternative that makes no sense or a run without work, NullTestError, LogWriteError if a
+    trace cannot be written, and what LogReader raises.
     """
     stage = stages_of(on_progress)
     with LogReader(path) as log:
         header = log.header
     # A usage error need not wait for the run to be read.
     engines = [build_engine(header, alternative) for alternative in alternatives]
+    if output is not None:
+        SimulatedTrace.check_folder(output)
     counts = None if window is None else (lambda arrival: window.has(arrival.ts))
     collector = OutcomeCollector(objectives, counts=counts)
     run = read_run(path, strict=strict, subscribers=[collector.see], on_progress=stage("reading"))

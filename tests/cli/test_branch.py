@@ -30,6 +30,24 @@ def test_a_branch_is_compared_written_and_verified(trace: str, tmp_path: Path, r
     assert "earlier ones are not in it" in verified
 
 
+def test_where_a_branch_cannot_be_written_it_is_said_at_once_and_a_second_one_is_numbered(
+    trace: str, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = ("branch", trace, "--at", "0.4s", "--draws", "1", "--policy", "lrs")
+    for _ in range(2):
+        assert run_here(*at, "-o", "out")[0] == 0
+    runs = sorted(path.name for path in (tmp_path / "out").iterdir() if not path.is_symlink())
+    assert len(runs) == 2
+    assert runs[1] == f"{runs[0]}-2"
+    assert (tmp_path / "out" / "latest").resolve().name == runs[1]
+    assert run_here("replay", "out/latest")[0] == 0
+    (tmp_path / "file").touch()
+    with monkeypatch.context() as patched:
+        patched.setattr("eventlm.replay.branch.branch.read_run", None)
+        code, _, errors = run_here(*at, "-o", "file")
+    assert (code, errors) == (2, "eventlm: error: cannot record to file: File exists; choose another folder\n")
+
+
 def test_as_json(trace: str, run_here: RunHere) -> None:
     flags = [
         "--draws",

@@ -42,7 +42,9 @@ examples:
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
   eventlm replay runs/latest --execute   on the model again, token by token
 
-""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
+""" + exit_code_lines(
+        *READING_A_TRACE, ExitCode.FAILED, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP
+    )
     parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     parser.add_argument("--verify", action="store_true", help="verify under the changes given by the flags below")
     for kind in PLUGIN_KINDS:

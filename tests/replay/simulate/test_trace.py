@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError
 from eventlm.bus.trace_info import info
 from eventlm.engine.plugins.registry import BUILT_IN
+from eventlm.errors import ExitCode
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.simulate.simulation import SimulationResult, simulate
 from eventlm.replay.simulate.trace import SimulatedTrace
@@ -106,8 +108,35 @@ def test_a_full_disk_ends_the_simulation(tmp_path: Path, monkeypatch: pytest.Mon
         return real_write(fd, content)
 
     monkeypatch.setattr("os.write", write)
-    with pytest.raises(LogWriteError, match="No space left"):
+    with pytest.raises(LogWriteError, match="No space left") as caught:
         record(tmp_path, 1)
+    assert caught.value.exit_code == ExitCode.FAILED
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_whole_is_removed_and_the_latest_is_again_the_run_before(tmp_path: Path) -> None:
+    before = Path(record(tmp_path, 1).run_folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(LogWriteError, match="File too large"):
+            record(tmp_path, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([before.name, "latest"])
+    assert (tmp_path / "latest").resolve() == before
+
+
+def test_traces_of_one_name_are_numbered(tmp_path: Path) -> None:
+    whole = record(tmp_path, 1)
+    for name in ("again", "again-2", "again-3"):
+        with LogReader(whole.run_folder) as log, SimulatedTrace(tmp_path, "again") as trace:
+            for line in log:
+                trace.see(line.event())
+        assert trace.run_folder == tmp_path / name
+        with LogReader(tmp_path / name) as log:
+            assert log.header.run == name
+        assert verify(tmp_path / name).divergence is None
 
 
 def test_a_trace_that_is_left_early_has_no_clean_end(tmp_path: Path) -> None:
