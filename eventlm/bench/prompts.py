@@ -2,7 +2,7 @@
 
 A prompt is a row of common words, each of which is one token in the vocabularies in use, so that the number of tokens
 is known nearly to the token. Where the model's tokenizer can be had the words are taken from its own vocabulary and
-each prompt is counted and mended; else two small requests show how many tokens a word is on the server.
+each prompt is counted and corrected; else two small requests show how many tokens a word is on the server.
 """
 
 from __future__ import annotations

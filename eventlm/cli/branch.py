@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Take a recorded run up at a point of it, under another policy, batcher, router or limit, and run what\n"
-        "remained to be done from there: the requests under way and those that arrived later. A table compares it\n"
+        "Continue a recorded run from a point of it under another policy, batcher, router or limit, and run what\n"
+        "remained to be done there: the requests under way and those that arrived later. A table compares it\n"
         "with what was recorded, with error bars, and names the requests that won and lost most. With -o the branch\n"
         "is written as a trace that begins at the point."
     )

@@ -28,7 +28,7 @@ COMMANDS = {
         "replay.command",
         "verify a recorded run, run it again, or ask what another engine would have made of it",
     ),
-    "branch": ("branch", "take a recorded run up at a point of it, under another policy or limit"),
+    "branch": ("branch", "continue a recorded run from a point of it under another policy or limit"),
     "explain": ("explain.command", "show where the time of a request went"),
     "report": ("report.command", "make a page of a recorded run: what is wrong with it, timeline, latencies"),
     "view": ("view.command", "show a run in the browser, with its debugger"),

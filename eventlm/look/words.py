@@ -6,9 +6,9 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
 
 def percent(ppm: int) -> str:
-    """`12 %`, `0.4 %`."""
+    """`12%`, `0.4%`."""
     value = ppm / 10_000
-    return f"{value:.0f} %" if value >= 10 or value == 0 else f"{value:.1f} %"
+    return f"{value:.0f}%" if value >= 10 or value == 0 else f"{value:.1f}%"
 
 
 def seconds(ns: int) -> str:

@@ -218,7 +218,7 @@ class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):
 class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
     """The worker cannot go on; `message` is for a person.
 
-    exit_code: of an error that the user can mend; 0 for a defect, which has a `traceback`.
+    exit_code: of an error that the user can fix; 0 for a defect, which has a `traceback`.
     """
 
     epoch: int

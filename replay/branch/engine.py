@@ -64,7 +64,7 @@ def build_branch_engine(header: Header, point: BranchPoint, changes: Changes) ->
     try:
         core = found.new_core(point)
     except InvariantError as error:
-        raise UsageError(f"the run cannot be taken up at event {point.s:,}: {error}") from error
+        raise UsageError(f"the run cannot be continued from event {point.s:,}: {error}") from error
     try:
         validate(core.state)
     except InvariantError as error:
@@ -73,7 +73,7 @@ def build_branch_engine(header: Header, point: BranchPoint, changes: Changes) ->
 
 
 def branch_header(run: RecordedRun, point: BranchPoint, found: BranchEngine, cost: CostModel) -> Header:
-    """The header of a branch: what it is of, and after which line of which run."""
+    """The header of a branch: what it is of, after which line of which run, and which policy decides there."""
     name = found.engine.alternative.describe() or "unchanged"
     header = simulated_header(run, found.engine, name, cost)
     slug = header.run.removeprefix(f"{run.header.run}-what-if-")
@@ -81,7 +81,7 @@ def branch_header(run: RecordedRun, point: BranchPoint, found: BranchEngine, cos
         header,
         run=f"{run.header.run}-branch-{point.s}-{slug}",
         previous_h=point.h,
-        host={"simulated": header.host["simulated"] | {"event": point.s}},
+        host={"simulated": header.host["simulated"] | {"event": point.s, "policy": found.policy or point.state.policy}},
     )
 
 

@@ -1,4 +1,4 @@
-"""The test that comes with a shrunk workload: it fails while the problem is there, and passes once it is mended."""
+"""The test that comes with a shrunk workload: it fails while the problem is there, and passes once it is fixed."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_formats(open_file: OpenFile) -> None:
     page = open_file("formats.js", numbers)
     shown = {row.split(": ")[0]: row.split(": ")[1].split(" | ") for row in page.page.locator("li").all_inner_texts()}
     assert shown["formatNumber"] == ["1,234,567", "0.26", "–", "0"]
-    assert shown["formatShare"] == ["12.3 %", "100 %"]
+    assert shown["formatShare"] == ["12.3%", "100%"]
     assert shown["formatBytes"] == ["0 B", "640 B", "1.5 KiB", "5 TiB"]
     assert shown["formatDuration"] == [
         *("0 s", "12 ns", "1.5 µs", "1 ms", "12.3 ms", "1 s", "4.05 s", "2 min 5 s", "1 h", "3 h 12 min", "2 d 8 h"),

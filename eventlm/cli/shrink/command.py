@@ -26,7 +26,7 @@ def configure(parser: Parser) -> None:
     parser.description = """\
 Make a workload as small as it can be while a condition holds in its simulation: fewer requests, shorter ones,
 without gaps, without what they can do without. What is left is the cause, small enough to read, and with --test
-a test of it: it fails while the problem is there, and passes once it is mended.
+a test of it: it fails while the problem is there, and passes once it is fixed.
 
 A trace is served by the engine that it was recorded with, with a cost model fitted to it; flags of the engine
 go before that. Two runs of this command, with however many processes, find the same; only a --budget in

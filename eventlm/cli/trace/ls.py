@@ -93,8 +93,12 @@ def _count(number: int | None) -> str:
 
 
 def _policy(header: Header) -> str:
-    """The policy that the run began with, and its parameters."""
-    return next(plugin_in_words(plugin) for plugin in header.plugins if plugin.kind == "policy").partition(" ")[2]
+    """The policy that the run began with, and its parameters. A branch begins with its own."""
+    policies = [plugin for plugin in header.plugins if plugin.kind == "policy"]
+    simulated = header.host.get("simulated")
+    name = simulated.get("policy") if isinstance(simulated, dict) else None
+    policy = next((plugin for plugin in policies if plugin.name == name), policies[0])
+    return plugin_in_words(policy).partition(" ")[2]
 
 
 def _as_object(run: RunSummary) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from eventlm.replay.index.gauges import WAIT_CAUSES
 from eventlm.replay.index.tables import Column
 from eventlm.types import NANOSECONDS_PER_SECOND
 
-#: Somebody waits for this share of the run, and waiting takes this share of all requests' time.
+#: Requests wait for this share of the run, and waiting takes this share of all requests' time.
 _SATURATED_TIME_PPM = 200_000
 _SATURATED_WAIT_PPM = 250_000
 #: Waits from which on waiting matters at all.

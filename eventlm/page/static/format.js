@@ -15,9 +15,9 @@ export function formatNumber(value) {
   return COUNTS.format(value);
 }
 
-/** 0.123 as `12.3 %`. */
+/** 0.123 as `12.3%`. */
 export function formatShare(value) {
-  return `${formatNumber(Math.round(value * 1000) / 10)} %`;
+  return `${formatNumber(Math.round(value * 1000) / 10)}%`;
 }
 
 /** `640 B`, `1.5 MiB`. */

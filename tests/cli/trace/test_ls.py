@@ -40,6 +40,20 @@ def test_the_state_folder_in_columns(runs: Path, capsys: pytest.CaptureFixture[s
     assert int(rows[0].split()[-1]) == (FOLDER / "edf_tight.jsonl").read_text().count('"t":"finish"')
 
 
+def test_a_branch_has_its_own_policy(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    golden = str(FOLDER / "edf_tight.jsonl")
+    flags = ["--draws", "1", "-o", str(runs.parent / "branches")]
+    assert main(["branch", golden, "--at", "101", *flags, "--policy", "fcfs"]) == 0
+    assert main(["branch", golden, "--at", "101", *flags, "--set", "max_num_seqs=4"]) == 0
+    capsys.readouterr()
+    assert main(["trace", "ls", str(runs.parent / "branches"), "--json"]) == 0
+    found = {run["run"]: run["policy"] for run in json.loads(capsys.readouterr().out)}
+    assert {run.rpartition("-")[2]: policy.partition(":")[0] for run, policy in found.items()} == {
+        "fcfs": "fcfs",
+        "4": "edf",
+    }
+
+
 def test_json_has_paths_and_problems(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "two" / "trace.jsonl").write_text("nonsense\n")
     assert main(["trace", "ls", "--json"]) == 0

@@ -96,6 +96,9 @@ def test_the_header_says_where_the_branch_comes_from(point: BranchPoint) -> None
     origin = header.host["simulated"]
     assert (origin["run"], origin["event"]) == (run.header.run, point.s)
     assert origin["changes"] == "dynamic, max_num_seqs=7"
+    assert origin["policy"] == "edf"
+    other = build_branch_engine(run.header, point, Changes(policy={"type": "fcfs"}))
+    assert branch_header(run, point, other, COST).host["simulated"]["policy"] == "fcfs"
     assert origin["cost_model"]["type"] == "linear"
     assert header.previous_h == point.h
     assert header.core.max_num_seqs == 7

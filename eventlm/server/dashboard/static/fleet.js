@@ -8,7 +8,7 @@ import { Table } from "./table.js";
 function number(title, value, format = formatNumber, note = undefined) {
   return { title, value, format, number: true, note };
 }
-const formatPercent = (value) => (value === null ? "–" : `${formatNumber(value)} %`);
+const formatPercent = (value) => (value === null ? "–" : `${formatNumber(value)}%`);
 
 const REPLICA_COLUMNS = [
   { title: "Replica", value: (row) => row.index },
@@ -22,7 +22,7 @@ const REPLICA_COLUMNS = [
   number("Step p99", (row) => row.step_ns.p99 ?? null, formatDuration),
   number("Busy", (row) => row.busy_percent, formatPercent, "By the worker's clock"),
   number("Blocks held", (row) => row.num_held_blocks),
-  number("To hit", (row) => row.num_cached_blocks ?? null),
+  number("Blocks cached", (row) => row.num_cached_blocks ?? null),
   number("Preempted", (row) => row.preempted, formatNumber, "Since this page was opened, ten minutes at most"),
   number("Lost", (row) => row.lost, formatNumber, "Workers, since this page was opened, ten minutes at most"),
 ];

@@ -83,10 +83,10 @@ function sum(frames, value) {
 }
 
 function percent(part, whole) {
-  return whole ? `${formatNumber(Math.round((1000 * part) / whole) / 10)} %` : "–";
+  return whole ? `${formatNumber(Math.round((1000 * part) / whole) / 10)}%` : "–";
 }
 
-const formatPercent = (value) => (value === null ? "–" : `${formatNumber(value)} %`);
+const formatPercent = (value) => (value === null ? "–" : `${formatNumber(value)}%`);
 const percentiles = (name) => PERCENTILES.map((each) => ({ label: each, column: `${name}.${each}` }));
 
 const CHARTS = [
