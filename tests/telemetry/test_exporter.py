@@ -64,13 +64,14 @@ async def test_requests_arrive_while_the_run_goes_on(tmp_path: Path) -> None:
     await exporter.stop()
 
 
-async def test_another_process_goes_on_where_one_was_killed(tmp_path: Path) -> None:
+async def test_another_process_goes_on_where_one_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RESTART_SECONDS", 0.01)
     with receiving() as receiver:
         async with running(record=tmp_path, fake={"base_ns": 5_000_000}) as engine:
             exporter = exporter_of(engine, receiver.url)
             done = await serve(engine, 2)
             await until(lambda: sorted(receiver.roots) == done)
-            (live,) = await engine.submit([request(max_tokens=400)])
+            (live,) = await engine.submit([request(max_tokens=100)])
             exporter.note_caller(f"00-{TRACE}-{SPAN}-01", [live.request])
             pid = exporter.pid
             os.kill(pid, signal.SIGKILL)
