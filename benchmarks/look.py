@@ -1,6 +1,6 @@
 """What it takes to look at a run: its index, findings and report, and the page in headless Chromium.
 
-    python -m benchmarks.look TRACE [index findings report page zoom]
+    python benchmarks/look.py TRACE [index findings report page zoom]
 
 Prints a table of what was measured beside the targets, which are for the simulated Azure hour on two cores. `index` and
 `report` begin without a cache, which is then there for the others. `zoom` needs no trace: it draws 100,000 requests.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,13 +20,16 @@ from typing import NamedTuple
 
 from playwright.sync_api import sync_playwright
 
-from benchmarks import page_timeline
 from eventlm.look.findings.find import find_all
 from eventlm.look.report.build import make_report
 from eventlm.page.document import single_file
 from eventlm.page.linker import link, link_styles
 from eventlm.replay.index.open import open_index
 from eventlm.table import table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import page_timeline
 from tests.browser import CHROMIUM
 
 MEBIBYTE = 1024 * 1024

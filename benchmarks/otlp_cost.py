@@ -1,6 +1,6 @@
 """What exporting spans costs a busy server: throughput, and the longest pauses between steps.
 
-    python -m benchmarks.otlp_cost [--streams 256] [--rounds 20] [--seconds 3]
+    python benchmarks/otlp_cost.py [--streams 256] [--rounds 20] [--seconds 3]
 
 One `eventlm serve --otlp-endpoint` as in `benchmarks/dashboard_cost.py`, with a receiver that takes all spans. Windows
 in which the process that exports them runs alternate with windows in which it is stopped, in another order each round.
@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 from aiohttp import web
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import dashboard_cost
 from benchmarks.dashboard_cost import SETTLE_SECONDS, Measured, Server, Window, cpu_ns, differences, measure
@@ -106,7 +108,7 @@ def main() -> int:
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     print(f"{cores} cores, load {load:.1f} before, Python {sys.version.split()[0]}", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        receive = [sys.executable, "-m", "benchmarks.otlp_cost", "--role", "receiver"]
+        receive = [sys.executable, __file__, "--role", "receiver"]
         receiver = subprocess.Popen([*receive, "--port", str(arguments.port)])
         flags = ("--otlp-endpoint", f"http://127.0.0.1:{arguments.port}")
         server = Server(Path(name), arguments.streams, 0, flags)

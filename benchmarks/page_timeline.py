@@ -1,6 +1,6 @@
 """How fast the timeline of a page is in headless Chromium, with 100,000 requests of 8 intervals each.
 
-    python -m benchmarks.page_timeline [--requests N]
+    python benchmarks/page_timeline.py [--requests N]
 
 `ready`: from opening the file to the first picture. `draw`: the script's part of one picture, first and while zooming
 and panning from the whole run to one step and back.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from importlib import resources
@@ -22,6 +23,9 @@ from playwright.sync_api import Page, sync_playwright
 from eventlm.page.document import single_file
 from eventlm.page.linker import link, link_styles
 from eventlm.page.timeline import pack_timeline
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from tests.browser import CHROMIUM
 
 INTERVALS = 8
