@@ -69,7 +69,7 @@ def add_condition_flags(parser: Parser, *, required: bool) -> None:
 
 def flags_of_a_simulation(arguments: argparse.Namespace) -> list[str]:
     """Those that were given of a condition on a simulated run and of its engine."""
-    flags = ["--over", "--keep", "--cost-model", "--jobs", "--budget", "--trust-local-plugins"]
+    flags = ["--over", "--keep", "--cost-model", "--jobs", "--budget"]
     given = [flag for flag in flags if getattr(arguments, flag[2:].replace("-", "_"), None)]
     return given + [options()[name].flag for name in engine_options(arguments)]
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: A smaller file is read too fast for a bar.
 MIN_BYTES = 8 * 1024 * 1024
+#: Of what is fast as a rule: only if it takes longer there is a bar.
+SECONDS_BEFORE_BAR = 0.5
 #: Formats of the bar for a phase of a start that can be counted, and for one that cannot.
 _COUNTED, _NOT_COUNTED = "{desc}: {percentage:3.0f}%|{bar}|", "{desc} …"
 

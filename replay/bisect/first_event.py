@@ -1,97 +1,58 @@
-"""The first event of a recorded run at which a condition holds.
+"""The first event of a recorded run at which a condition of the debugger holds.
 
-By default a condition is about the event itself: `event` is its tag, `time` its time since the start of the run, and
-its fields have their own names (`event == "preempt" and request == 17`). A list stands for its length. The scheduling
-parameters of an arrival count as its own fields. Another environment may know the state of the engine too.
+One on events alone is answered by the lines of the log, up to the first that fulfils it. One on gauges or the core's
+state needs the run's index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.events import DECISIONS, FACTS, MARKERS, Arrived, Event
-from eventlm.replay.expressions.errors import ExpressionError, not_known
-from eventlm.replay.expressions.evaluation import Environment, Value, check_names, check_texts, holds
-from eventlm.replay.expressions.syntax import Attribute, CallExpression, Expression, Name
-from eventlm.scheduling_params import SchedulingParams
+from eventlm.events import Event
+from eventlm.replay.debugger.condition import Condition
+from eventlm.replay.debugger.navigator import Navigator
+from eventlm.replay.debugger.search import event_hits
 from eventlm.types import OnProgress
-
-#: Makes the environment of each event, in order.
-EnvironmentOf = Callable[[Event], Environment]
-
-_TAG, _TIME = "event", "time"
-TAGS = tuple(str(kind.__struct_config__.tag) for kind in (*FACTS, *DECISIONS, *MARKERS))
-NAMES = tuple(
-    dict.fromkeys(
-        [
-            _TAG,
-            _TIME,
-            *(name for kind in (*FACTS, *DECISIONS, *MARKERS) for name in kind.__struct_fields__),
-            *SchedulingParams.__struct_fields__,
-        ]
-    )
-)
 
 
 class FoundEvent(Struct, frozen=True, kw_only=True):
-    """The first event at which a condition holds; None if it never does. num_events: that were looked at."""
+    """The first event at which a condition holds; None if it never does. num_events: those up to it, or all.
+
+    warnings: on what was read of the run.
+    """
 
     event: Event | None
     num_events: int
     warnings: list[str]
 
 
-class EventEnvironment:
-    """What one event says by itself. A field that it has not is unknown."""
-
-    def __init__(self, event: Event) -> None:
-        self._event = event
-
-    def name(self, node: Name) -> Value:
-        """The tag, the time or a field."""
-        event = self._event
-        if node.name == _TAG:
-            return str(event.__struct_config__.tag)
-        found = getattr(event, "ts" if node.name == _TIME else node.name, None)
-        if found is None and isinstance(event, Arrived):
-            found = getattr(event.scheduling, node.name, None)
-        if isinstance(found, list):
-            return len(found)
-        return found if isinstance(found, int | str) else None
-
-    def call(self, node: CallExpression) -> Value:
-        """There are none."""
-        raise not_known("function", node.name, node.column, [])
-
-    def attribute(self, of: object, node: Attribute) -> Value:
-        """There are none."""
-        raise not_known("attribute", node.name, node.column, [])
-
-
 def first_event(
-    path: Path | str,
-    condition: Expression,
-    *,
-    environment_of: EnvironmentOf | None = None,
-    strict: bool = False,
-    on_progress: OnProgress | None = None,
+    path: Path | str, condition: Condition, *, strict: bool = False, on_progress: OnProgress | None = None
 ) -> FoundEvent:
-    """Read a run until the condition holds. Raises ExpressionError, and what LogReader raises."""
-    if environment_of is None:
-        check_names(condition, names=NAMES, calls=())
-        try:
-            check_texts(condition.root, {_TAG: TAGS})
-        except ExpressionError as error:
-            raise error.located(condition.source) from None
-        environment_of = EventEnvironment
+    """Read a run until a condition on events alone holds. Raises ExpressionError, and what LogReader raises."""
     with LogReader(path, strict=strict) as log:
-        for num_before, line in enumerate(log.lines(on_progress)):
-            event = line.event()
-            if holds(condition, environment_of(event)):
-                # What lies behind it was not read, so there is nothing to warn of.
-                return FoundEvent(event=event, num_events=num_before + 1, warnings=[])
+        for line in event_hits(log.lines(on_progress), condition):
+            # What lies behind it was not read, so there is nothing to warn of.
+            return FoundEvent(event=line.event(), num_events=log.num_lines, warnings=[])
         return FoundEvent(event=None, num_events=log.num_lines, warnings=log.warnings())
+
+
+def first_event_of_index(navigator: Navigator, condition: Condition, *, strict: bool = False) -> FoundEvent:
+    """Ask an open run. strict: a torn end raises TornTraceError.
+
+    Raises ExpressionError, and UsageError if the condition needs states that there are none of.
+    """
+    facts, events = navigator.index.facts, navigator.events
+    if strict:
+        with LogReader(navigator.index.path, strict=True) as log:
+            for _ in log.lines_from(events.last_s):
+                pass
+    s = navigator.first(condition)
+    return FoundEvent(
+        event=None if s is None else navigator.line(s).event(),
+        num_events=events.num_until(events.last_s if s is None else s),
+        warnings=[*facts.warnings, *([facts.missing] if facts.missing else [])],
+    )

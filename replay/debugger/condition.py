@@ -111,6 +111,8 @@ class Condition:
         self.reads_gauges = bool(names & GAUGES)
         #: `time` alone, or `replica` beside gauges, needs no event.
         self.reads_events = bool((names & NAMES) - SHARED) or ("replica" in names and not self.reads_gauges)
+        #: The lines of the log answer it.
+        self.is_of_events = not (self.reads_core or self.reads_gauges)
         #: Names to read from events. An event's replica says whose gauges count.
         self.event_names = (*used.names, *(["replica"] if self.reads_gauges and "replica" not in names else []))
         if not names and not used.calls:

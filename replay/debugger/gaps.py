@@ -29,6 +29,10 @@ class EventNumbers:
         """The gap that a number lies in."""
         return next(((first, last) for first, last in self.gaps if first <= s <= last), None)
 
+    def num_until(self, s: int) -> int:
+        """How many there are up to one of them, with it."""
+        return s - self.first_s + 1 - sum(last - first + 1 for first, last in self.gaps if last < s)
+
     def moved(self, s: int, count: int) -> int | None:
         """The event that is `count` events after another, or before it; None beyond the ends."""
         starts = np.array([self.first_s, *(last + 1 for _, last in self.gaps)], np.int64)

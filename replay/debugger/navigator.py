@@ -171,6 +171,11 @@ class Navigator:
             found = self._searcher.next(condition, self.position, self.events.last_s, mode)
         return found
 
+    def first(self, condition: Condition) -> int | None:
+        """The first event of the run at which it holds."""
+        self.interrupt.begin()
+        return self._searcher.next(condition, self.events.first_s - 1, self.events.last_s, "level")
+
     def check(self, condition: Condition) -> Condition:
         """The condition itself, if the run can answer it."""
         self._searcher.check(condition)

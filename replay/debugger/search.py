@@ -8,13 +8,13 @@ on one stops only where it becomes true.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.core.state.core_state import CoreState
 from eventlm.errors import UsageError
 from eventlm.replay.debugger.condition import GAUGES, SHARED, Condition
@@ -41,6 +41,30 @@ _Values: TypeAlias = tuple[Value, ...]
 class _Sample(NamedTuple):
     s: int
     values: _Values
+
+
+class _Candidate(NamedTuple):
+    """An event that may fulfil a condition: its line, what is left to evaluate, and its fields."""
+
+    line: LogLine
+    node: Node
+    event: dict[str, Value]
+
+
+def _candidates(lines: Iterable[LogLine], condition: Condition) -> Iterator[_Candidate]:
+    nodes = condition.by_tag()
+    read = FieldReader(condition.event_names).read
+    for line in lines:
+        node = nodes.get(line.tag)
+        if node is not None:
+            yield _Candidate(line, node, read(line))
+
+
+def event_hits(lines: Iterable[LogLine], condition: Condition) -> Iterator[LogLine]:
+    """Those lines at whose events a condition on events alone holds. Raises ExpressionError."""
+    for line, node, event in _candidates(lines, condition):
+        if condition.holds(PositionEnvironment(None, {}, event, -1), node):
+            yield line
 
 
 class Searcher:
@@ -165,15 +189,20 @@ class Searcher:
             before = values
 
     def _line_hits(self, condition: Condition, after_s: int, last_s: int) -> Iterator[int]:
-        nodes = condition.by_tag()
-        read = FieldReader(condition.event_names).read
-        check = self._interrupt.check
         with LogReader(self._index.path) as reader:
-            for line in lines_between(reader, after_s + 1, last_s):
-                check()
-                node = nodes.get(line.tag)
-                if node is not None and any(self._values(condition, node, line.s, None, read(line), is_truth=True)):
+            lines = self._checked(lines_between(reader, after_s + 1, last_s))
+            if condition.is_of_events:
+                yield from (line.s for line in event_hits(lines, condition))
+                return
+            for line, node, event in _candidates(lines, condition):
+                if any(self._values(condition, node, line.s, None, event, is_truth=True)):
                     yield line.s
+
+    def _checked(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
+        check = self._interrupt.check
+        for line in lines:
+            check()
+            yield line
 
     def _samples(self, condition: Condition, after_s: int, last_s: int, *, is_truth: bool) -> Iterator[_Sample]:
         """Values of a condition that needs the core, at each fact and marker, or where it names events at each event

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from eventlm.replay.bisect.first_event import FoundEvent
     from eventlm.replay.bisect.settings import DecidingSettings, Setting
     from eventlm.replay.bisect.threshold import SampledValue, Threshold
+    from eventlm.replay.debugger.condition import Condition
     from eventlm.replay.predicate.oracle import Oracle
 
 #: What has no unit of time and is no share.
@@ -55,6 +56,7 @@ change is found exactly."""
         """\
 examples:
   eventlm bisect runs/latest --when 'event == "preempt" and request == 17'
+  eventlm bisect runs/latest --when 'free < 5 and running > 3'
   eventlm bisect runs/latest --over blocks=500..8000 --keep 'preemptions > 50'
   eventlm bisect W.jsonl --cost-model h200-llama3-8b --over load=50%..300% \\
     --keep 'p99(ttft) > 2s'
@@ -64,8 +66,10 @@ NAME is blocks, seqs, tokens (of a step), load (a factor on the arrival rate,
 such as 0.5 or 50%), or a number among the engine's options, such as max_skips.
 Values that the engine refuses are left out, and that is said.
 
-EXPR is about one event: event (its kind), time, and its fields as `eventlm
-trace grep` shows them. A list counts as its length.
+EXPR is one of eventlm debug: it names fields of an event (event is its kind),
+gauges of a replica, such as free and running, or the scheduler's state.
+`eventlm debug -c "help expressions"` lists all names. For gauges and states
+the run is indexed first. The index is kept.
 
 """
         + CONDITION_HELP
@@ -75,14 +79,18 @@ trace grep` shows them. A list counts as its length.
             ExitCode.USAGE,
             ExitCode.DAMAGED,
             ExitCode.TORN,
+            ExitCode.INVARIANT,
+            ExitCode.LIVENESS,
+            ExitCode.VERSION,
             meanings={
                 ExitCode.FAILED: "the budget is spent, and nothing was found",
-                ExitCode.DIFFERENT: "it holds nowhere, or changes nowhere",
+                ExitCode.DIFFERENT: "it holds nowhere or changes nowhere, or the run diverges from its replay",
             },
         )
     )
     parser.add_argument("paths", metavar="TRACE", nargs="+", help="a trace, the folder of a run, or a workload file")
-    parser.add_argument("--when", metavar="EXPR", help="an expression about one event")
+    parser.add_argument("--when", metavar="EXPR", help="an expression about events, gauges or the scheduler's state")
+    parser.add_argument("--no-verify", action="store_true", help="answer --when without a replay, from the log alone")
     parser.add_argument("--over", metavar="NAME=LOW..HIGH", help="a setting and its range")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_condition_flags(parser, required=False)
@@ -100,6 +108,8 @@ def run(arguments: argparse.Namespace) -> int:
         if simulating := flags_of_a_simulation(arguments):
             raise UsageError(f"--when looks into a recorded run: leave {' and '.join(simulating)} out")
         return _first_event(arguments)
+    if arguments.no_verify:
+        raise UsageError("--no-verify belongs to --when: leave it out")
     if arguments.keep is None:
         raise UsageError("--keep PRED is missing, or --when EXPR (see eventlm bisect --help)")
     if len(paths) == 2 and engine_options(arguments):
@@ -129,16 +139,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _first_event(arguments: argparse.Namespace) -> int:
-    from eventlm.cli.output import file_progress, print_report
-    from eventlm.replay.bisect.first_event import first_event
-    from eventlm.replay.expressions.parser import parse
+    from eventlm.cli.output import print_report
+    from eventlm.replay.debugger.condition import Condition
 
-    expression = parse(arguments.when)
-    path = trace_file(arguments.paths[0])
-    with file_progress("looking", path) as on_progress:
-        found = first_event(path, expression, strict=arguments.strict, on_progress=on_progress)
+    condition = Condition(arguments.when)
+    find = _find_in_log if condition.is_of_events else _find_in_index
+    found = find(trace_file(arguments.paths[0]), condition, arguments)
     print_report(_event_lines(found), found if arguments.json else None, warnings=found.warnings)
     return ExitCode.OK if found.event is not None else ExitCode.DIFFERENT
+
+
+def _find_in_log(path: str, condition: Condition, arguments: argparse.Namespace) -> FoundEvent:
+    from eventlm.cli.output import file_progress
+    from eventlm.replay.bisect.first_event import first_event
+
+    with file_progress("looking", path) as on_progress:
+        return first_event(path, condition, strict=arguments.strict, on_progress=on_progress)
+
+
+def _find_in_index(path: str, condition: Condition, arguments: argparse.Namespace) -> FoundEvent:
+    from eventlm.cli.output import SECONDS_BEFORE_BAR, count_progress, file_progress
+    from eventlm.replay.bisect.first_event import first_event_of_index
+    from eventlm.replay.debugger.session import Session
+
+    with file_progress("indexing", path) as on_progress:
+        session = Session.open(
+            path,
+            verify=not arguments.no_verify,
+            trust_local_plugins=arguments.trust_local_plugins,
+            on_progress=on_progress,
+        )
+    with session, count_progress("looking", "event", delay=SECONDS_BEFORE_BAR) as on_progress:
+        session.interrupt.on_progress = on_progress
+        return first_event_of_index(session, condition, strict=arguments.strict)
 
 
 def _event_lines(found: FoundEvent) -> Iterator[str]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from eventlm.cli.output import count_progress, file_progress, warn
+from eventlm.cli.output import SECONDS_BEFORE_BAR, count_progress, file_progress, warn
 from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.trace_path import add_trace_argument, add_trust_flag, trace_file
 from eventlm.errors import EventLMError, ExitCode
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 #: In the state folder.
 HISTORY_NAME = "debug_history"
 LEAVING = ("quit", "exit", "q")
-#: A command that takes longer shows how far it is.
-_SECONDS_BEFORE_BAR = 0.5
 _CODES = (
     ExitCode.OK,
     ExitCode.USAGE,
@@ -120,7 +118,7 @@ def _run(session: Session, command: str) -> int:
     from eventlm.replay.expressions.errors import ExpressionError
 
     try:
-        with _interruptible(session), count_progress("working", "event", delay=_SECONDS_BEFORE_BAR) as on_progress:
+        with _interruptible(session), count_progress("working", "event", delay=SECONDS_BEFORE_BAR) as on_progress:
             session.interrupt.on_progress = on_progress
             result = session.execute(command)
         print("\n".join(result.lines()))

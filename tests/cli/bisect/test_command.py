@@ -10,6 +10,7 @@ import pytest
 from eventlm.errors import ExitCode
 from tests.cli.conftest import RunHere
 from tests.replay.golden import FOLDER
+from tests.replay.traces import tampered
 
 GOLDEN = str(FOLDER / "edf_tight.jsonl")
 OTHER = str(FOLDER / "fcfs_one_replica.jsonl")
@@ -27,6 +28,34 @@ def test_the_first_event(run_here: RunHere) -> None:
     code, output, _ = run_here("bisect", GOLDEN, "--when", "request == 4 and event == 'reject'")
     assert code == ExitCode.DIFFERENT
     assert "holds at none of" in output
+
+
+def test_gauges_and_states(run_here: RunHere) -> None:
+    code, output, errors = run_here("bisect", GOLDEN, "--when", "free < 5 and running > 3")
+    assert (code, errors) == (0, "")
+    first, second = output.splitlines()
+    at = json.loads(run_here("debug", GOLDEN, "-c", "find free < 5 and running > 3", "--json")[1])["result"]["s"]
+    assert first.startswith(f"event {at:,}, ")
+    assert json.loads(second)["s"] == at
+    code, output, _ = run_here("bisect", GOLDEN, "--when", "req(4).tokens > 10_000", "--json")
+    assert (code, json.loads(output)["event"]) == (ExitCode.DIFFERENT, None)
+
+
+def test_local_plugins_are_loaded_only_if_they_are_trusted(run_here: RunHere, tmp_path: Path) -> None:
+    def rename(objects: list[dict[str, object]]) -> None:
+        objects[0]["plugins"][0]["name"] = "eventlm.policies.edf:Edf"  # type: ignore[index]
+
+    trace = tampered(Path(GOLDEN), tmp_path / "local.jsonl", rename)
+    code, output, errors = run_here("bisect", str(trace), "--when", "free < 5")
+    assert (code, output) == (2, "")
+    assert "column 1 of 'free < 5': free is not known" in errors
+    assert "--trust-local-plugins" in errors
+    # Its name is another one than that of the policy that was recorded, so there is a divergence once it runs.
+    trusted = ("bisect", str(trace), "--trust-local-plugins", "--when")
+    code, output, errors = run_here(*trusted, "free < 5")
+    assert (code, output, "--no-verify" in errors) == (ExitCode.DIFFERENT, "", True)
+    assert run_here(*trusted, "running > 0", "--no-verify")[0] == 0
+    assert run_here("bisect", str(trace), "--when", "event == 'preempt'")[0] == 0
 
 
 def test_a_threshold(run_here: RunHere) -> None:
@@ -72,6 +101,10 @@ def test_a_torn_trace(run_here: RunHere, tmp_path: Path) -> None:
     assert (code, "eventlm: warning: " in errors, "torn" in errors) == (ExitCode.DIFFERENT, True, True)
     code, output, errors = run_here(*over, "--strict")
     assert (code, output) == (ExitCode.TORN, "")
+    for condition in ("running > 10_000", "request > 10_000"):
+        code, _, errors = run_here("bisect", str(torn), "--when", condition)
+        assert (code, "torn" in errors) == (ExitCode.DIFFERENT, True)
+        assert run_here("bisect", str(torn), "--when", condition, "--strict")[0] == ExitCode.TORN
 
 
 def test_the_settings_of_two_runs(run_here: RunHere) -> None:
@@ -91,10 +124,14 @@ def test_the_settings_of_two_runs(run_here: RunHere) -> None:
         ((GOLDEN,), "--keep PRED is missing"),
         ((GOLDEN, *PREEMPTS), "--over NAME=LOW..HIGH"),
         ((GOLDEN, "--when", "evnt == 'x'"), "column 1 of \"evnt == 'x'\": there is no name evnt; did you mean event?"),
+        ((GOLDEN, "--when", "free < 5 and runing > 3"), "column 14 of 'free < 5 and runing > 3': there is no name"),
+        ((GOLDEN, "--when", "running"), "column 1 of 'running': a number is neither true nor false"),
+        ((GOLDEN, "--when", "req(4).skps > 2"), "column 8 of 'req(4).skps > 2': there is no attribute skps"),
         ((GOLDEN, "--when", "s == 3", *PREEMPTS), "leave --keep out"),
         ((GOLDEN, "--when", "s == 3", "--policy", "lrs", "--budget", "3"), "leave --budget and --policy out"),
         ((GOLDEN, "--when", "event == 'preempted'"), "did you mean preempt?"),
         ((GOLDEN, OTHER, "--when", "s == 3"), "take one trace"),
+        ((GOLDEN, "--no-verify", *PREEMPTS), "--no-verify belongs to --when"),
         ((GOLDEN, "--over", "blocks", *PREEMPTS), "such as blocks=500..8000"),
         ((GOLDEN, "--over", "blocks=a..8", *PREEMPTS), "'a' is not a number"),
         ((GOLDEN, "--over", "blocks=10%..20%", *PREEMPTS), "'10%' is not a number"),

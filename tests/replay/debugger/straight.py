@@ -9,7 +9,7 @@ import msgspec
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.core import Core
-from eventlm.events import Arrived, Event, Fact, Launched, Marker, Preempted, Snapshot
+from eventlm.events import Arrived, Event, Fact, Marker, Preempted, Snapshot
 from eventlm.replay.debugger.condition import Condition
 from eventlm.replay.debugger.environment import PositionEnvironment, gauges_of
 from eventlm.replay.debugger.event_fields import ALIASES, FIELDS
@@ -111,14 +111,11 @@ def fields_of(event: Event) -> dict[str, Value]:
     for fields in FIELDS.values():
         for name in fields:
             found.setdefault(name, None)
-    for name in FIELDS[tag]:
-        found[name] = getattr(event, name, None)
+    whole = msgspec.structs.asdict(event)
     if isinstance(event, Arrived):
-        scheduling = msgspec.structs.asdict(event.scheduling)
-        found |= {name: value for name, value in scheduling.items() if name in FIELDS[tag]}
-        found["request"] = event.s
-    if isinstance(event, Launched):
-        found |= {"decodes": len(event.decodes), "chunks": len(event.chunks)}
+        whole |= msgspec.structs.asdict(event.scheduling) | {"request": event.s}
+    for name in FIELDS[tag]:
+        found[name] = len(whole[name]) if isinstance(whole[name], list) else whole[name]
     if isinstance(event, Preempted):
         found["by"] = event.by[0] if event.by else None
     for alias, name in ALIASES.items():

@@ -18,6 +18,7 @@ def test_every_distance(all_runs: list[Path], lossy_runs: list[Path]) -> None:
         num_gaps += len(numbers.gaps)
         assert (numbers.first_s, numbers.last_s) == (events[0], events[-1])
         for at in range(0, len(events), 1 + len(events) // 20):
+            assert numbers.num_until(events[at]) == at + 1
             for count in (-len(events), -at - 1, -at, -3, -1, 0, 1, 5, len(events) - 1 - at, len(events) - at):
                 expected = events[at + count] if 0 <= at + count < len(events) else None
                 assert numbers.moved(events[at], count) == expected
