@@ -18,13 +18,13 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class WholeFile:
     """`file` is written under another name in the same folder until `finish`; `discard` removes what is not finished.
 
-    Only its owner can read it. Raises OSError.
+    mode: before the umask; as a rule its owner alone can read it. Raises OSError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mode: int = 0o600) -> None:
         self.path = path
         self._partial = path.with_name(f".{path.name}.partial")
-        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         self.file: IO[bytes] = os.fdopen(descriptor, "wb")
 
     def finish(self) -> None:

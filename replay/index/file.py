@@ -109,7 +109,7 @@ def write_index(path: Path, content: IndexContent) -> None:
         snapshots=[_StoredSnapshot(each.next_s, each.ts, *put(each.compressed)) for each in content.snapshots],
     )
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Mode 0600 from the start.
+    # Mode 0600 from the start, and a name that no other process has: two commands may index one run at once.
     descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".partial")
     try:
         with open(descriptor, "wb") as file:

@@ -16,6 +16,7 @@ from eventlm.events.markers import BEHAVIOUR_VERSION
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.simulate.summary import SimulationSummary
+from eventlm.system.whole_file import WholeFile
 
 #: Packages that determine the result of a simulation; the hashes of plug-ins are in `CellSpec.plugin_hashes`.
 _DECIDING_PACKAGES = ("core", "events", "config", "engine", "metrics", "replay")
@@ -86,10 +87,9 @@ def read_finished(folder: Path, spec: CellSpec) -> SimulationSummary | None:
 
 def write_finished(folder: Path, spec: CellSpec, summary: SimulationSummary) -> None:
     """Write a result atomically. Raises OSError."""
-    target = folder / spec.file_name
-    partial = target.with_name(f".{target.name}.partial")
+    whole = WholeFile(folder / spec.file_name, mode=0o666)
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(FinishedCell(spec=spec, summary=summary))) + b"\n")
-        partial.replace(target)
+        whole.file.write(msgspec.json.format(msgspec.json.encode(FinishedCell(spec=spec, summary=summary))) + b"\n")
+        whole.finish()
     finally:
-        partial.unlink(missing_ok=True)
+        whole.discard()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.errors import ExitCode, UsageError
-from eventlm.system.whole_file import check_keeps_input, whole_file
+from eventlm.system.whole_file import WholeFile, check_keeps_input, whole_file
 
 
 def test_it_replaces_the_old_one_once_it_is_whole(tmp_path: Path) -> None:
@@ -24,6 +24,16 @@ def test_it_replaces_the_old_one_once_it_is_whole(tmp_path: Path) -> None:
     assert path.read_bytes() == b"new"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_others_may_read_it_if_that_is_asked_for(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        whole = WholeFile(tmp_path / "file", mode=0o666)
+    finally:
+        os.umask(before)
+    whole.finish()
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
 
 
 def test_what_goes_wrong_leaves_nothing_behind(tmp_path: Path) -> None:

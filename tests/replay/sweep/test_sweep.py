@@ -109,6 +109,9 @@ def test_a_damaged_result_is_run_again(workload: str, tmp_path: Path) -> None:
     sweep(plan, tmp_path)
     file = next((tmp_path / "cells").glob("fcfs*.json"))
     whole = file.read_bytes()
+    # As any file that a program makes.
+    (tmp_path / "other").touch()
+    assert file.stat().st_mode == (tmp_path / "other").stat().st_mode
     file.write_bytes(whole[:100])
     assert sweep(plan, tmp_path).num_run == 1
     finished = [msgspec.json.decode(content, type=FinishedCell) for content in (whole, file.read_bytes())]
