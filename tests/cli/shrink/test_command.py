@@ -62,14 +62,16 @@ def test_a_trace_is_served_by_its_own_engine(run_here: RunHere, tmp_path: Path) 
     assert (tmp_path / "small.jsonl").exists()
 
 
-def test_limits_of_the_engine(run_here: RunHere, workload: str) -> None:
-    flags = ("--keep", "count(prompt > 5000) > 0", "--engine", "-o", "small.jsonl", "--json")
+def test_limits_of_the_engine(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    # An engine of one token a step takes a step for each token, so there are few.
+    save_workload(tmp_path / workload, planted_workload(20, long_tokens=600))
+    flags = ("--keep", "count(prompt > 500) > 0", "--engine", "-o", "small.jsonl", "--json")
     code, output, _ = run_here("shrink", workload, *ENGINE, *flags)
     found = json.loads(output)
     assert (code, found["num_requests"]) == (0, 1)
     assert found["options"]["max_num_seqs"] == 1
-    # 5,001 tokens of a prompt and one of output, and the block that is never given away.
-    assert found["options"]["num_blocks"] == 1 + -(-5002 // 16)
+    # 501 tokens of a prompt and one of output, and the block that is never given away.
+    assert found["options"]["num_blocks"] == 1 + -(-502 // 16)
 
 
 @pytest.mark.parametrize(
