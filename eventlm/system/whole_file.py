@@ -73,11 +73,3 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
     finally:
         if whole is not None:
             whole.discard()
-
-
-def check_keeps_input(output: Path | str, read: Path | str, *, flag: str = "-o") -> None:
-    """Raise UsageError if a file to write is the one that is read, or lies in the folder that is."""
-    target, source = Path(output), Path(read)
-    read_files = source.iterdir() if source.is_dir() else [source]
-    if target.exists() and any(target.samefile(file) for file in read_files if file.exists()):
-        raise UsageError(f"{flag} {output} would replace what is read from {read}; choose another file")

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.system.whole_file import check_keeps_input, whole_file
+from eventlm.replay.kept_input import check_keeps_input
+from eventlm.system.whole_file import whole_file
 from eventlm.telemetry.otlp import encode_spans, resource_of
 from eventlm.telemetry.spans import Span, SpanBuilder
 from eventlm.types import OnProgress, TimeWindow

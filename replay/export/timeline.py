@@ -15,7 +15,8 @@ from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.chrome import ChromeWriter
 from eventlm.replay.export.perfetto import PerfettoWriter
-from eventlm.system.whole_file import check_keeps_input, whole_file
+from eventlm.replay.kept_input import check_keeps_input
+from eventlm.system.whole_file import whole_file
 from eventlm.telemetry.phases import PhaseFold, PhaseSink
 from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, TimeWindow
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.errors import UsageError
+from eventlm.replay.kept_input import check_keeps_input
 from eventlm.replay.shrink.parts import keep_requests
 from eventlm.replay.workload.file import save_workload
 from eventlm.replay.workload.source import load_workload
-from eventlm.system.whole_file import check_keeps_input
 from eventlm.types import OnProgress, TimeWindow
 
 

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from eventlm.errors import UsageError
 from eventlm.metrics.trace_metrics import Distribution, distribution
+from eventlm.replay.kept_input import check_keeps_input
 from eventlm.replay.workload.file import FORMAT_VERSION, WorkloadHeader, write_workload
 from eventlm.replay.workload.import_formats import SOURCES, Source, SourceName, SourceRow
 from eventlm.replay.workload.request_line import MAX_SECONDS, WorkloadLine, as_seconds
@@ -25,7 +26,6 @@ from eventlm.replay.workload.sessions import (
     link_by_session,
     number_sessions,
 )
-from eventlm.system.whole_file import check_keeps_input
 from eventlm.types import NANOSECONDS_PER_SECOND, OnProgress, ceil_div
 
 _GZIP_MAGIC = b"\x1f\x8b"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.errors import ExitCode, UsageError
-from eventlm.system.whole_file import WholeFile, check_keeps_input, whole_file
+from eventlm.system.whole_file import WholeFile, whole_file
 
 
 def test_it_replaces_the_old_one_once_it_is_whole(tmp_path: Path) -> None:
@@ -100,19 +100,3 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
         file.write(b"whole")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_bytes() == b"whole"
-
-
-def test_what_is_read_is_not_replaced(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    trace = run / "trace.jsonl"
-    trace.write_text("recorded")
-    (tmp_path / "link").symlink_to(trace)
-    (tmp_path / "other").write_text("recorded")
-    for output in (trace, run / ".." / "run" / "trace.jsonl", tmp_path / "link"):
-        for read in (trace, run):
-            with pytest.raises(UsageError, match=r"^--test .* would replace what is read from .*; choose another file"):
-                check_keeps_input(output, read, flag="--test")
-    for output in (tmp_path / "other", tmp_path / "none", run / "none"):
-        check_keeps_input(output, run)
-        check_keeps_input(output, trace)

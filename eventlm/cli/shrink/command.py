@@ -13,8 +13,8 @@ from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.simulate.flags import WORKLOAD_HELP, add_engine_flags
 from eventlm.cli.trace_path import trace_file
 from eventlm.errors import ExitCode, UsageError
+from eventlm.replay.kept_input import check_keeps_input
 from eventlm.system.processors import usable_cores
-from eventlm.system.whole_file import check_keeps_input
 from eventlm.table import aligned, table
 
 if TYPE_CHECKING:
