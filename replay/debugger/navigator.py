@@ -100,8 +100,10 @@ class Navigator:
         return words if line.tag not in DECISION_TAGS else f"{words}, after the fact {self.fact_of(s):,}"
 
     def line(self, s: int) -> LogLine:
-        """The line of an event of the run."""
-        return next(iter(self._reader.lines_from(s)))
+        """The line of an event of the run. Raises UsageError if the trace has it no more."""
+        for line in self._reader.lines_from(s):
+            return line
+        raise UsageError(f"event {s:,} is not in {self.index.path} any more: the trace was cut since it was opened")
 
     def fact_of(self, s: int) -> int:
         """The fact that a decision follows from; of other events themselves."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import structs
 
 from eventlm.bus.log_reader import LogLine, LogReader
-from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.errors import EventLMError, TraceCorruptError, UsageError
 from eventlm.events import Header
 from eventlm.replay.index.cache import IndexKey, index_key, keep, read_cached
 from eventlm.replay.index.file import IndexContent, IndexFacts
@@ -141,9 +141,13 @@ class RunIndexer:
             is_verified=rebuilt is not None,
             missing=missing,
         )
+        #: Why nothing more can be read: what follows a difference or damage would be read in a wrong state.
+        self._failure: EventLMError | None = None
 
     def read_on(self) -> bool:
-        """Take what was written since; returns whether there was anything. Raises as `read` does."""
+        """Take what was written since; returns whether there was anything. Raises as `read` does, and again then."""
+        if self._failure is not None:
+            raise self._failure
         with LogReader(self._path) as reader:
             before = self._indexer.next_s
             self.read(reader)
@@ -164,9 +168,11 @@ class RunIndexer:
             assert line is not None
             drift = [] if self._rebuilt is None else self._rebuilt.drift
             consequence = "states would be wrong; --no-verify reads the log alone"
-            raise DivergenceError.at(reader.path, line, found, drift, consequence) from found
+            self._failure = DivergenceError.at(reader.path, line, found, drift, consequence)
+            raise self._failure from found
         except TraceCorruptError as error:
             if not partial or line is None:
+                self._failure = error
                 raise
             damage = str(error)
         self._facts = structs.replace(

@@ -150,7 +150,7 @@ def _marks(index: Index, times: LaunchTimes, base_ns: int, end_ns: int) -> dict[
     until = np.where(kinds == MarkKind.GAP, after, marks["ts"][chosen])
     rows = np.array(request, np.int64)
     replica = marks["replica"][chosen]
-    if len(rows):
+    if len(index.requests):
         replica = np.where((replica < 0) & (rows >= 0), index.requests["replica"][rows], replica)
     time = np.clip(marks["ts"][chosen] - base_ns, 0, end_ns)
     return {

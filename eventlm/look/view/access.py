@@ -41,7 +41,7 @@ def guard(token: str) -> Callable[..., Awaitable[web.StreamResponse]]:
         if origin is not None and origin != f"http://{host}":
             return refuse(403, "Pages of other sites may not ask this server.")
         if request.path.startswith("/api/"):
-            given = request.headers.get("Authorization", "").encode()
+            given = request.headers.get("Authorization", "").encode(errors="surrogateescape")
             if not hmac.compare_digest(given, expected):
                 return refuse(401, "The token is missing or wrong: open the address that `eventlm view` printed.")
         return await handler(request)

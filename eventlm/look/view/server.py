@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Annotated, Any
@@ -47,7 +47,10 @@ class ViewServer:
         self._speed = speed
         self._thread = ThreadPoolExecutor(1, "eventlm-view")
         self._report: tuple[int, bytes] | None = None
-        self.app = web.Application(middlewares=[guard(token)], client_max_size=_MAX_BODY_BYTES)
+        #: Commands that were sent, and how many of them were sent before the latest cancel.
+        self._num_sent = 0
+        self._num_cancelled = 0
+        self.app = web.Application(middlewares=[_say_errors, guard(token)], client_max_size=_MAX_BODY_BYTES)
         self.app.add_routes(
             [
                 web.get("/", self._page),
@@ -108,24 +111,30 @@ class ViewServer:
             command = msgspec.json.decode(await request.read(), type=CommandRequest).command
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             return refuse(400, f"the body is no command: {error}")
-        reply = await self._in_thread(lambda: self._execute(command))
+        self._num_sent = number = self._num_sent + 1
+        reply = await self._in_thread(lambda: self._execute(command, number))
         return web.json_response(reply, headers=_NO_STORE)
 
-    def _execute(self, command: str) -> dict[str, Any]:
+    def _execute(self, command: str, number: int) -> dict[str, Any]:
         """The answer with its lines, or what is wrong and in which column."""
         session = self._session
+        if number <= self._num_cancelled:
+            # It was cancelled while it waited for other work.
+            return {"position": session.position, "error": {"message": "cancelled", "isInterrupted": True}}
+        reply: dict[str, Any] = {"position": session.position}
         try:
-            result = session.execute(command)
-            reply: dict[str, Any] = {"result": result.to_object(), "lines": list(result.lines())}
+            reply |= {"result": (result := session.execute(command)).to_object(), "lines": list(result.lines())}
+            reply |= {"position": session.position, "ts": session.line(session.position).event().ts}
         except ExpressionError as error:
-            reply = {"error": {"message": str(error), "column": error.column}}
+            reply["error"] = {"message": str(error), "column": error.column}
         except InterruptedCommandError as error:
-            reply = {"error": {"message": str(error), "isInterrupted": True}}
+            reply["error"] = {"message": str(error), "isInterrupted": True}
         except EventLMError as error:
-            reply = {"error": {"message": str(error)}}
-        return reply | {"position": session.position, "ts": session.line(session.position).event().ts}
+            reply["error"] = {"message": str(error)}
+        return reply
 
     async def _cancel(self, _: web.Request) -> web.Response:
+        self._num_cancelled = self._num_sent
         self._session.cancel()
         return web.json_response({}, headers=_NO_STORE)
 
@@ -147,6 +156,19 @@ async def serve(server: ViewServer, port: int, announce: Callable[[int], None]) 
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+
+
+@web.middleware
+async def _say_errors(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Errors as the page shows them: what aiohttp refuses, and what is wrong with the run."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        return refuse(error.status, error.reason)
+    except EventLMError as error:
+        return refuse(409, str(error))
 
 
 def _file(content: Callable[[], str], content_type: str) -> Callable[[web.Request], Any]:

@@ -74,3 +74,18 @@ def test_files_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "nonesuch" in refused(capsys, EDF, "--policy", "nonesuch", code=2)
     refused(capsys, EDF, "--from", "never", code=2)
+
+
+def test_the_trace_is_never_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.jsonl"
+    content = Path(EDF).read_bytes()
+    trace.write_bytes(content)
+    for arguments in ([str(trace), "-o", str(trace)], [EDF, str(trace), "-o", str(trace)]):
+        assert "would replace what is read" in refused(capsys, *arguments, code=2)
+    assert trace.read_bytes() == content
+
+
+def test_a_window_without_requests_but_with_marks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = str(tmp_path / "report.html")
+    assert main(["report", str(FOLDER / "fcfs_one_replica.jsonl"), "--from", "0.02", "--to", "0.05", "-o", output]) == 0
+    capsys.readouterr()

@@ -31,6 +31,7 @@ async def client() -> TestClient[web.Request, web.Application]:
         ("/", {"Host": "127.0.0.1.attacker.example:80"}, 403),
         ("/api/report", {}, 401),
         ("/api/report", {"Authorization": "Bearer x"}, 401),
+        ("/api/report", {"Authorization": "Bearer \udcff"}, 401),
         ("/api/report", {"Authorization": f"Bearer {TOKEN}"}, 200),
         ("/api/report", {"Authorization": f"Bearer {TOKEN}", "Host": "attacker.example"}, 403),
         ("/api/report", {"Authorization": f"Bearer {TOKEN}", "Origin": "http://attacker.example"}, 403),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from eventlm.look.view.server import ViewServer
 from eventlm.replay.debugger.session import Session
+from eventlm.system.disk import SYSTEM_DISK
+from tests.processes import until
 from tests.replay.golden import FOLDER
 
 TOKEN = "token"
@@ -55,7 +58,10 @@ async def test_commands_are_those_of_the_debugger(client: Client) -> None:
     response = await client.post("/api/command", data=b"no json")
     assert response.status == 400
     assert (await client.post("/api/command", json={"command": "x" * 5000})).status == 400
-    assert (await client.post("/api/command", data=b"x" * 100_000)).status == 413
+    too_long = await client.post("/api/command", data=b"x" * 100_000)
+    assert too_long.status == 413
+    assert "message" in (await too_long.json())["error"]
+    assert (await client.get("/nothing")).status == 404
 
 
 async def test_the_report_is_that_of_the_run(client: Client) -> None:
@@ -82,8 +88,6 @@ async def test_news_of_a_run_that_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_bytes(b"".join(lines[:100]))
     # A lock says that the run is still being written.
-    from eventlm.system.disk import SYSTEM_DISK
-
     writer = SYSTEM_DISK.append(path)
     try:
         with Session.open(path) as session:
@@ -99,3 +103,48 @@ async def test_news_of_a_run_that_goes_on(tmp_path: Path) -> None:
     finally:
         writer.close()
     shutil.rmtree(tmp_path)
+
+
+async def test_a_run_that_diverges_while_it_is_followed_says_so_and_goes_no_further(tmp_path: Path) -> None:
+    lines = (FOLDER / "broken_block.jsonl").read_bytes().splitlines(keepends=True)
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes(b"".join(lines[:60]))
+    writer = SYSTEM_DISK.append(path)
+    try:
+        with Session.open(path) as session:
+            async with TestClient(TestServer(ViewServer(session, TOKEN).app), headers=KNOWN) as client:
+                writer.write(b"".join(lines[60:150]))
+                for _ in range(2):
+                    news = await client.get("/api/news", params={"after": 60})
+                    assert news.status == 409
+                    assert "diverges from its replay" in (await news.json())["error"]["message"]
+                answer = await (await client.post("/api/command", json={"command": "goto 30"})).json()
+                assert answer["position"] == 30
+    finally:
+        writer.close()
+
+
+async def test_a_trace_that_was_cut_is_an_error_not_a_wait(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_bytes((FOLDER / "edf_tight.jsonl").read_bytes())
+    with Session.open(path) as session:
+        async with TestClient(TestServer(ViewServer(session, TOKEN).app), headers=KNOWN) as client:
+            path.write_bytes(path.read_bytes()[:8000])
+            answer = await (await client.post("/api/command", json={"command": "goto end"})).json()
+    assert "error" in answer
+
+
+async def test_a_command_is_cancelled_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Session.open(FOLDER / "edf_tight.jsonl") as session:
+        server = ViewServer(session, TOKEN)
+        async with TestClient(TestServer(server.app), headers=KNOWN) as client:
+            go_on = threading.Event()
+            blocked = asyncio.ensure_future(server._in_thread(go_on.wait))
+            command = asyncio.ensure_future(client.post("/api/command", json={"command": "goto end"}))
+            await until(lambda: server._num_sent)
+            await client.post("/api/cancel", json={})
+            go_on.set()
+            await blocked
+            answer = await (await command).json()
+    assert answer["error"] == {"message": "cancelled", "isInterrupted": True}
+    assert answer["position"] == 0

@@ -8,6 +8,7 @@ import { ReportPage } from "./report_page.js";
 import { Notice, start } from "./shell.js";
 
 const SECOND = 1e9;
+const REFRESH_MS = 3000;
 
 function View() {
   const [report, setReport] = useState(null);
@@ -22,6 +23,8 @@ function View() {
           const data = await ask("/api/report");
           setReport(data);
           setFailure("");
+          // A page of a busy run need not change more often.
+          await new Promise((done) => setTimeout(done, data.isEnded ? 0 : REFRESH_MS));
           let news = data;
           while (!isOver && !news.isEnded && news.nextEvent <= data.nextEvent) {
             news = await ask(`/api/news?after=${data.nextEvent}`);
