@@ -78,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not output.parent.is_dir():
         raise UsageError(f"cannot write to {output}: there is no folder {output.parent}; choose another file with -o")
     from eventlm.look.report.build import make_report
-    from eventlm.system.whole_file import check_keeps_input, whole_file
+    from eventlm.replay.kept_input import check_keeps_input
+    from eventlm.system.whole_file import whole_file
 
     path = trace_file(arguments.trace)
     other = "" if arguments.other is None else trace_file(arguments.other)
