@@ -19,7 +19,15 @@ from eventlm.replay.debugger.condition import CALLS, GAUGES, SHARED, STATE, Cond
 from eventlm.replay.debugger.environment import find_sequence
 from eventlm.replay.debugger.event_fields import ALIASES, COMMON, FIELDS
 from eventlm.replay.debugger.navigator import Navigator
-from eventlm.replay.debugger.places import POINTS, UNITS_OF_MOVES, event_number, find_place, move_positions, sequence_of
+from eventlm.replay.debugger.places import (
+    POINTS,
+    UNITS_OF_MOVES,
+    event_number,
+    find_place,
+    move_positions,
+    sequence_of,
+    whole_number,
+)
 from eventlm.replay.debugger.questions import BRANCH_FLAGS, BRANCH_USAGE, branch_here, show_plan, story, why
 from eventlm.replay.debugger.records import marks, recorded_sequence
 from eventlm.replay.debugger.results import Result, TableResult, TextResult, seconds
@@ -149,11 +157,12 @@ def _delete(navigator: Navigator, argument: str) -> Result:
         number = len(navigator.breakpoints)
         navigator.breakpoints.clear()
         return TextResult(text=[f"deleted {counted(number, 'breakpoint')}"])
-    if not argument.isdigit() or int(argument) not in navigator.breakpoints:
+    number = whole_number(argument, "a breakpoint")
+    if number not in navigator.breakpoints:
         known = ", ".join(map(str, navigator.breakpoints)) or "none"
-        raise UsageError(f"there is no breakpoint {argument}; there are: {known}")
-    del navigator.breakpoints[int(argument)]
-    return TextResult(text=[f"deleted breakpoint {argument}"])
+        raise UsageError(f"there is no breakpoint {number}; there are: {known}")
+    del navigator.breakpoints[number]
+    return TextResult(text=[f"deleted breakpoint {number}"])
 
 
 def _breakpoints(navigator: Navigator) -> TableResult:
@@ -226,9 +235,10 @@ def _show_request(navigator: Navigator, words: list[str]) -> Result:
 
 
 def _show_replica(navigator: Navigator, words: list[str]) -> Result:
-    if len(words) > 1 or (words and not words[0].isdigit()):
+    if len(words) > 1:
         raise UsageError("write show replica R")
-    return views.replica(navigator.core.state, int(words[0][:9]) if words else 0, navigator.where)
+    number = whole_number(words[0], "a replica") if words else 0
+    return views.replica(navigator.core.state, number, navigator.where)
 
 
 def _show_config(navigator: Navigator, words: list[str]) -> Result:

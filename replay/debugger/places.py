@@ -20,7 +20,8 @@ from eventlm.replay.index.index import Index
 from eventlm.replay.index.tables import Column, MarkKind
 
 _TIME = re.compile(r"([0-9][0-9_,]*(?:\.[0-9]+)?)(ns|us|ms|s|min)")
-_EVENT = re.compile(r"[0-9][0-9_,]*")
+_NUMBER = re.compile(r"[0-9][0-9_,]*")
+_MAX_DIGITS = 18
 _STEP = re.compile(r"([0-9]+):([0-9]+)")
 _SEQUENCE = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
 #: The points of a request.
@@ -45,7 +46,7 @@ def find_place(index: Index, words: list[str]) -> int:
         return last
     if found := _TIME.fullmatch(text):
         return at_time(index, int(Decimal(found[1].translate(_NO_MARKS)) * UNITS[found[2]]))
-    if _EVENT.fullmatch(text):
+    if _NUMBER.fullmatch(text):
         return event_number(index, text)
     hint = did_you_mean(text, ["start", "end", *_NAMED]) if text.isalpha() else ""
     raise UsageError(f"{text!r} is no place{hint or f'; give {FORMS}'}")
@@ -53,7 +54,7 @@ def find_place(index: Index, words: list[str]) -> int:
 
 def event_number(index: Index, text: str) -> int:
     """An event of the run by its number. Raises UsageError."""
-    number = _integer(text, "an event's number")
+    number = whole_number(text, "an event")
     first, last = index.facts.first_s, index.facts.next_s - 1
     if not first <= number <= last:
         raise UsageError(f"there is no event {number:,}; the run has {first:,} to {last:,}")
@@ -65,9 +66,14 @@ def at_time(index: Index, ns: int) -> int:
     if ns > index.facts.last_ns:
         raise UsageError(f"the run ends at {seconds(index.facts.last_ns)}")
     drain = index.drain_at(ns)
-    if drain < 0:
-        return index.facts.first_s
-    return min(int(index.drains["next_s"][drain]), index.facts.next_s) - 1
+    found = index.facts.first_s if drain < 0 else int(index.drains["next_s"][drain]) - 1
+    with LogReader(index.path) as reader:
+        # Markers follow a drain.
+        for line in lines_between(reader, found, index.facts.next_s - 1):
+            if line.event().ts > ns:
+                break
+            found = line.s
+    return found
 
 
 def sequence_of(index: Index, text: str) -> tuple[int, int]:
@@ -75,7 +81,7 @@ def sequence_of(index: Index, text: str) -> tuple[int, int]:
     found = _SEQUENCE.fullmatch(text)
     if found is None:
         raise UsageError(f"{text!r} is no request; give the number of its `arrive` event, or NUMBER.INDEX for a sample")
-    request, sample = _integer(found[1], "a request"), _integer(found[2] or "0", "a sample")
+    request, sample = whole_number(found[1], "a request"), whole_number(found[2] or "0", "a sample")
     if index.find_row(request, sample) is None:
         if index.find_row(request, 0) is not None:
             raise UsageError(f"request {request} has no sample {sample}")
@@ -103,7 +109,7 @@ def _step(index: Index, words: list[str]) -> int:
     found = _STEP.fullmatch(words[0]) if len(words) == 1 else None
     if found is None:
         raise UsageError("write step REPLICA:STEP, such as step 0:17")
-    replica, step = _integer(found[1], "a replica"), _integer(found[2], "a step")
+    replica, step = whole_number(found[1], "a replica"), whole_number(found[2], "a step")
     row = index.step_row(replica, step)
     if row is None:
         known = index.steps["step"][index.steps["replica"] == replica]
@@ -116,9 +122,9 @@ def _step(index: Index, words: list[str]) -> int:
 
 
 def _mark(index: Index, words: list[str]) -> int:
-    if len(words) != 1 or not words[0].isdigit():
+    if len(words) != 1:
         raise UsageError("write mark K with the number that `show marks` gives it")
-    number = _integer(words[0], "a mark")
+    number = whole_number(words[0], "a mark, as `show marks` numbers them")
     if number >= len(index.marks):
         raise UsageError(f"there is no mark {number:,}; the run has {counted(len(index.marks), 'mark')}, from 0")
     return int(index.marks["s"][number])
@@ -131,7 +137,7 @@ def _request(index: Index, words: list[str]) -> int:
     point = words[1] if len(words) > 1 else "arrive"
     if point not in POINTS:
         raise UsageError(f"{point!r} is no point of a request{did_you_mean(point, POINTS, listed_as='there are')}")
-    if len(words) == 3 and (point != "preempt" or not words[2].isdigit()):
+    if len(words) == 3 and point != "preempt":
         raise UsageError("only `preempt` takes a number: request N preempt K is its K-th preemption, counted from 1")
     row = index.find_row(request, sample)
     assert row is not None
@@ -140,7 +146,7 @@ def _request(index: Index, words: list[str]) -> int:
             raise UsageError(f"request {request} arrived before the log begins, with event {index.facts.first_s:,}")
         return request
     if point == "preempt":
-        return _preemption(index, request, sample, int(words[2]) if len(words) == 3 else 1)
+        return _preemption(index, request, sample, whole_number(words[2], "a preemption") if len(words) == 3 else 1)
     column = {"admit": "launched_ns", "first": "first_token_ns", "finish": "ended_ns"}[point]
     ts = int(index.requests[column][row])
     found = _find_in_drain(index, ts, _PICKS[point], request, sample) if ts >= 0 else None
@@ -192,10 +198,13 @@ def _ends(index: Index, event: Event, request: int, sample: int) -> bool:
     return isinstance(event, Rejected) and event.request == request
 
 
-def _integer(text: str, what: str) -> int:
+def whole_number(text: str, what: str) -> int:
+    """A number as commands take it; `_` and `,` may part its digits. what: has that number. Raises UsageError."""
+    if not _NUMBER.fullmatch(text):
+        raise UsageError(f"{text!r} is not the number of {what}")
     digits = text.translate(_NO_MARKS)
-    if len(digits) > 18:
-        raise UsageError(f"{text} is too large for {what}")
+    if len(digits) > _MAX_DIGITS:
+        raise UsageError(f"a number of {len(digits)} digits is too large for {what}")
     return int(digits)
 
 

@@ -195,6 +195,11 @@ def test_help_knows_every_command_and_name(session: Session) -> None:
         ("story", "write story N"),
         ("story 92 wole", "write story N"),
         ("info x", "info takes nothing more"),
+        ("delete ²", "'²' is not the number of a breakpoint"),
+        ("delete " + "9" * 5000, "too large for a breakpoint"),
+        ("show replica ²", "'²' is not the number of a replica"),
+        ("show replica 1000000000", "there is no replica 1000000000"),
+        ("diff x", "'x' is not the number of an event"),
     ],
 )
 def test_mistakes(session: Session, command: str, problem: str) -> None:
