@@ -42,6 +42,7 @@ def why(navigator: Navigator, argument: str) -> ReportResult:
     if not argument or " " in argument:
         raise UsageError("write why N, or why N.INDEX for one of several samples")
     request, sample = sequence_of(navigator.index, argument)
+    _check_planned(navigator)
     with LogReader(navigator.index.path) as reader:
         examiner = _examiner(navigator, reader)
         found = examiner.why(navigator.position, request, sample)
@@ -56,6 +57,7 @@ def why(navigator: Navigator, argument: str) -> ReportResult:
 
 def show_plan(navigator: Navigator) -> ReportResult:
     """What the plans of the position's drain looked at."""
+    _check_planned(navigator)
     with LogReader(navigator.index.path) as reader:
         found = _examiner(navigator, reader).plan(navigator.position)
         text = list(describe_plan(found.state, found.turns))
@@ -65,7 +67,17 @@ def show_plan(navigator: Navigator) -> ReportResult:
 def _examiner(navigator: Navigator, reader: LogReader) -> Examiner:
     cursor = navigator.cursor
     assert navigator.index.rebuilt is not None
-    return Examiner(reader, navigator.index.rebuilt, cursor.restored_before)
+    return Examiner(reader, navigator.index.rebuilt, cursor.restored_before, check=navigator.interrupt.check)
+
+
+def _check_planned(navigator: Navigator) -> None:
+    """Raises UsageError inside a drain, whose plans are made at its end."""
+    if not navigator.core.state.drain_open:
+        return
+    index, s = navigator.index, navigator.position
+    drain = index.drain_of(s)
+    where = f"goto {index.drains['s'][drain]}, its end" if drain < len(index.drains) else "the log ends before it does"
+    raise UsageError(f"event {s:,} is inside a drain, whose facts are planned as one: {where}")
 
 
 def story(navigator: Navigator, argument: str) -> ReportResult:
@@ -88,19 +100,13 @@ class _BranchOptions(NamedTuple):
 def branch_here(navigator: Navigator, argument: str) -> ReportResult:
     """The rest of the run under changes, compared with what it was."""
     options = _branch_options(argument, trusts_plugins=navigator.trusts_plugins)
-    core = navigator.core
-    if core.state.drain_open:
-        drain = navigator.index.drain_of(navigator.position)
-        end_s = int(navigator.index.drains["s"][drain])
-        raise UsageError(
-            f"event {navigator.position:,} is inside a drain, whose facts are planned as one: goto {end_s}, its end"
-        )
+    _check_planned(navigator)
 
     def check(stage: str, done: int, total: int) -> None:
         navigator.interrupt.check()
 
     found = branch(
-        navigator.index.path, BranchPoint.of(core), options.changes, output=options.output, on_progress=check
+        navigator.index.path, BranchPoint.of(navigator.core), options.changes, output=options.output, on_progress=check
     )
     return ReportResult(text=render(found).splitlines(), report=branch_object(found))
 

@@ -52,13 +52,14 @@ class _Follower:
         self._rebuilt = rebuilt
         self._watched = watched
 
-    def follow(self, reader: LogReader, last_s: int) -> None:
+    def follow(self, reader: LogReader, last_s: int, check: Callable[[], None]) -> None:
         """Go on to the end of the last drain whose facts are not behind event `last_s`."""
         drain: list[Fact] = []
         is_lost = False
         for line in reader.lines_from(max(self.core.next_seq, reader.header.s)):
             if line.s > last_s:
                 return
+            check()
             if line.tag in DECISION_TAGS:
                 continue
             event = line.event()
@@ -98,12 +99,21 @@ class Examiner:
 
     restore: a core of its own, which the caller does not use any more, between two drains, and before the given event;
     the nearer the faster. Where nothing earlier is kept, `rebuilt.new_core()`.
+    check: called for every line that is read, and may raise to end the work.
 
     All raise InvariantError where the log diverges from the core, and as LogReader does.
     """
 
-    def __init__(self, reader: LogReader, rebuilt: Rebuilt, restore: Callable[[int], Core]) -> None:
+    def __init__(
+        self,
+        reader: LogReader,
+        rebuilt: Rebuilt,
+        restore: Callable[[int], Core],
+        *,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self._reader = reader
+        self._check = check
         self._rebuilt = rebuilt
         self._restore = restore
 
@@ -129,7 +139,7 @@ class Examiner:
         """When a sequence is next in a step after a position, or ends, and who left its replica for that. None if the
         log ends before, or `max_lines` lines have neither.
         """
-        found = find_next_step(self._reader, s, request, index, max_lines=max_lines)
+        found = find_next_step(self._reader, s, request, index, max_lines=max_lines, check=self._check)
         if found is None or not found.departures:
             return found
         follower, _ = self._follow(found.first_s - 1, found.first_s, None)
@@ -146,7 +156,7 @@ class Examiner:
         """Up to a position from the nearest core before another; and where that core began."""
         follower = _Follower(self._rebuilt, self._restore(before_s), watched)
         begun = follower.core.next_seq
-        follower.follow(self._reader, last_s)
+        follower.follow(self._reader, last_s, self._check)
         return follower, begun
 
     def _check_live(self, state: CoreState, s: int, request: int, index: int) -> None:

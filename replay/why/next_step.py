@@ -6,7 +6,7 @@ Only lines that may name the sequence are decoded, so that far ones are found as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
@@ -56,11 +56,17 @@ class NextStep(Struct, frozen=True, kw_only=True):
 
 
 def find_next_step(
-    reader: LogReader, s: int, request: int, index: int, *, max_lines: int = MAX_LINES
+    reader: LogReader,
+    s: int,
+    request: int,
+    index: int,
+    *,
+    max_lines: int = MAX_LINES,
+    check: Callable[[], None] = lambda: None,
 ) -> NextStep | None:
     """The next step of a sequence after event `s`; None if the log ends first, or `max_lines` lines have none.
 
-    Raises as LogReader does.
+    check: called for every line, and may raise to end the work. Raises as LogReader does.
     """
     identity = SequenceId(request, index)
     row = f"[{request},{index},".encode()
@@ -70,6 +76,7 @@ def find_next_step(
     for number, line in enumerate(reader.lines_from(s + 1)):
         if number == max_lines:
             return None
+        check()
         if line.tag in FACT_TAGS:
             if is_marked:
                 drain.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.core.wait_reason import find_wait_reason
 from eventlm.errors import UsageError
+from eventlm.replay.debugger.interrupt import InterruptedCommandError
 from eventlm.replay.debugger.session import Session
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.verify.verifier import verify
@@ -39,6 +41,37 @@ def test_why_says_what_came_next(session: Session) -> None:
     assert reason.cause == "draining"
     with pytest.raises(UsageError, match="not live here"):
         session.execute("why 4")
+
+
+@pytest.mark.parametrize("command", ["why 2", "show plan", "branch"])
+def test_inside_a_drain_nothing_is_planned_yet(session: Session, command: str) -> None:
+    session.move_to(2)
+    with pytest.raises(UsageError, match=r"event 2 is inside a drain, .*: goto 4, its end"):
+        session.execute(command)
+
+
+def test_inside_a_drain_that_the_log_does_not_end(tmp_path: Path, cache: None) -> None:
+    path = tmp_path / "torn.jsonl"
+    path.write_bytes(b"".join((FOLDER / "edf_tight.jsonl").read_bytes().splitlines(keepends=True)[:3]))
+    with Session.open(path) as session:
+        session.move_to(2)
+        with pytest.raises(UsageError, match=r"event 2 is inside a drain, .*: the log ends before it does"):
+            session.execute("show plan")
+
+
+@pytest.mark.parametrize("after", [1, 20])
+def test_why_can_be_interrupted(session: Session, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    session.move_to(146)
+    check, calls = session.interrupt.check, count(1)
+
+    def interrupted() -> None:
+        if next(calls) == after:
+            session.cancel()
+        check()
+
+    monkeypatch.setattr(session.interrupt, "check", interrupted)
+    with pytest.raises(InterruptedCommandError):
+        session.execute("why 92.2")
 
 
 def test_the_plan_of_a_drain(session: Session) -> None:
