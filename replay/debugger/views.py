@@ -10,11 +10,12 @@ from eventlm.core.state.block_pool import ROOT
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State
-from eventlm.core.wait_reason import urgency_now
+from eventlm.core.wait_reason import find_present_wait_reason, urgency_now
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.formatting import counted
 from eventlm.replay.debugger.results import TableResult, sequence_name
+from eventlm.replay.explain.story import CAUSES
 from eventlm.replay.expressions.evaluation import Value
 from eventlm.types import ceil_div
 
@@ -39,8 +40,9 @@ def queue(state: CoreState, where: str) -> TableResult:
     for place, (urgency, each) in enumerate(in_line, 1):
         rows.append([place, *_waiting(state, each), urgency[0], urgency[1], each.skips, ""])
     for each in others:
-        why = "its grammar is not built" if each.state is State.WAITING_FOR_GRAMMAR else "rows of it are in flight"
-        rows.append([None, *_waiting(state, each), each.urgency[0], each.urgency[1], each.skips, why])
+        rows.append(
+            [None, *_waiting(state, each), each.urgency[0], each.urgency[1], each.skips, _out_of_line(state, each)]
+        )
     columns = [
         "place",
         "request",
@@ -57,6 +59,15 @@ def queue(state: CoreState, where: str) -> TableResult:
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     title = f"{counted(len(rows), 'sequence')} waiting {where}, by {state.policy_name}: lower keys go first"
     return TableResult(title=title, columns=columns, rows=rows)
+
+
+def _out_of_line(state: CoreState, each: Sequence) -> str:
+    """Why a sequence that waits is not in the line."""
+    reason = find_present_wait_reason(state, each)
+    assert reason is not None
+    # What keeps it there even so.
+    is_certain = reason.cause in ("grammar", "draining")
+    return "not planned yet" if state.drain_open and not is_certain else CAUSES[reason.cause]
 
 
 def _waiting(state: CoreState, each: Sequence) -> list[Value]:

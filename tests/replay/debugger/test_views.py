@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from eventlm.core.state.sequence import State
 from eventlm.errors import UsageError
 from eventlm.replay.debugger import views
 from eventlm.replay.debugger.results import TableResult
 from eventlm.replay.debugger.session import Session
+from eventlm.replay.explain.story import CAUSES
+from tests.replay.golden import FOLDER
 
 POSITIONS = (10, 64, 100, 103, 122, 146, 182)
 
@@ -34,6 +39,28 @@ def test_tables_add_up(session: Session, s: int) -> None:
     steps = rows_of(views.steps(state, ""))
     assert [row["step"] for row in steps] == [step.step for step in replica.in_flight]
     assert len(views.timers(state, "").rows) == len([timer for timer in state.timers if timer[1] in state.requests])
+
+
+@pytest.mark.parametrize("name", ["fcfs_one_replica", "edf_tight"])
+def test_who_is_not_in_the_line_is_there_for_the_reason_that_why_gives(name: str, cache: None) -> None:
+    reasons = Counter[str]()
+    with Session.open(FOLDER / f"{name}.jsonl") as session:
+        for s in range(session.events.first_s, session.events.last_s, 3):
+            session.move_to(s)
+            state = session.core.state
+            for row in rows_of(views.queue(state, "")):
+                if row["place"] is not None:
+                    continue
+                reason = str(row["not in line"])
+                reasons[reason] += 1
+                if not state.drain_open:
+                    cause = session.execute(f"why {row['request']}").to_object()["report"]["cause"]
+                    assert reason == CAUSES[cause], (s, row)
+                elif reason != "not planned yet":
+                    request, _, sample = str(row["request"]).partition(".")
+                    sequence = state.requests[int(request)].sequences[int(sample or 0)]
+                    assert sequence.in_flight or sequence.state is State.WAITING_FOR_GRAMMAR, (s, row)
+    assert reasons
 
 
 def test_the_line_is_in_its_order(session: Session) -> None:
