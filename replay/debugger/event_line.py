@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from eventlm.events import Event
+from eventlm.formatting import printable
 from eventlm.replay.verify.divergence import as_object, shortened
 
 _MAX_CHARS = 150
@@ -27,5 +28,5 @@ def _value(value: Any) -> str:
     if isinstance(value, list):
         text = str(value).replace(" ", "")
         return text if len(text) <= _MAX_LIST_CHARS else f"[{len(value):,} entries]"
-    text = str(value)
+    text = printable(str(value))
     return text if " " not in text and text else repr(value)

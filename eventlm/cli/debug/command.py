@@ -14,6 +14,7 @@ from eventlm.cli.output import SECONDS_BEFORE_BAR, count_progress, file_progress
 from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.trace_path import add_trace_argument, add_trust_flag, trace_file
 from eventlm.errors import EventLMError, ExitCode
+from eventlm.formatting import printable
 
 if TYPE_CHECKING:
     from eventlm.replay.debugger.session import Session
@@ -52,8 +53,8 @@ at the prompt: `next`, `back`, `goto 12.5s`, `find EXPR`, `break EXPR` and `cont
 takes too long and keeps the position.
 
 A position is an event, and the state is the one after it; at a decision it is
-that after the fact which led to it. A run is indexed when it is first opened,
-at some 5 MB of trace a second, and opens at once from then on.
+the state after its fact. A run is indexed when it is first opened, at some
+5 MB of trace a second, and opens at once from then on.
 
 """ + exit_code_lines(*_CODES)
     add_trace_argument(parser, can_be_strict=False)
@@ -64,7 +65,7 @@ at some 5 MB of trace a second, and opens at once from then on.
         "--json",
         action="store_true",
         help='print one JSON object for each command; without -c, read commands as objects, {"id": 1, "command": '
-        '"next"}, one a line of standard input',
+        '"next"}, one a line of standard input; an interrupt (SIGINT) ends the command under way, not the session',
     )
     parser.add_argument(
         "--no-verify",
@@ -121,7 +122,8 @@ def _run(session: Session, command: str) -> int:
         with _interruptible(session), count_progress("working", "event", delay=SECONDS_BEFORE_BAR) as on_progress:
             session.interrupt.on_progress = on_progress
             result = session.execute(command)
-        print("\n".join(result.lines()))
+        # Texts of a trace may come from anybody.
+        print("\n".join(map(printable, result.lines())))
     except ExpressionError as error:
         print(f"eventlm: error: {error}", file=sys.stderr)
         print(f"  {error.pointer}".replace("\n", "\n  "), file=sys.stderr)
@@ -166,14 +168,26 @@ def _serve_json(session: Session, commands: list[str] | None) -> int:
         if commands is None
         else (msgspec.json.encode(DebugRequest(id=number, command=each)) for number, each in enumerate(commands, 1))
     )
-    for request in requests:
-        with _interruptible(session):
-            response = respond(session, request)
-        sys.stdout.buffer.write(encode(response))
-        sys.stdout.buffer.flush()
-        if commands is not None and response.error is not msgspec.UNSET:
-            return response.error.exit_code
+    # A program cannot know whether its interrupt comes while the command still runs.
+    with _uninterrupted() if commands is None and not sys.stdin.isatty() else contextlib.nullcontext():
+        for request in requests:
+            with _interruptible(session):
+                response = respond(session, request)
+            sys.stdout.buffer.write(encode(response))
+            sys.stdout.buffer.flush()
+            if commands is not None and response.error is not msgspec.UNSET:
+                return response.error.exit_code
     return ExitCode.OK
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """SIGINT does nothing. Not SIG_IGN, for which Python warns of a signal that came before it was set."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager

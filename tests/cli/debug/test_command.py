@@ -7,6 +7,8 @@ import json
 import signal
 import subprocess
 import sys
+import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -90,6 +92,48 @@ def test_a_program_talks_to_a_process() -> None:
         assert process.wait(30) == ExitCode.OK
         assert process.stderr is not None
         assert process.stderr.read() == b""
+
+
+def test_an_interrupt_ends_the_command_or_comes_too_late_for_it_but_never_ends_the_session() -> None:
+    command = {"id": 1, "command": "find req(92).skips > 99"}
+    with start("--json") as process:
+        ask(process, command)
+        begin = time.monotonic()
+        ask(process, command)
+        took = time.monotonic() - begin
+        assert process.stdin is not None
+        assert process.stdout is not None
+        kinds = Counter[str]()
+        for number in range(40):
+            process.stdin.write(json.dumps(command).encode() + b"\n")
+            process.stdin.flush()
+            time.sleep(took * number / 30)
+            process.send_signal(signal.SIGINT)
+            response = msgspec.json.decode(process.stdout.readline(), type=DebugResponse)
+            assert isinstance(response.error, msgspec.Struct)
+            kinds[response.error.kind] += 1
+        process.send_signal(signal.SIGINT)
+        assert ask(process, {"command": "next"}).position == 1
+        assert set(kinds) == {"interrupted", "usage"}
+        process.stdin.close()
+        assert process.wait(30) == ExitCode.OK
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_texts_of_a_trace_do_not_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Path(TRACE).read_bytes().splitlines()
+    last, path = "", tmp_path / "hostile.jsonl"
+    with path.open("wb") as file:
+        for line in lines:
+            body = line[: line.rindex(b',"h":"')] if b',"h":"' in line else line[:-1]
+            body = body.replace(b'"service_class":"gold"', b'"service_class":"\\u001b[2JEVIL"')
+            last = chain(last, body)
+            file.write(close_line(body, last))
+    assert main(["debug", str(path), "--no-verify", "-c", "goto 2"]) == ExitCode.OK
+    output = capsys.readouterr().out
+    assert "\x1b" not in output
+    assert "\\x1b[2JEVIL" in output
 
 
 def test_ctrl_c_ends_the_command_and_not_the_session(monkeypatch: pytest.MonkeyPatch) -> None:

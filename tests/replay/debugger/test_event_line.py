@@ -20,6 +20,12 @@ def test_long_lists_are_counted() -> None:
     assert line == "launch replica=0 epoch=1 step=2 decodes=[1,000 entries] num_tokens=1000 predicted_ns=5"
 
 
+def test_nothing_steers_a_terminal() -> None:
+    scheduling = SchedulingParams(model="fake", service_class="\x1b[2J\x1b[31mEVIL")
+    line = event_line(Arrived(s=1, prompt_tokens=1, max_tokens=1, scheduling=scheduling))
+    assert "service_class=\\x1b[2J\\x1b[31mEVIL" in line
+
+
 def test_one_line_whatever_its_texts_are() -> None:
     scheduling = SchedulingParams(model="a b\nc", service_class="x" * 400)
     line = event_line(Arrived(s=1, prompt_tokens=1, max_tokens=1, scheduling=scheduling))
