@@ -41,7 +41,7 @@ class CoreCursor:
 
     def __init__(self, index: Index, interrupt: Interrupt) -> None:
         if index.rebuilt is None:
-            raise UsageError(f"{index.path}: there are no states: {index.facts.missing}")
+            raise UsageError(f"{index.path}: {index.facts.missing}")
         self._index = index
         self._rebuilt = index.rebuilt
         self._interrupt = interrupt

@@ -1,6 +1,6 @@
 """A run, a position in it, and what commands are made of: moving, searching and looking.
 
-A position is an event; the state is the one after it. At a decision it is the state after the fact that led to it: a
+A position is an event; the state is the one after it. At a decision it is the state after its fact: a
 core takes in a fact and concludes all that follows from it at once.
 """
 
@@ -80,7 +80,7 @@ class Navigator:
     def cursor(self) -> CoreCursor:
         """Raises UsageError where the run was not verified."""
         if self._cursor is None:
-            raise UsageError(f"there are no states: {self.index.facts.missing}")
+            raise UsageError(self.index.facts.missing)
         return self._cursor
 
     @property
@@ -169,9 +169,11 @@ class Navigator:
         if not forward:
             return self._searcher.previous(condition, self.position, mode, limit)
         found = self._searcher.next(condition, self.position, limit or self.events.last_s, mode)
-        if found is None and limit is None and self.read_on():
-            found = self._searcher.next(condition, self.position, self.events.last_s, mode)
-        return found
+        if found is not None or limit is not None:
+            return found
+        # The latest drain may not have been over.
+        searched = max([self.position, *self.gauges.drains[-1:].tolist()])
+        return self._searcher.next(condition, searched, self.events.last_s, mode) if self.read_on() else None
 
     def first(self, condition: Condition) -> int | None:
         """The first event of the run at which it holds."""

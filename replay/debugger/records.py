@@ -45,7 +45,7 @@ def recorded_sequence(index: Index, request: int, sample: int, position: int) ->
     row = index.requests.row(found)
     name = sequence_name((request, sample), row["samples"])
     if request > position:
-        title = f"request {name} had not arrived at event {position:,}; it did at {seconds(row['arrived_ns'])}"
+        title = f"request {request} had not arrived at event {position:,}; it did at {seconds(row['arrived_ns'])}"
     elif 0 <= row["ended_s"] <= position:
         title = f"request {name} had ended at event {position:,}, with `{index.name(row['reason'])}`"
     else:

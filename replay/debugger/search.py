@@ -85,7 +85,7 @@ class Searcher:
                 problem = f"{node.name} is not known: {self._index.facts.missing}"
                 raise ExpressionError(node.column, problem, condition.text)
         if condition.reads_core:
-            raise UsageError(f"{condition.text!r} needs states, and there are none: {self._index.facts.missing}")
+            raise UsageError(f"{condition.text!r} needs states: {self._index.facts.missing}")
 
     def next(self, condition: Condition, after_s: int, last_s: int, mode: Mode) -> int | None:
         """The first hit after an event, up to `last_s`."""
@@ -225,7 +225,7 @@ class Searcher:
 
     def _replicas(self, condition: Condition) -> range:
         """Those that it is asked of; -1: of none in particular."""
-        needs_each = condition.reads_gauges and set(condition.names) & (GAUGES - {"live"})
+        needs_each = condition.reads_gauges and set(condition.names) & ((GAUGES - {"live"}) | {"replica"})
         return range(self._gauges.num_replicas) if needs_each else range(-1, 0)
 
     def _values(

@@ -20,7 +20,7 @@ def explain_until(index: Index, request: int, sample: int, last_s: int, interrup
     Raises UsageError if it had not arrived by then, and where the run was not verified.
     """
     if index.rebuilt is None:
-        raise UsageError(f"there are no states: {index.facts.missing}")
+        raise UsageError(index.facts.missing)
     if request > last_s:
         raise UsageError(f"request {request} had not arrived by event {last_s:,}; `story {request} whole` is all of it")
     start = index.snapshot_before(request)

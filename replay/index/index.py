@@ -144,7 +144,7 @@ class Index:
     def new_core(self) -> Core:
         """The core at the start of the run. Raises UsageError if the run was not verified."""
         if self.rebuilt is None:
-            raise UsageError(f"{self.path}: there are no states: {self.facts.missing}")
+            raise UsageError(f"{self.path}: {self.facts.missing}")
         return self.rebuilt.new_core()
 
     def nearest_core(self, next_s: int) -> Core:

@@ -125,7 +125,7 @@ def _place(found: Why, place: PlaceInLine) -> Iterator[str]:
     if place.ahead is not None:
         yield f"next ahead: {_ahead(place.ahead)}"
     if place.head is not None and place.head != place.ahead:
-        yield f"the first: {_ahead(place.head)}"
+        yield f"head of the line: {_ahead(place.head)}"
 
 
 def _ahead(order: Order) -> str:

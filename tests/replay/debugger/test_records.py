@@ -25,6 +25,7 @@ def test_marks_have_the_numbers_that_goto_takes(cache: None) -> None:
 def test_a_sequence_before_during_and_after_its_life(cache: None) -> None:
     index = open_index(FOLDER / "edf_tight.jsonl", verify=False)
     assert "had not arrived" in recorded_sequence(index, 92, 2, 50).title
+    assert "request 92 had not arrived" in recorded_sequence(index, 92, 0, 50).title
     assert recorded_sequence(index, 92, 2, 100).title == "request 92.2, by the log"
     found = recorded_sequence(index, 92, 2, 196)
     assert found.title == "request 92.2 had ended at event 196, with `length`"

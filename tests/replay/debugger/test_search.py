@@ -156,6 +156,8 @@ def test_gauges_hold_for_the_replica_of_an_event(cache: None) -> None:
             condition = Condition(text)
             values = StraightReplay(path).values(text, condition.source)
             assert check(session, text, values, "level") > 0
+        # `live` is the same for all of them.
+        assert session.execute("find live > 3 and replica == 1").to_object()["s"] == 9
 
 
 @pytest.mark.parametrize(
@@ -172,7 +174,7 @@ def test_what_a_log_alone_does_not_know(cache: None) -> None:
     with Session.open(GOLDEN_RUNS[0], verify=False) as session:
         with pytest.raises(ExpressionError, match="free is not known: the run was not verified"):
             session.execute("find waiting > 0 and free < 2")
-        with pytest.raises(UsageError, match="needs states, and there are none"):
+        with pytest.raises(UsageError, match="needs states: the run was not verified"):
             session.execute("find req(2).tokens > 2")
         session.execute("find running > 0")
         session.execute('find event == "launch"')
