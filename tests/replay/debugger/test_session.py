@@ -24,7 +24,7 @@ def test_the_example_of_the_module(cache: None) -> None:
         assert session.core.state.policy_name == "edf"
 
 
-@pytest.mark.parametrize("command", ["find req(92).skips > 99", 'find request == 999_999', "rfind req(4).skips > 99"])
+@pytest.mark.parametrize("command", ["find req(92).skips > 99", "find request == 999_999", "rfind req(4).skips > 99"])
 def test_a_cancelled_command_keeps_the_position(
     session: Session, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:

@@ -45,5 +45,5 @@ def test_positions(own_cache: None) -> None:
 
 def test_without_verification_there_are_no_states(own_cache: None) -> None:
     index = open_index(GOLDEN_RUNS[0], verify=False)
-    with pytest.raises(UsageError, match="the run was not verified .*there are no states"):
+    with pytest.raises(UsageError, match=r"the run was not verified .*there are no states"):
         index.core_at(50)
