@@ -74,9 +74,9 @@ def _check_planned(navigator: Navigator) -> None:
     """Raises UsageError inside a drain, whose plans are made at its end."""
     if not navigator.core.state.drain_open:
         return
-    index, s = navigator.index, navigator.position
-    drain = index.drain_of(s)
-    where = f"goto {index.drains['s'][drain]}, its end" if drain < len(index.drains) else "the log ends before it does"
+    s = navigator.position
+    end_s = navigator.index.end_of_drain(s)
+    where = "the log ends before it does" if end_s is None else f"goto {end_s}, its end"
     raise UsageError(f"event {s:,} is inside a drain, whose facts are planned as one: {where}")
 
 

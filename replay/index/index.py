@@ -81,6 +81,11 @@ class Index:
         """
         return int(np.searchsorted(self.drains["next_s"], s, side="right"))
 
+    def end_of_drain(self, s: int) -> int | None:
+        """The last fact of the drain that event `s` is part of, where its plans are made; None if the log ends first."""
+        drain = self.drain_of(s)
+        return int(self.drains["s"][drain]) if drain < len(self.drains) else None
+
     def drain_before(self, next_s: int) -> int:
         """The last drain that is over before event `next_s`; -1: none."""
         return int(np.searchsorted(self.drains["next_s"], next_s, side="right")) - 1

@@ -59,6 +59,11 @@ class RunColumns:
         self.config = index.header.core
         self.num_replicas = self.config.num_replicas
 
+    def planned_s(self, s: int) -> int:
+        """Where the plans of an event's drain are made; the event itself if the log ends before."""
+        end_s = self.index.end_of_drain(s)
+        return s if end_s is None else end_s
+
     def gauge(self, name: str, replica: int) -> Column:
         """By drain."""
         return self.index.gauge_by_drain(name, replica)

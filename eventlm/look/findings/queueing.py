@@ -130,7 +130,7 @@ def find_starvation(run: RunColumns) -> Iterator[Finding]:
             "usual_wait_ns": usual,
         },
         requests=run.identities(starved[:_MAX_NAMED]),
-        s=int(requests["request"][worst]),
+        s=run.planned_s(int(requests["request"][worst])),
         ts=int(requests["arrived_ns"][worst]),
         command=f"why {int(requests['request'][worst])}",
     )
@@ -211,7 +211,7 @@ def find_head_of_line(run: RunColumns) -> Iterator[Finding]:
         impact_ppm=share,
         figures={"blocked_ns": total, "blocked_ppm": share, "num_heads": len(by_head)},
         requests=worst,
-        s=worst[0][0],
+        s=run.planned_s(worst[0][0]),
         command=f"why {worst[0][0]}",
     )
 

@@ -15,3 +15,6 @@ def test_times_add_up_and_plugins_are_named(planted_index: Callable[[str], Index
     assert run.plugin("policy") == "policy fcfs"
     assert (run.waited_ns <= run.e2e_ns).all()
     assert run.share_ppm(1, 0) == 0
+    drain = run.index.drains.row(3)
+    assert [run.planned_s(drain[name]) for name in ("s", "next_s")] == run.index.drains["s"][3:5].tolist()
+    assert run.planned_s(run.index.facts.next_s) == run.index.facts.next_s

@@ -10,6 +10,7 @@ from msgspec import structs
 from eventlm.events import Arrived
 from eventlm.look.findings.find import find_all
 from eventlm.look.findings.queueing import _inversions
+from eventlm.replay.debugger.session import Session
 from eventlm.replay.index.open import open_index
 from eventlm.replay.workload.workload import SequenceOutput, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
@@ -63,3 +64,7 @@ def test_a_large_prompt_at_the_head_of_the_line(tmp_path: Path) -> None:
     found = {finding.kind: finding for finding in find_all(open_index(run))}
     assert found["head_of_line"].culprit.endswith("max_skips 0")
     assert found["head_of_line"].figures["blocked_ppm"] > 80_000
+    # It arrived with others, in a drain that had no plans yet.
+    with Session.open(run) as session:
+        session.execute(f"goto {found['head_of_line'].s}")
+        assert "blocks" in "\n".join(session.execute(found["head_of_line"].command).lines())

@@ -15,7 +15,7 @@ def test_a_card_says_where_to_look_and_what_to_type(planted_index: Callable[[str
     request = first["requests"][0]["name"]
     assert index.find_row(int(request)) == first["requests"][0]["row"]
     assert first["commands"] == [
-        f"eventlm debug 'my runs/latest' -c 'goto {request}' -c 'why {request}'",
+        f"eventlm debug 'my runs/latest' -c 'goto {index.end_of_drain(int(request))}' -c 'why {request}'",
         f"eventlm explain 'my runs/latest' {request}",
     ]
     assert (first["tone"], first["verdict"]) == ("bad", "serious")

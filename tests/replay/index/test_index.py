@@ -36,7 +36,9 @@ def test_positions(own_cache: None) -> None:
         assert index.drain_before(row["next_s"] - 1) == drain - 1
         assert index.drain_at(row["ts"]) == drain
         assert index.drain_at(row["ts"] - 1) == drain - 1
+        assert index.end_of_drain(row["next_s"] - 1) == row["s"]
     assert index.drain_of(index.facts.next_s) == len(index.drains)
+    assert index.end_of_drain(index.facts.next_s) is None
     assert index.find_row(10**9) is None
     step = index.steps.row(3)
     assert index.step_row(step["replica"], step["step"]) == 3
