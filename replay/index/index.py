@@ -82,7 +82,7 @@ class Index:
         return int(np.searchsorted(self.drains["next_s"], s, side="right"))
 
     def end_of_drain(self, s: int) -> int | None:
-        """The last fact of the drain that event `s` is part of, where its plans are made; None if the log ends first."""
+        """The last fact of event `s`'s drain, where its plans are made; None if the log ends before."""
         drain = self.drain_of(s)
         return int(self.drains["s"][drain]) if drain < len(self.drains) else None
 

@@ -21,7 +21,7 @@ def test_a_card_says_where_to_look_and_what_to_type(planted_index: Callable[[str
     assert (first["tone"], first["verdict"]) == ("bad", "serious")
     labels = [figure["label"] for figure in second["figures"]]
     assert labels == ["waiting time", "wait share", "p90 wait", "most waiting"]
-    assert second["figures"][0]["value"].endswith(" %")
+    assert second["figures"][0]["value"].endswith("%")
     assert second["figures"][2]["value"].endswith("s")
 
 
