@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.replay.index.gauges import WAIT_CAUSES
 from eventlm.replay.index.index import Index
-from eventlm.replay.index.tables import Column
+from eventlm.replay.index.tables import Column, MarkKind, SequencePhase
 from eventlm.types import PluginKind
 
 FindingKind = Literal[
@@ -29,6 +29,7 @@ FindingKind = Literal[
     "rejections",
 ]
 _PPM = 1_000_000
+UNKNOWN = "unknown"
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -36,7 +37,8 @@ class Finding(Struct, frozen=True, kw_only=True):
 
     title: one sentence. text: its figures in words. culprit: what to change: a plug-in, a limit, a request.
     impact_ppm: the share of the run that it concerns, by which findings are ordered. requests: sequences to look at,
-    the worst first, as (request, index). s, ts: the event to look at and its time. command: what shows more.
+    the worst first, as (request, index). s, ts: the event to look at and its time. command: what shows
+    more there, beside the event itself.
     """
 
     kind: FindingKind
@@ -93,10 +95,11 @@ class RunColumns:
 
     @cached_property
     def waited_ns(self) -> Column:
-        """From the arrival to the first admission, or to the end of what never had one."""
+        """From the arrival to the first admission, or to the end of what never had one; 0 if that was not seen."""
         requests = self.index.requests
         ends = np.where(requests["ended_ns"] >= 0, requests["ended_ns"], self.index.facts.last_ns)
-        return np.where(self.launched, requests["launched_ns"], ends) - requests["arrived_ns"]
+        waited = np.where(self.launched, requests["launched_ns"], ends) - requests["arrived_ns"]
+        return np.where(unseen(self.index), 0, waited)
 
     @cached_property
     def e2e_ns(self) -> Column:
@@ -110,6 +113,11 @@ class RunColumns:
         """The requests that were rejected."""
         rejected = [number for number, name in enumerate(self.index.names) if name.startswith("rejected: ")]
         return np.isin(self.index.requests["reason"], rejected)
+
+    @cached_property
+    def has_wait(self) -> NDArray[np.bool_]:
+        """The sequences whose wait counts: the log has their whole life, and they were not rejected."""
+        return ~self.is_rejected & ~unseen(self.index)
 
     @cached_property
     def step_ns(self) -> Column:
@@ -128,6 +136,29 @@ class RunColumns:
             if record.kind == kind:
                 return f"{kind} {format_plugin_spec(record.parameters | {'type': record.name})}"
         return kind
+
+
+def unseen(index: Index) -> NDArray[np.bool_]:
+    """The sequences of which the log does not have the arrival, the end, or something between because of a gap."""
+    requests, phases = index.requests, index.phases
+    unknown = [number for number, name in enumerate(index.names) if name == UNKNOWN]
+    found: NDArray[np.bool_] = (requests["is_seen"] == 0) | np.isin(requests["reason"], unknown)
+    found[phases["row"][phases["phase"] == SequencePhase.UNSEEN]] = True
+    return found
+
+
+def lost_workers(index: Index) -> Column:
+    """The rows of `marks` that are losses of workers, each once: one that is out of step is killed afterwards."""
+    kinds, replicas = index.marks["kind"].tolist(), index.marks["replica"].tolist()
+    down: set[int] = set()
+    rows = []
+    for row, (kind, replica) in enumerate(zip(kinds, replicas, strict=True)):
+        if kind == MarkKind.WORKER_UP:
+            down.discard(replica)
+        elif kind in (MarkKind.WORKER_LOST, MarkKind.DESYNCED) and replica not in down:
+            down.add(replica)
+            rows.append(row)
+    return np.array(rows, np.int64)
 
 
 CAUSE_NUMBERS = {cause: number for number, cause in enumerate(WAIT_CAUSES)}

@@ -43,9 +43,8 @@ def find_saturation(run: RunColumns) -> Iterator[Finding]:
     """More work arrives than is done."""
     waiting = run.index.drains["waiting"] > 0
     time_ppm = run.share_ppm(run.time(waiting), run.total_ns)
-    admitted = ~run.is_rejected
-    waited = run.waited_ns[admitted]
-    wait_ppm = run.share_ppm(int(waited.sum()), int(run.e2e_ns[admitted].sum()))
+    waited = run.waited_ns[run.has_wait]
+    wait_ppm = run.share_ppm(int(waited.sum()), int(run.e2e_ns[run.has_wait].sum()))
     if not len(waited) or time_ppm < _SATURATED_TIME_PPM or wait_ppm < _SATURATED_WAIT_PPM:
         return
     p90 = int(np.quantile(waited, 0.9))
@@ -67,7 +66,7 @@ def find_saturation(run: RunColumns) -> Iterator[Finding]:
         culprit=f"{name} {getattr(run.config, name):,}" if name else "load",
         impact_ppm=wait_ppm,
         figures={"waiting_time_ppm": time_ppm, "wait_share_ppm": wait_ppm, "p90_wait_ns": p90, "most_waiting": most},
-        requests=run.identities(_largest(run.waited_ns, admitted)),
+        requests=run.identities(_largest(run.waited_ns, run.has_wait)),
         s=int(run.index.drains["s"][at]),
         ts=int(run.index.drains["ts"][at]),
     )
@@ -101,7 +100,7 @@ def _words(cause: str) -> str:
 
 def find_starvation(run: RunColumns) -> Iterator[Finding]:
     """Some are overtaken again and again by others that arrived later."""
-    rows = np.flatnonzero(~run.is_rejected)
+    rows = np.flatnonzero(run.has_wait)
     if not len(rows):
         return
     requests = run.index.requests

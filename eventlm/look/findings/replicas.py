@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from eventlm.formatting import counted
-from eventlm.look.findings.finding import Finding, RunColumns
+from eventlm.look.findings.finding import Finding, RunColumns, lost_workers
 from eventlm.look.words import percent, seconds
 from eventlm.replay.index.tables import MarkKind
 from eventlm.types import NANOSECONDS_PER_SECOND
@@ -84,9 +84,12 @@ def find_lost_hits(run: RunColumns) -> Iterator[Finding]:
 def find_lost_workers(run: RunColumns) -> Iterator[Finding]:
     """Workers died or went out of step."""
     marks = run.index.marks
-    rows = np.flatnonzero((marks["kind"] == MarkKind.WORKER_LOST) | (marks["kind"] == MarkKind.DESYNCED))
+    rows = lost_workers(run.index)
     if not len(rows):
         return
+    replicas = [str(replica) for replica in np.unique(marks["replica"][rows]).tolist()]
+    of = "replica" if len(replicas) == 1 else "replicas"
+    workers = f"{'worker' if len(rows) == 1 else 'workers'} of {of} {', '.join(replicas)}"
     reasons = Counter(run.index.name(text) or "another length of a sequence" for text in marks["text"][rows].tolist())
     is_preempted = marks["kind"] == MarkKind.PREEMPTED
     lost = [number for number, name in enumerate(run.index.names) if name == "lost"]
@@ -97,12 +100,11 @@ def find_lost_workers(run: RunColumns) -> Iterator[Finding]:
         title=f"{counted(len(rows), 'worker')} lost",
         text=f"Most often: {reasons.most_common(1)[0][0]}. {counted(num_preempted, 'sequence')} had to begin again, "
         f"{counted(num_failed, 'sequence')} ended with an error.",
-        culprit=f"worker of replica {int(marks['replica'][rows[0]])}",
+        culprit=workers,
         impact_ppm=run.share_ppm(num_preempted, max(len(run.index.requests), 1)),
         figures={"num_lost": len(rows), "num_preempted": num_preempted, "num_failed": num_failed},
         s=int(marks["s"][rows[0]]),
         ts=int(marks["ts"][rows[0]]),
-        command="find event == 'worker_lost'",
     )
 
 
@@ -116,12 +118,11 @@ def find_failing_plugins(run: RunColumns) -> Iterator[Finding]:
     error, _ = errors.most_common(1)[0]
     yield Finding(
         kind="plugin_failing",
-        title=f"A plug-in failed {len(rows):,} times",
+        title=f"A plug-in failed {counted(len(rows), 'time')}",
         text=f"The engine went on without its answers. Most often: {error}",
         culprit=error,
         impact_ppm=run.share_ppm(len(rows), max(len(run.index.drains), 1)),
         figures={"num_failures": len(rows)},
         s=int(marks["s"][rows[0]]),
         ts=int(marks["ts"][rows[0]]),
-        command="find event == 'plugin_failed'",
     )

@@ -46,9 +46,9 @@ def _commands(finding: Finding, path: str) -> list[str]:
     """What shows more of it in the debugger, and how its first request fared."""
     where = shlex.quote(path)
     found = []
-    if finding.command:
-        at = f" -c 'goto {finding.s}'" if finding.s >= 0 else ""
-        found.append(f"eventlm debug {where}{at} -c {shlex.quote(finding.command)}")
+    commands = [f"goto {finding.s}"] * (finding.s >= 0) + [finding.command] * bool(finding.command)
+    if commands:
+        found.append(" ".join([f"eventlm debug {where}", *(f"-c {shlex.quote(each)}" for each in commands)]))
     if finding.requests:
         request, number = finding.requests[0]
         found.append(f"eventlm explain {where} {request}{f'.{number}' if number else ''}")

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from eventlm.look.findings.finding import unseen
 from eventlm.metrics.rows import COMPLETED
 from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.index.index import Index
-from eventlm.replay.index.tables import Column, SequencePhase
+from eventlm.replay.index.tables import Column
 
 #: In the order in which they are shown.
 MEASURES = ("ttft", "tpot", "e2e", "queue")
-UNKNOWN = "unknown"
 
 
 class Measures(NamedTuple):
@@ -49,8 +49,7 @@ def measure(index: Index) -> Measures:
     requests = index.requests
     received, first, ended = requests["received_ns"], requests["first_token_ns"], requests["ended_ns"]
     launched, last, tokens = requests["launched_ns"], requests["last_token_ns"], requests["output_tokens"]
-    unseen = _unseen(index)
-    is_measured = ~unseen & (requests["is_branch"] == 0) & ~_has_reason(index, _rejections(index))
+    is_measured = ~unseen(index) & (requests["is_branch"] == 0) & ~_has_reason(index, _rejections(index))
     is_timed = (first >= 0) & (last >= 0) & (tokens > 1)
     return Measures(
         ttft=np.where(first >= 0, first - received, -1),
@@ -60,14 +59,6 @@ def measure(index: Index) -> Measures:
         is_measured=is_measured,
         is_complete=is_measured & _has_reason(index, COMPLETED),
     )
-
-
-def _unseen(index: Index) -> NDArray[np.bool_]:
-    """The sequences of which the log does not have the arrival, the end, or something between because of a gap."""
-    requests, phases = index.requests, index.phases
-    unseen: NDArray[np.bool_] = (requests["is_seen"] == 0) | _has_reason(index, {UNKNOWN})
-    unseen[phases["row"][phases["phase"] == SequencePhase.UNSEEN]] = True
-    return unseen
 
 
 def _rejections(index: Index) -> set[str]:

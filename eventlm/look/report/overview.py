@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from eventlm.formatting import counted
+from eventlm.look.findings.finding import lost_workers
 from eventlm.look.report.measures import Measures
 from eventlm.look.words import percent, seconds
 from eventlm.replay.index.index import Index
@@ -35,10 +37,10 @@ def details(index: Index, base_ns: int) -> list[str]:
     num_requests = int((index.requests["index"] == 0).sum())
     events = index.facts.next_s - index.facts.first_s
     return [
-        f"{num_requests:,} requests",
+        counted(num_requests, "request"),
         f"{seconds(max(index.facts.last_ns - base_ns, 0))}",
         began,
-        f"{events:,} events, {'decisions verified' if index.facts.is_verified else 'not verified'}",
+        f"{counted(events, 'event')}, {'decisions verified' if index.facts.is_verified else 'not verified'}",
         f"eventlm {header.code_version}",
     ]
 
@@ -146,6 +148,7 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
     steps, marks, requests = index.steps, index.marks, index.requests
     span_ns = max(index.facts.last_ns - base_ns, 1)
     durations = np.diff(index.drains["ts"], append=index.facts.last_ns)
+    lost = marks["replica"][lost_workers(index)]
     found = []
     for replica in range(index.header.core.num_replicas):
         own = (steps["replica"] == replica) & (steps["done_s"] >= 0)
@@ -156,7 +159,6 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
         waiting = np.maximum(index.gauge_by_drain("waiting", replica), 0)
         running = np.maximum(index.gauge_by_drain("running", replica), 0)
         of_replica = marks["replica"] == replica
-        lost = np.isin(marks["kind"], [int(MarkKind.WORKER_LOST), int(MarkKind.DESYNCED)])
         found.append(
             {
                 "replica": replica,
@@ -170,7 +172,7 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
                 "waiting": round(float((waiting * durations).sum()) / span_ns, 2),
                 "running": round(float((running * durations).sum()) / span_ns, 2),
                 "preemptions": int((of_replica & (marks["kind"] == MarkKind.PREEMPTED)).sum()),
-                "lost": int((of_replica & lost).sum()),
+                "lost": int((lost == replica).sum()),
             }
         )
     return found

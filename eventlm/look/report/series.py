@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from eventlm.look.findings.finding import lost_workers
 from eventlm.page.columns import pack_columns
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.tables import Column, MarkKind
@@ -26,6 +27,7 @@ _MARKED = {
     MarkKind.NOTE: "note",
 }
 _MAX_MARKS = 12
+_LOST = (MarkKind.WORKER_LOST, MarkKind.DESYNCED)
 GAUGES = ("waiting", "running", "partial", "free", "held", "cached")
 
 
@@ -43,15 +45,20 @@ def over_time(index: Index, base_ns: int) -> dict[str, Any]:
     gauges = thinned(times, columns)
     known = [name for name in GAUGES if any((index.gauges[name] >= 0).tolist())]
     marks = index.marks
-    marked = [n for n, kind in enumerate(marks["kind"].tolist()) if kind in _MARKED][:_MAX_MARKS]
+    lost = set(lost_workers(index).tolist())
+    marked = [
+        n for n, kind in enumerate(marks["kind"].tolist()) if kind in _MARKED and (kind not in _LOST or n in lost)
+    ]
     return {
         "gauges": pack_columns(gauges, units={"time": 1_000}),
         "known": known,
         "numReplicas": len(replicas),
         "rates": pack_columns(rates(index, base_ns), units={"time": 1_000}),
         "marks": [
-            {"x": int(marks["ts"][n]) - base_ns, "label": _MARKED[MarkKind(int(marks["kind"][n]))]} for n in marked
+            {"x": int(marks["ts"][n]) - base_ns, "label": _MARKED[MarkKind(int(marks["kind"][n]))]}
+            for n in marked[:_MAX_MARKS]
         ],
+        "marksLeftOut": max(len(marked) - _MAX_MARKS, 0),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from eventlm.look.findings.finding import Finding
+from eventlm.look.findings.finding import Finding, RunColumns
 from eventlm.look.report.measures import Measures
 from eventlm.replay.explain.indexed import explain_indexed
 from eventlm.replay.explain.result import Explanation, parts
@@ -30,10 +30,9 @@ def worst_rows(index: Index, measures: Measures) -> list[int]:
     preemptions, the worst of each first.
     """
     requests = index.requests
-    waited = np.where(
-        requests["launched_ns"] >= 0, measures.queue, np.maximum(index.facts.last_ns - requests["arrived_ns"], 0)
-    )
-    waited[requests["ended_ns"] >= 0] = measures.queue[requests["ended_ns"] >= 0]
+    # What still waits at the end of the log counts.
+    waits = RunColumns(index).waited_ns
+    waited = np.where(requests["ended_ns"] >= 0, measures.queue, waits)
     rankings = [
         np.argsort(-values, kind="stable")[:_NUM_WORST]
         for values in (measures.ttft, measures.e2e, waited, requests["preemptions"])
