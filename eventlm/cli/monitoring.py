@@ -10,6 +10,7 @@ from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.errors import ExitCode, UsageError
 
 _JOB = re.compile(r"[A-Za-z0-9_.-]+")
+_TARGET = re.compile(r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
 
 def configure(parser: Parser) -> None:
@@ -54,20 +55,27 @@ In Grafana: Dashboards, New, Import, and then dashboard.json.
         type=float,
         default=99,
         metavar="PERCENT",
-        help="of a service class's sequences, how many should meet its objectives (%(default)s)",
+        help="of a service class's sequences, how many should meet its objectives: 95 to 99.999 (%(default)s)",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the files and print their names."""
-    from eventlm.monitoring.alerts import Thresholds
+    from eventlm.monitoring.alerts import LEAST_OBJECTIVE, MOST_OBJECTIVE, Thresholds
     from eventlm.monitoring.files import monitoring_files, write_files
 
     if not _JOB.fullmatch(arguments.job):
         raise UsageError(f"--job {arguments.job}: must consist of letters, digits, dots, dashes and underscores")
-    if not 0 < arguments.objective < 100:
-        raise UsageError(f"--objective {arguments.objective:g}: must be between 0 and 100 percent")
+    target = _TARGET.fullmatch(arguments.target)
+    if target is None or not 0 < int(target[1]) < 1 << 16:
+        raise UsageError(f"--target {arguments.target}: must be HOST:PORT of a server, such as 10.0.0.7:8000")
+    least, most = 100 * LEAST_OBJECTIVE, 100 * MOST_OBJECTIVE
+    if not least <= arguments.objective <= most:
+        raise UsageError(
+            f"--objective {arguments.objective:.16g}: must be from {least:g} to {most:g} percent; at a lower one no "
+            "share of misses is high enough for the alert"
+        )
     for name in ("queue_seconds", "ttft_seconds"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name.replace('_', '-')}: must be a number of seconds above 0")

@@ -164,6 +164,7 @@ class InferenceEngine:
         return EngineMetrics(
             log=self._metrics.snapshot(),
             state=self.state,
+            paused=self.paused,
             scheduling_time=self._scheduling_time.copy(),
             now_ns=self.now_ns(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,

@@ -266,6 +266,7 @@ FAMILIES: tuple[Family, ...] = (
     _engine(COUNTER, "eventlm:plugin_failures", "Unusable answers of plug-ins.", lambda m: m.log.num_plugin_failures),
     _engine(GAUGE, "eventlm:engine_state", "1 for the state the engine is in.",
             lambda m: {state: int(state == m.state) for state in STATES}, by="state"),
+    _engine(GAUGE, "eventlm:engine_paused", "1 while an operator has paused launches.", lambda m: int(m.paused)),
     _recorder(COUNTER, "eventlm:log_bytes", "Bytes written to the trace.", lambda r: r.num_bytes),
     _recorder(GAUGE, "eventlm:recorder_lag_events", "Events not written to the trace.", lambda r: r.num_events_behind),
     _recorder(GAUGE, "eventlm:recorder_writing", "0 while the trace cannot be written.", lambda r: int(r.is_writing)),

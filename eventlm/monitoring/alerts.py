@@ -9,11 +9,15 @@ from eventlm.monitoring.queries import Queries
 
 #: Windows of a burn rate, its factor, and for how long it must last: those of Google's SRE workbook that wake somebody
 #: up. At 14.4 times the rate that the objective allows, a month's misses are used up in two days.
-_BURNS = (("1h", "5m", 14.4), ("6h", "30m", 6.0))
+BURNS = (("1h", "5m", 14.4), ("6h", "30m", 6.0))
+#: Below the first, no share of misses is 14.4 times what the objective allows.
+LEAST_OBJECTIVE, MOST_OBJECTIVE = 0.95, 0.99999
 
 
 class Thresholds(NamedTuple):
-    """From where on to alert. objective: the share of a class's sequences that should meet its objectives."""
+    """From where on to alert. objective: the share of a class's sequences that should meet its objectives,
+    from LEAST_OBJECTIVE to MOST_OBJECTIVE.
+    """
 
     queue_seconds: float = 10
     ttft_seconds: float = 5
@@ -41,6 +45,7 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
     running = long.gauge("vllm:num_requests_running", by=server)
     dead = long.gauge("eventlm:engine_state", by=server, where='state="dead"')
     ready = long.gauge("eventlm:engine_state", by=server, where='state="ready"')
+    paused = long.gauge("eventlm:engine_paused", by=server)
     missed, met = (long.increase(f"eventlm:deadlines_{outcome}", by=server) for outcome in ("missed", "met"))
     preemptions = long.increase("vllm:num_preemptions", by=server)
     return [
@@ -55,12 +60,13 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
         ),
         AlertRule(
             "EventlmStalled",
-            f"({waiting} + {running}) > 0\nand {short.rate('eventlm:steps', by=server)} == 0\nand {ready} == 1",
+            f"({waiting} + {running}) > 0\nand {short.rate('eventlm:steps', by=server)} == 0\nand {ready} == 1\n"
+            f"unless {paused} == 1",
             "1m",
             "critical",
             "{{ $labels.instance }} has requests and computes no step",
-            "The server says that it is ready, {{ $value }} requests wait or run, and no step has ended for three "
-            "minutes.",
+            "The server says that it is ready and not paused, {{ $value }} requests wait or run, and no step has ended "
+            "for three minutes.",
             "eventlm debug -c 'goto end' -c 'show plan'",
         ),
         AlertRule(
@@ -111,7 +117,7 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
         ),
         AlertRule(
             "EventlmSloBurn",
-            "\nor ".join(_burn(selector, service, *burn, 1 - thresholds.objective) for burn in _BURNS),
+            "\nor ".join(_burn(selector, service, *burn, 1 - thresholds.objective) for burn in BURNS),
             "2m",
             "critical",
             "class {{ $labels.service_class }} misses its objectives on {{ $labels.instance }}",

@@ -62,6 +62,7 @@ async def test_actions_are_facts(tmp_path: Path) -> None:
         with pytest.raises(UnknownPolicyError, match=r"'efd'; did you mean edf\? Installed at start: fcfs, edf, lrs; "):
             await do(SwapPolicy(name="efd"))
         assert (await do(Pause())).paused
+        assert engine.metrics().paused
         waiting = await submit(engine, request(12, prompt=range(40)), submission())
         assert (await do(Pause())).num_waiting == 1
         assert not (await do(Resume())).paused

@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from eventlm.cli.main import _parser
-from eventlm.monitoring.alerts import AlertRule, Thresholds, alert_rules, rules_file
+from eventlm.monitoring.alerts import (
+    BURNS,
+    LEAST_OBJECTIVE,
+    AlertRule,
+    Thresholds,
+    alert_rules,
+    rules_file,
+)
 from tests.monitoring.prometheus import needs_prometheus, promtool
 
 INSTANCE = "10.0.0.7:8000"
@@ -38,6 +45,7 @@ PREEMPTED, ENDED = "vllm:num_preemptions_total{}", 'vllm:request_success_total{f
 MISSED, MET = "eventlm:deadlines_missed_total{}", "eventlm:deadlines_met_total{}"
 SLO_MISSED, SLO_MET = (f'eventlm:class_slo_{each}_total{{service_class="gold"}}' for each in ("missed", "met"))
 WAITING, RUNNING, USAGE = "vllm:num_requests_waiting{}", "vllm:num_requests_running{}", "vllm:kv_cache_usage_perc{}"
+PAUSED = "eventlm:engine_paused{}"
 READY, DEAD = (f'eventlm:engine_state{{state="{state}"}}' for state in ("ready", "dead"))
 DROPPED = 'eventlm:otlp_spans_dropped_total{reason="queue_full"}'
 
@@ -46,6 +54,7 @@ HEALTHY: Series = {
     "up{}": constant(1),
     READY: constant(1),
     DEAD: constant(0),
+    PAUSED: constant(0),
     WAITING: constant(3),
     RUNNING: constant(20),
     USAGE: constant(0.9),
@@ -99,9 +108,10 @@ FIRING = [
 #: What is nearly as bad, of which the alert says nothing.
 SILENT = [
     ("EventlmDown", {DEAD: constant(0), READY: constant(0)}),
-    # Idle, draining, or with a step that has just ended.
+    # Idle, draining, paused, or with a step that has just ended.
     ("EventlmStalled", {"eventlm:steps_total{}": constant(600), WAITING: constant(0), RUNNING: constant(0)}),
     ("EventlmStalled", {"eventlm:steps_total{}": constant(600), READY: constant(0)}),
+    ("EventlmStalled", {"eventlm:steps_total{}": constant(600), PAUSED: constant(1)}),
     ("EventlmStalled", {"eventlm:steps_total{}": "600+0x39 601"}),
     ("EventlmQueueTime", buckets(QUEUE, _1=0, _10=91, _15=100, **{"+Inf": 100})),
     ("EventlmTimeToFirstToken", buckets(TTFT, _1=0, _5=96, _10=100, **{"+Inf": 100})),
@@ -185,3 +195,7 @@ def test_thresholds_and_job_are_those_that_were_asked_for() -> None:
     assert "> 0.072" in rules["EventlmSloBurn"].expression
     assert "0.5%" in rules["EventlmSloBurn"].description
     assert all('job="llm"' in rule.expression for rule in rules.values())
+
+
+def test_at_every_objective_misses_can_burn_fast_enough() -> None:
+    assert max(factor for *_, factor in BURNS) * (1 - LEAST_OBJECTIVE) < 1
