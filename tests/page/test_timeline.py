@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +227,14 @@ def test_time_alone_and_rows_alone_are_zoomed(open_file: OpenFile) -> None:
     expect(page.page.locator("#zoom")).not_to_have_text("0:00.927 to 0:02.873")
 
 
+def test_a_wheel_that_shift_turns_sideways_zooms_as_well(open_file: OpenFile) -> None:
+    page = open_timeline(open_file)
+    page.page.mouse.move(*place_of(page, 0.5, 30))
+    page.page.keyboard.down("Shift")
+    page.page.mouse.wheel(-300, 0)
+    expect(page.page.locator("#zoom")).to_have_text("0:00.927 to 0:02.873")
+
+
 def test_a_drag_moves_and_with_shift_marks_a_stretch(open_file: OpenFile) -> None:
     page = open_timeline(open_file)
     mouse, zoom = page.page.mouse, page.page.locator("#zoom")
@@ -290,6 +299,21 @@ def test_requests_that_do_not_overlap_share_a_slot(open_file: OpenFile) -> None:
         seen.add(readout(page).inner_text().partition(":")[0])
     assert "request 0" in seen
     assert len({each for each in seen if each.startswith("request ")}) > 2
+
+
+def test_a_slot_is_the_lowest_that_is_free(open_file: OpenFile) -> None:
+    generator = numpy.random.default_rng(1)
+    arrived = generator.integers(0, 900, 400)
+    ended = arrived + generator.integers(0, 200, 400)
+    busy_until: list[int] = []
+    slots = [0] * 400
+    for request in numpy.argsort(arrived, kind="stable"):
+        is_free = [end <= arrived[request] for end in busy_until]
+        slots[request] = is_free.index(True) if True in is_free else len(busy_until)
+        busy_until[slots[request] : slots[request] + 1] = [int(ended[request])]
+    page = open_file("slots.js", {"rows": 400, "arrived": arrived.tolist(), "ended": ended.tolist()})
+    assert max(slots) > 20
+    expect(page.page.locator("pre")).to_have_text(json.dumps(slots, separators=(",", ":")))
 
 
 def test_a_place_is_shown_with_its_rows(open_file: OpenFile) -> None:

@@ -434,11 +434,14 @@ class Scene {
 
   onWheel(event) {
     const { axis, order } = this.shown;
-    const notches = between(event.deltaY / (event.deltaMode === 0 ? 100 : 3), -3, 3);
+    // On some systems Shift makes a wheel turn sideways.
+    const isTurned = event.shiftKey && !event.deltaY;
+    const [deltaX, deltaY] = isTurned ? [0, event.deltaX] : [event.deltaX, event.deltaY];
+    const notches = between(deltaY / (event.deltaMode === 0 ? 100 : 3), -3, 3);
     const factor = NOTCH ** notches;
     const { view } = this;
-    if (Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      const x = (event.deltaX / this.size.width) * (view.x1 - view.x0);
+    if (Math.abs(deltaX) > Math.abs(deltaY)) {
+      const x = (deltaX / this.size.width) * (view.x1 - view.x0);
       this.setView(moved(view, axis, order, x, 0));
     } else {
       this.zoomBy(event.altKey ? 1 : factor, event.shiftKey ? 1 : factor, this.placeOf(event));

@@ -75,14 +75,61 @@ function rowsOf(all, shared, labelOf) {
 function slots({ requests }, byArrival) {
   if (requests.slot) return requests.slot;
   const slot = new Int32Array(requests.rows);
-  const busyUntil = [];
+  const busy = new Heap((one, other) => requests.ended[one] - requests.ended[other]);
+  const free = new Heap((one, other) => one - other);
+  let count = 0;
   for (const request of byArrival) {
-    let free = busyUntil.findIndex((end) => end <= requests.arrived[request]);
-    if (free < 0) free = busyUntil.length;
-    busyUntil[free] = requests.ended[request];
-    slot[request] = free;
+    while (busy.size && requests.ended[busy.first] <= requests.arrived[request]) free.push(slot[busy.pop()]);
+    slot[request] = free.size ? free.pop() : count++;
+    busy.push(request);
   }
   return slot;
+}
+
+/** Gives the least of what it holds first. */
+class Heap {
+  constructor(compare) {
+    this.compare = compare;
+    this.items = [];
+  }
+
+  get size() {
+    return this.items.length;
+  }
+
+  get first() {
+    return this.items[0];
+  }
+
+  push(item) {
+    const { items } = this;
+    let place = items.length;
+    while (place > 0) {
+      const above = (place - 1) >> 1;
+      if (this.compare(items[above], item) <= 0) break;
+      items[place] = items[above];
+      place = above;
+    }
+    items[place] = item;
+  }
+
+  pop() {
+    const { items } = this;
+    const [least] = items;
+    const item = items.pop();
+    if (!items.length) return least;
+    let place = 0;
+    for (;;) {
+      let below = 2 * place + 1;
+      if (below >= items.length) break;
+      if (below + 1 < items.length && this.compare(items[below + 1], items[below]) < 0) below++;
+      if (this.compare(items[below], item) >= 0) break;
+      items[place] = items[below];
+      place = below;
+    }
+    items[place] = item;
+    return least;
+  }
 }
 
 /** The first place from `low` below `high` whose value is at least `value`; `high` if there is none. */
