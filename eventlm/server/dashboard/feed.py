@@ -60,32 +60,35 @@ def live_frame(number: int, before: EngineMetrics, after: EngineMetrics) -> Live
 class FeedFailedError(EventLMError):
     """No frames can be made; the log has why."""
 
+    def __init__(self) -> None:
+        super().__init__("the dashboard's frames cannot be made; the server's log has why")
+
 
 class Watcher:
     """One who watches. `next` is the next frame."""
 
     def __init__(self, feed: FrameFeed) -> None:
         self._feed = feed
-        self._last = 0
+        self._last = b""
 
     async def next(self) -> bytes | None:
         """The newest frame that it has not had, as a server-sent event; None at the end of the server.
 
-        Raises what ended the feed.
+        Raises what ended the feed, unless it has begun anew since.
         """
         feed = self._feed
-        while feed.number == self._last and feed.error is None and not feed.is_closed:
+        while feed.event in (b"", self._last) and feed.error is None and not feed.is_closed:
             await feed.changed.wait()
         if feed.is_closed:
             return None
         if feed.error is not None:
             raise feed.error
-        self._last = feed.number
+        self._last = feed.event
         return feed.event
 
 
 class FrameFeed:
-    """The frames of one engine. `event` is the newest, `number` its number; 0 before the first.
+    """The frames of one engine. `event` is the newest, `number` its number; empty and 0 before the first.
 
     changed: set once at the next change of these, of `error` or of `is_closed`.
     """
@@ -106,7 +109,7 @@ class FrameFeed:
         """A watcher for as long as the context lasts; the last one to leave ends the work."""
         self.num_watchers += 1
         if self._task is None and not self.is_closed:
-            self.number, self.error = 0, None
+            self.number, self.event, self.error = 0, b"", None
             self._task = asyncio.create_task(self._run(), name="dashboard frames")
         try:
             yield Watcher(self)

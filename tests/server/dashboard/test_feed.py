@@ -13,7 +13,7 @@ from msgspec import structs
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics
 from eventlm.server.dashboard.feed import FeedFailedError, FrameFeed, LiveFrame, Watcher, live_frame
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, until
 from tests.server.conftest import capture_logs
 from tests.server.engine_double import EngineDouble, spell
 
@@ -142,12 +142,26 @@ async def test_what_ends_it_is_told_and_it_can_begin_again() -> None:
             assert (await frame_of(late)).number == 1
 
 
+async def test_who_wakes_after_it_has_begun_anew_goes_on_with_it() -> None:
+    engine = CountingEngine()
+    feed = feed_of(engine)
+    with feed.watch() as watcher:
+        before = await frame_of(watcher)
+        engine.fails_at = 0
+        await until(lambda: feed.error is not None)
+        engine.fails_at = 10**9
+        with feed.watch():
+            after = await frame_of(watcher)
+    assert after.number == 1
+    assert after.frame.end_ns > before.frame.end_ns
+
+
 async def test_a_bug_ends_it_too_and_is_logged() -> None:
     engine = CountingEngine()
     engine.fails_at, engine.failure = 2, RuntimeError("a bug")
     with capture_logs() as logs, feed_of(engine).watch() as watcher:
         await frame_of(watcher)
-        with pytest.raises(FeedFailedError):
+        with pytest.raises(FeedFailedError, match="log"):
             await soon(watcher.next())
     assert [each["event"] for each in logs] == ["the dashboard's frames cannot be made"]
 

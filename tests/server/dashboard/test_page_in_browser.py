@@ -197,7 +197,9 @@ def test_every_cause_is_put_into_words(fed: RunningServer, open_dashboard: OpenD
         return structs.replace(LISTED, request=number, index=number % 2, wait=wait)
 
     fed.engine.waiting = [listed(number, cause) for number, cause in enumerate(CAUSES)]
+    fed.engine.waiting = fed.engine.waiting[1:] + fed.engine.waiting[:1]
     page = open_dashboard(fed.url, **WIDE).enter()
+    expect(page.page.get_by_text("Request 1.1 has waited longest")).to_be_visible()
     page.tab("Requests").click()
     for number, words in enumerate(CAUSES.values()):
         name = f"{number}.1" if number % 2 else str(number)

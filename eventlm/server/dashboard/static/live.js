@@ -120,10 +120,12 @@ async function request(path, apiKey, signal) {
 
 function pause(ms, signal) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal.addEventListener("abort", () => {
+    const end = () => {
       clearTimeout(timer);
+      signal.removeEventListener("abort", end);
       resolve();
-    });
+    };
+    const timer = setTimeout(end, ms);
+    signal.addEventListener("abort", end);
   });
 }

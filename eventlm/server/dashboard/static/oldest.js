@@ -32,7 +32,8 @@ function name(other) {
   return other ? nameOf({ request: other[0], index: other[1] }) : "another";
 }
 
-function nameOf({ request, index }) {
+/** A sequence: its request, and which sample it is, if not the first. */
+export function nameOf({ request, index }) {
   return index ? `${request}.${index}` : String(request);
 }
 

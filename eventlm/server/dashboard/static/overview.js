@@ -6,7 +6,7 @@ import { Card, Figures } from "./cards.js";
 import { Chart } from "./chart.js";
 import { formatDuration, formatNumber } from "./format.js";
 import { PERCENTILES, rejectedIn, total } from "./frames.js";
-import { describeWait } from "./oldest.js";
+import { describeWait, nameOf } from "./oldest.js";
 
 const LAST_MINUTE = 60;
 
@@ -63,7 +63,7 @@ function Now({ frames, columns, latest, oldest }) {
       h(
         "p",
         {},
-        `Request ${head.request} has waited longest, ${formatDuration(head.age_ns)}: ${describeWait(head.wait)}.`,
+        `Request ${nameOf(head)} has waited longest, ${formatDuration(head.age_ns)}: ${describeWait(head.wait)}.`,
       ),
   );
 }
