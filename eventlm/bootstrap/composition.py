@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,7 @@ from eventlm.models.weights.matrix_types import gpu_types, matrix_types
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
-from eventlm.telemetry.endpoint import traces_url
+from eventlm.telemetry.endpoint import headers_of, traces_url
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.worker.fake.tokens import FakeParameters
@@ -214,6 +215,7 @@ def _check_telemetry(config: Config) -> None:
         raise UsageError("--otlp-endpoint makes spans of the trace, and nothing is recorded; add --record DIR")
     if endpoint:
         traces_url(endpoint)
+        headers_of(os.environ)
 
 
 def _check_record(record: RecordConfig) -> None:

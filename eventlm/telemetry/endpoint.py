@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Mapping
 from urllib.parse import unquote, urlsplit
 
@@ -12,6 +13,8 @@ from eventlm.errors import UsageError
 TRACES_PATH = "/v1/traces"
 #: Headers for the endpoint, such as its API key, where OpenTelemetry's libraries look for them; the second wins.
 HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")
+_KEY = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 def traces_url(endpoint: str) -> str:
@@ -34,6 +37,17 @@ def traces_url(endpoint: str) -> str:
 
 
 def headers_of(environment: Mapping[str, str]) -> dict[str, str]:
-    """The headers that the environment names: `key=value,...`, values percent-encoded; what is no pair is left out."""
-    pairs = [pair.partition("=") for name in HEADER_VARIABLES for pair in environment.get(name, "").split(",")]
-    return {key.strip(): unquote(value.strip()) for key, is_pair, value in pairs if is_pair and key.strip()}
+    """The headers that the environment names: `key=value,...`, values percent-encoded; what is no pair is left out.
+
+    Raises UsageError for what no header may hold, without its value, which may be a key.
+    """
+    headers = {}
+    for variable in HEADER_VARIABLES:
+        for pair in environment.get(variable, "").split(","):
+            key, is_pair, value = (part.strip() for part in pair.partition("="))
+            if not is_pair or not key:
+                continue
+            headers[key] = unquote(value)
+            if not _KEY.fullmatch(key) or _CONTROL.search(headers[key]):
+                raise UsageError(f"{variable}: the header {key!r} has characters that no header may have")
+    return headers

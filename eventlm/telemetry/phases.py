@@ -17,6 +17,7 @@ live before them end as `unknown`, and only those that arrived since go on from 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -173,6 +174,8 @@ class PhaseFold:
         self._unknown: set[int] = set()
         self._replicas: list[_Replica] = []
         self._arriving: dict[int, Arrived] = {}
+        #: Requests in the order of their arrival, the oldest live one first; others may have ended.
+        self._live: deque[Arrived] = deque()
         self._sequences: dict[tuple[int, int], TracedSequence] = {}
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Header: self._begin,
@@ -205,8 +208,8 @@ class PhaseFold:
 
     @property
     def oldest_live(self) -> int | None:
-        """The first followed request that has not ended; None if there is none."""
-        return min([*self._arriving, *(request for request, _ in self._sequences)], default=None)
+        """The first followed request that has not ended; None if there is none. One ends after its last span."""
+        return self._live[0].s if self._live else None
 
     def _begin(self, header: Header) -> None:
         if not self._replicas:
@@ -226,6 +229,14 @@ class PhaseFold:
             self._end(sequence, outcome, None)
         self._sequences.clear()
         self._arriving.clear()
+        self._live.clear()
+
+    def _forget_ended(self) -> None:
+        while self._live and not self._is_live(self._live[0]):
+            self._live.popleft()
+
+    def _is_live(self, arrival: Arrived) -> bool:
+        return arrival.s in self._arriving or any((arrival.s, index) in self._sequences for index in range(arrival.n))
 
     def _take_up(self, event: Snapshot) -> None:
         if not self._lacks_events:
@@ -251,6 +262,9 @@ class PhaseFold:
                 if is_followed and arrival.s not in self._unknown and identity not in self._sequences:
                     self._take_up_sequence(arrival, row, taken.now_ns, is_ending_prompt=identity in ending_prompts)
         self._unknown &= {request.arrival.s for request in taken.requests}
+        arrivals = {request.arrival.s: request.arrival for request in taken.requests}
+        arrivals |= {arrival.s: arrival for arrival in self._live}
+        self._live = deque(arrivals[s] for s in sorted(arrivals) if self._is_live(arrivals[s]))
 
     def _take_up_sequence(self, arrival: Arrived, row: SequenceRow, ns: int, *, is_ending_prompt: bool) -> None:
         sequence = TracedSequence(
@@ -268,10 +282,13 @@ class PhaseFold:
     def _arrived(self, event: Arrived) -> None:
         if self._window is None or self._window.has(event.ts):
             self._arriving[event.s] = event
+            self._live.append(event)
 
     def _rejected(self, event: Rejected) -> None:
-        if (arrival := self._arriving.pop(event.request, None)) is not None:
+        if (arrival := self._arriving.get(event.request)) is not None:
             self._sink.request_rejected(arrival, event)
+            del self._arriving[event.request]
+            self._forget_ended()
 
     def _admitted(self, event: Admitted) -> None:
         if (arrival := self._arriving.pop(event.request, None)) is None:
@@ -351,8 +368,10 @@ class PhaseFold:
             self._change(sequence, "text_end", event.ts)
 
     def _finished(self, event: Finished) -> None:
-        if (sequence := self._sequences.pop((event.request, event.index), None)) is not None:
+        if (sequence := self._sequences.get((event.request, event.index))) is not None:
             self._end(sequence, event.reason, event)
+            del self._sequences[sequence.identity]
+            self._forget_ended()
 
     def _end(self, sequence: TracedSequence, outcome: str, finished: Finished | None) -> None:
         self._end_phase(sequence, self._now_ns)

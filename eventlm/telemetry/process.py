@@ -79,7 +79,9 @@ class Exporter:
     async def follow(self, setup: ExportSetup, sender: SpanSender) -> None:
         """Read the log until `stop` is set, and then to its end. Raises TraceCorruptError."""
         self.next_s = setup.from_s
-        builder = self._builder = SpanBuilder(sender.put, parent_of=lambda request: self._callers.pop(request, None))
+        builder = self._builder = SpanBuilder(
+            lambda span: sender.put(span, self.resume_s), parent_of=lambda request: self._callers.pop(request, None)
+        )
         is_last = False
         while not is_last:
             is_last = self.stop.is_set()
@@ -122,12 +124,8 @@ async def _export(end: socket.socket) -> int:
         resource = resource_of(reader.header)
     async with aiohttp.ClientSession(headers=headers_of(os.environ)) as session:
         sender = SpanSender(session, setup.url, resource)
-        resume_s = setup.from_s
 
         def report() -> None:
-            nonlocal resume_s
-            if not sender.num_waiting:
-                resume_s = exporter.resume_s
             connection.send(
                 encode(
                     ExportReport(
@@ -137,7 +135,7 @@ async def _export(end: socket.socket) -> int:
                         num_waiting=sender.num_waiting,
                         problem=sender.problem,
                         next_s=exporter.next_s,
-                        resume_s=resume_s,
+                        resume_s=exporter.resume_s if sender.resume_s is None else sender.resume_s,
                     )
                 )
             )

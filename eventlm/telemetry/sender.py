@@ -42,7 +42,7 @@ class SpanSender:
         self._url = url
         self._resource = resource
         self._max_waiting = max_waiting
-        self._waiting: deque[Span] = deque()
+        self._waiting: deque[tuple[Span, int]] = deque()
         #: A full batch waits, or the last one.
         self._is_due = asyncio.Event()
 
@@ -51,12 +51,17 @@ class SpanSender:
         """Spans that are neither sent nor dropped."""
         return len(self._waiting)
 
-    def put(self, span: Span) -> None:
-        """Queue a span, or drop it."""
+    @property
+    def resume_s(self) -> int | None:
+        """The `resume_s` of the oldest span that waits; None if none does."""
+        return self._waiting[0][1] if self._waiting else None
+
+    def put(self, span: Span, resume_s: int = 0) -> None:
+        """Queue a span, or drop it. resume_s: the event to read the log from to make it, and all later ones, again."""
         if len(self._waiting) >= self._max_waiting:
             self.num_dropped[QUEUE_FULL] += 1
             return
-        self._waiting.append(span)
+        self._waiting.append((span, resume_s))
         if len(self._waiting) >= BATCH_SPANS:
             self._is_due.set()
 
@@ -87,7 +92,7 @@ class SpanSender:
     async def _send_batch(self) -> bool:
         """Send the oldest spans; False if they must be sent again."""
         count = min(len(self._waiting), BATCH_SPANS)
-        body = encode_request([self._waiting[index] for index in range(count)], self._resource)
+        body = encode_request([self._waiting[index][0] for index in range(count)], self._resource)
         try:
             async with self._session.post(
                 self._url,
@@ -97,7 +102,8 @@ class SpanSender:
                 allow_redirects=False,
             ) as response:
                 answer = await response.read()
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        # aiohttp raises ValueError for some of what it cannot send.
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             return self._fail(str(error) or type(error).__name__)
         if response.status in _TRY_AGAIN:
             return self._fail(f"HTTP {response.status}")

@@ -47,3 +47,11 @@ def test_headers() -> None:
     }
     assert headers_of(environment) == {"authorization": "Bearer abc", "x-tenant": "b=c"}
     assert headers_of({}) == {}
+
+
+@pytest.mark.parametrize("text", ["x=secret%0Ab", "x=secret%00", "a b=secret", "ä=secret", "x=secret%7f"])
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
+def test_what_no_header_may_have_is_refused_and_not_shown(variable: str, text: str) -> None:
+    with pytest.raises(UsageError, match=variable) as caught:
+        headers_of({variable: f"ok=1,{text}"})
+    assert "secret" not in str(caught.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from eventlm.system.frames import FrameConnection
@@ -12,6 +13,9 @@ from eventlm.system.paired_process import spawn_paired
 from eventlm.system.system import real_system
 from eventlm.telemetry.exporter import MODULE
 from eventlm.telemetry.messages import Callers, ExportReport, ExportSetup, StopExport, ToExport, decode_report, encode
+from eventlm.telemetry.process import Exporter
+from eventlm.telemetry.sender import SpanSender
+from eventlm.telemetry.spans import Span
 from tests.replay.traces import read_objects
 from tests.replay.workload_runs import record
 from tests.telemetry.receiver import check_phases_add_up, receiving
@@ -95,3 +99,34 @@ async def test_a_damaged_log_ends_it_in_one_line(tmp_path: Path, capfd: pytest.C
     assert await process.wait() == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert "line 10" in line
+
+
+class KeepingSender(SpanSender):
+    """Keeps all spans, with the event from which they can be made again."""
+
+    def __init__(self, session: aiohttp.ClientSession) -> None:
+        super().__init__(session, "", {})
+        self.kept: list[tuple[Span, int]] = []
+
+    def put(self, span: Span, resume_s: int = 0) -> None:
+        self.kept.append((span, resume_s))
+
+
+async def kept_from(from_s: int) -> list[tuple[Span, int]]:
+    async with aiohttp.ClientSession() as session:
+        exporter, sender = Exporter(), KeepingSender(session)
+        exporter.stop.set()
+        await exporter.follow(ExportSetup(run_folder=str(TIGHT), url="", from_s=from_s), sender)
+    return sender.kept
+
+
+async def test_from_where_a_span_resumes_it_and_all_later_ones_are_made_again() -> None:
+    kept = await kept_from(0)
+    positions = [resume_s for _, resume_s in kept]
+    assert positions == sorted(positions)
+    arrivals = [line["s"] for line in read_objects(TIGHT) if line["t"] == "arrive"]
+    # It goes on while requests are live, not only where the run is idle.
+    assert len(set(positions)) > len(arrivals) // 4
+    for resume_s in sorted(set(positions)):
+        again = {span.span_id for span, _ in await kept_from(resume_s)}
+        assert {span.span_id for span, each in kept if each >= resume_s} <= again

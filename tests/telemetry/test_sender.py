@@ -102,3 +102,29 @@ async def test_a_dead_endpoint_is_tried_again_and_keeps_no_flush(unused_tcp_port
         assert sender.num_waiting == 1
         await sender.flush()
     assert (sender.num_sent, sender.num_dropped) == (0, {"not_sent": 1})
+
+
+async def test_the_log_would_be_read_again_from_the_oldest_span_that_waits(receiver: Receiver) -> None:
+    receiver.statuses = [503]
+    async with sending(receiver.url) as sender:
+        assert sender.resume_s is None
+        for number in range(BATCH_SPANS + 1):
+            sender.put(span(number), resume_s=number // 2)
+        task = asyncio.create_task(sender.run())
+        await until(lambda: sender.num_failures == 1)
+        assert sender.resume_s == 0
+        # The last span waits for more, or goes alone.
+        await until(lambda: sender.resume_s in (BATCH_SPANS // 2, None))
+        task.cancel()
+        await asyncio.wait({task})
+        sender.put(span(0), resume_s=7)
+        assert sender.resume_s in (7, BATCH_SPANS // 2)
+
+
+async def test_what_cannot_be_posted_at_all_is_a_failure_and_no_crash(receiver: Receiver) -> None:
+    async with aiohttp.ClientSession(headers={"x": "a\nb"}) as session:
+        sender = SpanSender(session, f"{receiver.url}/v1/traces", {})
+        sender.put(span(0))
+        await sender.flush()
+    assert (sender.num_failures, sender.num_dropped) == (1, {"not_sent": 1})
+    assert sender.problem
