@@ -123,3 +123,12 @@ def test_what_is_refused(run_here: RunHere, flags: tuple[str, ...], hint: str) -
     assert code == 2
     assert hint in errors
     assert errors.count("\n") == 1
+
+
+def test_headers_that_cannot_be_sent_are_refused(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x=secret%0Ab")
+    code, _, errors = run_here("serve", "--model", "fake", "--port", "0", "--otlp-endpoint", "http://127.0.0.1:4318")
+    assert code == 2
+    assert "OTEL_EXPORTER_OTLP_HEADERS" in errors
+    assert "secret" not in errors
+    assert errors.count("\n") == 1
