@@ -148,6 +148,12 @@ def _with_counts(summary: RunSummary, found: TraceInfo) -> RunSummary:
     )
 
 
+def last_event_ns(path: Path, disk: Disk = SYSTEM_DISK) -> int | None:
+    """When the last event of a trace's file happened, ns since the start of the run; None if no line is complete."""
+    tail = _tail(disk, path)
+    return None if tail is None else tail.ts
+
+
 def _tail(disk: Disk, path: Path) -> _Tail | None:
     """The last complete line of a trace's file; None if there is none."""
     with contextlib.closing(disk.open(path)) as file:

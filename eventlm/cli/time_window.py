@@ -20,6 +20,7 @@ _DURATION = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)(ns|us|ms|s|min|h)")
 _SECONDS = re.compile(r"\d{1,12}(?:\.\d{1,9})?")
 _CLOCK = re.compile(r"(\d{1,2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)?")
 _DATED = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*")
+_NANOSECONDS_PER_MINUTE = 60 * NANOSECONDS_PER_SECOND
 _NANOSECONDS_PER_DAY = 86_400 * NANOSECONDS_PER_SECOND
 _HELP = "a time of day in UTC (14:05, 14:05:10 or 2026-11-23T14:05), or since the start of the run (90, 1.5s, 2min)"
 
@@ -28,7 +29,8 @@ WINDOW_HELP = """\
 --from and --to cut a window out of the run: it has the requests that arrived
 in it, with all that became of them, and the steps that overlap it. A time of
 day is in UTC, as in the server's log, and is the first one after the start of
-the run (for --to: after --from); in a run of several days give the date too."""
+the run (for --to: after --from); the minute in which the run began is its
+start. In a run of several days give the date too."""
 
 
 def nanoseconds(text: str, *, flag: str) -> int:
@@ -50,14 +52,16 @@ def add_window_flags(
 def parse_window(arguments: argparse.Namespace, path: str) -> TimeWindow | None:
     """The window that the flags name in the trace at `path`; None if neither is given.
 
-    Raises UsageError for what is no time, and for a window that is empty; and what LogReader raises.
+    Raises UsageError for what is no time, for a window that is empty, and for one that begins after the run's last
+    event; and what LogReader raises.
     """
     if arguments.from_time is None and arguments.to_time is None:
         return None
     from eventlm.bus.log_reader import LogReader
+    from eventlm.bus.run_list import last_event_ns
 
     with LogReader(path) as reader:
-        header = reader.header
+        header, last_file = reader.header, reader.segments[-1]
     unix_start_ns = int(header.unix_start_ns)
     from_ns = 0
     if arguments.from_time is not None:
@@ -67,11 +71,17 @@ def parse_window(arguments: argparse.Namespace, path: str) -> TimeWindow | None:
         to_ns = _parse(arguments.to_time, "--to", unix_start_ns=unix_start_ns, after_ns=from_ns)
         if to_ns <= from_ns:
             raise UsageError(f"--to {arguments.to_time} is not after --from {arguments.from_time or 0}")
+    last_ns = last_event_ns(last_file)
+    if last_ns is not None and from_ns > last_ns:
+        run = window_in_words(TimeWindow(0, last_ns), unix_start_ns)
+        raise UsageError(f"--from {arguments.from_time} is after the run's last event; the run goes from {run}")
     return TimeWindow(from_ns, to_ns)
 
 
 def _parse(text: str, flag: str, *, unix_start_ns: int, after_ns: int) -> int:
-    """Nanoseconds of the run; a time of day without a date is the first one at or after `after_ns`."""
+    """Nanoseconds of the run. A time of day without a date is the first one at or after `after_ns`, or that itself if
+    it lies within the minute or second that was named.
+    """
     text = text.strip()
     if _SECONDS.fullmatch(text):
         return int(Decimal(text) * NANOSECONDS_PER_SECOND)
@@ -90,6 +100,9 @@ def _parse(text: str, flag: str, *, unix_start_ns: int, after_ns: int) -> int:
         raise UsageError(f"{flag} {text}: no such time of day; hours are 0 to 23")
     of_day_ns = (int(hours) * 3600 + int(minutes) * 60 + int(seconds)) * NANOSECONDS_PER_SECOND
     of_day_ns += int(fraction.ljust(9, "0"))
+    precision_ns = 1 if clock[4] else NANOSECONDS_PER_SECOND if clock[3] else _NANOSECONDS_PER_MINUTE
+    if (unix_start_ns + after_ns - of_day_ns) % _NANOSECONDS_PER_DAY < precision_ns:
+        return after_ns
     return after_ns + (of_day_ns - unix_start_ns - after_ns) % _NANOSECONDS_PER_DAY
 
 

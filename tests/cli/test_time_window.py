@@ -10,6 +10,7 @@ import pytest
 
 from eventlm.cli.time_window import add_window_flags, nanoseconds, parse_window, window_in_words
 from eventlm.errors import UsageError
+from eventlm.events import End
 from eventlm.types import TimeWindow
 from tests.bus.traces import header, lines
 
@@ -20,7 +21,8 @@ START = datetime(2026, 11, 23, 14, 0, 30, tzinfo=UTC)
 def trace(folder: Path, start: datetime | None = START) -> str:
     unix_start_ns = 0 if start is None else int(start.timestamp()) * S
     path = folder / "trace.jsonl"
-    path.write_bytes(b"".join(lines([header(unix_start_ns=str(unix_start_ns))])))
+    events = [header(unix_start_ns=str(unix_start_ns)), End(s=1, ts=3 * 24 * 3600 * S)]
+    path.write_bytes(b"".join(lines(events)))
     return str(path)
 
 
@@ -42,8 +44,11 @@ def window(path: str, *arguments: str) -> TimeWindow | None:
         ("14:05:10", 280 * S),
         ("14:05:10.25", 280 * S + 250_000_000),
         ("14:00:30", 0),
+        # The run began within that minute.
+        ("14:00", 0),
         # Before the start of the run it is the next day's.
-        ("14:00", 24 * 3600 * S - 30 * S),
+        ("13:59", 24 * 3600 * S - 90 * S),
+        ("14:00:29", 24 * 3600 * S - S),
         ("2026-11-23T14:05", 270 * S),
         ("2026-11-23 14:05:10", 280 * S),
         ("2026-11-23T15:05:10+01:00", 280 * S),
@@ -77,6 +82,9 @@ def test_without_the_flags_there_is_none(tmp_path: Path) -> None:
         (["--from", "2026-13-01T00:00"], "not a time"),
         (["--from", "90", "--to", "90"], "--to 90 is not after --from 90"),
         (["--to", "0"], "--to 0 is not after --from 0"),
+        (["--to", "14:00"], "--to 14:00 is not after --from 0"),
+        (["--from", "73h"], "--from 73h is after the run's last event; the run goes from 2026-11-23T14:00:30 to"),
+        (["--from", "2026-11-27T14:00"], "after the run's last event"),
         (["--to", "2026-11-23T13:00"], "the run began later, at 2026-11-23T14:00:30"),
     ],
 )

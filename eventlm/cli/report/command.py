@@ -7,6 +7,7 @@ import contextlib
 import webbrowser
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from eventlm.cli.output import count_progress, file_progress, is_long, warn
 from eventlm.cli.parser import READING_A_TRACE, Parser, exit_code_lines
@@ -15,6 +16,9 @@ from eventlm.cli.trace_path import HELP, LATEST, add_trust_flag, trace_file
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.errors import ExitCode, UsageError
 from eventlm.formatting import counted, printable
+
+if TYPE_CHECKING:
+    from eventlm.look.report.build import RunReport
 
 _OUTPUT = "report.html"
 _MEBIBYTE = 1024 * 1024
@@ -102,14 +106,19 @@ def run(arguments: argparse.Namespace) -> int:
     page = report.html.encode()
     with whole_file(output) as file:
         file.write(page)
-    found = counted(len(report.findings), "finding") if report.findings else "nothing stands out"
-    print(f"{output}: {found}, {len(page) / _MEBIBYTE:.1f} MiB")
+    print(f"{output}: {_found(report)}, {len(page) / _MEBIBYTE:.1f} MiB")
     for finding in report.findings:
         print(f"  {printable(finding.title)} ({printable(finding.culprit)})")
     warn(report.warnings)
     if arguments.open and not webbrowser.open(output.resolve().as_uri()):
         warn([f"no browser could be started; open {output} yourself"])
     return 0
+
+
+def _found(report: RunReport) -> str:
+    if report.findings:
+        return counted(len(report.findings), "finding")
+    return "nothing stands out" if report.num_requests else "no request arrived"
 
 
 def _stages(bars: contextlib.ExitStack) -> Callable[[str, int, int], None]:

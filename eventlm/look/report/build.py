@@ -33,9 +33,10 @@ _LATE_START = 10
 
 
 class RunReport(NamedTuple):
-    """A page, what it finds first, and what to know of the trace."""
+    """A page, how many requests it has, what it finds first, and what to know of the trace."""
 
     html: str
+    num_requests: int
     findings: list[Finding]
     warnings: list[str]
 
@@ -78,7 +79,7 @@ def make_report(
     if index.facts.missing:
         warnings.append(index.facts.missing)
     html = single_file(f"{overview.title(index)} · eventlm", link("report.js", STATIC), link_styles(STATIC), data)
-    return RunReport(html, findings, warnings)
+    return RunReport(html, overview.num_requests(index), findings, warnings)
 
 
 def report_data(index: Index, findings: list[Finding], name: str, window: TimeWindow | None) -> dict[str, Any]:

@@ -26,6 +26,11 @@ def title(index: Index) -> str:
     return f"{index.header.core.models[0]}, run {index.header.run}"
 
 
+def num_requests(index: Index) -> int:
+    """Requests that arrived, each once whatever its samples."""
+    return int((index.requests["index"] == 0).sum())
+
+
 def details(index: Index, base_ns: int) -> list[str]:
     """A line on the run."""
     header = index.header
@@ -34,10 +39,9 @@ def details(index: Index, base_ns: int) -> list[str]:
     if unix_ns > 0:
         moment = datetime.fromtimestamp((unix_ns + base_ns) // NANOSECONDS_PER_SECOND, UTC)
         began = f"from {moment:%Y-%m-%d %H:%M:%S} UTC"
-    num_requests = int((index.requests["index"] == 0).sum())
     events = index.facts.next_s - index.facts.first_s
     return [
-        counted(num_requests, "request"),
+        counted(num_requests(index), "request"),
         f"{seconds(max(index.facts.last_ns - base_ns, 0))}",
         began,
         f"{counted(events, 'event')}, {'decisions verified' if index.facts.is_verified else 'not verified'}",
@@ -78,7 +82,7 @@ def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, s
     unfinished = int((requests["ended_ns"] < 0).sum())
     rejected = int((index.marks["kind"] == MarkKind.REJECTED).sum())
     found = [
-        _figure("requests", f"{int((requests['index'] == 0).sum()):,}", f"{rejected:,} rejected" if rejected else ""),
+        _figure("requests", f"{num_requests(index):,}", f"{rejected:,} rejected" if rejected else ""),
         _figure(
             "completed", f"{int(measures.is_complete.sum()):,}", f"{unfinished:,} unfinished" if unfinished else ""
         ),

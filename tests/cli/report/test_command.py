@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.cli.main import main
 from tests.replay.golden import BROKEN, FOLDER
 
@@ -51,6 +52,15 @@ def test_a_part_and_without_verification(tmp_path: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert "--no-verify" in captured.err
     assert Path(page).is_file()
+
+
+def test_a_part_without_requests_is_not_called_good(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LogReader(EDF) as reader:
+        last_ns = max(line.event().ts for line in reader)
+    page = str(tmp_path / "part.html")
+    assert main(["report", EDF, "--from", f"{last_ns}ns", "-o", page]) == 0
+    assert "no request arrived" in capsys.readouterr().out
+    assert "last event" in refused(capsys, EDF, "--from", f"{last_ns + 1}ns", "-o", page, code=2)
 
 
 def test_runs_that_cannot_be_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
