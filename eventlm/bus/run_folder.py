@@ -54,6 +54,18 @@ def is_closed_name(name: str) -> bool:
     return _CLOSED.fullmatch(name) is not None
 
 
+def lasting_path(path: str, disk: Disk = SYSTEM_DISK) -> str:
+    """The path of a trace under a name that stays its own: `latest` is another run tomorrow, and the last file of a run
+    gets another name once the next one begins.
+    """
+    found = Path(path)
+    if found.name == TRACE_NAME and found.parent != Path():
+        found = found.parent
+    if found.name == LATEST_NAME and disk.status(found) is not None:
+        found = found.with_name(disk.resolve(found).name)
+    return str(found)
+
+
 def closed_segments(run_folder: Path, disk: Disk = SYSTEM_DISK) -> list[Segment]:
     """All but the last segment, in their order. Raises OSError if the folder cannot be read."""
     matches = map(_CLOSED.fullmatch, disk.list(run_folder))

@@ -274,7 +274,7 @@ class SegmentReader:
     def warnings(self) -> list[str]:
         """What a user should know of how the trace ends; valid once an iteration has come to its end."""
         if self.still_being_written:
-            return [f"{self.path} is still being written: its {self.num_lines} complete lines were used"]
+            return [f"{self.path} is still being written: its {self.num_lines:,} complete lines were used"]
         if self.torn is not None:
             return [
                 f"{self.path} is torn: {self.torn.num_bytes} bytes at line {self.torn.line_number}, byte "

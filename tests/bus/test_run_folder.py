@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from eventlm.bus.log_writer import LogWriter
-from eventlm.bus.run_folder import TRACE_NAME, closed_name, newest_run, prune
+from eventlm.bus.run_folder import TRACE_NAME, closed_name, lasting_path, newest_run, prune
 from eventlm.events.codec import encode_body
 from eventlm.system.disk import SYSTEM_DISK, ReadableFile, SystemDisk
 from eventlm.system.system import real_system
@@ -22,6 +22,16 @@ def make_run(folder: Path, run: str, sizes: list[int]) -> Path:
     for name, size in zip(names, sizes, strict=True):
         (folder / run / name).write_bytes(b"x" * size)
     return folder / run
+
+
+def test_a_name_that_stays_that_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path, OLD, [1, 1])
+    (tmp_path / "latest").symlink_to(OLD)
+    for each in (run, run / TRACE_NAME, tmp_path / "latest", tmp_path / "latest" / TRACE_NAME):
+        assert lasting_path(str(each)) == str(run)
+    assert lasting_path("runs/trace.jsonl") == "runs"
+    for other in ("trace.jsonl", "monday.jsonl", "none/latest"):
+        assert lasting_path(other) == other
 
 
 def left(folder: Path) -> list[str]:

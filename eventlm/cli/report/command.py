@@ -93,7 +93,6 @@ def run(arguments: argparse.Namespace) -> int:
     with file_progress("reading", path) as on_progress, contextlib.ExitStack() as bars:
         report = make_report(
             path,
-            name="" if arguments.trace == LATEST else arguments.trace,
             other=other,
             policies=policies,
             window=window,

@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     def announce(port: int) -> None:
         address = f"http://127.0.0.1:{port}/#token={token}"
-        print(f"{session.index.path} is shown at {address}\nCtrl-C ends it", flush=True)
+        print(f"Open {address} (Ctrl-C stops)", flush=True)
         if not arguments.no_open:
             webbrowser.open(address)
 

@@ -20,7 +20,7 @@ _ALWAYS = (
 #: These need what only the core's state shows.
 _OF_STATES = (find_head_of_line, find_stalls, find_imbalance, find_lost_hits)
 #: What may follow from other findings comes after them.
-_CONSEQUENCES = ("saturation", "rejections")
+CONSEQUENCES = ("saturation", "rejections")
 
 
 def find_all(index: Index) -> list[Finding]:
@@ -32,4 +32,4 @@ def find_all(index: Index) -> list[Finding]:
         return []
     finders = _ALWAYS + (_OF_STATES if index.facts.is_verified else ())
     found = [finding for find in finders for finding in find(run)]
-    return sorted(found, key=lambda each: (each.kind in _CONSEQUENCES, -each.impact_ppm, each.kind))
+    return sorted(found, key=lambda each: (each.kind in CONSEQUENCES, -each.impact_ppm, each.kind))

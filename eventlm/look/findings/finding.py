@@ -101,6 +101,13 @@ class RunColumns:
         waited = np.where(self.launched, requests["launched_ns"], ends) - requests["arrived_ns"]
         return np.where(unseen(self.index), 0, waited)
 
+    def while_waiting(self, row: int) -> tuple[int, int]:
+        """Event and time of the drain in the middle of the wait for the first admission: what blocks it shows there."""
+        drains = self.index.drains
+        middle = int(self.index.requests["arrived_ns"][row] + self.waited_ns[row] // 2)
+        at = max(int(np.searchsorted(drains["ts"], middle, side="right")) - 1, 0)
+        return int(drains["s"][at]), int(drains["ts"][at])
+
     @cached_property
     def e2e_ns(self) -> Column:
         """From the arrival to the end, or to that of the log."""

@@ -60,12 +60,17 @@ def find_saturation(run: RunColumns) -> Iterator[Finding]:
         why = f"The head of the line mostly waits for {_words(limit)}{value}: {percent(limit_ppm)} of that time."
     yield Finding(
         kind="saturation",
-        title="More work arrives than this engine does: requests wait for most of the run",
+        title=f"More work arrives than this engine can do: requests wait for {percent(time_ppm)} of the run",
         text=f"Requests are waiting {percent(time_ppm)} of the time, and waiting takes {percent(wait_ppm)} of all "
         f"requests' time. The p90 wait is {seconds(p90)}, the longest queue {counted(most, 'sequence')}. {why}",
         culprit=f"{name} {getattr(run.config, name):,}" if name else "load",
         impact_ppm=wait_ppm,
-        figures={"waiting_time_ppm": time_ppm, "wait_share_ppm": wait_ppm, "p90_wait_ns": p90, "most_waiting": most},
+        figures={
+            "waiting_time_share_ppm": time_ppm,
+            "wait_share_ppm": wait_ppm,
+            "p90_wait_ns": p90,
+            "most_waiting": most,
+        },
         requests=run.identities(_largest(run.waited_ns, run.has_wait)),
         s=int(run.index.drains["s"][at]),
         ts=int(run.index.drains["ts"][at]),
@@ -113,12 +118,14 @@ def find_starvation(run: RunColumns) -> Iterator[Finding]:
         return
     starved = rows[is_starved][np.argsort(-waited[is_starved], kind="stable")]
     worst = int(starved[0])
+    s, ts = run.while_waiting(worst)
     impact = run.share_ppm(int(waited[is_starved].sum()), int(run.e2e_ns[rows].sum()))
     yield Finding(
         kind="starvation",
         title=f"{counted(num_starved, 'sequence')} starved: later arrivals went first again and again",
-        text=f"Their median wait is {seconds(int(np.median(waited[is_starved])))}, that of all that waited "
-        f"{seconds(usual)}. Each was overtaken by {int(overtaken[is_starved].min()):,} or more that arrived later. "
+        text=f"Their median wait is {seconds(int(np.median(waited[is_starved])))}, against "
+        f"{seconds(usual)} for all that waited. Each was overtaken by "
+        f"{int(overtaken[is_starved].min()):,} or more that arrived later. "
         f"{_what_they_share(run, starved, rows)}",
         culprit=run.plugin("policy"),
         impact_ppm=impact,
@@ -129,8 +136,8 @@ def find_starvation(run: RunColumns) -> Iterator[Finding]:
             "usual_wait_ns": usual,
         },
         requests=run.identities(starved[:_MAX_NAMED]),
-        s=run.planned_s(int(requests["request"][worst])),
-        ts=int(requests["arrived_ns"][worst]),
+        s=s,
+        ts=ts,
         command=f"why {int(requests['request'][worst])}",
     )
 
@@ -200,6 +207,7 @@ def find_head_of_line(run: RunColumns) -> Iterator[Finding]:
     worst = [head for head, _ in by_head.most_common(_MAX_NAMED)]
     row = run.index.find_row(*worst[0])
     tokens = int(run.index.requests["prompt_tokens"][row]) if row is not None else 0
+    s, ts = run.while_waiting(row) if row is not None else (run.planned_s(worst[0][0]), -1)
     yield Finding(
         kind="head_of_line",
         title="One that does not fit keeps the others waiting",
@@ -208,9 +216,10 @@ def find_head_of_line(run: RunColumns) -> Iterator[Finding]:
         f"with a prompt of {tokens:,} tokens. max_skips {run.config.max_skips} says how often it may be passed over.",
         culprit=f"request {worst[0][0]}, max_skips {run.config.max_skips}",
         impact_ppm=share,
-        figures={"blocked_ns": total, "blocked_ppm": share, "num_heads": len(by_head)},
+        figures={"blocked_ns": total, "blocked_share_ppm": share, "num_heads": len(by_head)},
         requests=worst,
-        s=run.planned_s(worst[0][0]),
+        s=s,
+        ts=ts,
         command=f"why {worst[0][0]}",
     )
 

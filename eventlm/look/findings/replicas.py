@@ -46,7 +46,7 @@ def find_imbalance(run: RunColumns) -> Iterator[Finding]:
         f"another. Replica {most} computed {seconds(busy[most])}, replica {least} {seconds(busy[least])}.",
         culprit=run.plugin("router"),
         impact_ppm=share,
-        figures={"idle_ns": idle_ns, "idle_ppm": share, "most_busy_ns": busy[most], "least_busy_ns": busy[least]},
+        figures={"idle_ns": idle_ns, "idle_share_ppm": share, "most_busy_ns": busy[most], "least_busy_ns": busy[least]},
         requests=run.identities(np.argsort(-queued, kind="stable")[:_MAX_NAMED]),
         s=int(run.index.drains["s"][at]),
         ts=int(run.index.drains["ts"][at]),
@@ -71,13 +71,26 @@ def find_lost_hits(run: RunColumns) -> Iterator[Finding]:
         kind="lost_hits",
         title="Prompts are sent to replicas whose caches do not have them",
         text=f"{num_lost:,} prompt tokens, {percent(share)} of all, were in another replica's cache when their "
-        f"requests arrived; {percent(hits_ppm)} were hit. {counted(int((lost > 0).sum()), 'sequence')} lost hits so.",
+        f"requests arrived; {percent(hits_ppm)} were hit. {counted(int((lost > 0).sum()), 'sequence')} lost cache "
+        f"hits this way. {_of_worst(run, int(rows[0]))}",
         culprit=run.plugin("router"),
         impact_ppm=share,
         figures={"lost_tokens": num_lost, "lost_ppm": share, "hit_ppm": hits_ppm},
         requests=run.identities(rows),
         s=int(requests["request"][rows[0]]),
         ts=int(requests["arrived_ns"][rows[0]]),
+    )
+
+
+def _of_worst(run: RunColumns, row: int) -> str:
+    requests = run.index.requests
+    of = {
+        name: int(requests[name][row])
+        for name in ("request", "replica", "cached_tokens", "prompt_tokens", "best_hit_replica", "best_hit_tokens")
+    }
+    return (
+        f"Request {of['request']} went to replica {of['replica']}, which had {of['cached_tokens']:,} of its "
+        f"{of['prompt_tokens']:,} prompt tokens; replica {of['best_hit_replica']} had {of['best_hit_tokens']:,}."
     )
 
 

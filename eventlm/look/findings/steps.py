@@ -48,12 +48,12 @@ def find_stalls(run: RunColumns) -> Iterator[Finding]:
     yield Finding(
         kind="stall_with_free_blocks",
         title="Prompts wait half done in steps that have room for them",
-        text=f"{int(is_stalled.sum()):,} steps, {percent(share)} of the time of all ({seconds(stalled_ns)}), had no "
+        text=f"{int(is_stalled.sum()):,} steps, {percent(share)} of step time ({seconds(stalled_ns)}), had no "
         "chunk of a prompt although one was half done, its blocks were there, and more than half of the step's token "
         f"budget ({run.config.max_num_batched_tokens:,}) was free. The batcher gave none.",
         culprit=run.plugin("batcher"),
         impact_ppm=share,
-        figures={"num_steps": int(is_stalled.sum()), "stalled_ns": stalled_ns, "stalled_ppm": share},
+        figures={"num_steps": int(is_stalled.sum()), "stalled_ns": stalled_ns, "stalled_share_ppm": share},
         requests=slow,
         s=int(steps["launch_s"][first]),
         ts=int(steps["launched_ns"][first]),
@@ -110,7 +110,8 @@ def find_thrash(run: RunColumns) -> Iterator[Finding]:
         requests=run.identities(rows),
         s=int(marks["s"][first]),
         ts=int(marks["ts"][first]),
-        command=f"find event == 'preempt' and reason == '{reason}'",
+        # Both keys are in the plan of the first preemption.
+        command="show plan",
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.bus.run_folder import TRACE_NAME
+from eventlm.bus.run_folder import TRACE_NAME, lasting_path
 from eventlm.config import PluginSpec
 from eventlm.errors import UsageError
 from eventlm.look.findings.find import find_all
@@ -44,7 +44,6 @@ class RunReport(NamedTuple):
 def make_report(
     path: str,
     *,
-    name: str = "",
     other: str = "",
     policies: Sequence[PluginSpec] = (),
     window: TimeWindow | None = None,
@@ -56,7 +55,7 @@ def make_report(
 ) -> RunReport:
     """The report of the run at `path`.
 
-    name: how its reader calls that path. other: a second run of the same workload, to compare with. policies: what they
+    other: a second run of the same workload, to compare with. policies: what they
     would have done. window: of a part of the run. verify, partial: as `open_index` has them.
 
     Raises DivergenceError, UsageError, and as LogReader and `what_if` do.
@@ -68,7 +67,7 @@ def make_report(
         raise UsageError(f"--policy needs a whole trace: {whole.facts.damage}")
     index = whole if window is None else windowed(whole, window)
     findings = find_all(index)
-    data = report_data(index, findings, name or path, window)
+    data = report_data(index, findings, path, window)
     if policies:
         data["whatIf"] = alternatives.ask(
             path, policies, window=window, trust_local_plugins=trust_local_plugins, on_progress=on_stage
@@ -82,9 +81,10 @@ def make_report(
     return RunReport(html, overview.num_requests(index), findings, warnings)
 
 
-def report_data(index: Index, findings: list[Finding], name: str, window: TimeWindow | None) -> dict[str, Any]:
+def report_data(index: Index, findings: list[Finding], path: str, window: TimeWindow | None) -> dict[str, Any]:
     """What the page draws. Rows are those of the index's `requests`, times ns after `base`."""
     measures = measure(index)
+    name = lasting_path(path)
     base_ns = _base(index, window)
     named, worst = finding_rows(index, findings), worst_rows(index, measures)
     return {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from eventlm.look.findings.find import CONSEQUENCES
 from eventlm.look.findings.finding import Finding
 from eventlm.look.report.timeline import request_name
 from eventlm.look.words import percent, seconds
@@ -16,12 +17,18 @@ _SERIOUS_PPM = 150_000
 
 
 def cards(index: Index, findings: list[Finding], path: str, base_ns: int) -> list[dict[str, Any]]:
-    """For each finding what the page shows of it."""
-    return [_card(index, finding, path, base_ns) for finding in findings]
+    """For each finding what the page shows of it. path: how commands name the run."""
+    options = shlex.quote(path)
+    if any(":" in record.name for record in index.header.plugins):
+        options += " --trust-local-plugins"
+    # What may follow from other findings is not as serious as they are.
+    has_cause = any(finding.kind not in CONSEQUENCES for finding in findings)
+    return [_card(index, finding, options, base_ns, has_cause=has_cause) for finding in findings]
 
 
-def _card(index: Index, finding: Finding, path: str, base_ns: int) -> dict[str, Any]:
-    is_serious = finding.impact_ppm >= _SERIOUS_PPM
+def _card(index: Index, finding: Finding, options: str, base_ns: int, *, has_cause: bool) -> dict[str, Any]:
+    is_consequence = has_cause and finding.kind in CONSEQUENCES
+    is_serious = finding.impact_ppm >= _SERIOUS_PPM and not is_consequence
     requests = []
     for request, number in finding.requests[:_MAX_REQUESTS]:
         row = index.find_row(request, number)
@@ -33,25 +40,30 @@ def _card(index: Index, finding: Finding, path: str, base_ns: int) -> dict[str, 
         "title": finding.title,
         "text": finding.text,
         "culprit": finding.culprit,
+        "culpritLabel": "Limit" if is_consequence else "Culprit",
         "tone": "bad" if is_serious else "warning",
         "verdict": "serious" if is_serious else "look",
         "figures": [_figure(name, value) for name, value in finding.figures.items()],
         "requests": requests,
         "at": finding.ts - base_ns if finding.ts >= base_ns else None,
-        "commands": _commands(finding, path),
+        "commands": _commands(finding, options),
+        "debuggerCommands": _debugger_commands(finding),
     }
 
 
-def _commands(finding: Finding, path: str) -> list[str]:
-    """What shows more of it in the debugger, and how its first request fared."""
-    where = shlex.quote(path)
+def _debugger_commands(finding: Finding) -> list[str]:
+    """What shows more of it in the debugger."""
+    return [f"goto {finding.s}"] * (finding.s >= 0) + [finding.command] * bool(finding.command)
+
+
+def _commands(finding: Finding, options: str) -> list[str]:
+    """What shows more of it in the shell, and how its first request fared."""
     found = []
-    commands = [f"goto {finding.s}"] * (finding.s >= 0) + [finding.command] * bool(finding.command)
-    if commands:
-        found.append(" ".join([f"eventlm debug {where}", *(f"-c {shlex.quote(each)}" for each in commands)]))
+    if commands := _debugger_commands(finding):
+        found.append(" ".join([f"eventlm debug {options}", *(f"-c {shlex.quote(each)}" for each in commands)]))
     if finding.requests:
         request, number = finding.requests[0]
-        found.append(f"eventlm explain {where} {request}{f'.{number}' if number else ''}")
+        found.append(f"eventlm explain {options} {request}{f'.{number}' if number else ''}")
     return found
 
 

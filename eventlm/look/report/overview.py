@@ -55,8 +55,12 @@ def notices(index: Index, base_ns: int) -> list[dict[str, str]]:
     found = [{"kind": "warning", "text": f"{_sentence(text)}."} for text in facts.warnings]
     if facts.missing:
         found.append({"kind": "warning", "text": f"{_sentence(facts.missing)}."})
-    if not facts.is_ended:
-        found.append({"kind": "note", "text": "The run was still being written when this report was made."})
+    # Else they say how it ended.
+    if not facts.is_ended and not facts.warnings:
+        num_events = facts.next_s - facts.first_s
+        found.append(
+            {"kind": "note", "text": f"The run was still being written: these are its first {num_events:,} events."}
+        )
     if not len(index.requests):
         found.append({"kind": "note", "text": "No request arrived."})
     if base_ns:

@@ -63,7 +63,7 @@ def test_a_large_prompt_at_the_head_of_the_line(tmp_path: Path) -> None:
     )
     found = {finding.kind: finding for finding in find_all(open_index(run))}
     assert found["head_of_line"].culprit.endswith("max_skips 0")
-    assert found["head_of_line"].figures["blocked_ppm"] > 80_000
+    assert found["head_of_line"].figures["blocked_share_ppm"] > 80_000
     # It arrived with others, in a drain that had no plans yet.
     with Session.open(run) as session:
         session.execute(f"goto {found['head_of_line'].s}")

@@ -11,16 +11,22 @@ from eventlm.replay.index.index import Index
 
 def test_a_card_says_where_to_look_and_what_to_type(planted_index: Callable[[str], Index]) -> None:
     index = planted_index("starving_key")
-    first, second = cards(index, find_all(index), "my runs/latest", 0)
+    first, second = cards(index, find_all(index), "my runs/one", 0)
     request = first["requests"][0]["name"]
     assert index.find_row(int(request)) == first["requests"][0]["row"]
+    s, row = find_all(index)[0].s, first["requests"][0]["row"]
     assert first["commands"] == [
-        f"eventlm debug 'my runs/latest' -c 'goto {index.end_of_drain(int(request))}' -c 'why {request}'",
-        f"eventlm explain 'my runs/latest' {request}",
+        f"eventlm debug 'my runs/one' --trust-local-plugins -c 'goto {s}' -c 'why {request}'",
+        f"eventlm explain 'my runs/one' --trust-local-plugins {request}",
     ]
+    assert first["debuggerCommands"] == [f"goto {s}", f"why {request}"]
+    # There it waits.
+    assert index.requests["arrived_ns"][row] < find_all(index)[0].ts < index.requests["launched_ns"][row]
     assert (first["tone"], first["verdict"]) == ("bad", "serious")
+    # Saturation follows from it.
+    assert (second["tone"], second["culpritLabel"], first["culpritLabel"]) == ("warning", "Limit", "Culprit")
     labels = [figure["label"] for figure in second["figures"]]
-    assert labels == ["waiting time", "wait share", "p90 wait", "most waiting"]
+    assert labels == ["waiting time share", "wait share", "p90 wait", "most waiting"]
     assert second["figures"][0]["value"].endswith("%")
     assert second["figures"][2]["value"].endswith("s")
 

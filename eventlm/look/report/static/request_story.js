@@ -57,13 +57,13 @@ export function RequestStory({ data, run, row, onSelect }) {
       h(
         "div",
         {},
-        h("h3", {}, "Who shared its steps"),
+        h("h3", {}, "Requests in the same steps"),
         h(Table, {
           caption: `Who shared steps with request ${name}`,
           columns: [
             { title: "Request", value: (each) => each.name },
             { title: "Steps", value: (each) => each.steps, format: formatNumber, number: true },
-            { title: "Of its own", value: (each) => each.share, format: formatShare, number: true },
+            { title: "Share of its steps", value: (each) => each.share, format: formatShare, number: true },
           ],
           rows: shared,
           onSelect: (each) => onSelect(each.name),

@@ -99,7 +99,7 @@ export function Requests({ data }) {
     h(
       Card,
       { title: "The worst requests" },
-      h("p", { class: "note" }, "Those that waited, took or were preempted the most, and those that findings name."),
+      h("p", { class: "note" }, "Those that waited longest, took longest or were preempted most, and those that findings name."),
       h(Table, {
         caption: "The worst requests",
         columns,
