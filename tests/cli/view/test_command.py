@@ -90,6 +90,33 @@ def test_the_debugger_goes_through_the_run(browser: Browser, viewed: Viewed) -> 
     page.context.close()
 
 
+def test_the_debugger_says_where_it_is_and_takes_commands_of_findings(browser: Browser, viewed: Viewed) -> None:
+    page, problems = _open(browser, viewed.address)
+    page.get_by_role("tab", name="Debugger").click()
+    expect(page.get_by_role("log")).to_contain_text("event 0 at")
+    # Commands that come while another one runs wait for it.
+    page.get_by_label("Command").fill("goto 50")
+    page.evaluate("""() => {
+        const form = document.querySelector(".debugger-line");
+        form.requestSubmit();
+    }""")
+    _run(page, "help")
+    expect(page.get_by_role("log").locator(".prose")).to_have_count(1)
+    page.context.close()
+    dying = Viewed(str(FOLDER / "lrs_dying_workers.jsonl"))
+    try:
+        page, more_problems = _open(browser, dying.address)
+        page.get_by_role("button", name="In the debugger").first.click()
+        log = page.get_by_role("log")
+        expect(log).to_contain_text("> goto ")
+        expect(log).to_contain_text("worker_lost")
+        expect(log.locator(".debugger-error")).to_have_count(0)
+        page.context.close()
+    finally:
+        assert dying.end() == 0
+    assert problems + more_problems == []
+
+
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
 def test_nothing_serious_is_wrong_for_anybody(browser: Browser, viewed: Viewed, scheme: str, width: int) -> None:
     page, problems = _open(browser, viewed.address, width=width, scheme=scheme)

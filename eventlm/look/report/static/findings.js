@@ -4,9 +4,10 @@ import { h } from "preact";
 import { Card, Figures } from "./cards.js";
 import { linkTo } from "./place.js";
 
-export function Findings({ data }) {
+/** onDebug(commands): of a page that has the debugger; else findings say what to type in a shell. */
+export function Findings({ data, onDebug }) {
   if (data.findings.length === 0) return h(Nothing, { data });
-  return data.findings.map((finding, place) => h(Finding, { key: place, finding, data }));
+  return data.findings.map((finding, place) => h(Finding, { key: place, finding, data, onDebug }));
 }
 
 function Nothing({ data }) {
@@ -27,12 +28,12 @@ function Nothing({ data }) {
   );
 }
 
-function Finding({ finding, data }) {
+function Finding({ finding, data, onDebug }) {
   return h(
     Card,
     { title: finding.title, tone: finding.tone, verdict: finding.verdict },
     h("p", {}, finding.text),
-    h("p", {}, h("b", {}, "Culprit: "), h("span", { class: "culprit" }, finding.culprit)),
+    h("p", {}, h("b", {}, `${finding.culpritLabel}: `), h("span", { class: "culprit" }, finding.culprit)),
     h(Figures, { figures: finding.figures }),
     h(
       "div",
@@ -45,6 +46,13 @@ function Finding({ finding, data }) {
         ),
       ),
       finding.at !== null && h("a", { class: "way", href: linkToTime(data, finding.at) }, "That time in the timeline"),
+      onDebug &&
+        finding.debuggerCommands.length > 0 &&
+        h(
+          "button",
+          { type: "button", class: "quiet", onClick: () => onDebug(finding.debuggerCommands) },
+          "In the debugger",
+        ),
     ),
     finding.commands.map((command) => h(Command, { key: command, command })),
   );

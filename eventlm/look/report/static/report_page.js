@@ -12,11 +12,12 @@ import { WhatIf } from "./what_if.js";
 /**
  * The page. data: as `report_data` makes it.
  *
- * moreTabs, moreNotices, actions: what a server of the page adds to it.
+ * moreTabs, moreNotices, actions, onDebug: what a server of the page adds to it. onDebug(commands) runs them in the
+ * debugger.
  */
-export function ReportPage({ data, moreTabs = [], moreNotices, actions }) {
+export function ReportPage({ data, moreTabs = [], moreNotices, actions, onDebug }) {
   const tabs = [
-    { name: "findings", title: "Findings", count: data.findings.length, draw: () => h(Findings, { data }) },
+    { name: "findings", title: "Findings", count: data.findings.length, draw: () => h(Findings, { data, onDebug }) },
     { name: "overview", title: "Overview", draw: () => h(Overview, { data }) },
     { name: "timeline", title: "Timeline", draw: () => h(TimelineTab, { data }) },
     { name: "time", title: "Over time", draw: () => h(OverTime, { data }) },

@@ -7,6 +7,8 @@ import { Card } from "./cards.js";
 import { formatTime } from "./format.js";
 
 const MOST_ENTRIES = 200;
+/** Results of sentences, which are wrapped; columns of the others stay aligned. */
+const PROSE = new Set(["text", "report"]);
 const MOVES = [
   ["start", "goto start"],
   ["back step", "back step"],
@@ -31,17 +33,21 @@ const QUESTIONS = [
  * session: what `useSession` gives. A command that another part of the page sends appears here too.
  */
 export function Debugger({ session }) {
-  const { entries, isBusy, run, position, ts } = session;
+  const { entries, isBusy, run, stop, position, ts } = session;
   const [text, setText] = useState("");
   const [place, setPlace] = useState(null);
   const end = useRef(null);
   const typed = entries.map((entry) => entry.command);
 
+  // Where the session is, before the first command.
+  useEffect(() => {
+    if (entries.length === 0) run("goto start");
+  }, []);
   useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [entries]);
 
   function submit(event) {
     event.preventDefault();
-    if (!text.trim() || isBusy) return;
+    if (!text.trim()) return;
     run(text.trim());
     setText("");
     setPlace(null);
@@ -84,7 +90,7 @@ export function Debugger({ session }) {
         onKeyDown,
       }),
       isBusy
-        ? h("button", { type: "button", class: "quiet", onClick: cancelCommand }, "Stop")
+        ? h("button", { type: "button", class: "quiet", onClick: stop }, "Stop")
         : h("button", { type: "submit", class: "primary" }, "Run"),
     ),
   );
@@ -107,7 +113,7 @@ function Entry({ entry }) {
     h("p", { class: "debugger-asked" }, `> ${entry.command}`),
     entry.error
       ? h("pre", { class: "debugger-error" }, entry.error)
-      : h("pre", {}, entry.lines === null ? "…" : entry.lines.join("\n")),
+      : h("pre", { class: PROSE.has(entry.kind) ? "prose" : "" }, entry.lines === null ? "…" : entry.lines.join("\n")),
   );
 }
 
@@ -117,28 +123,47 @@ export function useSession() {
   const latest = useRef(state);
   latest.current = state;
   const number = useRef(0);
+  const queue = useRef(Promise.resolve());
+  const firstWanted = useRef(0);
 
   function change(parts) {
     latest.current = { ...latest.current, ...parts };
     setState(latest.current);
   }
 
-  async function run(command) {
-    if (latest.current.isBusy) return null;
-    const entry = { number: number.current++, command, lines: null, error: "" };
+  /** Run a command, after those that are under way. The answer; null if it failed or was stopped. */
+  function run(command) {
+    const entry = { number: number.current++, command, lines: null, kind: "", error: "" };
     change({ entries: [...latest.current.entries.slice(1 - MOST_ENTRIES), entry], isBusy: true });
+    const turn = queue.current.then(() => execute(entry));
+    queue.current = turn;
+    return turn;
+  }
+
+  async function execute(entry) {
     let answer = null;
-    try {
-      answer = await sendCommand(command);
-      entry.lines = answer.lines ?? [];
-      entry.error = answer.error?.message ?? "";
-    } catch (error) {
-      entry.error = error.message;
+    if (entry.number < firstWanted.current) entry.error = "stopped";
+    else {
+      try {
+        answer = await sendCommand(entry.command);
+        entry.lines = answer.lines ?? [];
+        entry.kind = answer.result?.kind ?? "";
+        entry.error = answer.error?.message ?? "";
+      } catch (error) {
+        entry.error = error.message;
+      }
     }
     const place = answer === null ? {} : { position: answer.position, ts: answer.ts };
-    change({ entries: [...latest.current.entries], isBusy: false, ...place });
+    const isBusy = latest.current.entries.at(-1).number !== entry.number;
+    change({ entries: [...latest.current.entries], isBusy, ...place });
     return answer;
   }
 
-  return { ...state, run };
+  /** End the command that is under way, and forget those that wait for it. */
+  function stop() {
+    firstWanted.current = number.current;
+    return cancelCommand();
+  }
+
+  return { ...state, run, stop };
 }

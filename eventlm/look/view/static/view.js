@@ -4,6 +4,7 @@ import { h } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ask } from "./client.js";
 import { Debugger, useSession } from "./debugger.js";
+import { linkTo } from "./place.js";
 import { ReportPage } from "./report_page.js";
 import { Notice, start } from "./shell.js";
 
@@ -50,6 +51,10 @@ function View() {
     data: report,
     moreTabs: [debug],
     moreNotices: failure && h(Notice, { kind: "error" }, failure),
+    onDebug: async (commands) => {
+      location.hash = linkTo("debugger");
+      for (const command of commands) await session.run(command);
+    },
     actions: h(PlayButton, { report, session }),
   });
 }
@@ -60,7 +65,8 @@ function PlayButton({ report, session }) {
   const [isPlaying, setPlaying] = useState(false);
   const begun = useRef(null);
   const run = useRef(session.run);
-  run.current = session.run;
+  // One move at a time.
+  run.current = (command) => !session.isBusy && session.run(command);
   useEffect(() => {
     if (speed > 0) setPlaying(true);
   }, [speed]);
