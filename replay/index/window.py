@@ -21,7 +21,9 @@ def windowed(index: Index, window: TimeWindow) -> Index:
     is_in = _within(requests["arrived_ns"], window)
     rows = np.where(is_in, np.cumsum(is_in) - 1, -1)
     ends = np.where(steps["completed_ns"] >= 0, steps["completed_ns"], index.facts.last_ns)
-    overlaps = (steps["launched_ns"] < (last_ns if window.to_ns is None else window.to_ns)) & (ends >= window.from_ns)
+    # A result arrives some time after the worker has its step done: the step began as much later.
+    took = np.where(steps["done_s"] >= 0, steps["end_ns"] - steps["start_ns"], ends - steps["launched_ns"])
+    overlaps = (ends - took < (last_ns if window.to_ns is None else window.to_ns)) & (ends >= window.from_ns)
     is_drain = _within(drains["ts"], window)
     tables = {
         "requests": _chosen(requests, is_in),

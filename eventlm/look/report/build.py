@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.run_folder import TRACE_NAME, lasting_path
 from eventlm.config import PluginSpec
+from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.look.findings.find import find_all
 from eventlm.look.findings.finding import Finding
@@ -60,6 +61,9 @@ def make_report(
 
     Raises DivergenceError, UsageError, and as LogReader and `what_if` do.
     """
+    _check(other=other, policies=policies, window=window, partial=partial)
+    # Before all that takes long: another run may be damaged.
+    beside = pair.compare(path, other, on_progress=on_progress) if other else {}
     whole = open_index(
         path, verify=verify, partial=partial, trust_local_plugins=trust_local_plugins, on_progress=on_progress
     )
@@ -73,12 +77,22 @@ def make_report(
             path, policies, window=window, trust_local_plugins=trust_local_plugins, on_progress=on_stage
         )
     if other:
-        data["pair"] = pair.compare(path, other, on_progress=on_progress)
-    warnings = list(dict.fromkeys([*index.facts.warnings, *data.get("pair", {}).get("warnings", [])]))
+        data["pair"] = beside
+    warnings = list(dict.fromkeys([*index.facts.warnings, *beside.get("warnings", [])]))
     if index.facts.missing:
         warnings.append(index.facts.missing)
     html = single_file(f"{overview.title(index)} · eventlm", link("report.js", STATIC), link_styles(STATIC), data)
     return RunReport(html, overview.num_requests(index), findings, warnings)
+
+
+def _check(*, other: str, policies: Sequence[PluginSpec], window: TimeWindow | None, partial: bool) -> None:
+    """What would be refused only after a long time otherwise. Raises UsageError."""
+    for policy in policies:
+        resolve("policy", policy)
+    if other and window is not None:
+        raise UsageError("--from and --to are of one trace: two runs are compared as wholes; leave out TRACE_B")
+    if other and partial:
+        raise UsageError("--partial is of one trace: two runs are compared as wholes; leave out TRACE_B")
 
 
 def report_data(index: Index, findings: list[Finding], path: str, window: TimeWindow | None) -> dict[str, Any]:
@@ -89,7 +103,7 @@ def report_data(index: Index, findings: list[Finding], path: str, window: TimeWi
     named, worst = finding_rows(index, findings), worst_rows(index, measures)
     return {
         "title": overview.title(index),
-        "details": overview.details(index, base_ns),
+        "details": overview.details(index, base_ns, is_part=window is not None),
         "notices": overview.notices(index, base_ns),
         "path": name,
         "end": max(index.facts.last_ns - base_ns, 1),

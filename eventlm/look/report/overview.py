@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from eventlm.formatting import counted
 from eventlm.look.findings.finding import lost_workers
@@ -31,20 +32,25 @@ def num_requests(index: Index) -> int:
     return int((index.requests["index"] == 0).sum())
 
 
-def details(index: Index, base_ns: int) -> list[str]:
-    """A line on the run."""
+def details(index: Index, base_ns: int, *, is_part: bool = False) -> list[str]:
+    """A line on the run. is_part: the index is a window of it."""
     header = index.header
     unix_ns = int(header.unix_start_ns)
     began = ""
     if unix_ns > 0:
         moment = datetime.fromtimestamp((unix_ns + base_ns) // NANOSECONDS_PER_SECOND, UTC)
         began = f"from {moment:%Y-%m-%d %H:%M:%S} UTC"
-    events = index.facts.next_s - index.facts.first_s
+    first_s, next_s = index.facts.first_s, index.facts.next_s
+    events = counted(next_s - first_s, "event")
+    if (index.marks["kind"] == MarkKind.GAP).any():
+        events = f"events {first_s:,} to {next_s - 1:,} with gaps"
+    if is_part:
+        events = f"a part of {events}"
     return [
         counted(num_requests(index), "request"),
         f"{seconds(max(index.facts.last_ns - base_ns, 0))}",
         began,
-        f"{counted(events, 'event')}, {'decisions verified' if index.facts.is_verified else 'not verified'}",
+        f"{events}, {'decisions verified' if index.facts.is_verified else 'not verified'}",
         f"eventlm {header.code_version}",
     ]
 
@@ -76,7 +82,7 @@ def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, s
     """The figures that are asked for first."""
     requests, steps = index.requests, index.steps
     span_ns = max(index.facts.last_ns - base_ns, 1)
-    is_done = steps["done_s"] >= 0
+    is_done = _is_done(index)
     tokens = int(steps["emitted"][is_done].sum())
     busy_ns = int((steps["end_ns"] - steps["start_ns"])[is_done].sum())
     is_launched = requests["launched_ns"] >= 0
@@ -97,11 +103,18 @@ def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, s
             found.append(_figure(f"p50 {text}", seconds(of.p50), f"p99 {seconds(of.p99)}"))
     found += [
         _figure("output tokens", f"{tokens:,}", f"{tokens * NANOSECONDS_PER_SECOND / span_ns:,.1f} a second"),
-        _figure("prompt tokens", f"{prompts:,}", f"{percent(hits * _PPM // max(prompts, 1))} from the cache"),
+        _figure("prompt tokens admitted", f"{prompts:,}", f"{percent(hits * _PPM // max(prompts, 1))} from the cache"),
         _figure("busy", percent(min(busy_ns * _PPM // capacity, _PPM)), f"{int(is_done.sum()):,} steps"),
         _figure("preemptions", f"{int((index.marks['kind'] == MarkKind.PREEMPTED).sum()):,}"),
         _figure("longest queue", f"{int(index.drains['waiting'].max(initial=0)):,}", "sequences"),
     ]
+    return found
+
+
+def _is_done(index: Index) -> NDArray[np.bool_]:
+    """The steps that were completed, without those in flight where the log begins."""
+    steps = index.steps
+    found: NDArray[np.bool_] = (steps["done_s"] >= 0) & (steps["launch_s"] >= index.facts.first_s)
     return found
 
 
@@ -159,7 +172,7 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
     lost = marks["replica"][lost_workers(index)]
     found = []
     for replica in range(index.header.core.num_replicas):
-        own = (steps["replica"] == replica) & (steps["done_s"] >= 0)
+        own = (steps["replica"] == replica) & _is_done(index)
         num_steps = int(own.sum())
         busy_ns = int((steps["end_ns"] - steps["start_ns"])[own].sum())
         launched = (requests["replica"] == replica) & (requests["launched_ns"] >= 0)

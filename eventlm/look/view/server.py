@@ -85,7 +85,9 @@ class ViewServer:
         index = self._session.index
         if self._report is None or self._report[0] != index.facts.next_s:
             data = report_data(index, find_all(index), self._session.index.path, None)
-            data |= {"nextEvent": index.facts.next_s, "isEnded": index.facts.is_ended, "speed": self._speed}
+            # The debugger's times are those of the run, whatever the page's count from.
+            times = {"firstNs": max(index.header.ts, 0), "lastNs": index.facts.last_ns}
+            data |= times | {"nextEvent": index.facts.next_s, "isEnded": index.facts.is_ended, "speed": self._speed}
             self._report = (index.facts.next_s, msgspec.json.encode(data))
         return self._report[1]
 

@@ -53,6 +53,11 @@ def test_runs_that_cannot_be_shown(tmp_path: Path) -> None:
         make_report(str(damaged))
     partial = make_report(str(damaged), partial=True)
     assert any("line 61" in warning for warning in partial.warnings)
+    with pytest.raises(TraceCorruptError, match="line 61"):
+        make_report(str(GOLDEN), other=str(damaged))
+    for options in ({"partial": True}, {"window": TimeWindow(0, None)}):
+        with pytest.raises(UsageError, match="leave out TRACE_B"):
+            make_report(str(GOLDEN), other=str(GOLDEN), **options)
     with pytest.raises(UsageError, match="--policy needs a whole trace"):
         make_report(str(damaged), partial=True, policies=[{"type": "edf"}])
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from eventlm.look.report import overview
 from eventlm.look.report.measures import measure
-from eventlm.metrics.trace_metrics import trace_stats
+from eventlm.metrics.trace_metrics import TraceStats, trace_stats
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.open import open_index
-from tests.look.report.runs import GOLDEN, write_empty
+from eventlm.replay.index.window import windowed
+from eventlm.types import TimeWindow
+from tests.look.report.runs import GOLDEN, record_with_gap, write_empty
+from tests.replay.golden import FOLDER
+from tests.replay.workload_runs import record
 
 
 def test_figures_are_those_of_the_metrics(
@@ -24,6 +30,32 @@ def test_figures_are_those_of_the_metrics(
     assert figures["output tokens"] == f"{tokens:,}"
     assert figures["preemptions"] == f"{preemptions:,}"
     assert {each["reason"]: each["count"] for each in overview.endings(index)} == stats.finish_reasons
+
+
+def _assert_as_stats(index: Index, stats: TraceStats, base_ns: int) -> None:
+    figures = {each["label"]: each for each in overview.headline(index, measure(index), base_ns)}
+    of = stats.snapshot.replicas
+    assert figures["output tokens"]["value"] == f"{sum(replica.generation_tokens for replica in of):,}"
+    assert figures["busy"]["note"] == f"{stats.values['batch_size'].total():,} steps"
+    for row, replica in zip(overview.replica_rows(index, base_ns), of, strict=True):
+        assert row["output"] == replica.generation_tokens
+        assert row["busyPpm"] == replica.busy_ns * 1_000_000 // stats.snapshot.duration_ns
+        assert row["lost"] == replica.num_workers_lost
+
+
+def test_parts_of_runs_are_as_in_trace_stats(tmp_path: Path) -> None:
+    path, window = FOLDER / "edf_tight.jsonl", TimeWindow(20_000_000, 50_000_000)
+    _assert_as_stats(windowed(open_index(path), window), trace_stats(path, window=window), window.from_ns)
+    record(tmp_path, 5)
+    path = tmp_path / "seed-5" / "trace.jsonl"
+    index = open_index(path)
+    _assert_as_stats(index, trace_stats(path), index.header.ts)
+
+
+def test_events_that_are_not_there_are_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert overview.details(open_index(GOLDEN), 0, is_part=True)[3].startswith("a part of ")
+    index = open_index(record_with_gap(tmp_path, 1, monkeypatch))
+    assert overview.details(index, 0)[3].startswith(f"events 0 to {index.facts.next_s - 1:,} with gaps, ")
 
 
 def test_replicas(planted_index: Callable[[str], Index]) -> None:

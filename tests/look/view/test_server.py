@@ -68,6 +68,7 @@ async def test_the_report_is_that_of_the_run(client: Client) -> None:
     report = await (await client.get("/api/report")).json()
     assert report["isEnded"]
     assert len(report["timeline"]["names"]) > 5
+    assert (report["firstNs"], report["lastNs"]) == (0, report["end"])
     news = await (await client.get("/api/news", params={"after": report["nextEvent"]})).json()
     assert news == {"nextEvent": report["nextEvent"], "isEnded": True}
     assert (await client.get("/api/news", params={"after": "x"})).status == 400

@@ -19,6 +19,8 @@ export function OverTime({ data }) {
   return h(
     "div",
     { class: "grid" },
+    data.series.marksLeftOut > 0 &&
+      h("p", { class: "note" }, `${formatNumber(data.series.marksLeftOut)} later marks are in the timeline only.`),
     charts.map(({ card, ...chart }) =>
       h(
         Card,
@@ -77,13 +79,13 @@ function valuesOf(column, scale) {
 export function Replicas({ data }) {
   const columns = [
     { title: "Replica", value: (row) => row.replica, format: String },
-    { title: "Sequences", value: (row) => row.sequences, format: formatNumber, number: true },
+    { title: "Sequences", value: (row) => row.sequences, format: formatNumber, number: true, note: "that it had last" },
     { title: "Steps", value: (row) => row.steps, format: formatNumber, number: true },
     { title: "Busy", value: (row) => row.busyPpm / 1e6, format: formatShare, number: true },
     { title: "Batch", value: (row) => row.batch, format: formatNumber, number: true, note: "sequences, mean" },
     { title: "Step", value: (row) => row.stepNs, format: formatDuration, number: true, note: "mean" },
     { title: "Output", value: (row) => row.output, format: formatNumber, number: true, note: "tokens" },
-    { title: "Hits", value: (row) => row.hitPpm && row.hitPpm / 1e6, format: formatHits, number: true },
+    { title: "Hits", value: (row) => row.hitPpm && row.hitPpm / 1e6, format: formatHits, number: true, note: "of their prompts" },
     { title: "Waiting", value: (row) => row.waiting, format: formatNumber, number: true, note: "mean" },
     { title: "Running", value: (row) => row.running, format: formatNumber, number: true, note: "mean" },
     { title: "Preempted", value: (row) => row.preemptions, format: formatNumber, number: true },

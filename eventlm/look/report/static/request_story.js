@@ -14,8 +14,8 @@ const MOST_SHARED = 10;
 export function RequestStory({ data, run, row, onSelect }) {
   const name = run.timeline.names[row];
   const story = data.stories[row];
-  const phases = useMemo(() => phasesOf(run, row), [row]);
-  const shared = useMemo(() => sharedSteps(run, row), [row]);
+  const phases = useMemo(() => phasesOf(run, row), [run, row]);
+  const shared = useMemo(() => sharedSteps(run, row), [run, row]);
   const card = useRef(null);
   // The reader's eyes are on the timeline or the table above, which may fill the window.
   useEffect(() => card.current.scrollIntoView({ block: "nearest" }), [row]);

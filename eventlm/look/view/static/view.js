@@ -67,17 +67,28 @@ function PlayButton({ report, session }) {
   const run = useRef(session.run);
   // One move at a time.
   run.current = (command) => !session.isBusy && session.run(command);
+  // The run may have grown since the timer was set.
+  const latest = useRef(report);
+  latest.current = report;
   useEffect(() => {
     if (speed > 0) setPlaying(true);
   }, [speed]);
   useEffect(() => {
     if (!isPlaying) return undefined;
-    begun.current = { at: performance.now(), ts: session.ts };
+    begun.current = { at: performance.now(), ts: Math.max(session.ts, latest.current.firstNs) };
     const timer = setInterval(() => {
       const { at, ts } = begun.current;
       const now = ts + ((performance.now() - at) / 1000) * (speed || 1) * SECOND;
-      if (now >= report.end) setPlaying(false);
-      run.current(now >= report.end ? "goto end" : `goto ${(now / SECOND).toFixed(6)}s`);
+      const { lastNs, isEnded } = latest.current;
+      if (now < lastNs) {
+        run.current(`goto ${(now / SECOND).toFixed(9)}s`);
+      } else if (isEnded) {
+        setPlaying(false);
+        run.current("goto end");
+      } else {
+        // It plays faster than the run goes on: it waits there.
+        begun.current = { at: performance.now(), ts: lastNs };
+      }
     }, 1000);
     return () => clearInterval(timer);
   }, [isPlaying]);
