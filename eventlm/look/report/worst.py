@@ -67,4 +67,5 @@ def _story(explanation: Explanation) -> dict[str, Any]:
     shown = [{"label": label(part.phase, part.cause), "ns": part.duration_ns} for part in found[:_MAX_PARTS]]
     if len(found) > _MAX_PARTS:
         shown.append({"label": "other", "ns": sum(part.duration_ns for part in found[_MAX_PARTS:])})
-    return {"text": describe(explanation), "parts": shown}
+    # A page has no code marks.
+    return {"text": [text.replace("`", "") for text in describe(explanation)], "parts": shown}

@@ -106,9 +106,15 @@ def test_cursors_of_charts_move_together(full_report: Path, open_page: OpenPage)
     expect(times.nth(1)).to_have_text(times.first.inner_text())
 
 
+def test_measures_have_one_name(full_report: Path, open_page: OpenPage) -> None:
+    page = open_page(full_report, "what-if", **DESK)
+    expect(page.page.get_by_role("table", name="Metrics of the recorded run")).to_contain_text("First token (TTFT) p50")
+
+
 def test_the_largest_changes_by_each_latency(full_report: Path, open_page: OpenPage) -> None:
     page = open_page(full_report, "two-runs", **DESK)
     table = page.page.get_by_role("table", name="The requests that changed most")
+    expect(table).to_contain_text("+")
     first = table.locator("tbody tr").first.inner_text()
     page.page.get_by_label("Latency").select_option("In the queue")
     expect(table.locator("tbody tr").first).not_to_have_text(first)

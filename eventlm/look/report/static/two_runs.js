@@ -71,11 +71,10 @@ export function TwoRuns({ found }) {
 /** A row for each run, and one for the differences of pairs. */
 function metricRows(metric) {
   const format = metric.isTime ? formatDuration : formatNumber;
-  const signed = (value) => (value > 0 ? `+${format(value)}` : format(value));
   return [
     ["A", metric.a, format],
     ["B", metric.b, format],
-    ["B − A", metric.delta, signed],
+    ["B − A", metric.delta, (value) => signed(value, format)],
   ].map(([run, values, text]) => ({
     metric: MEASURES[metric.metric] ?? COUNTS[metric.metric],
     run,
@@ -84,6 +83,11 @@ function metricRows(metric) {
     less: run === "B − A" ? metric.less : null,
     more: run === "B − A" ? metric.more : null,
   }));
+}
+
+/** A difference with its sign. */
+function signed(value, format) {
+  return value > 0 ? `+${format(value)}` : format(value);
 }
 
 function Largest({ found }) {
@@ -117,7 +121,7 @@ function Largest({ found }) {
         {
           title: "B − A",
           value: (row) => row.values[measure][1] - row.values[measure][0],
-          format: formatDuration,
+          format: (value) => signed(value, formatDuration),
           number: true,
         },
       ],

@@ -3,6 +3,7 @@
 import { h } from "preact";
 import { Card, Figures } from "./cards.js";
 import { formatDuration, formatNumber, formatShare } from "./format.js";
+import { MEASURES } from "./overview.js";
 import { Table } from "./table.js";
 
 const FORMATS = { ns: formatDuration, ppm: (value) => formatShare(value / 1e6) };
@@ -54,7 +55,7 @@ function Metrics({ found }) {
     caption: "Metrics of the recorded run and of the alternatives",
     rows,
     columns: [
-      { title: "Metric", value: ({ metric }) => metric.name.replaceAll("_", " ") },
+      { title: "Metric", value: ({ metric }) => nameOf(metric) },
       { title: "Recorded", value: ({ metric, text }) => text(metric.recorded, null), number: true },
       {
         title: "Simulated",
@@ -68,6 +69,12 @@ function Metrics({ found }) {
       ]),
     ],
   });
+}
+
+/** `First token (TTFT) p50`, as other tabs call it. */
+function nameOf({ name }) {
+  const [measure, ...rest] = name.split("_");
+  return [MEASURES[measure] ?? measure, ...rest].join(" ");
 }
 
 function verdict(metric, { difference, isSignificant }) {
