@@ -12,6 +12,7 @@ from eventlm.formatting import counted
 from eventlm.replay.branch.branch import BranchResult
 from eventlm.replay.branch.pairing import PairedOutcome, RequestPair
 from eventlm.replay.what_if import report as what_if_report
+from eventlm.replay.why.constraints import named
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 
@@ -71,7 +72,7 @@ def _row(pair: RequestPair) -> list[str]:
     assert before is not None
     assert after is not None
     return [
-        f"{pair.request}.{pair.index}",
+        named((pair.request, pair.index)),
         f"{pair.prompt_tokens:,}",
         _ms(before.e2e_ns),
         _ms(after.e2e_ns),

@@ -274,10 +274,15 @@ def _blocks(inquiry: Inquiry, replica: Replica, left_out: WaitReason | None) -> 
 def _token_budget(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, left_out: WaitReason | None) -> Constraint:
     limit = inquiry.state.config.max_num_batched_tokens
     if plan is None:
-        detail = "no plan has looked at it since it waits"
-        return Constraint(name="token_budget", verdict="unasked", replica=replica.index, limit=limit, detail=detail)
+        if inquiry.reason is None:
+            verdict: ConstraintVerdict = "met"
+            detail = "it was in the plan of its latest step"
+        else:
+            verdict, detail = "unasked", "no plan has looked at it since it began to wait"
+        return Constraint(name="token_budget", verdict=verdict, replica=replica.index, limit=limit, detail=detail)
     load = plan.load
     stops = left_out is not None and left_out.cause == "token_budget"
+    used_up = "" if stops or load.num_tokens < limit else "; used up, but not what decided"
     return Constraint(
         name="token_budget",
         verdict="stops" if stops else "met",
@@ -285,7 +290,7 @@ def _token_budget(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
         value=load.num_tokens,
         limit=limit,
         detail=f"the plan {_of_step(plan)} has {counted(load.decode_tokens, 'token')} of decodes and "
-        f"{load.prefill_tokens:,} of prompts, at most {limit:,}",
+        f"{load.prefill_tokens:,} of prompts, at most {limit:,}{used_up}",
         decides=_is(inquiry, "token_budget", replica.index),
     )
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import dropwhile
 
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogLine, LogReader
 from eventlm.events import Closing, Fact, Finished, Launched, Preempted
-from eventlm.events.codec import FACT_TAGS
+from eventlm.events.codec import DECISION_TAGS, FACT_TAGS
 from eventlm.replay.explain.timeline import rows_of
 from eventlm.types import SequenceId
 
@@ -64,8 +65,9 @@ def find_next_step(
     max_lines: int = MAX_LINES,
     check: Callable[[], None] = lambda: None,
 ) -> NextStep | None:
-    """The next step of a sequence after event `s`; None if the log ends first, or `max_lines` lines have none.
+    """The next step of a sequence; None if the log ends first, or `max_lines` lines have none.
 
+    The search begins after the decisions of the drain that has ended at event `s`: they belong to the state there.
     check: called for every line, and may raise to end the work. Raises as LogReader does.
     """
     identity = SequenceId(request, index)
@@ -73,7 +75,8 @@ def find_next_step(
     name = f'"request":{request},'.encode()
     drain: list[LogLine] = []
     is_marked = False
-    for number, line in enumerate(reader.lines_from(s + 1)):
+    later = dropwhile(lambda line: line.tag in DECISION_TAGS, reader.lines_from(s + 1))
+    for number, line in enumerate(later):
         if number == max_lines:
             return None
         check()

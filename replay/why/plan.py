@@ -44,7 +44,7 @@ _CANDIDATES = {
 }
 _VICTIMS = {
     "chosen": "chosen",
-    "more_urgent": "not less urgent enough",
+    "more_urgent": "not enough less urgent",
     "exempt": "evicted too often since its last token",
     "shared": "all its blocks are shared",
     "spared": "another goes first",
@@ -147,7 +147,7 @@ def _describe_turn(state: CoreState, turn: PlannedTurn) -> Iterator[str]:
     for cause in dict.fromkeys(reason.cause for reason in turn.left_out.values()):
         names = [named(sequence) for sequence, reason in turn.left_out.items() if reason.cause == cause]
         more = f" and {counted(len(names) - _MAX_NAMED, 'other')}" if len(names) > _MAX_NAMED else ""
-        yield f"without a row for {CAUSES[cause]}: {', '.join(names[:_MAX_NAMED])}{more}"
+        yield f"without a row ({CAUSES[cause]}): {', '.join(names[:_MAX_NAMED])}{more}"
     rest = ended.rest
     if rest is None:
         yield "all in line were looked at"

@@ -11,6 +11,7 @@ from eventlm.replay.branch.branch import BranchResult, branch
 from eventlm.replay.branch.point import BranchPlace, find_point
 from eventlm.replay.branch.report import NUM_PAIRS, render, to_object
 from eventlm.replay.rebuild import Changes
+from eventlm.replay.why.constraints import named
 from tests.replay.branch_runs import drain_ends
 from tests.replay.made_workloads import COST
 from tests.replay.what_if_runs import made_run
@@ -33,8 +34,10 @@ def test_the_table(result: BranchResult) -> None:
     assert any(line.startswith("branch         lrs") for line in lines)
     assert all(len(line) <= 120 for line in lines if result.what_if.path not in line)
     first = next(index for index, line in enumerate(lines) if line.startswith("request  "))
-    changes = [float(line.split()[4].replace(",", "")) for line in lines[first + 1 :] if "." in line.split()[0]]
-    changes = changes[: 2 * NUM_PAIRS]
+    rows = lines[first + 1 : first + 1 + 2 * NUM_PAIRS]
+    names = {named((pair.request, pair.index)) for pair in result.pairs}
+    assert {row.split()[0] for row in rows} <= names
+    changes = [float(row.split()[4].replace(",", "")) for row in rows]
     assert changes == sorted(changes)
     assert changes[0] < 0 < changes[-1]
 

@@ -43,7 +43,20 @@ def test_who_is_ahead_and_why() -> None:
 def test_one_in_a_step_is_said_to_be() -> None:
     rig = WatchedRig()
     request = rig.arrive(6, 20)
-    assert "It is in step 0 of replica 0." in list(describe_why(rig.ask(request)))
+    found = rig.ask(request)
+    lines = list(describe_why(found))
+    assert "It is in step 0 of replica 0." in lines
+    (budget,) = [each for each in found.constraints if each.name == "token_budget"]
+    assert (budget.verdict, budget.value) == ("met", None)
+    assert any(line.startswith("token budget") and "it was in the plan of its latest step" in line for line in lines)
+
+
+def test_a_budget_that_is_used_up_and_did_not_decide() -> None:
+    rig = WatchedRig(max_num_seqs=1, max_num_batched_tokens=32)
+    _, second = rig.arrive_all(arrival(32, 4), arrival(20, 4))
+    (line,) = [line for line in describe_why(rig.ask(second)) if line.startswith("token budget")]
+    assert line.split()[2:6] == ["0", "32", "32", "ok"]
+    assert line.endswith("; used up, but not what decided")
 
 
 def test_the_object_has_all_fields_and_the_lines() -> None:

@@ -34,7 +34,7 @@ def test_what_was_looked_at_and_why_it_ended() -> None:
     assert "admitted" in rows[f"{first}"]
     assert rows[f"{first}"].endswith("32 of 32")
     assert "passed over: blocks" in rows[f"{second}"]
-    assert f"without a row for blocks: {second}" in lines
+    assert f"without a row (blocks): {second}" in lines
     assert lines[-1] == f"nobody further was looked at: head of the line, {second}"
 
 
