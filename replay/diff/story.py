@@ -77,8 +77,8 @@ def _pairs(names: list[Name]) -> list[int]:
 
 
 def _label(name: Name, index: int | None = None) -> str:
-    """A request, or one of its sequences."""
-    sample = "" if index is None else f".{index}"
+    """A request, or one of its sequences; the first has no number of its own."""
+    sample = f".{index}" if index else ""
     if isinstance(name, str):
         request, _, whose = name.partition(" ")
         return f"request {request}{sample} {whose}"

@@ -198,7 +198,7 @@ def _largest_row(sequence: SequenceDelta, metric: str) -> list[str]:
 
     show = _milliseconds if metric in _TIMES else _count
     return [
-        f"#{sequence.pair}.{sequence.index}",
+        f"#{sequence.pair}.{sequence.index}" if sequence.index else f"#{sequence.pair}",
         f"{sequence.a.request}",
         f"{sequence.b.request}",
         f"{sequence.a.prompt_tokens:,}",
