@@ -1,6 +1,6 @@
 """The process that makes a report for a running server: `python -m eventlm.look.report_worker`.
 
-It reads a `ReportRequest` as JSON and writes a `ReportHead` as a line of JSON, then the page. It has the lowest
+It reads a `ReportRequest` as JSON and writes a `ReportHead` as a line of JSON, then the page. It has a lower
 priority, because the server is running.
 """
 
@@ -19,7 +19,8 @@ from eventlm.errors import EventLMError
 from eventlm.look.report.build import build_report
 from eventlm.types import TimeWindow
 
-_NICENESS = 19
+#: Less than a busy server, but not so little that a report never comes.
+_NICENESS = 5
 
 #: Makes the page of a part of a run, from the run's folder.
 Build = Callable[[Path, TimeWindow], str]

@@ -38,7 +38,7 @@ export function Shell({ title, details = [], actions, tabs, notices }) {
 function ThemeChoice() {
   const { theme } = useTheme();
   const choices = [
-    ["system", "As the system"],
+    ["system", "System theme"],
     ["light", "Light"],
     ["dark", "Dark"],
   ];

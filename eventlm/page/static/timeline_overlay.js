@@ -86,15 +86,14 @@ function drawNames(context, { model, order, colours }, view, size, place) {
   context.font = `11px ${FONT}`;
   if (place.perRow >= 13) {
     for (let row = Math.max(0, Math.floor(view.y0)); row < Math.min(order.rows, view.y1); row++) {
-      const only = order.starts[row + 1] - order.starts[row] === 1;
-      const name = only ? model.names[order.requests[order.starts[row]]] : `slot ${row}`;
-      context.fillText(shortened(context, name, size.left - 10), size.left - 8, place.y(row + 0.5));
+      context.fillText(nameOf(context, model, order, row, size), size.left - 8, place.y(row + 0.5));
     }
   } else if (order.groups.length === 0) {
-    // One in so many rows, by number.
+    // One in so many rows.
     const distance = COUNT_TICKS.find((each) => each * place.perRow >= 40) ?? order.rows;
     for (let row = Math.ceil(view.y0 / distance) * distance; row < Math.min(order.rows, view.y1); row += distance) {
-      context.fillText(formatNumber(row), size.left - 8, Math.max(TOP + 7, place.y(row)));
+      const y = Math.max(TOP + 7, place.y(row + 0.5));
+      context.fillText(nameOf(context, model, order, row, size), size.left - 8, y);
     }
   }
   context.restore();
@@ -113,6 +112,13 @@ function drawNames(context, { model, order, colours }, view, size, place) {
     context.fillStyle = colours.text;
     context.fillText(shortened(context, group.label, size.left - 8), 2, top + 2);
   }
+}
+
+/** A row's only request; or its slot, where several share it. */
+function nameOf(context, model, order, row, size) {
+  const only = order.starts[row + 1] - order.starts[row] === 1;
+  const name = only ? model.names[order.requests[order.starts[row]]] : `slot ${row}`;
+  return shortened(context, name, size.left - 10);
 }
 
 /** Of a name that is too long, the end, where names differ. */

@@ -209,7 +209,7 @@ def test_every_cause_is_put_into_words(fed: RunningServer, open_dashboard: OpenD
 
 def test_a_report_is_saved(fed: RunningServer, open_dashboard: OpenDashboard, tmp_path: Path) -> None:
     page = open_dashboard(fed.url, accept_downloads=True).enter()
-    page.page.get_by_label("Minutes of the report").select_option("15")
+    page.page.get_by_label("Report of the last").select_option("15")
     with page.page.expect_download() as waiting:
         page.button("Download a report").click()
     download = waiting.value

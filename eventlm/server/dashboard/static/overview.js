@@ -52,7 +52,7 @@ function Now({ frames, columns, latest, oldest }) {
         {
           label: "KV blocks held",
           value: percent(frame.num_held_blocks, frame.num_blocks),
-          note: cached === undefined ? undefined : `${formatNumber(cached)} can be hit`,
+          note: cached === undefined ? undefined : `${formatNumber(cached)} reusable`,
         },
         inAMinute("Preempted", ({ frame }) => total(frame.preempted)),
         inAMinute("Rejected", rejectedIn),

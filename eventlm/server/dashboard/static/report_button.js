@@ -26,7 +26,7 @@ export function ReportButton({ apiKey, onTrouble }) {
     h(
       "label",
       { key: "minutes" },
-      h("span", { class: "off-screen" }, "Minutes of the report"),
+      h("span", { class: "note" }, "Report of the last "),
       h(
         "select",
         { value: minutes, onChange: (event) => setMinutes(Number(event.target.value)) },
