@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eventlm.cli.output import count_progress, file_progress, is_long, warn
-from eventlm.cli.parser import READING_A_TRACE, Parser, exit_code_lines
+from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window
 from eventlm.cli.trace_path import HELP, LATEST, add_trust_flag, trace_file
 from eventlm.config.plugin_spec import parse_plugin_spec
@@ -49,7 +49,16 @@ the stories are left out.
 """
         + WINDOW_HELP
         + "\n\n"
-        + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP)
+        + exit_code_lines(
+            ExitCode.OK,
+            ExitCode.USAGE,
+            ExitCode.DAMAGED,
+            ExitCode.VERSION,
+            ExitCode.DIFFERENT,
+            ExitCode.INVARIANT,
+            ExitCode.LIVENESS,
+            ExitCode.GAP,
+        )
     )
     parser.add_argument("trace", metavar="TRACE", nargs="?", default=LATEST, help=HELP)
     parser.add_argument("other", metavar="TRACE_B", nargs="?", help="a second run of the same workload, beside it")

@@ -8,7 +8,7 @@ import contextlib
 import webbrowser
 
 from eventlm.cli.output import file_progress
-from eventlm.cli.parser import READING_A_TRACE, Parser, add_number, exit_code_lines
+from eventlm.cli.parser import Parser, add_number, exit_code_lines
 from eventlm.cli.trace_path import add_trace_argument, add_trust_flag, trace_file
 from eventlm.errors import ExitCode, UsageError
 
@@ -31,7 +31,15 @@ examples:
 Ctrl-C ends it. `eventlm report` writes the same page, without the debugger,
 into one file that can be sent to others.
 
-""" + exit_code_lines(*READING_A_TRACE, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS)
+""" + exit_code_lines(
+        ExitCode.OK,
+        ExitCode.USAGE,
+        ExitCode.DAMAGED,
+        ExitCode.VERSION,
+        ExitCode.DIFFERENT,
+        ExitCode.INVARIANT,
+        ExitCode.LIVENESS,
+    )
     add_trace_argument(parser, can_be_strict=False)
     add_number(parser, "--port", "the port on this machine (default: a free one)", least=0)
     text = "replay from the start at X times the speed of the run"
