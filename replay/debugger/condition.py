@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from eventlm.replay.debugger.event_fields import COMMON, FIELDS, NAMES, has_field
+from eventlm.replay.debugger.gauge_columns import HEAD_CAUSES
 from eventlm.replay.expressions.errors import ExpressionError, not_known
 from eventlm.replay.expressions.evaluation import Environment, check_texts, truth_of, uses
 from eventlm.replay.expressions.parser import parse
@@ -101,7 +102,7 @@ class Condition:
         used = uses(self.expression)
         try:
             _check(self.expression.root)
-            check_texts(self.expression.root, {"event": FIELDS})
+            check_texts(self.expression.root, {"event": FIELDS, "head_cause": HEAD_CAUSES})
         except ExpressionError as error:
             raise error.located(text) from None
         names = set(used.names)

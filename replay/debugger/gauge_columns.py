@@ -29,7 +29,8 @@ NEEDS_STATES = frozenset(
         "head_lacking",
     )
 )
-_CAUSES = (*WAIT_CAUSES, "unseen")
+#: Texts of `head_cause`.
+HEAD_CAUSES = (*WAIT_CAUSES, "unseen")
 
 
 class GaugeColumns:
@@ -69,7 +70,7 @@ class GaugeColumns:
             return Vector(index.drains["ts"] - oldest, oldest >= 0)
         if name == "head_cause":
             causes = index.gauge_by_drain(name, replica)
-            return Vector(np.where(causes == UNSEEN_CAUSE, len(WAIT_CAUSES), causes), causes != -1, _CAUSES)
+            return Vector(np.where(causes == UNSEEN_CAUSE, len(WAIT_CAUSES), causes), causes != -1, HEAD_CAUSES)
         values = index.gauge_by_drain(name, replica)
         if name == "head_lacking":
             return Vector(values, index.gauge_by_drain("head_request", replica) >= 0)

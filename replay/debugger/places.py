@@ -82,11 +82,16 @@ def sequence_of(index: Index, text: str) -> tuple[int, int]:
     if found is None:
         raise UsageError(f"{text!r} is no request; give the number of its `arrive` event, or NUMBER.INDEX for a sample")
     request, sample = whole_number(found[1], "a request"), whole_number(found[2] or "0", "a sample")
+    check_sequence(index, request, sample)
+    return request, sample
+
+
+def check_sequence(index: Index, request: int, sample: int) -> None:
+    """Raise UsageError for a sequence that the run does not have."""
     if index.find_row(request, sample) is None:
         if index.find_row(request, 0) is not None:
             raise UsageError(f"request {request} has no sample {sample}")
         raise UsageError(f"{index.path} has no request {request}{_nearest(index, request)}")
-    return request, sample
 
 
 def _nearest(index: Index, request: int) -> str:

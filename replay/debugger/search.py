@@ -24,11 +24,13 @@ from eventlm.replay.debugger.event_fields import FieldReader
 from eventlm.replay.debugger.gauge_columns import NEEDS_STATES, GaugeColumns
 from eventlm.replay.debugger.interrupt import Interrupt
 from eventlm.replay.debugger.lines import lines_between
+from eventlm.replay.debugger.places import check_sequence
 from eventlm.replay.debugger.vectors import truth, vector
 from eventlm.replay.expressions.errors import ExpressionError
 from eventlm.replay.expressions.evaluation import Value, truth_of, value_of
-from eventlm.replay.expressions.syntax import Name, Node, walk
+from eventlm.replay.expressions.syntax import CallExpression, Name, Node, Number, walk
 from eventlm.replay.index.index import Index
+from eventlm.replay.index.tables import MarkKind
 
 #: level: wherever it holds. edge: where it becomes true. change: where the value is another than before.
 Mode: TypeAlias = Literal["level", "edge", "change"]
@@ -79,6 +81,7 @@ class Searcher:
     def check(self, condition: Condition) -> None:
         """Raise ExpressionError or UsageError for what this run cannot answer."""
         if self._cursor is not None:
+            self._check_sequences(condition)
             return
         for node in walk(condition.expression.root):
             if isinstance(node, Name) and node.name in NEEDS_STATES:
@@ -86,6 +89,21 @@ class Searcher:
                 raise ExpressionError(node.column, problem, condition.text)
         if condition.reads_core:
             raise UsageError(f"{condition.text!r} needs states: {self._index.facts.missing}")
+
+    def _check_sequences(self, condition: Condition) -> None:
+        """Raise ExpressionError for one that is not in the run. What a gap hides, or is still to come, may be."""
+        index = self._index
+        if (index.marks["kind"] == MarkKind.GAP).any():
+            return
+        for node in walk(condition.expression.root):
+            if isinstance(node, CallExpression) and node.name in ("req", "seq"):
+                request, sample = [*(each.value for each in node.arguments if isinstance(each, Number)), 0][:2]
+                if request >= index.facts.next_s and not index.facts.is_ended:
+                    continue
+                try:
+                    check_sequence(index, request, sample)
+                except UsageError as error:
+                    raise ExpressionError(node.column, str(error), condition.text) from None
 
     def next(self, condition: Condition, after_s: int, last_s: int, mode: Mode) -> int | None:
         """The first hit after an event, up to `last_s`."""

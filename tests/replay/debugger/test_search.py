@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
+from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import UsageError
 from eventlm.replay.debugger import search as search_module
 from eventlm.replay.debugger.condition import Condition
 from eventlm.replay.debugger.search import Mode
 from eventlm.replay.debugger.session import Session
 from eventlm.replay.expressions.errors import ExpressionError
+from eventlm.system.system import real_system
 from tests.replay.debugger.straight import StraightReplay
 from tests.replay.golden import FOLDER
 from tests.replay.index.runs import GOLDEN_RUNS
+from tests.replay.index.test_live import append, bodies
 
 COLUMNS = [
     "free < 3",
@@ -44,7 +47,7 @@ LINES = [
 ]
 CORE = [
     "req(4).tokens > 22",
-    "seq(4, 1).skips > 0 or policy == 'fcfs'",
+    "seq(4, 0).skips > 0 or policy == 'fcfs'",
     "timers > 0",
     "replica(0).free < 2 and not paused",
 ]
@@ -161,13 +164,36 @@ def test_gauges_hold_for_the_replica_of_an_event(cache: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "column"), [("free and running > 1", 1), ('free == "x"', 6), ("event > 5", 7), ("request + 1", 9)]
+    ("text", "column"),
+    [
+        ("free and running > 1", 1),
+        ('free == "x"', 6),
+        ("event > 5", 7),
+        ("request + 1", 9),
+        ("free < 3 or req(17).skips > 200", 13),
+        ("seq(92, 7).live", 1),
+        ('head_cause == "blokcs"', 15),
+    ],
 )
 def test_errors_have_a_column(session: Session, text: str, column: int) -> None:
     with pytest.raises(ExpressionError) as error:
         session.execute(f"find {text}")
     assert (error.value.column, error.value.source) == (column, text)
     assert session.position == 0
+
+
+def test_requests_that_are_still_to_come_or_not_recorded(tmp_path: Path, lossy_runs: list[Path], cache: None) -> None:
+    source = FOLDER / "edf_tight.jsonl"
+    with LogWriter(real_system(), tmp_path, "run") as writer:
+        append(writer, bodies(source)[:60])
+        with Session.open(writer.run_folder) as session:
+            session.execute("break req(92).live")
+            with pytest.raises(ExpressionError, match=r"column 1 .* has no request 17; .* the nearest is"):
+                session.execute("break req(17).live")
+            append(writer, bodies(source)[60:])
+            assert session.execute("cont").to_object()["s"] == 92
+    with Session.open(lossy_runs[0]) as session:
+        session.execute(f"break req({session.events.gaps[0][0]}).live")
 
 
 def test_what_a_log_alone_does_not_know(cache: None) -> None:
