@@ -105,7 +105,7 @@ PHASES = Schema("phases", ("row", "phase", "start_ns", "end_ns", "replica", "fir
 #: tokens: of the chunks; of decodes the number of steps.
 STRETCHES = Schema("stretches", ("row", "replica", "first_step", "last_step", "is_chunk", "tokens"))
 #: Steps in order of their launches. `done_s`: the completion; -1: under way, or its worker was lost. `start_ns`,
-#: `end_ns`: the worker's own. `launch_s` is -1 for a step that was in flight where the log begins.
+#: `end_ns`: the worker's own. Of a step that was in flight where the log begins, `launched_ns` is -1.
 STEPS = Schema(
     "steps",
     (
