@@ -256,7 +256,7 @@ class RemoteEngine:
         self._send(CancelRequest(request, reason))
 
     async def _call_for_long(self, operation: Operation, result_type: type[T]) -> T:
-        """A call that may take long, and for which others wait: the engine is told if the caller leaves."""
+        """A call that may take long and that others wait for. If the caller leaves, the engine gets a cancel."""
         number = self._num_calls + 1
         try:
             return await self._call(operation, partial(decode_result, result_type=result_type))

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -21,6 +20,7 @@ from msgspec import Struct
 import eventlm
 from eventlm.models.fetch.cache_folder import cache_folder
 from eventlm.replay.index.file import FORMAT_VERSION, BrokenIndexError, IndexContent, read_index, write_index
+from eventlm.system.source_hash import source_hash
 
 #: The least recently used files go first.
 MAX_BYTES = 1 << 30
@@ -60,7 +60,7 @@ def index_key(path: str, segments: Sequence[Path], *, is_verified: bool, plugins
         content=digest.hexdigest(),
         is_verified=is_verified,
         plugins=plugins,
-        code=code_hash(Path(eventlm.__file__).parent),
+        code=source_hash(Path(eventlm.__file__).parent, _CODE),
     )
 
 
@@ -104,15 +104,3 @@ def _path(key: IndexKey) -> Path:
 
 def _hash(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
-
-
-@cache
-def code_hash(package: Path) -> str:
-    """A hash of the sources that an index depends on, 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in _CODE:
-        path = package / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(f"\0{file.relative_to(package)}\0".encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()

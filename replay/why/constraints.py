@@ -210,7 +210,11 @@ def _head_of_line(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
     if closer is None:
         verdict: ConstraintVerdict = "unasked" if plan is None else "met"
         return Constraint(
-            name="head_of_line", verdict=verdict, replica=replica.index, limit=limit, detail="nobody closes the line"
+            name="head_of_line",
+            verdict=verdict,
+            replica=replica.index,
+            limit=limit,
+            detail="the line is open",
         )
     other = live(inquiry.state, closer)
     skips = None if other is None else other.skips

@@ -21,6 +21,17 @@ MODULE = re.compile(r"^/\* (\S+) \*/$", re.M)
 expect.set_options(timeout=PATIENCE_SECONDS * 1000)
 
 
+def serious_faults(page: Page) -> list[tuple[str, list[str]]]:
+    """What axe holds against a page as it is, with the elements, where it is serious or worse."""
+    page.evaluate(AXE.read_text())
+    found: dict[str, Any] = page.evaluate("axe.run()")
+    return [
+        (each["id"], [node["html"][:120] for node in each["nodes"]])
+        for each in found["violations"]
+        if each["impact"] in ("serious", "critical")
+    ]
+
+
 class OpenedFile:
     """The file in a browser profile of its own. It loads nothing, logs no problem and breaks no policy."""
 
@@ -53,13 +64,7 @@ class OpenedFile:
 
     def serious_faults(self) -> list[tuple[str, list[str]]]:
         """What axe holds against the page as it is, with the elements, where it is serious or worse."""
-        self.page.evaluate(AXE.read_text())
-        found: dict[str, Any] = self.page.evaluate("axe.run()")
-        return [
-            (each["id"], [node["html"][:120] for node in each["nodes"]])
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
+        return serious_faults(self.page)
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than the window."""

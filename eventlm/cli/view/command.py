@@ -18,9 +18,9 @@ _LAST_PORT = 65_535
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Show a run in the browser: what is wrong with it, its timeline, its worst requests, and the debugger, which "
-        "goes back and forth in it and answers why. The page is served on this machine only, to whoever has the "
-        "address with its token. A run that is still being written is followed."
+        "Show a run in the browser: what is wrong with it, its timeline, its worst requests, and a debugger that "
+        "steps through it in both directions and answers why. The page is served on this machine only, and only "
+        "to those with the address and its token. A run that is still being written is followed."
     )
     parser.epilog = """\
 examples:

@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import tempfile
-from functools import cache
 from importlib import metadata
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from eventlm.models.config import model_fingerprint, resolve_dtype
 from eventlm.models.cpu_kernels import choose_build
 from eventlm.models.fetch.cache_folder import cache_folder
 from eventlm.models.served import read_served
+from eventlm.system.source_hash import source_hash
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.warm_up import Shape, fitting_shapes
 
@@ -147,23 +147,11 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
         block_size=worker.block_size,
         profile_ops=worker.profile_ops,
         shapes=fitting_shapes(worker),
-        code=code_hash(Path(eventlm.__file__).parent),
+        code=source_hash(Path(eventlm.__file__).parent, _CODE),
         torch=_torch_version(),
         cpu=cpu_identity(_cpuinfo()),
     )
     return PredictorCache(key, cache_folder() / "predictor")
-
-
-@cache
-def code_hash(package: Path) -> str:
-    """A hash of the sources that determine measured times, 32 hex digits."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in _CODE:
-        path = package / part
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(f"\0{file.relative_to(package)}\0".encode())
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def cpu_identity(cpuinfo: str) -> str:

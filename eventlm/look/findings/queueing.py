@@ -85,7 +85,7 @@ def _limit_of_heads(run: RunColumns) -> tuple[str, int]:
         for number, cause in enumerate(WAIT_CAUSES):
             sums[cause] += run.time(causes == number)
     sums["blocks"] += sums.pop("head_of_line", 0)
-    # While the pipeline is full nobody can be admitted, whatever limits the steps.
+    # While the pipeline is full, nothing can be admitted, whatever limits the steps.
     sums.pop("steps_in_flight", None)
     if not sums.total():
         return "", 0

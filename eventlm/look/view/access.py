@@ -17,7 +17,7 @@ _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
 def new_token() -> str:
-    """A token that nobody can guess."""
+    """A random token, too long to guess."""
     return secrets.token_urlsafe(_TOKEN_BYTES)
 
 

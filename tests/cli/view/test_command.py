@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.page.opened_file import AXE
+from tests.page.opened_file import serious_faults
 from tests.processes import PATIENCE_SECONDS
 from tests.replay.golden import FOLDER
 
@@ -123,9 +123,7 @@ def test_nothing_serious_is_wrong_for_anybody(browser: Browser, viewed: Viewed, 
     page.get_by_role("tab", name="Debugger").click()
     _run(page, "show running")
     assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("axe.run()")
-    assert [each["id"] for each in found["violations"] if each["impact"] in ("serious", "critical")] == []
+    assert serious_faults(page) == []
     assert problems == []
     page.context.close()
 

@@ -13,8 +13,9 @@ from msgspec import structs
 from structlog.testing import capture_logs
 
 from eventlm.engine.predictor import cache as module
-from eventlm.engine.predictor.cache import PredictorCache, code_hash, cpu_identity, predictor_cache
+from eventlm.engine.predictor.cache import PredictorCache, cpu_identity, predictor_cache
 from eventlm.errors import CheckpointError
+from eventlm.system.source_hash import source_hash
 from eventlm.worker.protocol import WorkerSetup
 from tests.checkpoints import make_checkpoint
 
@@ -130,11 +131,11 @@ def test_a_changed_source_is_another_code(tmp_path: Path, changed: str) -> None:
     # The kernels are behind a link in a checkout, and a folder where the package is installed.
     for part in ("worker", "models", "kernels", "core", "engine"):
         shutil.copytree(package / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
-    assert code_hash(tmp_path) == code_hash(package)
-    code_hash.cache_clear()
+    assert source_hash(tmp_path, module._CODE) == source_hash(package, module._CODE)
+    source_hash.cache_clear()
     with (tmp_path / changed).open("a") as file:
         file.write("# another line\n")
-    assert code_hash(tmp_path) != code_hash(package)
+    assert source_hash(tmp_path, module._CODE) != source_hash(package, module._CODE)
 
 
 def test_the_processor_is_identified_by_its_kind_alone() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any
 from urllib.parse import urlsplit
 
 from playwright.sync_api import BrowserContext, ConsoleMessage, Locator, Page, Request, expect
 
 from eventlm.server.dashboard.page import STATIC
-from tests.page.opened_file import AXE
+from tests.page.opened_file import serious_faults
 from tests.processes import PATIENCE_SECONDS
 
 #: How often each function of the dashboard's own modules has run in all pages so far, by module, name and place in it.
@@ -72,13 +71,7 @@ class OpenedDashboard:
     def serious_faults(self) -> list[tuple[str, list[str]]]:
         """What axe holds against the page as it is, with the elements, where it is serious or worse."""
         self._devtools.send("Page.setBypassCSP", {"enabled": True})
-        self.page.evaluate(AXE.read_text())
-        found: dict[str, Any] = self.page.evaluate("axe.run()")
-        return [
-            (each["id"], [node["html"][:120] for node in each["nodes"]])
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
+        return serious_faults(self.page)
 
     def overflow(self) -> int:
         """By how many pixels the page is wider than the window."""
