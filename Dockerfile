@@ -31,7 +31,7 @@ RUN python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))
     && pip install --constraint constraints.txt --requirement requirements.txt
 
 # The package itself.
-COPY README.md LICENSE ./
+COPY setup.py README.md LICENSE ./
 COPY eventlm ./eventlm
 COPY kernels ./kernels
 COPY policies ./policies

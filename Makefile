@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CHECKED := eventlm kernels policies replay tests benchmarks docs examples
+CHECKED := eventlm kernels policies replay tests benchmarks docs examples setup.py
 
 # Tests start processes by the hundred, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -27,7 +27,7 @@ from tests.serving import Server, fake_text
 pytestmark = pytest.mark.long
 
 REPOSITORY = Path(__file__).parent.parent
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "eventlm", "kernels", "policies", "replay")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "eventlm", "kernels", "policies", "replay")
 #: Enough to compile the four libraries, if they are older than their sources.
 BUILD_SECONDS = 840
 #: Nothing of the checkout is importable.
