@@ -19,6 +19,10 @@ MAX_BLOCKS = 1 << 24
 #: State slots of all replicas together. A core keeps some 200 bytes for each.
 MAX_STATE_SLOTS = 1 << 20
 MAX_STEPS_IN_FLIGHT = 16
+#: Tensor ranks of one KV group, stages of a pipeline, and KV groups.
+MAX_RANKS = 64
+MAX_STAGES = 15
+MAX_KV_GROUPS = 64
 #: Characters of a model's name.
 MAX_NAME_LENGTH = 1024
 #: What any number of a header can be: it has 64 bits.
@@ -30,9 +34,9 @@ StepsInFlight = Annotated[int, Meta(ge=1, le=MAX_STEPS_IN_FLIGHT)]
 ModelName = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 
 
-def most_blocks(num_replicas: int) -> int:
-    """How many KV blocks each of so many replicas can have."""
-    return MAX_BLOCKS // num_replicas
+def most_blocks(num_pools: int) -> int:
+    """How many KV blocks each of so many replicas, or KV groups of them, can have."""
+    return MAX_BLOCKS // num_pools
 
 
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -74,15 +78,54 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     state_slots: Annotated[int, Meta(ge=1, le=MAX_STATE_SLOTS)] | UnsetType = UNSET
     #: A copy is kept every so many tokens of a sequence, a multiple of the block size; not set: only where prompts end.
     state_interval: PositiveCount | UnsetType = UNSET
+    #: Stages of each replica, each of which computes some of the layers. Not set, here and below: there is one, and the
+    #: header is as it was before there could be more.
+    num_stages: Annotated[int, Meta(ge=2, le=MAX_STAGES)] | UnsetType = UNSET
+    #: Parts that decodes are divided into, so that every stage has a step; not set: as many as there are stages.
+    micro_batches: Annotated[int, Meta(ge=1, le=MAX_STAGES + 1)] | UnsetType = UNSET
+    #: KV groups of each replica. Each has a pool of `num_blocks` blocks.
+    num_kv_groups: Annotated[int, Meta(ge=2, le=MAX_KV_GROUPS)] | UnsetType = UNSET
+    #: Tokens of a sequence that lie in one group before the next one goes on; set with the groups.
+    kv_shard_tokens: PositiveCount | UnsetType = UNSET
+
+    @property
+    def stages(self) -> int:
+        """Stages of each replica."""
+        return self.num_stages or 1
+
+    @property
+    def groups(self) -> int:
+        """KV groups of each replica."""
+        return self.num_kv_groups or 1
+
+    @property
+    def decode_batches(self) -> int:
+        """Parts that the decoding sequences of a replica are divided into."""
+        return self.micro_batches or self.stages
 
     def __post_init__(self) -> None:
-        if self.num_replicas * self.num_blocks > MAX_BLOCKS:
-            raise ValueError(
-                f"{self.num_replicas} replicas of {self.num_blocks:,} blocks are more than the {MAX_BLOCKS:,} blocks "
-                "that all replicas can have together"
-            )
+        pools = self.num_replicas * self.groups
+        if pools * self.num_blocks > MAX_BLOCKS:
+            what = f"{self.num_replicas} replicas of {self.num_blocks:,} blocks"
+            if self.groups > 1:
+                what += f" in each of {self.groups} KV groups"
+            raise ValueError(f"{what} are more than the {MAX_BLOCKS:,} blocks that all replicas can have together")
         if self.state_slots is not UNSET:
             self._check_states(self.state_slots)
+        self._check_layout()
+
+    def _check_layout(self) -> None:
+        if (self.num_kv_groups is UNSET) != (self.kv_shard_tokens is UNSET):
+            raise ValueError("num_kv_groups and kv_shard_tokens are set together or not at all")
+        if self.kv_shard_tokens is not UNSET and self.kv_shard_tokens % self.block_size:
+            raise ValueError(
+                f"kv_shard_tokens {self.kv_shard_tokens} is not a multiple of block_size {self.block_size}: a block "
+                "lies in one group"
+            )
+        if self.groups > 1 and self.state_slots is not UNSET:
+            raise ValueError("a recurrent state lies in one place: with state_slots there is one KV group")
+        if self.micro_batches is not UNSET and self.stages == 1:
+            raise ValueError("micro_batches are of a pipeline: they need num_stages")
 
     def _check_states(self, state_slots: int) -> None:
         if self.num_replicas * state_slots > MAX_STATE_SLOTS:

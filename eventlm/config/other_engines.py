@@ -24,10 +24,12 @@ _SAME_AS = {
     "max_queue_len": "max_queued_requests",
     "model": "m model_path hf hf_repo",
     "num_blocks": "num_gpu_blocks_override",
+    "pipeline_parallel_size": "pp_size pp",
     "policy": "scheduling_policy schedule_policy",
     "quantization": "q",
     "replicas": "data_parallel_size dp_size dp",
     "served_model_name": "alias a",
+    "tensor_parallel_size": "tp_size tp",
     "threads": "t",
     "tls_cert": "ssl_certfile ssl_cert_file",
     "tls_key": "ssl_keyfile ssl_key_file",
@@ -48,9 +50,7 @@ _REMARKS = {
     "tokenizer tokenizer_path": "the model's own is used, from its folder",
     "trust_remote_code": "it is never done: a model's code is not run",
     "enable_lora enable_loras lora lora_modules lora_paths max_loras max_lora_rank": "not there yet: adapters",
-    "tensor_parallel_size tp_size tp pipeline_parallel_size pp_size pp enable_expert_parallel ep_size": (
-        "not there yet: a model is not split; {replicas} runs whole copies"
-    ),
+    "enable_expert_parallel ep_size": "with {tensor_parallel_size} each rank has a part of every expert",
     "speculative_config speculative_model speculative_algorithm num_speculative_tokens model_draft": (
         "not there yet: speculative decoding"
     ),

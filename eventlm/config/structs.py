@@ -15,9 +15,12 @@ from msgspec import Meta, Struct, field
 from eventlm.config.core import (
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
+    MAX_KV_GROUPS,
     MAX_NAME_LENGTH,
     MAX_NUMBER,
+    MAX_RANKS,
     MAX_REPLICAS,
+    MAX_STAGES,
     MAX_STATE_SLOTS,
     Count,
     PositiveCount,
@@ -445,6 +448,37 @@ class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return parts_per_million(self.gpu_memory_utilization)
 
 
+class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Ranks: the worker processes that compute one replica together."""
+
+    tensor_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=MAX_RANKS),
+        "ranks that share the heads, columns and vocabulary of each layer; each reads and keeps its part of the "
+        "weights",
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=MAX_STAGES),
+        "stages that share the layers; several steps are under way at once, each in another stage",
+    ] = 1
+    kv_parallel_size: Annotated[
+        int,
+        Meta(ge=1, le=MAX_KV_GROUPS),
+        "groups of ranks that share the KV cache of long contexts; each has all weights of its stage",
+    ] = 1
+    kv_shard_tokens: Annotated[
+        PositiveCount,
+        "tokens of a context that one KV group holds before the next one goes on, a multiple of block_size",
+    ] = 8192
+    micro_batches: Annotated[
+        int,
+        Meta(ge=0, le=MAX_STAGES + 1),
+        "parts that the decoding sequences are divided into, so that every stage has a step; 0: as many as there are "
+        "stages",
+    ] = 0
+
+
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Recording."""
 
@@ -535,6 +569,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     server: ServerConfig = ServerConfig()
     worker: WorkerConfig = WorkerConfig()
     gpu: GpuConfig = GpuConfig()
+    parallel: ParallelConfig = ParallelConfig()
     record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -135,6 +135,7 @@ def make_setup(
         max_losses=min(config.worker.max_losses, config.worker.max_restarts),
         state_slots=state_slots or UNSET,
         state_interval=(state_slots and state_interval) or UNSET,
+        **_layout(config),
     )
     return EngineSetup(
         config=config,
@@ -150,6 +151,19 @@ def make_setup(
     )
 
 
+def _layout(config: Config) -> dict[str, int]:
+    """What the core knows of a replica's ranks: the fields of `CoreConfig` that are set."""
+    parallel = config.parallel
+    found = {}
+    if parallel.pipeline_parallel_size > 1:
+        found["num_stages"] = parallel.pipeline_parallel_size
+    if parallel.micro_batches > 1 or (parallel.micro_batches and parallel.pipeline_parallel_size > 1):
+        found["micro_batches"] = parallel.micro_batches
+    if parallel.kv_parallel_size > 1:
+        found |= {"num_kv_groups": parallel.kv_parallel_size, "kv_shard_tokens": parallel.kv_shard_tokens}
+    return found
+
+
 def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
     """The setup for the KV blocks that fit into the worker of each replica (0: as many as were configured).
 
@@ -157,7 +171,7 @@ def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
     hold. Raises UsageError if that is less than what was asked for.
     """
     core, asked = setup.core, setup.config.model.max_model_len
-    num_blocks = min(*(each or core.num_blocks for each in found), most_blocks(core.num_replicas))
+    num_blocks = min(*(each or core.num_blocks for each in found), most_blocks(core.num_replicas * core.groups))
     capacity = (num_blocks - 1) * core.block_size
     if capacity < max(asked, 1):
         wish = f"--max-model-len {asked}" if asked else "even the shortest context"

@@ -46,6 +46,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     (position, slot) to copy the state to once it covers so many leading tokens of the sequence, which the row computes.
     Rows without an entry go on in their slot. As far as states are concerned rows run in order, and a row reads its
     source before it keeps a copy.
+    loads: of several KV groups, the tokens that each computes.
     """
 
     replica: int
@@ -60,6 +61,7 @@ class Launched(Decision, frozen=True, kw_only=True, tag="launch"):
     predicted_ns: int
     bucket: int = 0
     states: list[tuple[int, int, int, list[tuple[int, int]]]] = []
+    loads: list[int] = []
 
 
 class Preempted(Decision, frozen=True, kw_only=True, tag="preempt"):

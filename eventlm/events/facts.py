@@ -39,6 +39,7 @@ class StepCompleted(Fact, frozen=True, kw_only=True, tag="done"):
 
     `start_ns` and `end_ns` are the worker's own, on the run's time axis. `digest` is a keyed hash of the step's
     tokens. `ends` and `filled` are sparse: (row, reason) and (row, block integers that the row's KV completed).
+    stages: of a pipeline, the (start_ns, end_ns) of each stage, the first one first, on the same axis.
     """
 
     replica: int
@@ -50,6 +51,7 @@ class StepCompleted(Fact, frozen=True, kw_only=True, tag="done"):
     produced: list[int]
     ends: list[tuple[int, WorkerEnd]] = []
     filled: list[tuple[int, list[int]]] = []
+    stages: list[tuple[int, int]] = []
 
 
 class TextEnded(Fact, frozen=True, kw_only=True, tag="text_end"):
@@ -75,21 +77,28 @@ class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
     """A worker died or stopped responding. Its KV cache and its steps in flight are lost.
 
     crashed: its own code ended it, by an error that it reported or a signal such as SIGSEGV. Otherwise it may have
-    been killed or stopped from outside.
+    been killed or stopped from outside. rank: which of the replica's ranks was lost first; step: the one that it had in
+    hand, whose rows are the suspects. -1: not known, or the replica is one process, which has its oldest step in hand.
     """
 
     replica: int
     epoch: int
     reason: str = ""
     crashed: bool = False
+    rank: int = -1
+    step: int = -1
 
 
 class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):
-    """A worker's own length of a sequence differs from the launch's. It computes no more and is treated as lost."""
+    """A worker's own length of a sequence differs from the launch's. It computes no more and is treated as lost.
+
+    rank: which of the replica's ranks; -1: the replica is one process.
+    """
 
     replica: int
     epoch: int
     step: int
+    rank: int = -1
 
 
 class TimerDue(Fact, frozen=True, kw_only=True, tag="timer"):

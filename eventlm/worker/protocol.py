@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.core.predictor import StepShape
+from eventlm.core.shards import Layout
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.types import ModelImpl, RequestKind, WorkerEnd
 
@@ -39,6 +40,19 @@ def transformers_backend(build: str, *, attends: bool = True) -> str:
     attends: whether its attention is the build's too, and not torch's.
     """
     return f"transformers_{build or 'torch'}{'' if attends else '_torch_attention'}"
+
+
+class Peers(Struct, frozen=True, kw_only=True):
+    """How the ranks of one replica meet.
+
+    shared_memory: path of a file that those of one host map, as long as it must be and full of zeros; empty: they are
+    on several hosts. address: `HOST:PORT` of the store of torch.distributed, which the first rank opens; empty: none is
+    needed. host: the name or address by which the others reach this rank.
+    """
+
+    shared_memory: str = ""
+    address: str = ""
+    host: str = ""
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
@@ -89,6 +103,12 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     profile_ops: bool = False
     #: Parameters of the fake worker.
     fake: dict[str, Any] = {}
+    #: Of a replica of several ranks: how they share the model, which one this is, and how they meet.
+    layout: Layout = Layout()
+    rank: int = 0
+    #: Tokens of a context that one KV group holds before the next one goes on; 0: there is one group.
+    kv_shard_tokens: int = 0
+    peers: Peers = Peers()
 
 
 class NewSequence(Struct, frozen=True, kw_only=True):
@@ -105,12 +125,14 @@ class NewSequence(Struct, frozen=True, kw_only=True):
 class StepPayload(Struct, frozen=True, kw_only=True, tag="step"):
     """Beside a launch: the sequences among its rows that the worker does not hold.
 
-    forced: for each row the tokens to go on with in place of those that it produces, which are answered all the same.
-    Empty: none are forced.
+    results: to stages that do not sample, what earlier steps have produced since the last payload: the number of each,
+    and the tokens of its rows. They hold all that the rows of this launch compute. forced: for each row the tokens to
+    go on with in place of those that it produces, which are answered all the same. Empty: none are forced.
     """
 
     new: list[NewSequence] = []
     forced: list[list[int]] = []
+    results: list[tuple[int, list[list[int]]]] = []
 
 
 class PrepareGrammar(Struct, frozen=True, kw_only=True, tag="grammar"):
@@ -188,6 +210,7 @@ class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
     A row that ends with `error` and has no token had logits or hidden states that are not finite; it has no extras.
 
     `extras` is sparse. `ops` has the time of each operation of the step in nanoseconds, if the worker was asked for it.
+    stages: of a pipeline, when each stage began and ended, the first one first, each on its own host's clock.
     """
 
     epoch: int
@@ -198,6 +221,7 @@ class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
     ends: list[tuple[int, WorkerEnd]] = []
     extras: list[RowExtras] = []
     ops: dict[str, int] = {}
+    stages: list[tuple[int, int]] = []
 
 
 class GrammarBuilt(Struct, frozen=True, kw_only=True, tag="built"):

@@ -39,8 +39,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2)
         (["serve", "smollm2", "extra"], "unknown argument extra"),
         (["serve", "smollm2", "--model", "fake"], "smollm2 and --model fake are two models; name one"),
         (
-            ["serve", "m", "--tensor-parallel-size", "2"],
-            "--tensor-parallel-size; not there yet: a model is",
+            ["serve", "m", "--ep-size", "2"],
+            "--ep-size; with --tensor-parallel-size each rank has",
         ),
         (["serve", "--ssl-keyfile=k"], "unknown flag --ssl-keyfile; its name here is --tls-key"),
         (["serve", "--enable-prefix-caching"], "it is on by itself; see --prefix-cache (see eventlm serve --help)"),

@@ -59,7 +59,7 @@ def test_a_flag_does_not_hide_a_mistake_in_the_file(tmp_path: Path) -> None:
         (
             "[servr]\nport = 1",
             ": unknown section [servr]; did you mean server? "
-            "Known: model, cache, scheduler, server, worker, gpu, record, log, telemetry, classes",
+            "Known: model, cache, scheduler, server, worker, gpu, parallel, record, log, telemetry, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         (
@@ -124,7 +124,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
         ("fake", "x", "--fake: 'x': 'x' is not of the form PARAMETER=VALUE"),
         ("policy", "", "--policy: '' names no plug-in"),
         ("prt", "1", "unknown option 'prt'; did you mean port?"),
-        ("tensor_parallel_size", 2, "'tensor_parallel_size'; not there yet: a model is not split; replicas runs whole"),
+        ("ep_size", 2, "'ep_size'; with tensor_parallel_size each rank has a part of every expert"),
+        ("micro_batches", 17, "--micro-batches 17: must be an integer from 0 to 16"),
     ],
 )
 def test_an_error_in_a_flag_names_it(name: str, value: object, message: str) -> None:

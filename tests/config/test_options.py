@@ -36,7 +36,7 @@ def test_a_word_that_is_far_too_long_is_compared_with_none(monkeypatch: pytest.M
     assert did_you_mean("a" * (3 * max(map(len, POLICIES)) + 1), POLICIES) == ""
 
 
-@pytest.mark.parametrize("word", ["--tensor-parallel-size", "--n-gpu-layers", "--seed", "--ssl-keyfile", "-m"])
+@pytest.mark.parametrize("word", ["--n-gpu-layers", "--seed", "--ssl-keyfile", "-m"])
 def test_what_is_only_a_little_like_a_flag_is_no_slip_of_it(word: str) -> None:
     assert did_you_mean(word, [*(option.flag for option in options().values()), "-h", "--no-prefix-cache"]) == ""
 

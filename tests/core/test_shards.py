@@ -1,0 +1,43 @@
+"""Layouts number every place once, and shares cover what is dealt out."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from eventlm.core.shards import Layout, Place, deal_out, deal_out_granules, group_of
+
+SMALL = st.integers(1, 8)
+
+
+@given(SMALL, SMALL, SMALL)
+def test_every_rank_has_one_place(tensor: int, stages: int, groups: int) -> None:
+    layout = Layout(tensor, stages, groups)
+    places = [layout.place_of(rank) for rank in range(layout.num_ranks)]
+    assert len(set(places)) == tensor * stages * groups
+    assert [layout.rank_at(place) for place in places] == list(range(layout.num_ranks))
+    assert [layout.place_of(rank).stage for rank in layout.ranks_of_stage(stages - 1)] == [stages - 1] * tensor * groups
+
+
+def test_tensor_ranks_are_neighbours_and_the_last_stage_answers() -> None:
+    layout = Layout(tensor=2, stages=3, groups=4)
+    assert layout.place_of(1) == Place(0, 0, 1)
+    assert layout.place_of(2) == Place(0, 1, 0)
+    assert layout.answering_rank == 16
+    assert Layout().answering_rank == 0
+
+
+@given(st.integers(0, 300), SMALL, st.integers(1, 64))
+def test_shares_cover_everything_once(count: int, num_parts: int, granule: int) -> None:
+    for shares in (deal_out(count, num_parts), deal_out_granules(count, num_parts, granule)):
+        assert [number for share in shares for number in share] == list(range(count))
+        assert len(shares) == num_parts
+    assert all(not share or share.start % granule == 0 for share in deal_out_granules(count, num_parts, granule))
+
+
+def test_three_heads_of_two_ranks() -> None:
+    assert deal_out(3, 2) == [range(2), range(2, 3)]
+
+
+def test_shards_go_round_the_groups() -> None:
+    assert [group_of(position, 2, 16, 3) for position in (0, 15, 16, 31, 32, 48)] == [2, 2, 0, 0, 1, 2]
