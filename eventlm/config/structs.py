@@ -449,7 +449,7 @@ class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ranks: processes that compute one replica together."""
+    """Ranks: the processes of one replica."""
 
     tensor_parallel_size: Annotated[
         int,
