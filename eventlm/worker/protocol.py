@@ -45,9 +45,10 @@ def transformers_backend(build: str, *, attends: bool = True) -> str:
 class Peers(Struct, frozen=True, kw_only=True):
     """How the ranks of one replica meet.
 
-    shared_memory: path of a file that those of one host map, as long as it must be and full of zeros; empty: they are
-    on several hosts. address: `HOST:PORT` of the store of torch.distributed, which the first rank opens; empty: none is
-    needed. host: the name or address by which the others reach this rank.
+    shared_memory: a folder of a file system in memory, empty when the first of them starts and theirs alone, in which
+    they make the files that they share; empty: they are on several hosts. Whoever made it removes it when all have
+    ended. address: `HOST:PORT` of the store of torch.distributed, which the first rank opens; empty with a folder.
+    host: the name or address by which the others reach this rank.
     """
 
     shared_memory: str = ""
@@ -242,13 +243,15 @@ class WorkerDesync(Struct, frozen=True, kw_only=True, tag="desync"):
 class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
     """The worker cannot go on; `message` is for a person.
 
-    exit_code: of an error that the user can fix; 0 for a defect, which has a `traceback`.
+    exit_code: of an error that the user can fix; 0 for a defect, which has a `traceback`. lost_peer: it has only
+    noticed that another rank is gone, whose own end says why.
     """
 
     epoch: int
     message: str
     exit_code: int = 0
     traceback: str = ""
+    lost_peer: bool = False
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
