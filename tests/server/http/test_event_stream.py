@@ -217,7 +217,7 @@ def test_a_client_that_reads_nothing_is_disconnected(impatient: RunningServer, i
 
 
 def test_a_client_that_reads_a_little_now_and_then_is_served(start_server: Callable[..., RunningServer]) -> None:
-    patient = prepared(start_server(max_stream_buffer="4KiB", write_timeout_seconds=4))
+    patient = prepared(start_server(max_stream_buffer="4KiB", write_timeout_seconds=2))
     patient.engine.script = spell(TEXT * 3, width=3)
     client = connect(patient)
     data = b""
@@ -227,8 +227,8 @@ def test_a_client_that_reads_a_little_now_and_then_is_served(start_server: Calla
         assert received
         data += received
         # Longer in all than a client may read nothing.
-        time.sleep(max(0.0, min(0.3, 4.5 - (time.monotonic() - started))))
-    assert time.monotonic() - started > 4
+        time.sleep(max(0.0, min(0.15, 2.3 - (time.monotonic() - started))))
+    assert time.monotonic() - started > 2
     client.close()
 
 

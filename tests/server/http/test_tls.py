@@ -167,11 +167,11 @@ def ends(connection: socket.socket) -> bool:
 def test_handshakes_that_never_end_are_ended_and_keep_no_client_out(
     start_server: Callable[..., RunningServer], files: tuple[Path, Path]
 ) -> None:
-    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]), header_timeout_seconds=6, max_connections=250)
+    server = start_server(tls_cert=str(files[0]), tls_key=str(files[1]), header_timeout_seconds=3, max_connections=150)
     # Nothing at all, the beginning of a greeting, and what is none.
-    silent = [server.raw((b"", b"\x16\x03\x01\x02\x00\x01")[number % 2]) for number in range(200)]
+    silent = [server.raw((b"", b"\x16\x03\x01\x02\x00\x01")[number % 2]) for number in range(100)]
     garbage = [server.raw(b"GET / HTTP/1.1\r\n\r\n") for _ in range(20)]
-    wait_until(lambda: server._server.num_connections == 200)
+    wait_until(lambda: server._server.num_connections == 100)
     assert fetch(server, files[0]) == 200
     assert all(ends(connection) for connection in [*garbage, *silent])
     wait_until(lambda: server._server.num_connections == 0)
