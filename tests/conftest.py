@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes.util
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,6 +21,7 @@ if ctypes.util.find_library("cuda") is None:
 os.environ["OMP_NUM_THREADS"] = "1"
 
 from eventlm.models.fetch.cache_folder import cache_folder
+from eventlm.system.collector import lasting_objects
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -33,6 +34,13 @@ settings.load_profile("eventlm")
 
 # A shell makes the programs that it starts in the background ignore Ctrl-C; those that tests start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All libraries and tests are a million objects: to look for garbage among them takes seconds, then and later."""
+    with lasting_objects():
+        return (yield)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,19 +16,19 @@ RunHere = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunHere]:
+def run_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> RunHere:
     """Run a command line in a folder of its own and in this process, which keeps its own log: for mistakes, of which
     there are many and which start no engine. Gives exit code, output and errors."""
     monkeypatch.setattr("eventlm.cli.logging_setup.configure_logging", lambda *_, **__: None)
+    # Commands freeze what they load, as if the process were theirs to its end.
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(arguments)
         return code, *capsys.readouterr()
 
-    yield run
-    # Commands freeze what they load, as if the process were theirs to its end.
-    gc.unfreeze()
+    return run
 
 
 @pytest.fixture

@@ -20,9 +20,7 @@ ANSWERS = {"200", "400", "408", "413", "431", CLOSED, LEFT}
 
 
 @pytest.fixture
-def target(
-    start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
-) -> tuple[RunningServer, Target]:
+def target(start_server: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch) -> tuple[RunningServer, Target]:
     monkeypatch.setattr("eventlm.server.http.connection.LINGER_SECONDS", 0.5)
     server = start_server(
         header_timeout_seconds=1, body_timeout_seconds=1, idle_timeout_seconds=1, write_timeout_seconds=1

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 
 from eventlm.system.collector import lasting_objects
-
-
-@pytest.fixture(autouse=True)
-def _collected_again() -> Iterator[None]:
-    """What these tests keep from the collector is given back."""
-    yield
-    gc.unfreeze()
 
 
 def test_what_is_made_meanwhile_is_not_gone_through_then_or_later() -> None:
