@@ -7,8 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.worker.protocol import StepOutput, StepPayload, StepSample
+
+
+class PeerLostError(EventLMError):
+    """Another rank of the replica is gone, so this one cannot go on. Why is told by that one's own end."""
 
 
 class StepUnderWay(Protocol):
