@@ -117,7 +117,7 @@ class Cluster:
 
     def _note_idle(self, passed_ns: int) -> None:
         state = self.engine_core.core.state
-        if any(len(queue) for queue in state.queues):
+        if any(len(queue) for queue in state.replicasets[0].queues):
             for replica in state.replicas:
                 if not replica.in_flight:
                     self.idle_ns[replica.index] += passed_ns

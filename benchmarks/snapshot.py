@@ -25,7 +25,7 @@ from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.replicaset import Plugins
 from eventlm.core.state.validate import validate
 from eventlm.events import Arrived, Decision, Header, Launched, Snapshot, StepCompleted, WorkerUp
 from eventlm.events.codec import encode_body
@@ -123,7 +123,12 @@ def turner(core: Core, folder: Path) -> Callable[[], object]:
     index = tempfile.TemporaryDirectory(dir=folder)
     writer = LogWriter(real_system(), index.name, "run", segment_bytes=1, keep_bytes=1)
     header = Header(
-        run="run", unix_start_ns="0", code_version="0", core=core.state.config, plugins=[], predictor=[0] * 5
+        run="run",
+        unix_start_ns="0",
+        code_version="0",
+        core=core.state.replicasets[0].config,
+        plugins=[],
+        predictor=[0] * 5,
     )
 
     def lines() -> Iterator[bytes]:
@@ -166,7 +171,8 @@ def main() -> None:
         take = milliseconds(core.snapshot, arguments.rounds)
         turn = milliseconds(turner(core, arguments.folder), arguments.rounds)
         state = core.state
-        restore = milliseconds(lambda: Core.restored(state.config, state.plugins, taken), 3)  # noqa: B023
+        own = state.replicasets[0]
+        restore = milliseconds(lambda: Core.restored(own.config, own.plugins, taken), 3)  # noqa: B023
         print(
             f"{num_sequences:6} sequences: pause {statistics.median(turn):.1f} ms (longest {turn[-1]:.1f}), of it the "
             f"snapshot {statistics.median(take):.1f} ms; {len(taken):,} bytes; restored in {restore[1]:.0f} ms"

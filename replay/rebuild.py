@@ -12,10 +12,10 @@ from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.core.core import Core
 from eventlm.core.plugin import Policy
 from eventlm.core.predictor import Predictor
-from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import TraceVersionError, UsageError
-from eventlm.events import Header, PluginRecord
+from eventlm.events import Header, PluginRecord, ReplicasetRecord
 from eventlm.types import PluginKind
 
 #: Fields of the core's configuration that cannot change because recorded facts depend on them.
@@ -24,6 +24,8 @@ FIXED_BY_FACTS = ("block_size", "models", "num_replicas")
 
 class Changes(Struct, frozen=True, kw_only=True):
     """Changes to the recorded configuration. `settings` are fields of the core's configuration.
+
+    They hold in every replicaset.
 
     `trust_local_plugins` permits to import plug-ins that the header names as `module:Class`. By default only installed
     ones are loaded, because a trace may come from anybody.
@@ -43,20 +45,24 @@ class Changes(Struct, frozen=True, kw_only=True):
 
 
 class Rebuilt(NamedTuple):
-    """The parts of a core, and a warning for each plug-in that is not the one that ran."""
+    """The parts of a core, and a warning for each plug-in that is not the one that ran.
+
+    config, plugins, predictor: of the first replicaset; others: of the further ones.
+    """
 
     config: CoreConfig
     plugins: Plugins
     predictor: Predictor
     drift: list[str]
+    others: list[SetParts] = []
 
     def new_core(self) -> Core:
         """The core at the start of the run."""
-        return Core(self.config, self.plugins, self.predictor)
+        return Core(self.config, self.plugins, self.predictor, self.others)
 
     def restored_core(self, snapshot: bytes) -> Core:
         """The core at the time of the snapshot. Raises InvariantError if the snapshot does not fit."""
-        return Core.restored(self.config, self.plugins, snapshot)
+        return Core.restored(self.config, self.plugins, snapshot, self.others)
 
 
 #: Fields that cannot change if the core is restored from a snapshot.
@@ -72,9 +78,14 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
     if header.s:
         _check_changes_midway(header, changes)
     drift: list[str] = []
+    first, *others = [_rebuild_set(record, changes, drift) for record in header.sets]
+    return Rebuilt(*first, drift, others)
+
+
+def _rebuild_set(run: ReplicasetRecord, changes: Changes, drift: list[str]) -> SetParts:
     policies: dict[str, Policy] = {}
     first_policy = ""
-    for index, record in enumerate(record for record in header.plugins if record.kind == "policy"):
+    for index, record in enumerate(record for record in run.plugins if record.kind == "policy"):
         # The first ran from the start. A change replaces it, so it need not be loaded.
         resolved = (
             resolve("policy", changes.policy) if index == 0 and changes.policy else _recorded(record, changes, drift)
@@ -83,11 +94,11 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
         for name in (resolved.record.name, record.name):
             policies.setdefault(name, resolved.instance)
         first_policy = first_policy or resolved.record.name
-    batcher = _chosen("batcher", header, changes.batcher, changes, drift)
-    router = _chosen("router", header, changes.router, changes, drift)
+    batcher = _chosen("batcher", run, changes.batcher, changes, drift)
+    router = _chosen("router", run, changes.router, changes, drift)
     plugins = Plugins(policies=policies, policy=first_policy, batcher=batcher.instance, router=router.instance)
-    config = _changed_config(header.core, changes.settings)
-    return Rebuilt(config, plugins, Predictor.from_coefficients(header.predictor), drift)
+    config = _changed_config(run.core, changes.settings)
+    return SetParts(config, plugins, Predictor.from_coefficients(run.predictor))
 
 
 def _check_changes_midway(header: Header, changes: Changes) -> None:
@@ -119,11 +130,11 @@ def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
 
 
 def _chosen(
-    kind: PluginKind, header: Header, spec: PluginSpec | None, changes: Changes, drift: list[str]
+    kind: PluginKind, run: ReplicasetRecord, spec: PluginSpec | None, changes: Changes, drift: list[str]
 ) -> ResolvedPlugin:
     if spec is not None:
         return resolve(kind, spec)
-    for record in header.plugins:
+    for record in run.plugins:
         if record.kind == kind:
             return _recorded(record, changes, drift)
     raise AssertionError(f"a header without a {kind} is refused when it is read")

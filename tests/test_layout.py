@@ -37,7 +37,7 @@ def test_the_list_is_in_order() -> None:
 def test_no_two_test_files_have_one_module() -> None:
     """A longer name that begins like another's is its own module's."""
     assert twins("eventlm/core/state/replica.py") == ["tests/core/state/test_replica.py"]
-    assert twins("eventlm/core/replicaset.py") == ["tests/core/test_replicaset.py"]
+    assert twins("eventlm/core/routing.py") == ["tests/core/test_routing.py"]
     assert "tests/engine/test_inference_engine_blocks.py" in twins("eventlm/engine/inference_engine.py")
     owned = [file for module in modules() for file in twins(module)]
     assert len(owned) == len(set(owned))

@@ -16,7 +16,7 @@ from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.replicaset import Plugins
 from eventlm.engine.plugins.registry import resolve
 from eventlm.engine.request import Request
 from eventlm.events import Header

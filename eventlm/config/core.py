@@ -6,11 +6,13 @@ would be refused when it is read, and no forged one takes more memory than a rea
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-MAX_REPLICAS = 64
+#: Of all replicasets together.
+MAX_REPLICAS = 1024
 #: Tokens in one KV block.
 MAX_BLOCK_SIZE = 512
 #: KV blocks of all replicas together. A core keeps some 60 bytes for each, 1 GiB in all, and every reader of a
@@ -37,6 +39,27 @@ ModelName = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 def most_blocks(num_pools: int) -> int:
     """How many KV blocks each of so many replicas, or KV groups of them, can have."""
     return MAX_BLOCKS // num_pools
+
+
+def check_together(configs: Sequence[CoreConfig]) -> None:
+    """Raises ValueError if all replicasets of an engine have more replicas, blocks or state slots than it can have."""
+    num_replicas = sum(config.num_replicas for config in configs)
+    if num_replicas > MAX_REPLICAS:
+        raise ValueError(
+            f"{len(configs)} replicasets of {num_replicas:,} replicas: an engine has up to {MAX_REPLICAS:,}"
+        )
+    num_blocks = sum(config.num_replicas * config.num_blocks for config in configs)
+    if num_blocks > MAX_BLOCKS:
+        raise ValueError(
+            f"{len(configs)} replicasets of {num_blocks:,} blocks are more than the {MAX_BLOCKS:,} blocks that all "
+            "replicas can have together"
+        )
+    num_slots = sum(config.num_replicas * config.state_slots for config in configs if config.state_slots is not UNSET)
+    if num_slots > MAX_STATE_SLOTS:
+        raise ValueError(
+            f"{len(configs)} replicasets of {num_slots:,} state slots are more than the {MAX_STATE_SLOTS:,} that all "
+            "replicas can have together"
+        )
 
 
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

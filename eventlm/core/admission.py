@@ -18,9 +18,9 @@ class Fit(NamedTuple):
     num_lacking: int
 
 
-def measure(state: CoreState, replica: Replica, sequence: Sequence) -> Fit:
+def measure(replica: Replica, sequence: Sequence) -> Fit:
     """How a waiting sequence would fit now."""
-    block_size = state.config.block_size
+    block_size = replica.config.block_size
     pool = replica.pool
     hits = replica.find_hits(sequence, block_size)
     num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
@@ -30,11 +30,12 @@ def measure(state: CoreState, replica: Replica, sequence: Sequence) -> Fit:
 def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) -> None:
     """Give a waiting sequence its blocks and slot. Its urgency is kept as it is now."""
     sequence = candidate.sequence
-    state.queue_of(sequence).remove(sequence)
-    state.num_waiting -= 1
+    replicaset = state.set_of(sequence)
+    replicaset.queue_of(sequence).remove(sequence)
+    replicaset.num_waiting -= 1
     sequence.urgency = candidate.urgency
-    sequence.generation = sequence.key_generation if state.policy.static else state.round_generation
-    replica.settle(sequence, [block for block, _ in fit.hits], state.config.block_size)
+    sequence.generation = sequence.key_generation if replicaset.policy.static else replicaset.round_generation
+    replica.settle(sequence, [block for block, _ in fit.hits], replicaset.config.block_size)
     if sequence.residency == 1:
         sequence.cached_tokens = sequence.launched_tokens
     note_progress(state, sequence)
@@ -45,6 +46,4 @@ def note_progress(state: CoreState, sequence: Sequence) -> None:
     view = sequence.view
     view.done_tokens = sequence.launched_tokens
     view.cached_tokens = sequence.cached_tokens
-    view.remaining_ns = state.predictor.prefill_ns(
-        sequence.prefill_tokens, sequence.launched_tokens, state.config.max_num_batched_tokens
-    )
+    view.remaining_ns = state.set_of(sequence).prefill_ns(sequence.prefill_tokens, sequence.launched_tokens)

@@ -6,14 +6,15 @@ the position in the log: a replay compares them with what `apply` returned for t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from eventlm.config import CoreConfig
-from eventlm.core import replicaset, scheduler, sequence_manager
+from eventlm.core import scheduler, sequence_manager, worker_facts
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import snapshot
-from eventlm.core.state.core_state import CoreState, Plugins
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.core.state.sequence import IllegalTransitionError
 from eventlm.core.step_completion import complete_step
 from eventlm.errors import InvariantError, UsageError
@@ -43,14 +44,19 @@ from eventlm.events.base import TIME_LIMIT_NS
 class Core:
     """A deterministic state machine. Two of them that are fed the same events are the same."""
 
-    def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor) -> None:
-        self.state = CoreState(config, plugins, predictor)
+    def __init__(
+        self, config: CoreConfig, plugins: Plugins, predictor: Predictor, others: Iterable[SetParts] = ()
+    ) -> None:
+        self.state = CoreState(config, plugins, predictor, others)
 
     @classmethod
-    def restored(cls, config: CoreConfig, plugins: Plugins, taken: bytes) -> Core:
-        """The core that a snapshot was taken of. Raises InvariantError if it was taken of another kind of core."""
+    def restored(cls, config: CoreConfig, plugins: Plugins, taken: bytes, others: Iterable[SetParts] = ()) -> Core:
+        """The core that a snapshot was taken of; of the other sets the predictors are the snapshot's too.
+
+        Raises InvariantError if it was taken of another kind of core.
+        """
         core = cls.__new__(cls)
-        core.state = snapshot.restore(config, plugins, taken)
+        core.state = snapshot.restore(config, plugins, taken, others)
         return core
 
     @property
@@ -113,14 +119,19 @@ class Core:
 def _swap_predictor(state: CoreState, fact: PredictorSwapped) -> None:
     """New times for all that wait; static keys stay as they were read."""
     try:
-        state.predictor = Predictor.from_coefficients(fact.coefficients)
+        predictor = Predictor.from_coefficients(fact.coefficients)
     except UsageError as error:
         raise InvariantError(f"event {fact.s}: {error}") from error
-    chunk = state.config.max_num_batched_tokens
+    meant = state.sets_meant(fact.replicaset)
+    for replicaset in meant:
+        replicaset.predictor = predictor
     for request in state.requests.values():
+        replicaset = state.replicasets[request.arrival.replicaset]
+        if replicaset not in meant:
+            continue
         for s in request.sequences:
-            s.view.prefill_ns = state.predictor.prefill_ns(s.prompt_tokens, 0, chunk)
-            s.view.remaining_ns = state.predictor.prefill_ns(s.view.prompt_tokens, s.view.done_tokens, chunk)
+            s.view.prefill_ns = replicaset.prefill_ns(s.prompt_tokens)
+            s.view.remaining_ns = replicaset.prefill_ns(s.view.prompt_tokens, s.view.done_tokens)
 
 
 def _pause(state: CoreState, fact: Paused) -> None:
@@ -136,13 +147,13 @@ _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {
     Cancelled: sequence_manager.cancel,
     StepCompleted: complete_step,
     TextEnded: sequence_manager.text_end,
-    WorkerUp: replicaset.worker_up,
-    WorkerLost: replicaset.worker_lost,
-    Desynced: replicaset.worker_lost,
+    WorkerUp: worker_facts.worker_up,
+    WorkerLost: worker_facts.worker_lost,
+    Desynced: worker_facts.worker_lost,
     TimerDue: sequence_manager.timers_due,
     PredictorSwapped: _swap_predictor,
-    PolicySwapped: replicaset.swap_policy,
-    CacheFlushed: replicaset.flush_caches,
+    PolicySwapped: worker_facts.swap_policy,
+    CacheFlushed: worker_facts.flush_caches,
     FrontEndLost: sequence_manager.lose_front_end,
     GrammarReady: sequence_manager.grammar_ready,
     Paused: _pause,

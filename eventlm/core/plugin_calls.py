@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from eventlm.core.plugin import ReplicaView, RequestView, SequenceView, StepLoad
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replicaset import Replicaset
 from eventlm.events import PluginFailed
 
 #: Generation of keys that no policy made: they compare with none of any policy.
@@ -23,56 +24,60 @@ class Keys(NamedTuple):
     generation: int
 
 
-def ask_policy(state: CoreState, views: list[SequenceView]) -> Keys:
+def ask_policy(state: CoreState, replicaset: Replicaset, views: list[SequenceView]) -> Keys:
     """Keys of the policy in force; else the arrivals."""
     if not views:
-        return Keys([], state.policy_generation)
+        return Keys([], replicaset.policy_generation)
     try:
         # The plug-in cannot change this: keys are matched by position.
-        keys = state.policy.keys(tuple(views), state.now_ns)
+        keys = replicaset.policy.keys(tuple(views), state.now_ns)
         if len(keys) == len(views) and set(map(type, keys)) == {int}:
-            return Keys(list(keys), state.policy_generation)
+            return Keys(list(keys), replicaset.policy_generation)
         error = f"the policy returned something else than {len(views)} integers"
     except RAISED as raised:
         error = f"the policy raised {type(raised).__name__}"
-    state.decide(PluginFailed, error=error)
+    state.decide(PluginFailed, error=error, replicaset=replicaset.index)
     return Keys([view.arrival_ns for view in views], NO_GENERATION)
 
 
-def ask_margin(state: CoreState) -> int | None:
+def ask_margin(state: CoreState, replicaset: Replicaset) -> int | None:
     """By how much a key must undercut another to evict it; else never."""
     try:
-        margin = state.policy.eviction_margin()
+        margin = replicaset.policy.eviction_margin()
         if margin is None or type(margin) is int:
             return margin
         error = "the policy's margin is neither an integer nor None"
     except RAISED as raised:
         error = f"the policy raised {type(raised).__name__} on its margin"
-    state.decide(PluginFailed, error=error)
+    state.decide(PluginFailed, error=error, replicaset=replicaset.index)
     return None
 
 
-def ask_batcher(state: CoreState, load: StepLoad, view: SequenceView, max_tokens: int, *, idle: bool) -> int:
+def ask_batcher(
+    state: CoreState, replicaset: Replicaset, load: StepLoad, view: SequenceView, max_tokens: int, *, idle: bool
+) -> int:
     """Tokens of the next chunk; else all of them. None at all is nonsense where it would leave a replica `idle`."""
     try:
-        num_tokens = state.plugins.batcher.chunk_tokens(load, view, max_tokens, state.predictor)
+        num_tokens = replicaset.plugins.batcher.chunk_tokens(load, view, max_tokens, replicaset.predictor)
         if type(num_tokens) is int and int(idle) <= num_tokens <= max_tokens:
             return num_tokens
         error = f"the batcher answered something else than {int(idle)} to {max_tokens} tokens"
     except RAISED as raised:
         error = f"the batcher raised {type(raised).__name__}"
-    state.decide(PluginFailed, error=error)
+    state.decide(PluginFailed, error=error, replicaset=replicaset.index)
     return max_tokens
 
 
-def ask_router(state: CoreState, question: RequestView, replicas: Seq[ReplicaView]) -> int | None:
+def ask_router(
+    state: CoreState, replicaset: Replicaset, question: RequestView, replicas: Seq[ReplicaView]
+) -> int | None:
     """The index of one of `replicas`, or None for any that has room; else None."""
     try:
-        home = state.plugins.router.route(question, replicas)
+        home = replicaset.plugins.router.route(question, replicas)
         if home is None or (type(home) is int and any(view.index == home for view in replicas)):
             return home
         error = "the router answered something else than the index of a replica that is up"
     except RAISED as raised:
         error = f"the router raised {type(raised).__name__}"
-    state.decide(PluginFailed, error=error)
+    state.decide(PluginFailed, error=error, replicaset=replicaset.index)
     return None

@@ -20,8 +20,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eventlm.core.admission import measure
-from eventlm.core.state.core_state import CoreState, LossCounts, Suspect
+from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica, StepInFlight
+from eventlm.core.state.replicaset import LossCounts, Replicaset, Suspect
 from eventlm.core.state.sequence import Sequence
 
 #: How unlikely losses by chance must be.
@@ -35,9 +36,11 @@ def accuse(state: CoreState, replica: Replica, *, crashed: bool) -> list[Sequenc
     end, in order of their rows.
     """
     weight = 2 if crashed else 1
-    state.losses.num_losses += weight
-    state.losses.in_a_row += weight
-    if not state.config.max_losses:
+    replicaset = state.set_of(replica)
+    losses = replicaset.losses
+    losses.num_losses += weight
+    losses.in_a_row += weight
+    if not replica.config.max_losses:
         return []
     alone = len({row.sequence.id for step in replica.in_flight for row in _rows(step)}) == 1
     condemned = []
@@ -46,7 +49,7 @@ def accuse(state: CoreState, replica: Replica, *, crashed: bool) -> list[Sequenc
             continue
         end = max(end, sequence.launched_tokens)
         suspect = Suspect(weight, weight * alone, start, end)
-        before = state.suspects.get(sequence.id)
+        before = replicaset.suspects.get(sequence.id)
         if before is not None and max(start, before.start) < min(end, before.end):
             suspect = Suspect(
                 before.losses + weight,
@@ -54,14 +57,14 @@ def accuse(state: CoreState, replica: Replica, *, crashed: bool) -> list[Sequenc
                 max(start, before.start),
                 min(end, before.end),
             )
-            if alone and _is_beyond_doubt(state.losses, suspect, state.config.max_losses):
+            if alone and _is_beyond_doubt(losses, suspect, replica.config.max_losses):
                 condemned.append(sequence)
                 # These losses are explained: they say nothing about the workers.
-                state.losses.num_losses -= suspect.losses
-                state.losses.in_a_row = 0
+                losses.num_losses -= suspect.losses
+                losses.in_a_row = 0
         if alone:
-            state.suspects.pop(sequence.id, None)
-        state.suspects[sequence.id] = suspect
+            replicaset.suspects.pop(sequence.id, None)
+        replicaset.suspects[sequence.id] = suspect
     return condemned
 
 
@@ -73,19 +76,19 @@ def _is_beyond_doubt(counts: LossCounts, suspect: Suspect, max_losses: int) -> b
     return min(suspect.losses, counts.in_a_row) >= max_losses
 
 
-def note_step(state: CoreState, step: StepInFlight) -> None:
+def note_step(replicaset: Replicaset, step: StepInFlight) -> None:
     """A step has completed. Its rows did no harm."""
-    counts = state.losses
+    counts = replicaset.losses
     counts.num_steps += 1
     counts.in_a_row = 0
     if counts.num_steps >= MAX_STEPS_COUNTED:
         counts.num_steps //= 2
         counts.num_losses //= 2
-    if state.suspects:
+    if replicaset.suspects:
         for sequence, _, end in _rows(step):
-            suspect = state.suspects.get(sequence.id)
+            suspect = replicaset.suspects.get(sequence.id)
             if suspect is not None and end >= suspect.end:
-                del state.suspects[sequence.id]
+                del replicaset.suspects[sequence.id]
 
 
 class _Row(NamedTuple):
@@ -103,12 +106,13 @@ def _rows(step: StepInFlight) -> list[_Row]:
 
 def is_suspect(state: CoreState, sequence: Sequence) -> bool:
     """Whether a sequence may only be computed in a step of its own."""
-    return sequence.id in state.suspects
+    return sequence.id in state.set_of(sequence).suspects
 
 
 def is_held_back(state: CoreState, sequence: Sequence) -> bool:
     """Whether a sequence is only computed where nothing else can run: no step has completed since the latest loss."""
-    return state.losses.in_a_row > 0 and sequence.id in state.suspects
+    replicaset = state.set_of(sequence)
+    return replicaset.losses.in_a_row > 0 and sequence.id in replicaset.suspects
 
 
 def find_trial(state: CoreState, replica: Replica, *, held_back: bool = False) -> Sequence | None:
@@ -117,13 +121,13 @@ def find_trial(state: CoreState, replica: Replica, *, held_back: bool = False) -
     held_back: whether it may be one of those that are held back.
     """
     waiting = None
-    for request, index in state.suspects:
+    for request, index in state.set_of(replica).suspects:
         sequence = state.requests[request].sequences[index]
         if sequence.resident and sequence.replica == replica.index:
             return sequence
         if not held_back and is_held_back(state, sequence):
             continue
         if waiting is None and sequence.ticket and sequence.home in (-1, replica.index):
-            has_slot = len(replica.running) < state.config.max_num_seqs
-            waiting = sequence if has_slot and measure(state, replica, sequence).num_lacking <= 0 else None
+            has_slot = len(replica.running) < replica.config.max_num_seqs
+            waiting = sequence if has_slot and measure(replica, sequence).num_lacking <= 0 else None
     return waiting

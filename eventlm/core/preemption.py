@@ -23,7 +23,7 @@ def preempt(state: CoreState, replica: Replica, sequence: Sequence, reason: Pree
     """A resident waits again. It gets in line once its steps in flight have completed."""
     replica.vacate(sequence)
     sequence.transition(State.WAITING)
-    state.num_waiting += 1
+    state.set_of(sequence).num_waiting += 1
     state.touch(sequence)
     state.decide(
         Preempted,
@@ -94,7 +94,7 @@ def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
     for victim in victims:
         victim.evictions += 1
         preempt(state, replica, victim, "admission", candidate.sequence)
-    admit(state, replica, candidate, measure(state, replica, candidate.sequence))
+    admit(state, replica, candidate, measure(replica, candidate.sequence))
 
 
 def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> list[Sequence]:
@@ -105,8 +105,8 @@ def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> li
     if not _may_evict(state, least_urgent, candidate):
         _note_victim(state, replica, least_urgent, candidate.sequence, "more_urgent")
         return []
-    fit = measure(state, replica, candidate.sequence)
-    needs_slot = len(replica.running) >= state.config.max_num_seqs
+    fit = measure(replica, candidate.sequence)
+    needs_slot = len(replica.running) >= replica.config.max_num_seqs
     if fit.num_lacking <= 0 and not needs_slot:
         return []
     return _choose_victims(state, replica, candidate, fit, needs_slot=needs_slot) or []
@@ -125,7 +125,7 @@ def _choose_victims(
     for resident in reversed(replica.running):
         if lacking <= 0 and not needs_slot:
             break
-        is_exempt = resident.evictions >= state.config.max_evictions
+        is_exempt = resident.evictions >= replica.config.max_evictions
         if is_exempt or not _may_evict(state, resident, candidate):
             if is_witnessed:
                 _note_victim(state, replica, resident, candidate.sequence, "exempt" if is_exempt else "more_urgent")
@@ -150,7 +150,8 @@ def _may_evict(state: CoreState, resident: Sequence, candidate: Candidate) -> bo
     priority, key = candidate.urgency[:2]
     if resident.urgency[0] != priority:
         return resident.urgency[0] > priority
-    generation = candidate.sequence.key_generation if state.policy.static else state.round_generation
-    if state.margin is None or generation != state.policy_generation or resident.generation != generation:
+    replicaset = state.set_of(resident)
+    generation = candidate.sequence.key_generation if replicaset.policy.static else replicaset.round_generation
+    if replicaset.margin is None or generation != replicaset.policy_generation or resident.generation != generation:
         return False
-    return key + state.margin < resident.urgency[1]
+    return key + replicaset.margin < resident.urgency[1]

@@ -7,23 +7,24 @@ from eventlm.core.plugin_calls import ask_router
 from eventlm.core.sequence_manager import enqueue
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
+from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence
 from eventlm.events import Routed
 
 
-def route_new(state: CoreState) -> None:
+def route_new(state: CoreState, replicaset: Replicaset) -> None:
     """Offer sequences that have no home to the router, all of a request at once, once a worker is up."""
-    if not state.unrouted or not any(replica.up for replica in state.replicas):
+    if not replicaset.unrouted or not any(replica.up for replica in replicaset.replicas):
         return
-    unrouted, state.unrouted = state.unrouted, {}
+    unrouted, replicaset.unrouted = replicaset.unrouted, {}
     by_request: dict[int, list[Sequence]] = {}
     for sequence in unrouted.values():
         by_request.setdefault(sequence.request, []).append(sequence)
     for request, sequences in by_request.items():
-        question = RequestView(request, state.num_routed, len(sequences), sequences[0].num_tokens)
-        state.num_routed += 1
-        views = [view_of(state, replica, sequences[0]) for replica in state.replicas if replica.up]
-        home = ask_router(state, question, views)
+        question = RequestView(request, replicaset.num_routed, len(sequences), sequences[0].num_tokens)
+        replicaset.num_routed += 1
+        views = [view_of(replicaset, replica, sequences[0]) for replica in replicaset.replicas if replica.up]
+        home = ask_router(state, replicaset, question, views)
         for sequence in sequences:
             sequence.home = -1 if home is None else home
             state.touch(sequence)
@@ -34,9 +35,9 @@ def route_new(state: CoreState) -> None:
                 state.decide(Routed, because=request, request=request, index=index, replica=home)
 
 
-def view_of(state: CoreState, replica: Replica, sequence: Sequence) -> ReplicaView:
+def view_of(replicaset: Replicaset, replica: Replica, sequence: Sequence) -> ReplicaView:
     """A replica as the router sees it that is asked about `sequence`."""
-    reads_prefixes = state.plugins.router.reads_prefixes
+    reads_prefixes = replicaset.plugins.router.reads_prefixes
     return ReplicaView(
         index=replica.index,
         num_waiting=len(replica.queue),
@@ -44,5 +45,5 @@ def view_of(state: CoreState, replica: Replica, sequence: Sequence) -> ReplicaVi
         waiting_tokens=replica.queue.num_tokens,
         admitted_tokens=replica.admitted_tokens,
         available_blocks=replica.pool.num_available,
-        prefix_tokens=replica.prefix_tokens(sequence, state.config.block_size) if reads_prefixes else 0,
+        prefix_tokens=replica.prefix_tokens(sequence, replicaset.config.block_size) if reads_prefixes else 0,
     )

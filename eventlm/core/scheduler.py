@@ -29,6 +29,7 @@ from eventlm.core.state.plan_witness import (
     TurnTaken,
 )
 from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
+from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.state.step_plan import StepPlan
 from eventlm.core.state.waiting_queue import Candidate
@@ -41,12 +42,17 @@ def plan(state: CoreState) -> None:
     state.plans = {}
     if state.paused:
         return
-    route_new(state)
-    state.margin = ask_margin(state) if state.num_waiting else None
+    for replicaset in state.replicasets:
+        _plan_set(state, replicaset)
+
+
+def _plan_set(state: CoreState, replicaset: Replicaset) -> None:
+    route_new(state, replicaset)
+    replicaset.margin = ask_margin(state, replicaset) if replicaset.num_waiting else None
     plan_one = plan_step if state.witness is None else _plan_witnessed
-    while ready := [replica for replica in state.replicas if replica.up and replica.has_room(state.config)]:
-        if not state.policy.static:
-            _read_keys(state)
+    while ready := [replica for replica in replicaset.replicas if replica.up and replica.has_room(replica.config)]:
+        if not replicaset.policy.static:
+            _read_keys(state, replicaset)
         if len(ready) > 1:
             ready.sort(key=_turn)
         num_decided = len(state.decisions)
@@ -67,33 +73,34 @@ def _turn(replica: Replica) -> tuple[int, int]:
     return replica.admitted_tokens, replica.index
 
 
-def _read_keys(state: CoreState) -> None:
+def _read_keys(state: CoreState, replicaset: Replicaset) -> None:
     """One call of a policy that is not static, over all that wait and all partial prefills."""
-    if state.policy.reads_prefixes:
-        _read_prefixes(state)
-    waiting = [sequence for queue in state.queues for sequence in queue.members]
-    partials = [sequence for replica in state.replicas for sequence in replica.partials()]
-    keys, state.round_generation = ask_policy(state, [sequence.view for sequence in waiting + partials])
+    if replicaset.policy.reads_prefixes:
+        _read_prefixes(replicaset)
+    waiting = [sequence for queue in replicaset.queues for sequence in queue.members]
+    partials = [sequence for replica in replicaset.replicas for sequence in replica.partials()]
+    views = [sequence.view for sequence in waiting + partials]
+    keys, replicaset.round_generation = ask_policy(state, replicaset, views)
     index = 0
-    for queue in state.queues:
+    for queue in replicaset.queues:
         queue.order_by(keys[index : index + len(queue)])
         index += len(queue)
-    state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[index:], strict=True)}
+    replicaset.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[index:], strict=True)}
 
 
-def _read_prefixes(state: CoreState) -> None:
+def _read_prefixes(replicaset: Replicaset) -> None:
     """What each waiting sequence could hit now: at home, or the most that any replica has."""
-    for queue in state.queues:
+    for queue in replicaset.queues:
         for sequence in queue.members:
             sequence.view.cached_tokens = 0
-    for replica in state.replicas:
+    for replica in replicaset.replicas:
         if replica.up:
-            replica.read_hits(replica.queue.members + state.shared_queue.members, state.config.block_size)
+            replica.read_hits(replica.queue.members + replicaset.shared_queue.members, replica.config.block_size)
 
 
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    plan = StepPlan(replica.index, state.now_ns, state.config.max_num_batched_tokens)
+    plan = StepPlan(replica.index, state.now_ns, replica.config.max_num_batched_tokens)
     state.plans[replica.index] = state.latest_plans[replica.index] = plan
     head = None
     trial = find_trial(state, replica)
@@ -111,11 +118,11 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
     else:
         _add_decodes(state, replica, plan)
         if replica.states is not None:
-            keep_decode_states(state.config, replica.states, plan)
+            keep_decode_states(replica.config, replica.states, plan)
         if replica.num_partial or head is not None:
             _add_prefills(state, replica, plan)
             replica.queue.end_plan()
-            state.shared_queue.end_plan()
+            state.set_of(replica).shared_queue.end_plan()
     if not plan.decodes and not plan.chunks and not replica.in_flight:
         trial = find_trial(state, replica, held_back=True)
         if trial is not None:
@@ -155,7 +162,7 @@ def _plan_witnessed(state: CoreState, replica: Replica) -> bool:
 
 def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
     """The most urgent of those that wait for a replica and have not been passed over in this plan."""
-    own, shared = replica.queue.peek(), state.shared_queue.peek()
+    own, shared = replica.queue.peek(), state.set_of(replica).shared_queue.peek()
     if own is None or (shared is not None and shared.urgency < own.urgency):
         return shared
     return own
@@ -164,7 +171,7 @@ def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
 def _add_trial(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
     """The next chunk of a suspect, which waits and fits or is half done, and nothing else."""
     if not sequence.resident:
-        candidate, fit = state.queue_of(sequence).candidate(sequence), measure(state, replica, sequence)
+        candidate, fit = state.set_of(sequence).queue_of(sequence).candidate(sequence), measure(replica, sequence)
         _note_candidate(state, replica, candidate, "admitted", fit)
         admit(state, replica, candidate, fit)
     else:
@@ -177,7 +184,7 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
 
     This loop runs once for every sequence and step: it is written for speed.
     """
-    config = state.config
+    config = replica.config
     max_in_flight = config.max_decodes_in_flight_per_seq
     per_row = config.max_tokens_per_row
     budget = config.max_num_batched_tokens
@@ -216,7 +223,7 @@ def _fit_decode(state: CoreState, replica: Replica, plan: StepPlan, sequence: Se
     0 if it has no row in this step.
     """
     ahead = sequence.num_tokens + sequence.pending_tokens
-    most = min(sequence.max_total_tokens - ahead, state.config.max_tokens_per_row, budget)
+    most = min(sequence.max_total_tokens - ahead, replica.config.max_tokens_per_row, budget)
     if most and ahead + most > sequence.room_tokens:
         most = _grow(state, replica, plan, sequence, most)
     return most
@@ -228,7 +235,7 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     Where the pool has too little it produces what its own blocks hold. Only one that could produce nothing takes a
     block from others, or goes; and it waits for its rows in flight first, which may need less than was reserved.
     """
-    block_size = state.config.block_size
+    block_size = replica.config.block_size
     first = len(sequence.block_table)
     ahead = sequence.num_tokens + sequence.pending_tokens
     num_fresh = ceil_div(ahead + most - 1, block_size) - first
@@ -264,7 +271,7 @@ def _note_short(
 
 def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     """Chunks of partial prefills and of newly admitted sequences, more urgent ones first."""
-    config = state.config
+    config = replica.config
     partials = _partial_heap(state, replica)
     passed: list[Sequence] = []
     # The one that closes the line: none that waits after it is looked at.
@@ -279,7 +286,7 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             _add_chunk(state, replica, plan, partial.sequence)
         elif head is None:
             break
-        elif (fit := measure(state, replica, head.sequence)).num_lacking <= 0 and not is_suspect(state, head.sequence):
+        elif (fit := measure(replica, head.sequence)).num_lacking <= 0 and not is_suspect(state, head.sequence):
             for skipped in passed:
                 skipped.skips += 1
                 state.touch(skipped)
@@ -319,10 +326,11 @@ def _note_candidate(
 
 def _pass_over(state: CoreState, sequence: Sequence, passed: list[Sequence]) -> Sequence | None:
     """Go on with the next in line; or not, then the sequence is returned."""
-    state.queue_of(sequence).pass_over()
+    replicaset = state.set_of(sequence)
+    replicaset.queue_of(sequence).pass_over()
     if is_held_back(state, sequence):
         return None
-    is_last = max(sequence.skips, len(passed)) >= state.config.max_skips
+    is_last = max(sequence.skips, len(passed)) >= replicaset.config.max_skips
     passed.append(sequence)
     return sequence if is_last else None
 
@@ -330,16 +338,17 @@ def _pass_over(state: CoreState, sequence: Sequence, passed: list[Sequence]) -> 
 def _partial_heap(state: CoreState, replica: Replica) -> list[tuple[Urgency, Sequence]]:
     """Partial prefills by this round's keys (urgencies are unique, so sequences are never compared)."""
     heap = []
+    partial_keys = state.set_of(replica).partial_keys
     for sequence in replica.partials():
         priority, key, request, index = sequence.urgency
-        heap.append(((priority, state.partial_keys.get(sequence.id, key), request, index), sequence))
+        heap.append(((priority, partial_keys.get(sequence.id, key), request, index), sequence))
     heapify(heap)
     return heap
 
 
 def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
     """The next chunk of a partial prefill, after what can be hit by now; none if the batcher wants none."""
-    config = state.config
+    config = replica.config
     before = sequence.launched_tokens
     replica.exchange_hits(sequence, config.block_size)
     if sequence.launched_tokens != before:
@@ -349,7 +358,7 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     start = sequence.launched_tokens
     max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - plan.load.num_tokens)
     idle = not plan.decodes and not plan.chunks and not replica.in_flight
-    num_tokens = ask_batcher(state, plan.load, sequence.view, max_tokens, idle=idle)
+    num_tokens = ask_batcher(state, state.set_of(replica), plan.load, sequence.view, max_tokens, idle=idle)
     if replica.states is not None:
         num_tokens = whole_blocks(sequence, num_tokens, max_tokens, config.block_size)
     if state.witness is not None:
@@ -386,7 +395,7 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
 
 def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     """Put the step in flight and decide its launch."""
-    most = plan.most if state.config.max_tokens_per_row > 1 else []
+    most = plan.most if replica.config.max_tokens_per_row > 1 else []
     launched = state.note(
         Launched(
             s=state.next_seq,
@@ -401,8 +410,8 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             blocks=plan.blocks,
             forget=replica.forget,
             num_tokens=plan.load.num_tokens,
-            predicted_ns=plan.load.predicted_ns(state.predictor),
-            bucket=0 if plan.chunks else bucket_of(state.config.graph_buckets, len(plan.decodes)),
+            predicted_ns=plan.load.predicted_ns(state.set_of(replica).predictor),
+            bucket=0 if plan.chunks else bucket_of(replica.config.graph_buckets, len(plan.decodes)),
             states=plan.states,
         )
     )

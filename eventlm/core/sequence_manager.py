@@ -36,6 +36,11 @@ def arrive(state: CoreState, arrival: Arrived) -> None:
             f"arrival {arrival.s} is member {arrival.group_index} of a group of {arrival.group_size}, "
             f"but member {len(state.group)} of {first.group_size} was due"
         )
+    if arrival.replicaset != first.replicaset or not 0 <= arrival.replicaset < len(state.replicasets):
+        raise InvariantError(
+            f"arrival {arrival.s} is for replicaset {arrival.replicaset} of {len(state.replicasets)}, "
+            f"its group for {first.replicaset}"
+        )
     least_tokens = 1 if arrival.scheduling.kind == "generate" else 0
     if arrival.n < 1 or arrival.prompt_tokens < 1 or arrival.max_tokens < least_tokens:
         raise InvariantError(f"arrival {arrival.s} has no sequence, no prompt or nothing to produce")
@@ -53,42 +58,47 @@ def arrive(state: CoreState, arrival: Arrived) -> None:
 
 
 def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | None:
-    if any(member.prompt_tokens + member.max_tokens > state.config.max_model_len for member in group):
+    replicaset = state.replicasets[group[0].replicaset]
+    config = replicaset.config
+    if any(member.prompt_tokens + member.max_tokens > config.max_model_len for member in group):
         return "context_length"
     num_sequences = sum(member.n for member in group)
-    num_free_slots = sum(state.config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
+    num_free_slots = sum(config.max_num_seqs - len(replica.running) for replica in replicaset.replicas if replica.up)
     # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
-    num_waiting = state.num_waiting + state.num_closing
-    if num_waiting + num_sequences > state.config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
+    num_waiting = replicaset.num_waiting + replicaset.num_closing
+    if num_waiting + num_sequences > config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
         return "queue_full"
     return None
 
 
 def _register(state: CoreState, arrival: Arrived) -> None:
-    prefill_ns = state.predictor.prefill_ns(arrival.prompt_tokens, 0, state.config.max_num_batched_tokens)
+    replicaset = state.replicasets[arrival.replicaset]
+    prefill_ns = replicaset.prefill_ns(arrival.prompt_tokens)
     sequences = [Sequence(arrival, i, SequenceView.of(arrival, i, prefill_ns)) for i in range(arrival.n)]
     state.requests[arrival.s] = AdmittedRequest(arrival, sequences)
-    state.num_waiting += arrival.n
+    replicaset.num_waiting += arrival.n
     state.decide(Admitted, because=arrival.s, request=arrival.s)
     for sequence in sequences:
         state.touch(sequence)
         if sequence.state is State.WAITING:
-            state.unrouted[sequence.id] = sequence
+            replicaset.unrouted[sequence.id] = sequence
     if arrival.scheduling.drop_if_late and sequences[0].view.deadline_ns:
         _watch_deadline(state, state.requests[arrival.s], because=arrival.s)
 
 
 def enqueue(state: CoreState, sequence: Sequence) -> None:
     """A waiting sequence with nothing in flight gets in line where its router put it."""
+    replicaset = state.set_of(sequence)
     view = sequence.view
     view.prompt_tokens = sequence.num_tokens
     view.output_tokens = sequence.num_output_tokens
     view.cached_tokens = 0
-    view.remaining_ns = state.predictor.prefill_ns(sequence.num_tokens, 0, state.config.max_num_batched_tokens)
-    if state.policy.static and sequence.key_generation != state.policy_generation:
-        keys, sequence.key_generation = ask_policy(state, [view])
+    view.remaining_ns = replicaset.prefill_ns(sequence.num_tokens)
+    is_static = replicaset.policy.static
+    if is_static and sequence.key_generation != replicaset.policy_generation:
+        keys, sequence.key_generation = ask_policy(state, replicaset, [view])
         sequence.key = keys[0]
-    state.queue_of(sequence).add(sequence, sequence.key if state.policy.static else sequence.urgency[1])
+    replicaset.queue_of(sequence).add(sequence, sequence.key if is_static else sequence.urgency[1])
 
 
 def text_end(state: CoreState, fact: TextEnded) -> None:
@@ -114,7 +124,7 @@ def end(state: CoreState, sequence: Sequence, reason: FinishReason) -> None:
     _leave(state, sequence)
     sequence.closing_reason = reason
     sequence.transition(State.CLOSING)
-    state.num_closing += 1
+    state.set_of(sequence).num_closing += 1
     state.touch(sequence)
     state.decide(
         Closing,
@@ -203,9 +213,10 @@ def _watch_deadline(state: CoreState, request: AdmittedRequest, *, because: int)
 
 def _least_prefill_ns(state: CoreState, sequence: Sequence) -> int:
     """Predicted time of a waiting sequence's prompt if it went on alone, with all that can be hit on any replica."""
-    block_size = state.config.block_size
-    done_tokens = max(replica.hit_tokens(sequence, block_size) for replica in state.replicas)
-    return state.predictor.prefill_ns(sequence.num_tokens, done_tokens, state.config.max_num_batched_tokens)
+    replicaset = state.set_of(sequence)
+    block_size = replicaset.config.block_size
+    done_tokens = max(replica.hit_tokens(sequence, block_size) for replica in replicaset.replicas)
+    return replicaset.prefill_ns(sequence.num_tokens, done_tokens)
 
 
 def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
@@ -221,18 +232,19 @@ def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
         else:
             sequence.transition(State.WAITING)
             state.touch(sequence)
-            state.unrouted[sequence.id] = sequence
+            state.set_of(sequence).unrouted[sequence.id] = sequence
 
 
 def _leave(state: CoreState, sequence: Sequence) -> None:
     """Give back what the sequence has: its position in the queue, or its blocks and slot. It is no suspect any more."""
+    replicaset = state.set_of(sequence)
     if sequence.resident:
         state.replicas[sequence.replica].vacate(sequence)
     elif sequence.state in (State.WAITING, State.WAITING_FOR_GRAMMAR):
-        state.num_waiting -= 1
+        replicaset.num_waiting -= 1
         if sequence.ticket:
-            state.queue_of(sequence).remove(sequence)
-        state.unrouted.pop(sequence.id, None)
+            replicaset.queue_of(sequence).remove(sequence)
+        replicaset.unrouted.pop(sequence.id, None)
     elif sequence.state is State.CLOSING:
-        state.num_closing -= 1
-    state.suspects.pop(sequence.id, None)
+        replicaset.num_closing -= 1
+    replicaset.suspects.pop(sequence.id, None)

@@ -33,7 +33,7 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     if step is None or step.step != fact.step or step.launch_seq != fact.c:
         raise InvariantError(f"replica {fact.replica} completed step {fact.step}, but {step and step.step} was due")
     _check_rows(step, fact)
-    note_step(state, step)
+    note_step(state.set_of(replica), step)
     replica.in_flight.popleft()
     reasons = dict(fact.ends)
     outcome = Outcome([], [], [])
@@ -41,7 +41,7 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     if step.chunks:
         _confirm_chunks(step, fact.produced, reasons, outcome)
     for row, names in fact.filled:
-        _fill(replica, step, row, names, state.config.block_size)
+        _fill(replica, step, row, names)
     num_tokens = sum(fact.produced)
     if outcome.dropped:
         num_tokens -= sum(count for _, count in outcome.dropped)
@@ -136,7 +136,7 @@ def _confirm_chunks(
             drained.append(sequence)
 
 
-def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int], block_size: int) -> None:
+def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int]) -> None:
     """Blocks of a sequence that the step's KV completed have names now, and are hittable if it held them since.
 
     Raises InvariantError if it has not as many full blocks.
@@ -146,7 +146,7 @@ def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int], bloc
     if sequence.ended:
         return
     sequence.block_names += names
-    if len(sequence.block_names) * block_size > sequence.num_tokens:
+    if len(sequence.block_names) * replica.config.block_size > sequence.num_tokens:
         raise InvariantError(f"step {step.step} of replica {replica.index} filled more blocks than {sequence} has")
     # A preempted sequence is not admitted again while a row of it is in flight: resident now is resident since.
     if sequence.resident:

@@ -42,9 +42,9 @@ def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, S
 
 
 def takers_of(state: CoreState, sequence: Sequence) -> list[Replica]:
-    """The replicas that could compute it: the one that it is on or was sent to, else all."""
+    """The replicas that could compute it: the one that it is on or was sent to, else all of its set."""
     home = sequence.replica if sequence.resident else sequence.home
-    return state.replicas if home < 0 else [state.replicas[home]]
+    return state.set_of(sequence).replicas if home < 0 else [state.replicas[home]]
 
 
 def find_present_wait_reason(state: CoreState, sequence: Sequence) -> WaitReason | None:
@@ -92,11 +92,12 @@ def first_plan_that_counts(state: CoreState, sequence: Sequence) -> int:
 
 def urgency_now(state: CoreState, sequence: Sequence) -> Urgency:
     """By which it is ordered now: in line by the latest keys, resident by that of its admission or of its prefill."""
+    replicaset = state.set_of(sequence)
     priority, key, request, index = sequence.urgency
     if sequence.ticket:
-        if not state.policy.static:
-            return state.queue_of(sequence).candidate(sequence).urgency
+        if not replicaset.policy.static:
+            return replicaset.queue_of(sequence).candidate(sequence).urgency
         key = sequence.key
     elif sequence.state is State.PREFILL:
-        key = state.partial_keys.get(sequence.id, key)
+        key = replicaset.partial_keys.get(sequence.id, key)
     return priority, key, request, index

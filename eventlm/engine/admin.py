@@ -128,8 +128,9 @@ def _facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registr
         case Resume():
             return [Resumed()] if state.paused else []
         case SwapPolicy(name):
-            if name not in state.plugins.policies:
-                hint = did_you_mean(name, state.plugins.policies, listed_as="installed at start")
+            installed = state.replicasets[0].plugins.policies
+            if name not in installed:
+                hint = did_you_mean(name, installed, listed_as="installed at start")
                 raise UnknownPolicyError(f"unknown policy {name!r}{hint}; others need --extra-policy NAME at the start")
             return [PolicySwapped(name=name)]
         case FlushCache():
@@ -194,7 +195,7 @@ def status_of(
         state=engine_state,
         paused=state.paused,
         policy=state.policy_name,
-        policies=list(state.plugins.policies),
+        policies=list(state.replicasets[0].plugins.policies),
         num_requests=len(state.requests),
         num_at_lowest_priority=sum(
             request.arrival.scheduling.priority == LOWEST_PRIORITY for request in state.requests.values()

@@ -20,7 +20,7 @@ from eventlm.config.core import most_blocks
 from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
-from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.replicaset import Plugins
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import UsageError

@@ -32,7 +32,17 @@ from eventlm.events.facts import (
     WorkerLost,
     WorkerUp,
 )
-from eventlm.events.markers import Checkpoint, End, Gap, Header, PluginRecord, Snapshot, StepOps, UserMark
+from eventlm.events.markers import (
+    Checkpoint,
+    End,
+    Gap,
+    Header,
+    PluginRecord,
+    ReplicasetRecord,
+    Snapshot,
+    StepOps,
+    UserMark,
+)
 
 FACTS: tuple[type[Fact], ...] = tuple(Fact.__subclasses__())
 DECISIONS: tuple[type[Decision], ...] = tuple(Decision.__subclasses__())
@@ -68,6 +78,7 @@ __all__ = [
     "PredictorSwapped",
     "Preempted",
     "Rejected",
+    "ReplicasetRecord",
     "Resumed",
     "Routed",
     "Snapshot",

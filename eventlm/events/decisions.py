@@ -116,3 +116,5 @@ class PluginFailed(Decision, frozen=True, kw_only=True, tag="plugin_failed"):
     """A plug-in raised or returned nonsense. Instead: order of arrival, no eviction, whole chunk, shared queue."""
 
     error: str
+    #: Whose plug-in.
+    replicaset: int = 0

@@ -25,6 +25,8 @@ class Arrived(Fact, frozen=True, kw_only=True, tag="arrive"):
     group_index: int = 0
     #: Seed of the sampling noise, unsigned 64 bit, as a string because JSON numbers end at 2^53.
     seed: str = "0"
+    #: Which of the engine's replicasets it is for, by its place in the header; 0 is the first.
+    replicaset: int = 0
 
 
 class Cancelled(Fact, frozen=True, kw_only=True, tag="cancel"):
@@ -111,16 +113,23 @@ class PredictorSwapped(Fact, frozen=True, kw_only=True, tag="predictor"):
     """New coefficients of the step-time model, in picoseconds for each unit (see `eventlm.core.predictor`)."""
 
     coefficients: list[int]
+    #: Which replicaset's.
+    replicaset: int = 0
 
 
 class PolicySwapped(Fact, frozen=True, kw_only=True, tag="policy"):
     """Another of the policies that were installed at the start takes over."""
 
     name: str
+    #: In which replicaset; -1: in all.
+    replicaset: int = -1
 
 
 class CacheFlushed(Fact, frozen=True, kw_only=True, tag="flush_cache"):
     """Every prefix cache drops the blocks that no sequence holds. Held blocks stay and can still be hit."""
+
+    #: Of which replicaset; -1: of all.
+    replicaset: int = -1
 
 
 class FrontEndLost(Fact, frozen=True, kw_only=True, tag="front_end_lost"):

@@ -10,9 +10,10 @@ import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
+from eventlm.config.core import check_together
 from eventlm.events.base import TIME_LIMIT_NS
 from eventlm.events.codec import UNREADABLE, decode_body
-from eventlm.events.markers import Header
+from eventlm.events.markers import Header, PluginRecord
 from eventlm.types import PluginKind
 
 #: A few KiB are usual: configuration and plug-ins. It also bounds what is read of a file that is not a trace.
@@ -46,19 +47,35 @@ def _problems(header: Header) -> Iterator[str]:
         value = getattr(header, name)
         if not 0 <= value < limit:
             yield f"{name}: {value} is not from 0 to {limit - 1}"
-    kinds = {record.kind for record in header.plugins}
-    for kind in get_args(PluginKind):
-        if kind not in kinds:
-            yield f"plugins: there is no {kind}"
     nested = {"config": header.config, "host": header.host}
-    for index, record in enumerate(header.plugins):
-        nested[f"plugins[{index}].parameters"] = record.parameters
-        if "type" in record.parameters:
-            # That key is the plug-in's name.
-            yield f"plugins[{index}].parameters: none can be called `type`"
+    yield from _plugin_problems("", header.plugins, nested)
+    others = header.replicasets or []
+    for number, other in enumerate(others):
+        yield from _plugin_problems(f"replicasets[{number}].", other.plugins, nested)
+    names = [each.name for each in header.sets]
+    if len(set(names)) < len(names):
+        yield "replicasets: two have one name"
+    if others:
+        try:
+            check_together([each.core for each in header.sets])
+        except ValueError as error:
+            yield f"replicasets: {error}"
     for name, value in nested.items():
         if _is_deeper(value, MAX_DEPTH):
             yield f"{name}: tables and lists are nested more than {MAX_DEPTH} deep"
+
+
+def _plugin_problems(where: str, plugins: list[PluginRecord], nested: dict[str, Any]) -> Iterator[str]:
+    """What is wrong with the plug-ins of a replicaset; their parameters are put into `nested`."""
+    kinds = {record.kind for record in plugins}
+    for kind in get_args(PluginKind):
+        if kind not in kinds:
+            yield f"{where}plugins: there is no {kind}"
+    for index, record in enumerate(plugins):
+        nested[f"{where}plugins[{index}].parameters"] = record.parameters
+        if "type" in record.parameters:
+            # That key is the plug-in's name.
+            yield f"{where}plugins[{index}].parameters: none can be called `type`"
 
 
 def _is_deeper(outermost: dict[str, Any], depth: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from eventlm.config import CoreConfig
 from eventlm.config.core import MAX_NAME_LENGTH, Count
@@ -32,6 +32,20 @@ class PluginRecord(Struct, frozen=True, kw_only=True):
     source_hash: Text = ""
 
 
+Coefficients = Annotated[list[Count], Meta(min_length=5, max_length=5)]
+
+
+class ReplicasetRecord(Struct, frozen=True, kw_only=True):
+    """A further replicaset of a run: what the header says of the first by the same names."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
+    core: CoreConfig
+    plugins: list[PluginRecord]
+    predictor: Coefficients
+    model_fingerprint: Text = ""
+    block_table_size: Count = 0
+
+
 class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header"):
     """First line of a trace: everything needed to build the same core, and to understand the run.
 
@@ -55,7 +69,7 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
     config: dict[str, dict[str, Any]] = {}
     config_hash: Text = ""
     plugins: list[PluginRecord]
-    predictor: Annotated[list[Count], Meta(min_length=5, max_length=5)]
+    predictor: Coefficients
     #: Seeds of the run's random streams, as strings.
     seeds: dict[str, Text] = {}
     model_fingerprint: Text = ""
@@ -66,6 +80,31 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
     level: Literal["default", "tokens"] = "default"
     #: In a later segment of one run: the last `h` of the segment before.
     previous_h: Annotated[str, Meta(pattern=r"^([0-9a-f]{16})?\Z")] = ""
+    #: Where there are several replicasets: the name of the first, which the fields above describe, and the others.
+    replicaset: Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)] | UnsetType = UNSET
+    replicasets: Annotated[list[ReplicasetRecord], Meta(min_length=1)] | UnsetType = UNSET
+
+    @property
+    def sets(self) -> list[ReplicasetRecord]:
+        """All replicasets in their order. One that is alone is named after its model."""
+        first = ReplicasetRecord(
+            name=self.core.models[0] if self.replicaset is UNSET else self.replicaset,
+            core=self.core,
+            plugins=self.plugins,
+            predictor=self.predictor,
+            model_fingerprint=self.model_fingerprint,
+            block_table_size=self.block_table_size,
+        )
+        return [first, *(self.replicasets or [])]
+
+    @property
+    def num_replicas(self) -> int:
+        """Of all replicasets."""
+        return sum(each.core.num_replicas for each in self.sets)
+
+    def cores_of_replicas(self) -> list[CoreConfig]:
+        """By its number, the configuration of each replica's set."""
+        return [each.core for each in self.sets for _ in range(each.core.num_replicas)]
 
 
 class Checkpoint(Marker, frozen=True, kw_only=True, tag="checkpoint"):

@@ -10,7 +10,7 @@ from msgspec import Struct
 from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
-from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.replicaset import Plugins
 from eventlm.events import Decision, Fact, Marker
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.histograms import Histogram, seconds

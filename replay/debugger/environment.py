@@ -18,7 +18,7 @@ _OF_STATE: dict[str, Callable[[CoreState], Value]] = {
     "paused": lambda state: state.paused,
     "closing": lambda state: state.num_closing,
     "timers": lambda state: len(state.timers) - state.num_dead_timers,
-    "suspects": lambda state: len(state.suspects),
+    "suspects": lambda state: sum(len(each.suspects) for each in state.replicasets),
 }
 _OF_SEQUENCE: dict[str, Callable[[Sequence], Value]] = {
     "state": lambda each: each.state.name.lower(),
@@ -41,7 +41,7 @@ _OF_SEQUENCE: dict[str, Callable[[Sequence], Value]] = {
 _OF_REPLICA: dict[str, Callable[[CoreState, Replica], Value]] = {
     "up": lambda state, each: each.up,
     "epoch": lambda state, each: each.epoch,
-    "waiting": lambda state, each: len(each.queue) + len(state.shared_queue),
+    "waiting": lambda state, each: len(each.queue) + len(state.set_of(each).shared_queue),
     "running": lambda state, each: len(each.running),
     "partial": lambda state, each: each.num_partial,
     "free": lambda state, each: each.pool.num_available - each.pool.num_idle,

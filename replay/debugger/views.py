@@ -32,7 +32,13 @@ def name_of(sequence: Sequence) -> str:
 def queue(state: CoreState, where: str) -> TableResult:
     """Those that wait, in the order of the line; last those that are not in it."""
     in_line = sorted(
-        ((urgency_now(state, each), each) for line in state.queues for each in line.members), key=lambda pair: pair[0]
+        (
+            (urgency_now(state, each), each)
+            for replicaset in state.replicasets
+            for line in replicaset.queues
+            for each in line.members
+        ),
+        key=lambda pair: pair[0],
     )
     members = {each.id for _, each in in_line}
     others = [each for each in _live(state) if each.state in _WAITS and each.id not in members]
@@ -72,7 +78,7 @@ def _out_of_line(state: CoreState, each: Sequence) -> str:
 
 def _waiting(state: CoreState, each: Sequence) -> list[Value]:
     home = "any" if each.home < 0 else str(each.home)
-    blocks = each.blocks_to_admit(state.config.block_size)
+    blocks = each.blocks_to_admit(state.set_of(each).config.block_size)
     return [name_of(each), home, each.num_tokens, state.now_ns - each.arrival.ts, blocks]
 
 
@@ -114,6 +120,7 @@ def running(state: CoreState, where: str) -> TableResult:
 
 def pool(state: CoreState, where: str) -> TableResult:
     """The blocks of all replicas."""
+    sizes = " or ".join(dict.fromkeys(str(each.config.block_size) for each in state.replicas))
     rows: list[list[Value]] = []
     for replica in state.replicas:
         blocks = replica.pool
@@ -122,7 +129,7 @@ def pool(state: CoreState, where: str) -> TableResult:
         free = blocks.num_available - blocks.num_idle
         rows.append([replica.index, blocks.num_blocks, free, blocks.num_idle, held, shared, len(blocks.tree)])
     return TableResult(
-        title=f"blocks of {state.config.block_size} tokens {where}",
+        title=f"blocks of {sizes} tokens {where}",
         columns=["replica", "blocks", "free", "cached", "held", "shared", "hittable"],
         rows=rows,
         notes=["cached: held by none, can be hit and taken back; shared: of the held, in several tables"],
@@ -208,7 +215,7 @@ def replica(state: CoreState, index: int, where: str) -> TableResult:
     if not 0 <= index < len(state.replicas):
         raise UsageError(f"there is no replica {index}; the run has {counted(len(state.replicas), 'replica')}, from 0")
     each = state.replicas[index]
-    blocks, limits = each.pool, state.config
+    blocks, limits = each.pool, each.config
     rows: list[list[Value]] = [
         ["worker", f"up, epoch {each.epoch}" if each.up else "none is up"],
         ["next step", each.next_step],
@@ -217,7 +224,7 @@ def replica(state: CoreState, index: int, where: str) -> TableResult:
             "running",
             f"{len(each.running):,} of at most {limits.max_num_seqs:,}, {each.num_partial:,} half-done prompts",
         ],
-        ["waiting", f"{len(each.queue):,} for it, {len(state.shared_queue):,} for any replica"],
+        ["waiting", f"{len(each.queue):,} for it, {len(state.set_of(each).shared_queue):,} for any replica"],
         [
             "blocks",
             f"{blocks.num_blocks:,}, {blocks.num_available - blocks.num_idle:,} free, {blocks.num_idle:,} cached",
@@ -230,7 +237,7 @@ def replica(state: CoreState, index: int, where: str) -> TableResult:
 
 def sequence(state: CoreState, found: Sequence, where: str) -> TableResult:
     """One live sequence."""
-    scheduling = found.arrival.scheduling
+    scheduling, limits = found.arrival.scheduling, state.set_of(found).config
     rows: list[list[Value]] = [
         ["state", found.state.name.lower().replace("_", " ")],
         ["arrived", f"{(state.now_ns - found.arrival.ts) / 1e6:,.3f} ms ago, event {found.request}"],
@@ -240,13 +247,13 @@ def sequence(state: CoreState, found: Sequence, where: str) -> TableResult:
         ["cached tokens", found.cached_tokens],
         [
             "blocks",
-            f"{len(found.block_table):,} of {ceil_div(found.num_tokens, state.config.block_size):,} needed so far",
+            f"{len(found.block_table):,} of {ceil_div(found.num_tokens, limits.block_size):,} needed so far",
         ],
         ["replica", "none" if found.replica < 0 else str(found.replica)],
         ["rows in flight", found.in_flight],
         ["admissions", found.residency],
         ["evictions since its last token", found.evictions],
-        ["skips", f"{found.skips} of at most {state.config.max_skips}"],
+        ["skips", f"{found.skips} of at most {limits.max_skips}"],
         ["priority and key", f"{found.urgency[0]}, {found.urgency[1]:,}"],
         ["kind and class", f"{scheduling.kind}, {scheduling.service_class or 'no class'}"],
     ]
@@ -285,7 +292,7 @@ def summary(state: CoreState) -> dict[str, Value]:
         blocks = each.pool
         found |= {
             f"{where} worker": f"epoch {each.epoch}" if each.up else "none",
-            f"{where} waiting": len(each.queue) + len(state.shared_queue),
+            f"{where} waiting": len(each.queue) + len(state.set_of(each).shared_queue),
             f"{where} running": len(each.running),
             f"{where} half-done prompts": each.num_partial,
             f"{where} free blocks": blocks.num_available - blocks.num_idle,

@@ -219,13 +219,16 @@ def _launches_in_flight(state: CoreState) -> list[Launched]:
 
 def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explanation:
     """The explanation of a rejected request."""
-    config = state.config
+    replicaset = state.replicasets[arrival.replicaset]
+    config = replicaset.config
     if decision.reason == "context_length":
         note = f"prompt and max_tokens are {arrival.prompt_tokens + arrival.max_tokens:,} tokens"
         note += f", the context is {config.max_model_len:,}"
     else:
-        free = sum(config.max_num_seqs - len(replica.running) for replica in state.replicas if replica.up)
-        note = f"{counted(state.num_waiting + state.num_closing, 'sequence')} waited, {free:,} slots were free"
+        free = sum(config.max_num_seqs - len(replica.running) for replica in replicaset.replicas if replica.up)
+        note = (
+            f"{counted(replicaset.num_waiting + replicaset.num_closing, 'sequence')} waited, {free:,} slots were free"
+        )
         note += f", and max_queue_len is {config.max_queue_len:,}"
     group = (
         f" (it came in a group of {arrival.group_size:,}, which is rejected as one)" if arrival.group_size > 1 else ""

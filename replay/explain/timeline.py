@@ -65,8 +65,8 @@ class Timeline:
     def __init__(self, sequence: Sequence, state: CoreState) -> None:
         arrival = sequence.arrival
         self.sequence = sequence
-        self.policy = state.policy_name
-        self.num_replicas = len(state.replicas)
+        self.policy = state.set_of(sequence).policy_name
+        self.num_replicas = len(state.set_of(sequence).replicas)
         self.start_ns = self.cursor_ns = min(arrival.scheduling.received_ns or arrival.ts, arrival.ts)
         self.first_token_ns: int | None = None
         #: Of its latest admission before the current drain.
@@ -236,7 +236,7 @@ class Timeline:
             self._note_order(state, self._wait)
 
     def _open_wait(self, state: CoreState, reason: WaitReason) -> _Wait:
-        config = state.config
+        config = state.set_of(self.sequence).config
         cause = reason.cause
         limits: dict[Cause, int] = {
             "sequence_limit": config.max_num_seqs,
@@ -380,4 +380,4 @@ def order_of(state: CoreState, other: Sequence, others: Urgency, own: Urgency) -
     """An order if `other` is more urgent, else None."""
     if others >= own:
         return None
-    return Order(policy=state.policy_name, other=other.id, other_urgency=others[:2], own_urgency=own[:2])
+    return Order(policy=state.set_of(other).policy_name, other=other.id, other_urgency=others[:2], own_urgency=own[:2])

@@ -79,7 +79,8 @@ class GaugeSampler:
             }
 
     def _sample(self, state: CoreState, replica: Replica, drain: int) -> None:
-        queue, shared, pool = replica.queue.members, state.shared_queue.members, replica.pool
+        queue, shared = replica.queue.members, state.set_of(replica).shared_queue.members
+        pool = replica.pool
         oldest = min(queue[:1] + shared[:1], key=lambda each: each.id, default=None)
         row = (
             replica.index,

@@ -144,12 +144,14 @@ def _best_hit(state: CoreState, request: int) -> tuple[int, int]:
     if sequence.arrival.scheduling.skip_cache_read:
         return 0, -1
     best = (0, -1)
-    for replica in state.replicas:
+    replicaset = state.set_of(sequence)
+    block_size = replicaset.config.block_size
+    for replica in replicaset.replicas:
         num_tokens = sequence.cached_tokens
         if not sequence.resident or sequence.replica != replica.index:
             path: list[Node] = []
-            replica.pool.follow(sequence.block_names, sequence.max_hit_blocks(state.config.block_size), path)
-            num_tokens = len(path) * state.config.block_size
+            replica.pool.follow(sequence.block_names, sequence.max_hit_blocks(block_size), path)
+            num_tokens = len(path) * block_size
         if num_tokens > best[0]:
             best = (num_tokens, replica.index)
     return best

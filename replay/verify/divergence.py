@@ -147,7 +147,9 @@ def state_lines(core: Core, requests: list[int], *, limit: int = 6) -> list[str]
             f"{len(replica.queue)} waiting, {len(replica.in_flight)} steps in flight, "
             f"{replica.pool.num_available} of {replica.pool.num_blocks} blocks available"
         )
-    lines.append(f"shared queue: {len(state.shared_queue)} waiting; policy {state.policy_name}")
+    for replicaset in state.replicasets:
+        of_set = f" of replicaset {replicaset.index}" if len(state.replicasets) > 1 else ""
+        lines.append(f"shared queue{of_set}: {len(replicaset.shared_queue)} waiting; policy {replicaset.policy_name}")
     return lines
 
 

@@ -97,11 +97,10 @@ def _of_engine(inquiry: Inquiry) -> Iterator[Constraint]:
         decides=_is(inquiry, "paused"),
     )
     if _is(inquiry, "worker"):
-        num_up = sum(replica.up for replica in state.replicas)
-        detail = f"{num_up} of {counted(len(state.replicas), 'worker')} up"
-        yield Constraint(
-            name="worker", verdict="stops", value=num_up, limit=len(state.replicas), detail=detail, decides=True
-        )
+        replicas = state.set_of(sequence).replicas
+        num_up = sum(replica.up for replica in replicas)
+        detail = f"{num_up} of {counted(len(replicas), 'worker')} up"
+        yield Constraint(name="worker", verdict="stops", value=num_up, limit=len(replicas), detail=detail, decides=True)
 
 
 def _of_replica(inquiry: Inquiry, replica: Replica) -> Iterator[Constraint]:
@@ -139,7 +138,7 @@ def _of_replica(inquiry: Inquiry, replica: Replica) -> Iterator[Constraint]:
 
 def _steps_in_flight(inquiry: Inquiry, replica: Replica, plan: StepPlan | None) -> Constraint:
     """No step is planned where the pipeline is full. Once a plan has looked at the sequence, that is not the reason."""
-    config = inquiry.state.config
+    config = replica.config
     num_steps = len(replica.in_flight)
     detail = f"{num_steps} of at most {config.max_steps_in_flight} in flight"
     if num_steps < config.max_steps_in_flight and not replica.has_room(config):
@@ -167,7 +166,7 @@ def _of_step(plan: StepPlan) -> str:
 
 
 def _rows_in_flight(inquiry: Inquiry, replica: Replica) -> Constraint:
-    num_rows, most = inquiry.sequence.sampling_in_flight, inquiry.state.config.max_decodes_in_flight_per_seq
+    num_rows, most = inquiry.sequence.sampling_in_flight, replica.config.max_decodes_in_flight_per_seq
     return Constraint(
         name="rows_in_flight",
         verdict="met" if num_rows < most else "stops",
@@ -180,22 +179,23 @@ def _rows_in_flight(inquiry: Inquiry, replica: Replica) -> Constraint:
 
 def _trial(inquiry: Inquiry, replica: Replica, left_out: WaitReason | None) -> Constraint:
     state, sequence = inquiry.state, inquiry.sequence
+    suspects = state.set_of(sequence).suspects
     stops = left_out is not None and left_out.cause == "trial"
-    if sequence.id in state.suspects:
-        suspect = state.suspects[sequence.id]
+    if sequence.id in suspects:
+        suspect = suspects[sequence.id]
         when = "once nothing else can run" if is_held_back(state, sequence) else "with nothing else in flight"
         detail = f"workers were lost while they computed it ({suspect.losses} counted): it is tried alone, {when}"
     elif stops and left_out is not None and left_out.other is not None:
         detail = f"{named(left_out.other)} is tried alone, because workers were lost while they computed it"
-    elif state.suspects:
-        detail = f"{counted(len(state.suspects), 'sequence')} to be tried alone, none of them now"
+    elif suspects:
+        detail = f"{counted(len(suspects), 'sequence')} to be tried alone, none of them now"
     else:
         detail = "no sequence is to be tried alone"
     return Constraint(
         name="trial",
         verdict="stops" if stops else "met",
         replica=replica.index,
-        value=len(state.suspects),
+        value=len(suspects),
         limit=0,
         detail=detail,
         decides=_is(inquiry, "trial", replica.index),
@@ -203,7 +203,7 @@ def _trial(inquiry: Inquiry, replica: Replica, left_out: WaitReason | None) -> C
 
 
 def _head_of_line(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, left_out: WaitReason | None) -> Constraint:
-    limit = inquiry.state.config.max_skips
+    limit = replica.config.max_skips
     closer = (
         plan.rest.other if plan is not None and plan.rest is not None and plan.rest.cause == "head_of_line" else None
     )
@@ -232,7 +232,7 @@ def _head_of_line(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
 
 
 def _sequence_limit(inquiry: Inquiry, replica: Replica) -> Constraint:
-    value, limit = len(replica.running), inquiry.state.config.max_num_seqs
+    value, limit = len(replica.running), replica.config.max_num_seqs
     decides = _is(inquiry, "sequence_limit", replica.index)
     before = ", and there was no slot when the plan was made" if decides and value < limit else ""
     return Constraint(
@@ -248,8 +248,8 @@ def _sequence_limit(inquiry: Inquiry, replica: Replica) -> Constraint:
 
 def _blocks(inquiry: Inquiry, replica: Replica, left_out: WaitReason | None) -> Constraint:
     """value: blocks that it has to allocate; limit: blocks that it can get."""
-    state, sequence, pool = inquiry.state, inquiry.sequence, replica.pool
-    block_size = state.config.block_size
+    sequence, pool = inquiry.sequence, replica.pool
+    block_size = replica.config.block_size
     if sequence.resident:
         ahead = sequence.num_tokens + sequence.pending_tokens
         held = len(sequence.block_table)
@@ -257,7 +257,7 @@ def _blocks(inquiry: Inquiry, replica: Replica, left_out: WaitReason | None) -> 
         limit = pool.num_available
         detail = f"it holds {held:,} and needs {value:,} more; {limit:,} available"
     else:
-        fit = measure(state, replica, sequence)
+        fit = measure(replica, sequence)
         value = sequence.blocks_to_admit(block_size) - len(fit.hits)
         limit = value - fit.num_lacking
         detail = f"it needs {value:,} beside {len(fit.hits):,} cached ones; {limit:,} available"
@@ -276,7 +276,7 @@ def _blocks(inquiry: Inquiry, replica: Replica, left_out: WaitReason | None) -> 
 
 
 def _token_budget(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, left_out: WaitReason | None) -> Constraint:
-    limit = inquiry.state.config.max_num_batched_tokens
+    limit = replica.config.max_num_batched_tokens
     if plan is None:
         if inquiry.reason is None:
             verdict: ConstraintVerdict = "met"
@@ -324,7 +324,7 @@ def _batcher(inquiry: Inquiry, replica: Replica) -> Constraint:
 
 
 def _skips(inquiry: Inquiry, replica: Replica) -> Constraint:
-    value, limit = inquiry.sequence.skips, inquiry.state.config.max_skips
+    value, limit = inquiry.sequence.skips, replica.config.max_skips
     return Constraint(
         name="skips",
         verdict="met",

@@ -48,13 +48,17 @@ def find_place(state: CoreState, sequence: Sequence, replica: Replica | None) ->
         return _place(state, sequence, sorted(members, key=lambda member: member[0]), name, sequence.replica)
     if not sequence.ticket:
         return None
-    members = line_of(state, replica)
+    members = line_of(state, sequence, replica)
     return _place(state, sequence, members, "waiting", -1 if replica is None else replica.index)
 
 
-def line_of(state: CoreState, replica: Replica | None) -> list[tuple[Urgency, Sequence]]:
-    """All that a replica would take, in order: what was sent to it and what anybody may take. None: only the latter."""
-    members = [*state.shared_queue.in_order(), *(replica.queue.in_order() if replica is not None else [])]
+def line_of(state: CoreState, sequence: Sequence, replica: Replica | None) -> list[tuple[Urgency, Sequence]]:
+    """The line of a sequence's set at one of its replicas, in order: what was sent there and what any may take.
+
+    replica: None: only the latter.
+    """
+    shared = state.set_of(sequence).shared_queue
+    members = [*shared.in_order(), *(replica.queue.in_order() if replica is not None else [])]
     return sorted(((each.urgency, each.sequence) for each in members), key=lambda member: member[0])
 
 
@@ -73,7 +77,7 @@ def _place(
         replica=replica,
         place=index + 1,
         total=len(members),
-        policy=state.policy_name,
+        policy=state.set_of(members[index][1]).policy_name,
         priority=own[0],
         key=own[1],
         ahead=order(index - 1) if index else None,

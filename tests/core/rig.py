@@ -12,7 +12,7 @@ from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state.core_state import Plugins
+from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.core.state.sequence import Sequence
 from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.events import (
@@ -50,7 +50,10 @@ LIMITS = {
 
 
 class Rig:
-    """One core. `last` holds the decisions of the latest drain, `decisions` all so far."""
+    """One core. `last` holds the decisions of the latest drain, `decisions` all so far.
+
+    sets: the limits of further replicasets, which have the same plug-ins.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Rig:
         batcher: Batcher | None = None,
         router: Router | None = None,
         up: bool = True,
+        sets: Seq[dict[str, Any]] = (),
         **limits: Any,
     ) -> None:
         config = CoreConfig(models=["m"], **(LIMITS | limits))  # type: ignore[arg-type]
@@ -69,17 +73,19 @@ class Rig:
             batcher=batcher or Fixed(),
             router=router or Pull(),
         )
-        self.core = Core(config, plugins, Predictor.from_coefficients(DEFAULT_COEFFICIENTS))
+        predictor = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
+        configs = [config, *(CoreConfig(models=["n"], **(LIMITS | changed)) for changed in sets)]  # type: ignore[arg-type]
+        self.core = Core(config, plugins, predictor, [SetParts(each, plugins, predictor) for each in configs[1:]])
         self.state = self.core.state
         self.now_ns = 0
         self.last: list[Decision] = []
         self.decisions: list[Decision] = []
-        self.flying: dict[int, deque[Launched]] = {index: deque() for index in range(config.num_replicas)}
+        self.flying: dict[int, deque[Launched]] = {index: deque() for index in range(len(self.state.replicas))}
         self.core.apply(
             Header(run="r", unix_start_ns="0", code_version="0", core=config, plugins=[], predictor=[0] * 5)
         )
         if up:
-            self.feed(*(WorkerUp(replica=index, epoch=1) for index in range(config.num_replicas)))
+            self.feed(*(WorkerUp(replica=index, epoch=1) for index in range(len(self.state.replicas))))
 
     def feed(self, *facts: Fact, at: int = 0) -> list[Decision]:
         """One drain; a millisecond after the one before unless said otherwise."""

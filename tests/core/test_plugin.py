@@ -34,7 +34,7 @@ def test_a_view_is_what_arrived(seen: list[dict[str, int]]) -> None:
     rig = Rig(policy=Watching())
     rig.arrive(10, 7, blocks=[1, 2], priority=3, deadline_ns=9, service_class="gold", session=5)
     (first,) = seen
-    prefill_ns = rig.state.predictor.prefill_ns(10, 0, 32)
+    prefill_ns = rig.state.replicasets[0].predictor.prefill_ns(10, 0, 32)
     assert first == {
         "request": 2, "index": 0, "priority": 3, "arrival_ns": rig.now_ns, "deadline_ns": 9, "prompt_tokens": 10,
         "done_tokens": 0, "cached_tokens": 0, "output_tokens": 0, "prefill_ns": prefill_ns,
@@ -55,7 +55,7 @@ def test_a_partial_prefill_says_how_far_it_is(seen: list[dict[str, int]]) -> Non
     rig.complete()
     rig.complete()
     assert [(s["done_tokens"], s["cached_tokens"]) for s in seen] == [(0, 0), (16, 8), (24, 8)]
-    predictor = rig.state.predictor
+    predictor = rig.state.replicasets[0].predictor
     assert [s["remaining_ns"] for s in seen] == [predictor.prefill_ns(30, done, 8) for done in (0, 16, 24)]
 
 
@@ -70,7 +70,7 @@ def test_after_a_preemption_kept_output_is_part_of_the_prompt(seen: list[dict[st
     rig.complete()
     again = [s for s in seen if s["request"] == victim][-1]
     assert (again["prompt_tokens"], again["output_tokens"], again["done_tokens"]) == (9, 3, 0)
-    assert again["remaining_ns"] == rig.state.predictor.prefill_ns(9, 0, 32)
+    assert again["remaining_ns"] == rig.state.replicasets[0].predictor.prefill_ns(9, 0, 32)
 
 
 def test_slack_exists_under_every_policy() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from eventlm.core.state.core_state import LossCounts, Suspect
+from eventlm.core.state.replicaset import LossCounts, Suspect
 from eventlm.events import Launched, WorkerLost, WorkerUp
 from eventlm.types import SequenceId
 from tests.core.rig import Rig, arrival, rows
@@ -37,7 +37,7 @@ def run_with_poison(rig: Rig, *poison: int, crashed: bool = False, max_steps: in
 
 def after_steps(rig: Rig, num_steps: int) -> Rig:
     """As if so many steps had completed, and no worker been lost."""
-    rig.state.losses = LossCounts(num_steps=num_steps)
+    rig.state.replicasets[0].losses = LossCounts(num_steps=num_steps)
     return rig
 
 
@@ -54,7 +54,7 @@ def test_the_poison_ends_and_those_beside_it_do_not(max_losses: int, limits: dic
     ends = {request: (reason, position) for request, _, reason, position in rig.finished()}
     assert ends.pop(poison) == ("error", tokens)
     assert set(ends.values()) == {("length", 6)}
-    assert rig.state.suspects == {}
+    assert rig.state.replicasets[0].suspects == {}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_the_fewer_workers_are_lost_otherwise_the_sooner_one_is_condemned(
 ) -> None:
     alone = after_steps(Rig(max_losses=5), num_steps)
     assert run_with_poison(alone, alone.arrive(), crashed=crashed) == max(num_losses - bool(num_steps), 2)
-    assert alone.state.losses == LossCounts(num_steps=num_steps)
+    assert alone.state.replicasets[0].losses == LossCounts(num_steps=num_steps)
     if num_steps:
         beside = after_steps(Rig(max_losses=5), num_steps)
         poison, *_ = beside.arrive_all(*(arrival() for _ in range(6)))
@@ -78,13 +78,13 @@ def test_a_suspect_is_tried_alone_and_those_lost_alone_come_last() -> None:
     rig = Rig(max_losses=4, max_steps_in_flight=2)
     first, second, third = rig.arrive_all(arrival(4, 6), arrival(4, 6), arrival(4, 6))
     lose_again(rig)
-    assert list(rig.state.suspects.values()) == [Suspect(1, 0, 0, 4)] * 3
+    assert list(rig.state.replicasets[0].suspects.values()) == [Suspect(1, 0, 0, 4)] * 3
     assert [rows(launched) for launched in rig.of(Launched)] == [[first]]
     rig.complete()
     assert [rows(launched) for launched in rig.of(Launched)] == [[second]]
     # The death of a worker now is held against nobody else.
     lose_again(rig)
-    assert list(rig.state.suspects.items()) == [
+    assert list(rig.state.replicasets[0].suspects.items()) == [
         (SequenceId(third, 0), Suspect(1, 0, 0, 4)),
         (SequenceId(second, 0), Suspect(2, 1, 0, 4)),
     ]
@@ -120,7 +120,7 @@ def test_while_many_poison_requests_come_at_once_the_others_make_progress(limits
             lose_again(rig)
         else:
             rig.complete()
-        longest = max(longest, rig.state.losses.in_a_row)
+        longest = max(longest, rig.state.replicasets[0].losses.in_a_row)
     assert {request: reason for request, _, reason, _ in rig.finished() if request in good} == dict.fromkeys(
         good, "length"
     )
@@ -161,9 +161,9 @@ def test_progress_clears_a_suspect() -> None:
     seq = rig.arrive(4, 20)
     for _ in range(8):
         lose_again(rig)
-        assert rig.state.suspects[SequenceId(seq, 0)].losses == 1
+        assert rig.state.replicasets[0].suspects[SequenceId(seq, 0)].losses == 1
         rig.complete()
-        assert rig.state.suspects == {}
+        assert rig.state.replicasets[0].suspects == {}
     rig.finish_all()
     assert rig.finished() == [(seq, 0, "length", 20)]
 
@@ -176,7 +176,7 @@ def test_losses_at_different_places_of_a_long_prompt_are_no_pattern() -> None:
             rig.complete()
         lose_again(rig)
         start = 8 * num_chunks
-        assert rig.state.suspects == {SequenceId(seq, 0): Suspect(1, 1, start, start + 8)}
+        assert rig.state.replicasets[0].suspects == {SequenceId(seq, 0): Suspect(1, 1, start, start + 8)}
     rig.finish_all()
     assert rig.finished() == [(seq, 0, "length", 2)]
 
@@ -197,24 +197,24 @@ def test_only_the_oldest_step_is_suspected() -> None:
     assert [rows(launched) for launched in rig.flying[0]] == [[first], [second]]
     rig.lose()
     # It was not alone: the worker may have died in the second step.
-    assert rig.state.suspects == {SequenceId(first, 0): Suspect(1, 0, 0, 4)}
+    assert rig.state.replicasets[0].suspects == {SequenceId(first, 0): Suspect(1, 0, 0, 4)}
 
 
 def test_with_0_no_request_is_ever_given_up() -> None:
     rig = Rig(max_losses=0)
     seq = rig.arrive(4, 6)
     lose_again(rig, 30)
-    assert rig.state.suspects == {}
+    assert rig.state.replicasets[0].suspects == {}
     rig.finish_all()
     assert rig.finished() == [(seq, 0, "length", 6)]
 
 
 def test_old_losses_count_less() -> None:
     rig = Rig(max_losses=5)
-    rig.state.losses = LossCounts(num_steps=(1 << 17) - 1, num_losses=8)
+    rig.state.replicasets[0].losses = LossCounts(num_steps=(1 << 17) - 1, num_losses=8)
     rig.arrive(4, 6)
     rig.complete()
-    assert rig.state.losses == LossCounts(num_steps=1 << 16, num_losses=4)
+    assert rig.state.replicasets[0].losses == LossCounts(num_steps=1 << 16, num_losses=4)
 
 
 def test_the_digest_tells_suspects_apart() -> None:

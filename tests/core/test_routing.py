@@ -77,4 +77,4 @@ def test_prefixes_are_looked_up_only_for_plugins_that_read_them() -> None:
     seqs = [rig.arrive(20, 2, blocks=[1, 2, 3, 4, 5]) for _ in range(4)]
     assert [len(replica.queue) for replica in rig.state.replicas] == [1, 1]
     assert [replica.queue.names for replica in rig.state.replicas] == [{}, {}]
-    assert view_of(rig.state, rig.state.replicas[0], rig.sequence(seqs[0])).prefix_tokens == 0
+    assert view_of(rig.state.replicasets[0], rig.state.replicas[0], rig.sequence(seqs[0])).prefix_tokens == 0

@@ -243,10 +243,10 @@ def test_predicted_times_are_those_of_the_step() -> None:
     rig = Rig()
     rig.arrive(10, 3)
     prefill = StepShape(prefill_tokens=10, context_tokens=10, chunk_context=50)
-    assert launch_of(rig).predicted_ns == rig.state.predictor.step_ps(prefill) // 1000
+    assert launch_of(rig).predicted_ns == rig.state.replicasets[0].predictor.step_ps(prefill) // 1000
     rig.complete()
     decode = StepShape(num_decodes=1, context_tokens=11)
-    assert launch_of(rig).predicted_ns == rig.state.predictor.step_ps(decode) // 1000
+    assert launch_of(rig).predicted_ns == rig.state.replicasets[0].predictor.step_ps(decode) // 1000
 
 
 def test_with_one_queue_the_replica_with_fewest_tokens_takes_first() -> None:

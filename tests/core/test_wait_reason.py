@@ -131,7 +131,7 @@ def test_the_budget_of_the_step_is_spent() -> None:
 def test_a_step_that_took_the_whole_line_left_out_nobody() -> None:
     rig = Rig()
     rig.arrive(4, 8)
-    assert rig.state.plans[0].load.num_tokens < rig.state.config.max_num_batched_tokens
+    assert rig.state.plans[0].load.num_tokens < rig.state.replicasets[0].config.max_num_batched_tokens
     assert rig.state.plans[0].rest is None
 
 

@@ -98,7 +98,9 @@ def test_no_sequence_could_run_where_a_plan_has_ended() -> None:
             nonlocal num_asked
             decisions = apply(event)
             if getattr(event, "p", 0):
-                copy = Core.restored(core.state.config, core.state.plugins, core.snapshot()).state
+                copy = Core.restored(
+                    core.state.replicasets[0].config, core.state.replicasets[0].plugins, core.snapshot()
+                ).state
                 scheduler.plan(copy)
                 more = [each for each in copy.decisions if isinstance(each, Launched | Preempted)]
                 assert more == [], f"workload {seed}, event {event.s}"

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple, TypeVar
-
-from msgspec import UNSET, Struct
+from typing import Any, TypeVar
 
 from eventlm.config import CoreConfig
-from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
 from eventlm.core.state.digest import combine, to_hex, weight
 from eventlm.core.state.plan_witness import PlanEntry
 from eventlm.core.state.replica import Replica
+from eventlm.core.state.replicaset import Plugins, Replicaset, SetParts
 from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
-from eventlm.core.state.state_pool import StatePool
 from eventlm.core.state.step_plan import StepPlan
-from eventlm.core.state.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError
 from eventlm.events import Arrived, Decision
 from eventlm.types import SequenceId
@@ -24,50 +21,20 @@ from eventlm.types import SequenceId
 D = TypeVar("D", bound=Decision)
 
 
-class Plugins(Struct, frozen=True, kw_only=True):
-    """What was installed at start. `policies` by the name that a `policy` fact uses; `policy` is the first in force."""
-
-    policies: dict[str, Policy]
-    policy: str
-    batcher: Batcher
-    router: Router
-
-
-class Suspect(NamedTuple):
-    """What is held against a sequence: workers lost in a row while they computed its tokens from `start` to before
-    `end`, and how many of them in a step of its own. Both are weighted (see `eventlm.core.poison_requests`).
-    """
-
-    losses: int
-    losses_alone: int
-    start: int
-    end: int
-
-
-class LossCounts(Struct):
-    """How often steps have completed and workers been lost, lately; and losses since the last completed step."""
-
-    num_steps: int = 0
-    num_losses: int = 0
-    in_a_row: int = 0
-
-
 class CoreState:
     """Everything that decides what happens next. Only `eventlm.core` changes it."""
 
-    def __init__(self, config: CoreConfig, plugins: Plugins, predictor: Predictor) -> None:
-        self.config = config
-        self.plugins = plugins
-        self.policy_name = plugins.policy
-        self.policy = plugins.policies[plugins.policy]
-        #: Counts policy swaps: keys of one policy mean nothing to another.
-        self.policy_generation = 0
-        #: Keys of the present round, or under a static policy those that a swap asked for, of partial prefills.
-        self.partial_keys: dict[SequenceId, int] = {}
-        #: Generation of the keys of the present round, and the policy's margin in this plan.
-        self.round_generation = 0
-        self.margin: int | None = None
-        self.predictor = predictor
+    def __init__(
+        self, config: CoreConfig, plugins: Plugins, predictor: Predictor, others: Iterable[SetParts] = ()
+    ) -> None:
+        #: Of one model each; the first has the lowest replica numbers.
+        self.replicasets: list[Replicaset] = []
+        #: Those of all sets, by their number.
+        self.replicas: list[Replica] = []
+        for index, parts in enumerate([SetParts(config, plugins, predictor), *others]):
+            replicaset = Replicaset(*parts, index=index, first=len(self.replicas))
+            self.replicasets.append(replicaset)
+            self.replicas += replicaset.replicas
         #: Position of the next event, its time, and the event that is being applied.
         self.next_seq = 0
         self.now_ns = 0
@@ -85,22 +52,6 @@ class CoreState:
         self.requests: dict[int, AdmittedRequest] = {}
         #: Members of a group that is not complete yet.
         self.group: list[Arrived] = []
-        reads_prefixes = plugins.router.reads_prefixes
-        self.replicas = [
-            Replica(i, config.num_blocks, states=_state_pool(config), reads_prefixes=reads_prefixes)
-            for i in range(config.num_replicas)
-        ]
-        #: Sequences that any replica may take, and those that have not been offered to the router.
-        self.shared_queue = WaitingQueue()
-        self.queues = [self.shared_queue, *(replica.queue for replica in self.replicas)]
-        self.unrouted: dict[SequenceId, Sequence] = {}
-        self.num_routed = 0
-        #: Live sequences that may have killed their workers, in the order in which they were first suspected.
-        self.suspects: dict[SequenceId, Suspect] = {}
-        self.losses = LossCounts()
-        self.num_closing = 0
-        #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
-        self.num_waiting = 0
         #: (due_ns, request), earliest first.
         self.timers: list[tuple[int, int]] = []
         self.timers_digest = 0
@@ -111,6 +62,33 @@ class CoreState:
         #: Sequences whose share of the digest is to be computed again, and the sum of all shares.
         self.touched: dict[SequenceId, Sequence] = {}
         self.sequences_digest = 0
+
+    def set_of(self, member: Replica | Sequence) -> Replicaset:
+        """The set that a replica or a sequence belongs to."""
+        return self.replicasets[member.replicaset]
+
+    def sets_meant(self, number: int) -> list[Replicaset]:
+        """The sets that a fact is about: the one of that number, or with -1 all. Raises InvariantError if there is no
+        such set.
+        """
+        if not -1 <= number < len(self.replicasets):
+            raise InvariantError(f"event {self.cause} is about replicaset {number}, of {len(self.replicasets)}")
+        return self.replicasets if number < 0 else [self.replicasets[number]]
+
+    @property
+    def policy_name(self) -> str:
+        """The policy in force; where there are several sets each one's, in their order."""
+        return ", ".join(replicaset.policy_name for replicaset in self.replicasets)
+
+    @property
+    def num_waiting(self) -> int:
+        """All WAITING and WAITING_FOR_GRAMMAR sequences, of all sets."""
+        return sum(replicaset.num_waiting for replicaset in self.replicasets)
+
+    @property
+    def num_closing(self) -> int:
+        """Sequences of all sets whose end was seen and whose text is yet to be looked at."""
+        return sum(replicaset.num_closing for replicaset in self.replicasets)
 
     def decide(self, kind: type[D], /, *, because: int | None = None, **fields: Any) -> D:
         """Stamp a decision. Its cause is the fact being applied, or `because`."""
@@ -162,10 +140,6 @@ class CoreState:
             self.timers_digest = sum(timer_share(*timer) for timer in self.timers)
             self.num_dead_timers = 0
 
-    def queue_of(self, sequence: Sequence) -> WaitingQueue:
-        """The queue that a waiting sequence belongs in."""
-        return self.shared_queue if sequence.home < 0 else self.replicas[sequence.home].queue
-
     def add_up_sequences(self) -> None:
         """Bring their digest up to date. Costs what has changed since the last call, plus the residents."""
         for replica in self.replicas:
@@ -180,27 +154,29 @@ class CoreState:
     def digests(self) -> dict[str, str]:
         """16 hex digits for each component. Costs what `add_up_sequences` does."""
         self.add_up_sequences()
-        unrouted = [(request, index) for request, index in self.unrouted]
-        suspects = [(*identity, *suspect) for identity, suspect in self.suspects.items()]
-        queues = [to_hex(queue.digest) for queue in self.queues]
+        sets = self.replicasets
+        queues = [to_hex(queue.digest) for each in sets for queue in each.queues]
+        unrouted = [(request, index) for each in sets for request, index in each.unrouted]
+        suspects = [(*identity, *suspect) for each in sets for identity, suspect in each.suspects.items()]
+        counts = [count for each in sets for count in (each.num_waiting, each.num_routed)]
+        losses = [repr(each.losses) for each in sets]
         states = [to_hex(replica.states.digest) for replica in self.replicas if replica.states is not None]
-        policy = [self.policy_name, self.policy_generation, *self.predictor.coefficients(), self.paused]
+        policies = [
+            value
+            for each in sets
+            for value in (each.policy_name, each.policy_generation, *each.predictor.coefficients())
+        ]
         return {
-            "queue": to_hex(combine([*queues, unrouted, suspects, self.num_waiting, self.num_routed])),
+            "queue": to_hex(combine([*queues, unrouted, suspects, *counts])),
             "sequences": to_hex(self.sequences_digest),
-            "replicas": to_hex(combine([*(replica.summary() for replica in self.replicas), repr(self.losses)])),
+            "replicas": to_hex(combine([*(replica.summary() for replica in self.replicas), *losses])),
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
             # Traces of other models have no such digest.
             **({"states": to_hex(combine(states))} if states else {}),
             "timers": to_hex(self.timers_digest),
-            "policy": to_hex(combine(policy)),
+            "policy": to_hex(combine([*policies, self.paused])),
             "rng": to_hex(self.rng_digest),
         }
-
-
-def _state_pool(config: CoreConfig) -> StatePool | None:
-    slots = config.state_slots
-    return None if slots is UNSET else StatePool(slots, config.max_num_seqs)
 
 
 def replica_of(state: CoreState, index: int) -> Replica:

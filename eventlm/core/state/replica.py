@@ -46,19 +46,28 @@ class StepInFlight(NamedTuple):
 
 
 class Replica:
-    """State of one replica. `queue` holds the sequences that a router sent here. states: of a model with recurrent
-    layers, which can go on after a cached block only if a copy of the state hangs on it.
+    """State of one replica. `queue` holds the sequences that a router sent here. config: that of its set, whose number
+    `replicaset` is. states: of a model with recurrent layers, which can go on after a cached block only if a copy of
+    the state hangs on it.
     """
 
     def __init__(
-        self, index: int, num_blocks: int, *, states: StatePool | None = None, reads_prefixes: bool = False
+        self,
+        index: int,
+        config: CoreConfig,
+        *,
+        replicaset: int,
+        states: StatePool | None = None,
+        reads_prefixes: bool = False,
     ) -> None:
         self.index = index
+        self.config = config
+        self.replicaset = replicaset
         self.up = False
         self.epoch = 0
         self.next_step = 0
         self.states = states
-        self.pool = BlockPool(num_blocks, states)
+        self.pool = BlockPool(config.num_blocks, states)
         self.queue = WaitingQueue(counts_names=reads_prefixes)
         self.running: list[Sequence] = []
         self.num_partial = 0

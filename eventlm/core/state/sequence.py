@@ -91,6 +91,7 @@ class Sequence:
         "prefill_tokens",
         "prompt_tokens",
         "replica",
+        "replicaset",
         "request",
         "residency",
         "room_tokens",
@@ -106,6 +107,7 @@ class Sequence:
     def __init__(self, arrival: Arrived, index: int, view: SequenceView) -> None:
         self.arrival = arrival
         self.request = arrival.s
+        self.replicaset = arrival.replicaset
         self.index = index
         self.id = SequenceId(arrival.s, index)
         self.view = view

@@ -20,9 +20,10 @@ from eventlm.config import CoreConfig
 from eventlm.core.plugin import SequenceView
 from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.state.block_pool import PoolSnapshot
-from eventlm.core.state.core_state import CoreState, LossCounts, Plugins, Suspect, timer_share
+from eventlm.core.state.core_state import CoreState, timer_share
 from eventlm.core.state.digest import to_hex
 from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
+from eventlm.core.state.replicaset import LossCounts, Plugins, Replicaset, SetParts, Suspect
 from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
 from eventlm.core.state.state_pool import StatesSnapshot
 from eventlm.errors import InvariantError, UsageError
@@ -104,8 +105,26 @@ class ReplicaSnapshot(Struct, frozen=True, kw_only=True):
     states: StatesSnapshot | UnsetType = UNSET
 
 
+class SetSnapshot(Struct, frozen=True, kw_only=True):
+    """A replicaset without its replicas and sequences."""
+
+    policy: str
+    policy_generation: int
+    round_generation: int
+    partial_keys: list[tuple[int, int, int]]
+    predictor: list[int]
+    num_routed: int
+    unrouted: list[tuple[int, int]]
+    suspects: list[tuple[int, int, int, int, int, int]]
+    losses: LossCounts
+
+
 class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state between two drains. `timers` is the heap as it is, with the timers of requests that have ended."""
+    """The state between two drains. `timers` is the heap as it is, with the timers of requests that have ended.
+
+    The fields that `SetSnapshot` has too are those of the first replicaset, `others` has the further ones. `replicas`
+    are those of all sets.
+    """
 
     next_seq: int
     now_ns: int
@@ -123,6 +142,7 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     losses: LossCounts
     requests: list[RequestSnapshot]
     replicas: list[ReplicaSnapshot]
+    others: list[SetSnapshot] | UnsetType = UNSET
 
 
 _encoder = msgspec.json.Encoder()
@@ -133,36 +153,41 @@ def take(state: CoreState) -> bytes:
     """The state as one JSON object. Equal states give equal bytes. Raises InvariantError inside a drain."""
     if state.drain_open or state.group:
         raise InvariantError(f"a snapshot was asked for inside the drain of event {state.next_seq - 1}")
+    first, *others = [_take_set(state, replicaset) for replicaset in state.replicasets]
     return _encoder.encode(
         StateSnapshot(
             next_seq=state.next_seq,
             now_ns=state.now_ns,
             paused=state.paused,
-            policy=state.policy_name,
-            policy_generation=state.policy_generation,
-            round_generation=state.round_generation,
-            partial_keys=_partial_keys(state),
-            predictor=state.predictor.coefficients(),
-            num_routed=state.num_routed,
             rng_digest=to_hex(state.rng_digest),
             timers=state.timers,
-            unrouted=list(state.unrouted),
-            suspects=[(*name, *suspect) for name, suspect in state.suspects.items()],
-            losses=state.losses,
             requests=[
                 RequestSnapshot(request.arrival, [_row(s) for s in request.sequences if s.state is not State.FINISHED])
                 for request in state.requests.values()
             ],
             replicas=[_take_replica(replica) for replica in state.replicas],
+            others=others or UNSET,
+            **{name: getattr(first, name) for name in SetSnapshot.__struct_fields__},
         )
     )
 
 
-def _partial_keys(state: CoreState) -> list[tuple[int, int, int]]:
-    """Under a policy that is not static they are read anew in each round."""
-    if not state.policy.static:
-        return []
-    return [(*name, key) for name, key in sorted(state.partial_keys.items()) if name.request in state.requests]
+def _take_set(state: CoreState, replicaset: Replicaset) -> SetSnapshot:
+    keys = sorted(replicaset.partial_keys.items())
+    return SetSnapshot(
+        policy=replicaset.policy_name,
+        policy_generation=replicaset.policy_generation,
+        round_generation=replicaset.round_generation,
+        # Under a policy that is not static they are read anew in each round.
+        partial_keys=[
+            (*name, key) for name, key in keys if replicaset.policy.static and name.request in state.requests
+        ],
+        predictor=replicaset.predictor.coefficients(),
+        num_routed=replicaset.num_routed,
+        unrouted=list(replicaset.unrouted),
+        suspects=[(*name, *suspect) for name, suspect in replicaset.suspects.items()],
+        losses=replicaset.losses,
+    )
 
 
 def _row(sequence: Sequence) -> Any:
@@ -194,40 +219,50 @@ def _take_replica(replica: Replica) -> ReplicaSnapshot:
     )
 
 
-def restore(config: CoreConfig, plugins: Plugins, snapshot: bytes) -> CoreState:
-    """The state that a snapshot was taken of.
+def restore(config: CoreConfig, plugins: Plugins, snapshot: bytes, others: Iterable[SetParts] = ()) -> CoreState:
+    """The state that a snapshot was taken of. Of the other sets the predictors are the snapshot's too.
 
     Raises InvariantError if it is none, or one of a core with another configuration or other plug-ins.
     """
     try:
-        return _restore(config, plugins, _decoder.decode(snapshot))
+        return _restore(config, plugins, _decoder.decode(snapshot), list(others))
     except (msgspec.DecodeError, LookupError, ValueError, UsageError) as error:
         raise InvariantError(f"the snapshot cannot be restored: {type(error).__name__}: {error}") from error
 
 
-def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot) -> CoreState:
-    if len(taken.replicas) != config.num_replicas or len(taken.predictor) != NUM_COEFFICIENTS:
+def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot, others: list[SetParts]) -> CoreState:
+    sets: list[StateSnapshot | SetSnapshot] = [taken, *(taken.others or [])]
+    num_replicas = config.num_replicas + sum(each.config.num_replicas for each in others)
+    if len(taken.replicas) != num_replicas or len(taken.predictor) != NUM_COEFFICIENTS:
         raise ValueError(f"it has {len(taken.replicas)} replicas and {len(taken.predictor)} coefficients")
-    state = CoreState(config, plugins, Predictor.from_coefficients(taken.predictor))
+    if len(sets) != 1 + len(others):
+        raise ValueError(f"it has {len(sets)} replicasets instead of {1 + len(others)}")
+    state = CoreState(config, plugins, Predictor.from_coefficients(taken.predictor), others)
     state.next_seq, state.now_ns, state.paused = taken.next_seq, taken.now_ns, taken.paused
-    state.policy_name, state.policy = taken.policy, plugins.policies[taken.policy]
-    state.policy_generation, state.round_generation = taken.policy_generation, taken.round_generation
-    state.partial_keys = {SequenceId(request, index): key for request, index, key in taken.partial_keys}
-    state.num_routed = taken.num_routed
     state.rng_digest = int(taken.rng_digest, 16)
     for request in taken.requests:
         state.requests[request.arrival.s] = _restore_request(request)
     live = {s.id: s for request in state.requests.values() for s in request.sequences if s.state is not State.FINISHED}
     state.touched = dict(live)
     _restore_timers(state, taken.timers)
-    for name in taken.unrouted:
-        state.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
-    state.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
-    state.losses = taken.losses
+    for replicaset, set_taken in zip(state.replicasets, sets, strict=True):
+        _restore_set(replicaset, set_taken, live)
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
-        _restore_replica(replica, replica_taken, live, config.block_size)
+        _restore_replica(replica, replica_taken, live)
     _restore_lines(state, live.values())
     return state
+
+
+def _restore_set(replicaset: Replicaset, taken: StateSnapshot | SetSnapshot, live: dict[SequenceId, Sequence]) -> None:
+    replicaset.policy_name, replicaset.policy = taken.policy, replicaset.plugins.policies[taken.policy]
+    replicaset.policy_generation, replicaset.round_generation = taken.policy_generation, taken.round_generation
+    replicaset.partial_keys = {SequenceId(request, index): key for request, index, key in taken.partial_keys}
+    replicaset.predictor = Predictor.from_coefficients(taken.predictor)
+    replicaset.num_routed = taken.num_routed
+    for name in taken.unrouted:
+        replicaset.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
+    replicaset.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
+    replicaset.losses = taken.losses
 
 
 def _restore_request(taken: RequestSnapshot) -> AdmittedRequest:
@@ -271,15 +306,13 @@ def _restore_timers(state: CoreState, timers: list[tuple[int, int]]) -> None:
             state.num_dead_timers += 1
 
 
-def _restore_replica(
-    replica: Replica, taken: ReplicaSnapshot, live: dict[SequenceId, Sequence], block_size: int
-) -> None:
+def _restore_replica(replica: Replica, taken: ReplicaSnapshot, live: dict[SequenceId, Sequence]) -> None:
     if any(len(step.most) != len(step.decodes) + len(step.chunks) for step in taken.steps):
         raise ValueError(f"a step of replica {replica.index} has other rows than it was launched for")
     residents = [s for s in live.values() if s.resident and s.replica == replica.index]
     replica.running = sorted(residents, key=attrgetter("urgency"))
     for sequence in residents:
-        sequence.note_room(block_size)
+        sequence.note_room(replica.config.block_size)
     replica.up, replica.epoch, replica.next_step = taken.up, taken.epoch, taken.next_step
     replica.num_partial = sum(s.state is State.PREFILL for s in residents)
     replica.admitted_tokens = sum(s.prefill_tokens for s in residents)
@@ -317,7 +350,8 @@ def _restore_lines(state: CoreState, live: Iterable[Sequence]) -> None:
     their keys before they look at a queue.
     """
     for s in live:
-        state.num_closing += s.state is State.CLOSING
-        state.num_waiting += s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)
-        if s.state is State.WAITING and not s.in_flight and s.id not in state.unrouted:
-            state.queue_of(s).add(s, s.key if state.policy.static else s.urgency[1])
+        replicaset = state.set_of(s)
+        replicaset.num_closing += s.state is State.CLOSING
+        replicaset.num_waiting += s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)
+        if s.state is State.WAITING and not s.in_flight and s.id not in replicaset.unrouted:
+            replicaset.queue_of(s).add(s, s.key if replicaset.policy.static else s.urgency[1])

@@ -7,8 +7,8 @@ from collections import Counter
 from eventlm.core.state.core_state import CoreState, sequence_share
 from eventlm.core.state.digest import MASK
 from eventlm.core.state.replica import Replica
+from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
-from eventlm.core.state.waiting_queue import WaitingQueue
 from eventlm.errors import InvariantError, LivenessError
 from eventlm.types import ceil_div
 
@@ -18,8 +18,10 @@ def validate(state: CoreState) -> None:
     sequences = [s for request in state.requests.values() for s in request.sequences]
     found: list[str] = []
     for replica in state.replicas:
-        found += _replica_problems(state, replica)
+        found += _replica_problems(replica)
     found += _place_problems(state, sequences)
+    for replicaset in state.replicasets:
+        found += _set_problems(replicaset, [s for s in sequences if s.replicaset == replicaset.index])
     state.add_up_sequences()
     total = sum(sequence_share(sequence) for sequence in sequences)
     if (total & MASK) != (state.sequences_digest & MASK):
@@ -33,18 +35,22 @@ def validate_liveness(state: CoreState) -> None:
 
     What can be under way: a step, a worker's start, a front end's `text_end`, a grammar; or the engine is paused.
     """
-    if state.paused or any(replica.in_flight for replica in state.replicas):
+    if state.paused:
         return
-    if not any(replica.up for replica in state.replicas):
-        return
+    stuck = [
+        not any(replica.in_flight for replica in replicaset.replicas)
+        and any(replica.up for replica in replicaset.replicas)
+        for replicaset in state.replicasets
+    ]
     for request in state.requests.values():
         for sequence in request.sequences:
-            if sequence.state in (State.WAITING, State.PREFILL, State.DECODE):
+            if stuck[sequence.replicaset] and sequence.state in (State.WAITING, State.PREFILL, State.DECODE):
                 raise LivenessError(f"after event {state.next_seq - 1}: nothing is in flight, but {sequence} waits")
 
 
-def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
+def _replica_problems(replica: Replica) -> list[str]:
     where = f"replica {replica.index}: "
+    config = replica.config
     found = [where + problem for problem in replica.pool.problems([s.block_table for s in replica.running])]
     if replica.states is not None:
         residents = [s.id for s in replica.running]
@@ -55,22 +61,22 @@ def _replica_problems(state: CoreState, replica: Replica) -> list[str]:
         found.append(where + "the count of partial prefills is wrong")
     if replica.admitted_tokens != sum(s.prefill_tokens for s in replica.running):
         found.append(where + "the count of admitted tokens is wrong")
-    if len(replica.running) > state.config.max_num_seqs:
+    if len(replica.running) > config.max_num_seqs:
         found.append(where + f"{len(replica.running)} residents, more than max_num_seqs")
-    if len(replica.in_flight) > state.config.max_steps_in_flight:
+    if len(replica.in_flight) > config.max_steps_in_flight:
         found.append(where + f"{len(replica.in_flight)} steps in flight, more than allowed")
     for step in list(replica.in_flight)[:-1]:
-        if step.is_long(state.config):
+        if step.is_long(config):
             found.append(where + f"a step is planned after step {step.step}, which takes {step.predicted_ns} ns")
     if not replica.up and (replica.running or replica.in_flight or len(replica.queue)):
         found.append(where + "its worker is lost, but it still has sequences")
     for sequence in replica.running:
-        found += [f"{where}{sequence} {problem}" for problem in _resident_problems(state, replica, sequence)]
+        found += [f"{where}{sequence} {problem}" for problem in _resident_problems(replica, sequence)]
     return found
 
 
-def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -> list[str]:
-    block_size = state.config.block_size
+def _resident_problems(replica: Replica, sequence: Sequence) -> list[str]:
+    block_size = replica.config.block_size
     found = []
     if not sequence.resident or sequence.replica != replica.index:
         found.append("is not resident here")
@@ -82,7 +88,7 @@ def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -
         found.append("may grow beyond its limit")
     if sequence.room_tokens != min(len(sequence.block_table) * block_size + 1, sequence.max_total_tokens):
         found.append("counts its room wrongly")
-    if sequence.sampling_in_flight > max(state.config.max_decodes_in_flight_per_seq, 1):
+    if sequence.sampling_in_flight > max(replica.config.max_decodes_in_flight_per_seq, 1):
         found.append("has more sampling rows in flight than allowed")
     if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):
         found.append("is in the wrong state for its prefill")
@@ -97,9 +103,10 @@ def _resident_problems(state: CoreState, replica: Replica, sequence: Sequence) -
 def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     """Every sequence is in exactly one place."""
     found = []
-    queues: list[WaitingQueue] = [state.shared_queue, *(replica.queue for replica in state.replicas)]
+    queues = [queue for replicaset in state.replicasets for queue in replicaset.queues]
     indices: dict[tuple[int, int], int] = {}
-    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), state.unrouted.values()]:
+    unrouted = [replicaset.unrouted.values() for replicaset in state.replicasets]
+    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), *unrouted]:
         for sequence in members:
             indices[sequence.id] = indices.get(sequence.id, 0) + 1
     for sequence in sequences:
@@ -115,23 +122,32 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
             found.append(f"{sequence} has ended, but holds blocks")
         if (sequence.ticket != 0) and sequence.state is not State.WAITING:
             found.append(f"{sequence} is in line, but does not wait")
-    if not state.suspects.keys() <= {sequence.id for sequence in sequences if not sequence.ended}:
-        found.append("a sequence that does not live is suspected")
     if indices:
         found.append(f"unknown sequences {sorted(indices)[:4]} are in a queue or run")
-    num_closing = sum(s.state is State.CLOSING for s in sequences)
-    if num_closing != state.num_closing:
-        found.append(f"{num_closing} sequences close, {state.num_closing} are counted")
-    num_waiting = sum(s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR) for s in sequences)
-    if num_waiting != state.num_waiting:
-        found.append(f"{num_waiting} sequences wait, {state.num_waiting} are counted")
     for queue in queues:
         if queue.num_tokens != sum(s.num_tokens for s in queue.members):
             found.append("a queue counts its tokens wrongly")
-    if state.plugins.router.reads_prefixes:
+    return found
+
+
+def _set_problems(replicaset: Replicaset, sequences: list[Sequence]) -> list[str]:
+    """What is wrong with the counts of a set, given its sequences."""
+    found = []
+    if not replicaset.suspects.keys() <= {sequence.id for sequence in sequences if not sequence.ended}:
+        found.append("a sequence that does not live is suspected")
+    num_closing = sum(s.state is State.CLOSING for s in sequences)
+    if num_closing != replicaset.num_closing:
+        found.append(f"{num_closing} sequences close, {replicaset.num_closing} are counted")
+    num_waiting = sum(s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR) for s in sequences)
+    if num_waiting != replicaset.num_waiting:
+        found.append(f"{num_waiting} sequences wait, {replicaset.num_waiting} are counted")
+    members = [s for queue in replicaset.queues for s in queue.members] + list(replicaset.unrouted.values())
+    if any(s.replicaset != replicaset.index for s in members):
+        found.append(f"replicaset {replicaset.index} has sequences of another")
+    if replicaset.plugins.router.reads_prefixes:
         found += [
             f"the queue of replica {replica.index} counts its blocks wrongly"
-            for replica in state.replicas
+            for replica in replicaset.replicas
             if replica.queue.names != Counter(name for s in replica.queue.members for name in s.block_names)
         ]
     return found

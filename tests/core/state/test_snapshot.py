@@ -12,8 +12,9 @@ from eventlm.core.plugin import SequenceView
 from eventlm.core.state.block_pool import BlockPool
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
+from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
-from eventlm.core.state.snapshot import SequenceRow, restore, take
+from eventlm.core.state.snapshot import SequenceRow, SetSnapshot, restore, take
 from eventlm.core.state.state_pool import StatePool
 from eventlm.core.state.validate import validate
 from eventlm.core.state.waiting_queue import WaitingQueue
@@ -27,21 +28,25 @@ from tests.workload import draw_machine, make_core, with_states
 #: What follows from the rest, is the same for all, counts within one event only, or decides nothing.
 DERIVED = {
     CoreState: {
-        "config", "plugins", "policy", "margin", "cause", "decisions", "plans", "latest_plans", "drain_open", "group",
-        "shared_queue", "queues", "num_closing", "num_waiting", "timers_digest", "num_dead_timers", "touched",
-        "sequences_digest", "witness",
+        "cause", "decisions", "plans", "latest_plans", "drain_open", "group", "timers_digest", "num_dead_timers",
+        "touched", "sequences_digest", "witness",
     },
-    Replica: {"index", "queue", "running", "num_partial", "admitted_tokens"},
+    Replicaset: {
+        "index", "first", "config", "plugins", "policy", "margin", "replicas", "shared_queue", "queues", "num_closing",
+        "num_waiting",
+    },
+    Replica: {"index", "config", "replicaset", "queue", "running", "num_partial", "admitted_tokens"},
     BlockPool: {"num_blocks", "references", "_name", "_changes", "_states"},
     StatePool: {"num_slots", "_num_spare", "_pins", "_num_promised"},
     Sequence: {
-        "arrival", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets", "contribution",
-        "room_tokens", "paths",
+        "arrival", "replicaset", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets",
+        "contribution", "room_tokens", "paths",
     },
 }  # fmt: skip
 #: What a snapshot holds by another name.
 RENAMED = {
-    CoreState: {"policy_name": "policy", "rng_digest": "rng_digest"},
+    CoreState: {"replicasets": "policy"},
+    Replicaset: {"policy_name": "policy"},
     Replica: {"in_flight": "steps"},
     BlockPool: {"_free": "free", "_idle": "idle", "_digest": "digest"},
     StatePool: {"_free": "free", "_copies": "copies", "_residents": "residents"},
@@ -62,7 +67,7 @@ class Relay(Simulation):
             core = self.engine_core.core
             if every and draws.randrange(every) == 0:
                 taken = take(core.state)
-                restored = restore(core.state.config, core.state.plugins, taken)
+                restored = restore(core.state.replicasets[0].config, core.state.replicasets[0].plugins, taken)
                 assert take(restored) == taken
                 assert restored.digests() == core.state.digests()
                 validate(restored)
@@ -97,6 +102,7 @@ def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None
     sequence = Sequence(arrival, 0, SequenceView.of(arrival, 0, prefill_ns=5))
     held: dict[type[Any], tuple[Any, set[str]]] = {
         CoreState: (core.state, set(taken)),
+        Replicaset: (core.state.replicasets[0], set(SetSnapshot.__struct_fields__)),
         Replica: (replica, set(taken["replicas"][0])),
         BlockPool: (replica.pool, set(taken["replicas"][0]["pool"])),
         StatePool: (replica.states, set(taken["replicas"][0]["states"])),
@@ -134,7 +140,11 @@ def test_what_is_not_a_snapshot_of_such_a_core_is_refused(seed: int) -> None:
         ("timers", "x"), ("requests", [[{"t": "arrive", "model": "m", "prompt_tokens": 1, "max_tokens": 1}, [[7]]]]),
     ):  # fmt: skip
         with pytest.raises(InvariantError, match="the snapshot cannot be restored"):
-            restore(core.state.config, core.state.plugins, msgspec.json.encode(taken | {name: value}))
+            restore(
+                core.state.replicasets[0].config,
+                core.state.replicasets[0].plugins,
+                msgspec.json.encode(taken | {name: value}),
+            )
 
 
 def test_a_step_in_flight_says_how_long_it_will_take() -> None:
@@ -143,7 +153,7 @@ def test_a_step_in_flight_says_how_long_it_will_take() -> None:
     taken = msgspec.json.decode(take(rig.state))
     del taken["replicas"][0]["steps"][0][-1]
     with pytest.raises(InvariantError, match="the snapshot cannot be restored"):
-        restore(rig.state.config, rig.state.plugins, msgspec.json.encode(taken))
+        restore(rig.state.replicasets[0].config, rig.state.replicasets[0].plugins, msgspec.json.encode(taken))
 
 
 def test_states_are_stored_by_number() -> None:

@@ -33,15 +33,15 @@ def _share(rig: Rig) -> None:
 
 
 def _count(rig: Rig) -> None:
-    rig.state.num_waiting += 1
+    rig.state.replicasets[0].num_waiting += 1
 
 
 def _closing(rig: Rig) -> None:
-    rig.state.num_closing -= 1
+    rig.state.replicasets[0].num_closing -= 1
 
 
 def _lose_from_queue(rig: Rig) -> None:
-    rig.state.shared_queue.members.pop()
+    rig.state.replicasets[0].shared_queue.members.pop()
 
 
 def _run_twice(rig: Rig) -> None:

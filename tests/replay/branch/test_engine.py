@@ -56,7 +56,7 @@ def test_parameters_of_an_installed_policy_can_change(header: Header, point: Bra
     found = build_branch_engine(header, point, Changes(policy={"type": "edf", "multiplier": 9}))
     record = next(each for each in found.engine.plugins if each.name == "edf")
     assert record.parameters["multiplier"] == 9
-    assert found.engine.rebuilt.plugins.policies["edf"] == found.new_core(point).state.policy
+    assert found.engine.rebuilt.plugins.policies["edf"] == found.new_core(point).state.replicasets[0].policy
 
 
 def test_a_policy_that_was_not_installed_is_added(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ class StraightReplay:
             if is_marked:
                 gauges = []
                 for replica in state.replicas:
-                    waiting = [*state.shared_queue.members, *replica.queue.members]
+                    waiting = [*state.replicasets[0].shared_queue.members, *replica.queue.members]
                     oldest = min((each.arrival.ts for each in waiting), default=None)
                     known = gauges_of(state, replica.index)
                     live = sum(each.num_unfinished for each in state.requests.values())

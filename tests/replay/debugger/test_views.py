@@ -27,7 +27,9 @@ def test_tables_add_up(session: Session, s: int) -> None:
     state = session.core.state
     replica = state.replicas[0]
     waiting = rows_of(views.queue(state, ""))
-    assert len([row for row in waiting if row["place"] is not None]) == sum(len(queue) for queue in state.queues)
+    assert len([row for row in waiting if row["place"] is not None]) == sum(
+        len(queue) for queue in state.replicasets[0].queues
+    )
     assert len(waiting) == state.num_waiting
     assert [row["request"] for row in rows_of(views.running(state, ""))] == [
         views.name_of(each) for each in replica.running

@@ -50,9 +50,12 @@ def test_the_line_is_that_of_the_policy_in_force() -> None:
 def test_what_was_sent_to_a_replica_is_not_in_the_line_of_another() -> None:
     rig = Rig(router=RoundRobin(), num_replicas=2, max_num_seqs=1)
     _, _, three, four = rig.arrive_all(*(arrival(4, 8) for _ in range(4)))
-    lines = [[sequence.request for _, sequence in line_of(rig.state, replica)] for replica in rig.state.replicas]
+    lines = [
+        [sequence.request for _, sequence in line_of(rig.state, rig.sequence(three), replica)]
+        for replica in rig.state.replicas
+    ]
     assert lines == [[three], [four]]
-    assert line_of(rig.state, None) == []
+    assert line_of(rig.state, rig.sequence(three), None) == []
 
 
 def test_residents_have_a_place_too_and_the_ended_none() -> None:

@@ -8,6 +8,7 @@ from eventlm.core.preemption import preempt
 from eventlm.core.sequence_manager import enqueue, finish
 from eventlm.core.state.core_state import CoreState, replica_of
 from eventlm.core.state.replica import Replica
+from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.errors import InvariantError
 from eventlm.events import CacheFlushed, Desynced, PolicySwapped, WorkerLost, WorkerUp
@@ -42,6 +43,7 @@ def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
 
 
 def _lose(state: CoreState, replica: Replica, *, crashed: bool) -> None:
+    replicaset = state.set_of(replica)
     condemned = accuse(state, replica, crashed=crashed) if replica.in_flight else []
     homeless = [sequence for sequence in replica.lose_worker() if sequence.state is State.WAITING]
     for sequence in homeless:
@@ -58,7 +60,7 @@ def _lose(state: CoreState, replica: Replica, *, crashed: bool) -> None:
         sequence.home = -1
         sequence.replica = -1
         state.touch(sequence)
-        state.unrouted[sequence.id] = sequence
+        replicaset.unrouted[sequence.id] = sequence
     for sequence in condemned:
         finish(state, sequence, "error", sequence.num_output_tokens)
 
@@ -71,17 +73,22 @@ def _clear_flight(sequence: Sequence) -> None:
 
 def swap_policy(state: CoreState, fact: PolicySwapped) -> None:
     """Another policy orders all that wait and the partial prefills; decodes keep the urgency of their admission."""
-    policy = state.plugins.policies.get(fact.name)
+    for replicaset in state.sets_meant(fact.replicaset):
+        _swap_policy(state, replicaset, fact.name)
+
+
+def _swap_policy(state: CoreState, replicaset: Replicaset, name: str) -> None:
+    policy = replicaset.plugins.policies.get(name)
     if policy is None:
-        raise InvariantError(f"policy {fact.name!r} was not installed at start")
-    state.policy_name, state.policy = fact.name, policy
-    state.policy_generation += 1
-    state.partial_keys = {}
-    partials = [sequence for replica in state.replicas for sequence in replica.partials()]
+        raise InvariantError(f"policy {name!r} was not installed at start")
+    replicaset.policy_name, replicaset.policy = name, policy
+    replicaset.policy_generation += 1
+    replicaset.partial_keys = {}
+    partials = [sequence for replica in replicaset.replicas for sequence in replica.partials()]
     if policy.static:
-        keys, _ = ask_policy(state, [sequence.view for sequence in partials])
-        state.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys, strict=True)}
-    for queue in state.queues:
+        keys, _ = ask_policy(state, replicaset, [sequence.view for sequence in partials])
+        replicaset.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys, strict=True)}
+    for queue in replicaset.queues:
         members = queue.members[:]
         for sequence in members:
             queue.remove(sequence)
@@ -91,5 +98,6 @@ def swap_policy(state: CoreState, fact: PolicySwapped) -> None:
 
 def flush_caches(state: CoreState, fact: CacheFlushed) -> None:
     """Forget the cached blocks that no sequence holds. Waiting sequences look their hits up again at admission."""
-    for replica in state.replicas:
-        replica.pool.flush()
+    for replicaset in state.sets_meant(fact.replicaset):
+        for replica in replicaset.replicas:
+            replica.pool.flush()
