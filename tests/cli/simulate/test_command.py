@@ -111,7 +111,7 @@ def test_closed_loop_and_speed_up(run_here: RunHere, workload: str) -> None:
         (["none.jsonl", "--cost-model", MODEL], "cannot read the"),
         (["empty.jsonl", "--cost-model", MODEL], "no request in this workload"),
         (["foreign.csv", "--cost-model", MODEL], "trace import"),
-        (["W.jsonl", "--cost-model", MODEL, "--replicas", "0"], "--replicas '0': must be an integer from 1 to 1,024"),
+        (["W.jsonl", "--cost-model", MODEL, "--replicas", "0"], "--replicas '0': must be an integer from 1 to 1024"),
         (["W.jsonl", "--cost-model", MODEL, "--policy", "edff"], "did you mean edf?"),
         (["W.jsonl", "--cost-model", MODEL, "--num-blocks", "1"], "at least 2"),
         (["W.jsonl", "--cost-model", MODEL, "--speed-up-arrivals", "0"], "a factor above 0"),

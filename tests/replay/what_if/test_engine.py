@@ -115,7 +115,7 @@ def test_the_engine_is_the_recorded_one_with_the_changes(run: RecordedRun) -> No
     ("alternative", "message"),
     [
         (Alternative(num_replicas=0), "0 replicas make no sense"),
-        (Alternative(num_replicas=65), "an engine has 1 to 64"),
+        (Alternative(num_replicas=1025), "an engine has 1 to 1024"),
         (Alternative(speed_up_ppm=0), "sped up by 0"),
         (Alternative(closed_loop=-1), "closed loop of -1"),
         (Alternative(changes=Changes(settings={"num_blocks": 0})), "num_blocks=0"),
