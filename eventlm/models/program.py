@@ -255,9 +255,10 @@ Operation = (
 def program_of(model: ModelSpec) -> tuple[Operation, ...]:
     """What to do from token ids to the residual stream after the last layer.
 
-    The last norm, the output matrix, and what `ModelSpec` says of logits follow when logits are wanted.
+    A model without an embedding begins with the residual stream. The last norm, the output matrix, and what `ModelSpec`
+    says of logits follow when logits are wanted.
     """
-    operations: list[Operation] = [Embed(model.embedding_multiplier)]
+    operations: list[Operation] = [Embed(model.embedding_multiplier)] if model.has_embedding else []
     if model.layer_inputs is not None:
         operations += [Take(), Inputs(model.layer_inputs.size, model.hidden_size**-0.5)]
     ropes: dict[RopeSpec | None, int] = {None: -1} | {rope: number for number, rope in enumerate(model.ropes)}

@@ -354,6 +354,10 @@ class ModelSpec(Struct, frozen=True, kw_only=True):
     #: Logits become `cap * tanh(logit / cap)`; 0: they stay as they are.
     logits_soft_cap: float = 0.0
     has_head_bias: bool = False
+    #: Of a part of a model: whether it begins with token ids, else with a residual stream that it is given, and whether
+    #: it ends with logits, else with the residual stream.
+    has_embedding: bool = True
+    has_lm_head: bool = True
     layer_inputs: LayerInputsSpec | None = None
     names: TensorNames = TensorNames()
     #: How a checkpoint may name its tensors as well: transformers 5 can save experts in one tensor.

@@ -25,7 +25,7 @@ def model_weights(model: ModelSpec) -> dict[WeightKey, tuple[int, ...]]:
         weights[key] = shape
         if has_bias:
             weights[key._replace(kind="bias")] = shape[:1]
-    if model.has_head_bias:
+    if model.has_head_bias and model.has_lm_head:
         weights[HEAD._replace(kind="bias")] = (model.vocab_size,)
     return weights
 
@@ -33,7 +33,8 @@ def model_weights(model: ModelSpec) -> dict[WeightKey, tuple[int, ...]]:
 def _weights(model: ModelSpec) -> Iterator[tuple[WeightKey, tuple[int, ...], bool]]:
     """Each weight with its shape, and whether it has a bias."""
     hidden, norm, inputs = model.hidden_size, model.norm, model.layer_inputs
-    yield EMBEDDING, (model.vocab_size, hidden), False
+    if model.has_embedding:
+        yield EMBEDDING, (model.vocab_size, hidden), False
     if inputs is not None:
         size = model.num_layers * inputs.size
         yield WeightKey("inputs_embedding", 0, "weight"), (inputs.vocab_size, size), False
@@ -48,9 +49,9 @@ def _weights(model: ModelSpec) -> Iterator[tuple[WeightKey, tuple[int, ...], boo
         if layer.experts is not None:
             for expert in range(layer.experts.num_experts):
                 yield from _weights_of_neurons(layer.experts.expert, hidden, number, expert)
-    if norm.has_weight:
+    if norm.has_weight and model.has_lm_head:
         yield WeightKey("final_norm", 0, "weight"), (hidden,), norm.has_bias
-    if not model.tie_word_embeddings:
+    if model.has_lm_head and not model.tie_word_embeddings:
         yield HEAD, (model.vocab_size, hidden), False
 
 

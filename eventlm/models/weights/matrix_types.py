@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from eventlm.kernels.cpu.native import MULTIPLIED_TOGETHER, PACKED_TYPES
 from eventlm.kernels.gpu.code_types import CODE_TYPES
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
-from eventlm.models.spec import ModelSpec
+from eventlm.models.spec import DTYPE_BYTES, ModelSpec
 from eventlm.models.weights.decoder_weights import EMBEDDING, model_weights
 from eventlm.models.weights.stored_weights import WeightFile
 
 #: Inputs of a group of the codes that numbers are rounded to.
 GROUP = 32
+#: Inputs of an int8 matrix that are rotated together. They are padded to a multiple of it.
+INT8_BLOCK = 64
 #: Those of 4 bits, and of 8 for what is sensitive: a vocabulary, and keys and values, which all later tokens see. The
 #: latter are few, and were seen to cost as much as all other matrices together if they had 4 bits.
 _IN_4_BITS, _IN_8_BITS = "Q4_1", "Q8_0"
 _SENSITIVE = ("embedding", "inputs_embedding", "lm_head", "key", "value")
+
+
+class MatrixFormat(NamedTuple):
+    """How a matrix lies in memory: of an output `block_bytes` for as many inputs, which cannot be cut apart."""
+
+    block_inputs: int
+    block_bytes: int
+
+    def num_bytes(self, num_out: int, num_in: int) -> int:
+        """Bytes of a matrix, those of a part of a block in proportion."""
+        return num_out * num_in * self.block_bytes // self.block_inputs
+
+
+class MatrixFormats(NamedTuple):
+    """How the matrices of a decoder lie in memory. granule: inputs that are better left together in all of them.
+
+    others: of those that are codes.
+    """
+
+    usual: MatrixFormat = MatrixFormat(1, 2)
+    granule: int = 32
+    others: Mapping[WeightKey, MatrixFormat] = MappingProxyType({})
+
+    def of(self, key: WeightKey) -> MatrixFormat:
+        """The format of a matrix."""
+        return self.others.get(key, self.usual)
+
+
+def matrix_formats(types: Mapping[WeightKey, str], dtype_name: str, quantization: str = "none") -> MatrixFormats:
+    """The formats of matrices of these types (see `matrix_types`), and of others by the resolved dtype."""
+    others = {key: MatrixFormat(*PACKED_TYPES[kind][1:]) for key, kind in types.items()}
+    if quantization == "int8":
+        return MatrixFormats(MatrixFormat(1, 1), INT8_BLOCK, others)
+    return MatrixFormats(MatrixFormat(1, DTYPE_BYTES[dtype_name]), GROUP, others)
 
 
 def matrix_types(files: Iterable[WeightFile], model: ModelSpec, quantization: str) -> dict[WeightKey, str]:

@@ -10,10 +10,10 @@ from eventlm.kernels.gpu.code_types import code_bytes
 from eventlm.models.program import FLOAT32_WEIGHTS, LOOKED_UP, WeightKey
 from eventlm.models.spec import DTYPE_BYTES, ModelSpec
 from eventlm.models.weights.decoder_weights import EMBEDDING, model_weights
+from eventlm.models.weights.matrix_types import INT8_BLOCK
 from eventlm.types import ceil_div
 
-#: Inputs of an int8 matrix are padded to a multiple of this; each of its outputs has a scale, a float32.
-INT8_BLOCK = 64
+#: Each output of an int8 matrix has a scale, a float32.
 INT8_SCALE_BYTES = 4
 
 
