@@ -41,15 +41,11 @@ from tests.engine.replicas.test_worker_process import PROGRESS, SETUP
 from tests.processes import PATIENCE_SECONDS, wait_until
 
 
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [(signal.SIGKILL, "died (killed by SIGKILL)"), (signal.SIGSTOP, "no heartbeat for 4 s")],
-)
-@pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_lost_worker_costs_no_token(tmp_path: Path, number: int, reason: str, replicas: int) -> None:
+async def lose_a_worker(folder: Path, number: int, reason: str, replicas: int) -> None:
+    """By a signal; nobody misses a token."""
     # Long enough that the machine stops no other worker for so long.
     worker = WorkerConfig(heartbeat_timeout_seconds=4)
-    async with running(record=tmp_path, worker=worker, replicas=replicas, fake=SLOW) as engine:
+    async with running(record=folder, worker=worker, replicas=replicas, fake=SLOW) as engine:
         handles = await engine.submit([request(60, seed=seed) for seed in range(6)])
         readers = [Reader(handle) for handle in handles]
         await readers[0].until_tokens(5)
@@ -59,6 +55,18 @@ async def test_a_lost_worker_costs_no_token(tmp_path: Path, number: int, reason:
     lost = [event for event in recorded(engine) if isinstance(event, WorkerLost)]
     assert [(event.replica, event.epoch, event.reason) for event in lost] == [(0, 1, reason)]
     verified(engine)
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_a_killed_worker_costs_no_token(tmp_path: Path, replicas: int) -> None:
+    await lose_a_worker(tmp_path, signal.SIGKILL, "died (killed by SIGKILL)", replicas)
+
+
+async def test_a_silent_worker_costs_no_token(tmp_path: Path) -> None:
+    """Each engine waits as long as a worker may be silent, so both wait at once."""
+    async with asyncio.TaskGroup() as both:
+        for replicas in (1, 2):
+            both.create_task(lose_a_worker(tmp_path / str(replicas), signal.SIGSTOP, "no heartbeat for 4 s", replicas))
 
 
 async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
@@ -71,7 +79,10 @@ async def test_workers_that_die_in_every_few_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-async def test_a_request_that_kills_every_worker_ends_and_the_others_do_not(tmp_path: Path, replicas: int) -> None:
+async def test_a_request_that_kills_every_worker_ends_and_the_others_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replicas: int
+) -> None:
+    monkeypatch.setattr(replica_module, "RESTART_SECONDS", 0)
     fake = {"poison_ppm": 10_000}
     indices = [poisoned_place(FakeParameters(**fake), seed, 0) for seed in range(200)]
     assert [seed for seed, index in enumerate(indices) if index is not None] == [4, 94]
