@@ -115,7 +115,7 @@ def test_a_served_page_runs_under_its_policy(browser: Browser) -> None:
     page.on("console", lambda message: problems.append(message.text))
     page.on("pageerror", lambda error: problems.append(str(error)))
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         page.goto(f"http://127.0.0.1:{server.server_port}/")
         expect(page.get_by_role("heading", name="Served without data")).to_be_visible()
         expect(page.get_by_role("figure", name="Requests").locator("canvas")).to_be_visible()
