@@ -132,6 +132,7 @@ def native_model(config: ModelSpec) -> NativeModel:
         hidden_size=config.hidden_size,
         num_layers=config.num_layers,
         is_tied=config.tie_word_embeddings,
+        has_lm_head=config.has_lm_head,
         is_layer_norm=config.norm.kind == "layer",
         inputs_size=inputs.size if inputs is not None else 0,
         inputs_vocab_size=inputs.vocab_size if inputs is not None else 0,

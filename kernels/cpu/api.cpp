@@ -1,10 +1,11 @@
 // What Python calls, by ctypes. No exception leaves this: what makes an object returns null, all else 1 if there is no
-// memory, and 0.
+// memory, what Met has if a group does not meet any more, and 0.
 #include <exception>
 #include <new>
 #include <utility>
 
 #include "decoder.h"
+#include "meeting.h"
 #include "paged_attention.h"
 #include "products.h"
 
@@ -14,8 +15,10 @@
 #endif
 
 using eventlm::Decoder;
+using eventlm::Meeting;
 using eventlm::PagedAttention;
 using eventlm::Products;
+using eventlm::SharedMeeting;
 
 #define EVENTLM_EXPORT __attribute__((visibility("default")))
 
@@ -24,7 +27,7 @@ namespace {
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
 // another for none.
-constexpr int kInterface = 12;
+constexpr int kInterface = 14;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -33,6 +36,8 @@ std::int32_t run(Work&& work) {
     return 0;
   } catch (const std::bad_alloc&) {
     return 1;
+  } catch (const eventlm::MeetingEnded& ended) {
+    return static_cast<std::int32_t>(ended.how);
   }
 }
 
@@ -66,15 +71,61 @@ EVENTLM_EXPORT int eventlm_prepare() {
 #endif
 }
 
+// Of the memory where members meet.
+EVENTLM_EXPORT std::int64_t eventlm_segment_bytes(std::int32_t size, std::int64_t slot_bytes) {
+  return SharedMeeting::segment_bytes(size, slot_bytes);
+}
+
+// Returns null as eventlm_decoder does, or if another has this number.
+EVENTLM_EXPORT Meeting* eventlm_meeting(char* memory, std::int32_t size, std::int32_t number, std::int64_t slot_bytes,
+                                        std::int64_t spin_ns) {
+  auto meeting = new (std::nothrow) SharedMeeting(memory, size, number, slot_bytes, spin_ns);
+  if (meeting != nullptr && !meeting->is_first()) {
+    delete meeting;
+    meeting = nullptr;
+  }
+  return meeting;
+}
+
+// mine, all: see CarriedMeeting.
+EVENTLM_EXPORT Meeting* eventlm_carried_meeting(char* mine, char* all, eventlm::Carry carry, void* context,
+                                                std::int32_t size, std::int32_t number, std::int64_t slot_bytes) {
+  return new (std::nothrow) eventlm::CarriedMeeting(mine, all, carry, context, size, number, slot_bytes);
+}
+
+EVENTLM_EXPORT void eventlm_free_meeting(Meeting* meeting) { delete meeting; }
+
+// The member's slot of the meeting to come.
+EVENTLM_EXPORT char* eventlm_slot(Meeting* meeting) { return meeting->mine(); }
+
+// A member's slot of the last meeting.
+EVENTLM_EXPORT const char* eventlm_part(const Meeting* meeting, std::int32_t member) { return meeting->part(member); }
+
+EVENTLM_EXPORT std::int32_t eventlm_meet(Meeting* meeting, std::int64_t num_bytes) {
+  return static_cast<std::int32_t>(meeting->meet(num_bytes));
+}
+
+// out: [size, num_bytes].
+EVENTLM_EXPORT std::int32_t eventlm_gather(Meeting* meeting, const char* bytes, std::int64_t num_bytes, char* out) {
+  return static_cast<std::int32_t>(meeting->gather(bytes, num_bytes, out));
+}
+
+EVENTLM_EXPORT std::int64_t eventlm_num_meetings(const Meeting* meeting) { return meeting->num_meetings(); }
+
+EVENTLM_EXPORT void eventlm_leave(Meeting* meeting) { meeting->leave(); }
+
+// meeting: null for a decoder without peers; vocab_starts: null if each has the whole vocabulary, else see Peers.
 // Returns null if there is no memory, or the system does not give as many threads.
 EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const eventlm::Instruction* program,
                                         std::int32_t num_instructions, const float* const* cosines,
                                         const float* const* sines, std::int32_t is_int8,
-                                        const eventlm::TypedWeight* types, std::int32_t num_types,
-                                        std::int32_t num_threads) {
+                                        const eventlm::TypedWeight* types, std::int32_t num_types, Meeting* meeting,
+                                        const std::int32_t* vocab_starts, std::int32_t num_threads) {
   try {
+    eventlm::Peers peers{meeting, {}};
+    if (vocab_starts != nullptr) peers.vocab_starts.assign(vocab_starts, vocab_starts + meeting->size() + 1);
     return new Decoder(*shape, {program, program + num_instructions}, cosines, sines, is_int8 != 0,
-                       {types, types + num_types}, num_threads);
+                       {types, types + num_types}, peers, num_threads);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -124,14 +175,14 @@ EVENTLM_EXPORT void eventlm_load_exact(Decoder* decoder, std::int32_t weight, st
 
 // starts, counts, tables: of each row; a table has its block numbers. kv: of each layer, null if it has none. states:
 // of layers that have one, [slots, state_size], else null; then there are of each row its slot, the source, and the
-// number of its copies, which are StateCopy one after the other.
+// number of its copies, which are StateCopy one after the other. given: null if the program embeds the tokens.
 EVENTLM_EXPORT std::int32_t eventlm_forward(Decoder* decoder, const std::int32_t* token_ids, std::int32_t num_rows,
                                             const std::int32_t* starts, const std::int32_t* counts,
                                             const std::int32_t* const* tables, std::uint8_t* const* kv,
                                             std::int32_t format, std::int32_t num_blocks, std::int32_t block_size,
                                             float* states, std::int64_t state_size, const std::int32_t* slots,
                                             const std::int32_t* sources, const std::int32_t* num_copies,
-                                            const eventlm::StateCopy* copies, float* hidden) {
+                                            const eventlm::StateCopy* copies, const float* given, float* hidden) {
   return run([&] {
     std::vector<eventlm::StepRow> rows;
     for (int row = 0; row < num_rows; row++) rows.push_back({starts[row], counts[row], tables[row]});
@@ -140,7 +191,7 @@ EVENTLM_EXPORT std::int32_t eventlm_forward(Decoder* decoder, const std::int32_t
       kept.rows.push_back({slots[row], sources[row], num_copies[row], copies});
       copies += num_copies[row];
     }
-    decoder->forward(token_ids, rows, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size}, kept,
+    decoder->forward(token_ids, rows, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size}, kept, given,
                      hidden);
   });
 }

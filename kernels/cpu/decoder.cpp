@@ -6,9 +6,10 @@ namespace eventlm {
 
 namespace {
 
-// The most that one of a kind is made of, see Decoder::run.
-std::size_t num_operations(Kind kind) {
-  if (kind == Kind::experts) return 4;
+// The most that one of a kind is made of, see Decoder::run. With peers those that leave sums to them have one more.
+std::size_t num_operations(Kind kind, bool has_peers) {
+  if (kind == Kind::experts) return has_peers ? 5 : 4;
+  if (kind == Kind::embed || kind == Kind::multiply || kind == Kind::multiply_add) return has_peers ? 2 : 1;
   if (kind == Kind::attend || kind == Kind::convolve || kind == Kind::delta) return 3;
   if (kind == Kind::activate || kind == Kind::activate_input || kind == Kind::inputs) return 2;
   return kind == Kind::heads || kind == Kind::route ? 2 : 1;
@@ -54,9 +55,11 @@ bool is_whole(const Instruction& now) { return now.kind == Kind::heads && now.qk
 }  // namespace
 
 Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
-                 const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads)
+                 const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, const Peers& peers,
+                 int num_threads)
     : shape_(shape),
       program_(program),
+      peers_(peers),
       cosines_(cosines, cosines + most_of(program, num_ropes)),
       sines_(sines, sines + most_of(program, num_ropes)),
       team_(num_threads),
@@ -83,7 +86,7 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
   std::size_t count = 0;
   for (const Instruction& now : program_) {
     first_operations_.push_back(count);
-    count += num_operations(now.kind);
+    count += num_operations(now.kind, has_peers());
     if (now.kind == Kind::attend) plan_of(now);
   }
   operations_ = std::vector<Operation>(count);
@@ -124,7 +127,7 @@ void Decoder::lap(Part part) {
 }
 
 void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
-                      const States& states, float* hidden) {
+                      const States& states, const float* given, float* hidden) {
   Step step{token_ids, rows, kv, states, 0, {}};
   token_rows_.clear();
   for (std::size_t row = 0; row < rows.size(); row++) {
@@ -138,8 +141,12 @@ void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>&
     grow(partials_, static_cast<std::size_t>(plan.num_partials) * plan.num_heads * (plan.head_dim + 2));
   }
   for (Operation& operation : operations_) operation.reset();
+  for (std::size_t token = 0; given != nullptr && token < step.num_tokens; token++) {
+    std::copy_n(given + token * shape_.hidden_size, shape_.hidden_size, &residual_[token * hidden_stride_]);
+  }
   last_ns_ = now_ns();
   team_.run([&] { run_program(step); });
+  throw_if_ended();
   for (std::size_t token = 0; token < step.num_tokens; token++) {
     std::copy_n(&residual_[token * hidden_stride_], shape_.hidden_size, hidden + token * shape_.hidden_size);
   }
@@ -150,6 +157,8 @@ void Decoder::run_program(const Step& step) {
     // A thread that comes late passes over what is done.
     const bool is_last = number + 1 == program_.size();
     if (!is_last && operations_[first_operations_[number + 1]].is_done()) continue;
+    // All that is in hand has been done. None waits for one that goes.
+    if (has_ended()) return;
     run(step, program_[number], &operations_[first_operations_[number]]);
   }
 }
@@ -160,7 +169,7 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
   const std::size_t count = step.num_tokens;
   switch (now.kind) {
     case Kind::embed:
-      return embed(operation[0], step, now.multiplier);
+      return embed(operation, step, now.multiplier);
     case Kind::norm:
       return norm_rows(operation[0], layer.norm(now.weight), now.multiplier, count);
     case Kind::take:
@@ -176,7 +185,7 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
       return quantize_rows(operation[1], inner_, now.num_neurons, count, Part::gate_up_proj);
     case Kind::multiply_add:
     case Kind::multiply:
-      return multiply_out(operation[0], now, static_cast<int>(count));
+      return multiply_out(operation, now, static_cast<int>(count));
     case Kind::add_normed:
       return add_normed(operation[0], layer.norm(now.weight), now.multiplier, count);
     case Kind::route:
@@ -208,20 +217,56 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
   }
 }
 
-void Decoder::embed(Operation& operation, const Step& step, float multiplier) {
+void Decoder::throw_if_ended() const {
+  if (has_ended()) throw MeetingEnded(peers_.meeting->state());
+}
+
+// One thread does it, as an operation ends whose result others wait for.
+void Decoder::meet(std::size_t num_bytes) {
+  peers_.meeting->meet(num_bytes);
+  lap(Part::meeting);
+}
+
+// id: counted from its own first one.
+void Decoder::look_up(std::int32_t id, float multiplier, float* to) const {
   const std::size_t size = shape_.hidden_size;
-  auto embed_token = [&](std::size_t token) {
-    float* to = &residual_[token * hidden_stride_];
-    const Matrix& packed = shape_.is_tied ? weights_.lm_head : weights_.packed_embedding;
-    if (weights_.embedding == nullptr) {
-      packed.unpack(step.token_ids[token], to);
-    } else {
-      const bf16* from = weights_.embedding + step.token_ids[token] * size;
-      for (std::size_t i = 0; i < size; i++) to[i] = to_float(from[i]);
-    }
-    for (std::size_t i = 0; multiplier != 1.0f && i < size; i++) to[i] *= multiplier;
+  const Matrix& packed = shape_.is_tied ? weights_.lm_head : weights_.packed_embedding;
+  if (weights_.embedding == nullptr) {
+    packed.unpack(id, to);
+  } else {
+    const bf16* from = weights_.embedding + id * size;
+    for (std::size_t i = 0; i < size; i++) to[i] = to_float(from[i]);
+  }
+  for (std::size_t i = 0; multiplier != 1.0f && i < size; i++) to[i] *= multiplier;
+}
+
+void Decoder::embed(Operation* operation, const Step& step, float multiplier) {
+  if (!is_vocab_split()) {
+    auto embed_token = [&](std::size_t token) {
+      look_up(step.token_ids[token], multiplier, &residual_[token * hidden_stride_]);
+    };
+    return operation[0].share(step.num_tokens, kRowsPerPiece, embed_token, [this] { lap(Part::embed); });
+  }
+  const std::vector<std::int32_t>& starts = peers_.vocab_starts;
+  const Meeting& meeting = *peers_.meeting;
+  auto member_of = [&](std::size_t token) {
+    return static_cast<int>(std::upper_bound(starts.begin(), starts.end(), step.token_ids[token]) - starts.begin()) - 1;
   };
-  operation.share(step.num_tokens, kRowsPerPiece, embed_token, [this] { lap(Part::embed); });
+  float* own = slot();
+  auto embed_own = [&](std::size_t token) {
+    if (member_of(token) != meeting.number()) return;
+    look_up(step.token_ids[token] - first_id(), multiplier, own + token * hidden_stride_);
+  };
+  operation[0].share(step.num_tokens, kRowsPerPiece, embed_own, [this, &step] {
+    lap(Part::embed);
+    meet_rows(step.num_tokens);
+  });
+  auto take_row = [&](std::size_t token) {
+    const std::size_t at = token * hidden_stride_;
+    const auto from = reinterpret_cast<const float*>(meeting.part(member_of(token)));
+    std::copy_n(from + at, shape_.hidden_size, &residual_[at]);
+  };
+  operation[1].share(step.num_tokens, kRowsPerPiece, take_row, [this] { lap(Part::add_parts); });
 }
 
 EVENTLM_INLINE void Decoder::put_normed(std::size_t row, std::size_t input, f32x16 values) {
@@ -284,8 +329,8 @@ void Decoder::quantize_rows(Operation& operation, RowBuffer& rows, std::size_t n
 }
 
 // A matrix times what the heads, the neurons or the layer's inputs gave, added to the residual stream or kept for a
-// norm.
-void Decoder::multiply_out(Operation& operation, const Instruction& now, int num_rows) {
+// norm. With peers the first two are a part of the sum. That of what all tokens pass waits for what experts add to it.
+void Decoder::multiply_out(Operation* operation, const Instruction& now, int num_rows) {
   const Layer& layer = weights_.layers[now.layer];
   const bool is_output = now.weight == Weight::output, is_added = now.kind == Kind::multiply_add;
   const bool is_down = now.weight == Weight::down;
@@ -293,21 +338,35 @@ void Decoder::multiply_out(Operation& operation, const Instruction& now, int num
   const Matrix& matrix = is_output ? layer.output : is_down ? layer.dense.down : layer.input_up;
   const Aligned<float>& bias = is_output ? layer.output_bias : layer.dense.down_bias;
   const float* scales = !is_down || layer.shared_scale.empty() ? nullptr : shared_scales_.data();
-  const float* add = bias.empty() || !(is_output || is_down) ? nullptr : bias.data();
-  const float multiplier = now.multiplier;
-  float* out = is_added ? residual_.data() : update_.data();
+  const float* whole_bias = bias.empty() || !(is_output || is_down) ? nullptr : bias.data();
+  const bool is_part = has_peers() && (is_output || is_down), waits = is_down && layer.adds_to_shared();
+  const bool is_put_added = is_added && !is_part;
+  const float* add = is_part ? nullptr : whole_bias;
+  const float multiplier = is_part ? 1.0f : now.multiplier;
+  float* whole = is_added ? residual_.data() : update_.data();
+  float* out = is_part ? slot() : whole;
   auto put = [=, this](int row, std::size_t panel, f32x16 left, f32x16 right) {
     float* to = out + row * hidden_stride_ + panel * kPanel;
     if (add != nullptr)
       left += load<f32x16>(add + panel * kPanel), right += load<f32x16>(add + panel * kPanel + kLanes);
     if (multiplier != 1.0f) left *= multiplier, right *= multiplier;
     if (scales != nullptr) left *= scales[row], right *= scales[row];
-    if (is_added) left += load<f32x16>(to), right += load<f32x16>(to + kLanes);
+    if (is_put_added) left += load<f32x16>(to), right += load<f32x16>(to + kLanes);
     store(to, left);
     store(to + kLanes, right);
   };
   const Rows rows = (is_output ? attended_ : inner_).rows(num_rows, matrix.num_in);
-  multiply_shared(operation, team_.size(), matrix, rows, put, [this, part] { lap(part); });
+  multiply_shared(operation[0], team_.size(), matrix, rows, put, [this, part, num_rows, is_met = is_part && !waits] {
+    lap(part);
+    if (is_met) meet_rows(num_rows);
+  });
+  if (!is_part || waits) return;
+  add_parts(operation[1], num_rows, [=, this, &now](std::size_t row, std::size_t i, f32x16 sum) {
+    float* to = whole + row * hidden_stride_ + i;
+    if (whole_bias != nullptr) sum += load<f32x16>(whole_bias + i);
+    if (now.multiplier != 1.0f) sum *= now.multiplier;
+    store(to, is_added ? load<f32x16>(to) + sum : sum);
+  });
 }
 
 // Gate and up of all rows, or up alone, and the activation.

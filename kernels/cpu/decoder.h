@@ -4,7 +4,6 @@
 // Weights are bf16, int8 or codes, and packed, the residual stream and everything between the products is float32.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <vector>
 
@@ -12,6 +11,7 @@
 #include "attention_plan.h"
 #include "experts.h"
 #include "linear.h"
+#include "meeting.h"
 #include "program.h"
 #include "recurrent.h"
 #include "sampling.h"
@@ -35,27 +35,34 @@ enum class Part : std::int32_t {
   experts,
   lm_head,
   sample,
+  meeting,
+  add_parts,
   count
 };
 
 constexpr std::size_t kRowsPerPiece = 4;
-
-inline std::int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
 
 template <class Buffer>
 void grow(Buffer& buffer, std::size_t size) {
   if (buffer.size() < size) buffer.resize(size);
 }
 
+// Whom a decoder meets that computes a part of a model: it has some heads, columns of neurons and rows of the
+// vocabulary, the others have the rest, and all have the residual stream.
+struct Peers {
+  // Null: it has all. Its slots hold rows as hidden_stride_ has them, and one of the most rows of the vocabulary.
+  Meeting* meeting = nullptr;
+  // Each member's first row of the vocabulary, then how many rows there are; empty if each member has all.
+  std::vector<std::int32_t> vocab_starts;
+};
+
 class Decoder {
  public:
   // cosines, sines: of each rotary embedding, a row for each position, as Rotation has them. They are read where they
   // lie, as long as this lives. types: see Weights.
   Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
-          const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, int num_threads);
+          const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, const Peers& peers,
+          int num_threads);
 
   // See Team.
   void pin(const int* processors) { team_.pin(processors); }
@@ -81,9 +88,12 @@ class Decoder {
   }
 
   // The residual stream after the last layer, [tokens, hidden_size], of rows that lie one after the other. states: as
-  // many rows, or none if no layer has a state.
+  // many rows, or none if no layer has a state. given: the stream to begin with, where the program embeds nothing.
+  //
+  // Peers call this, and what gives or draws from logits of it, with the same rows in the same order, and get the same.
+  // It throws MeetingEnded if one of them does not.
   void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
-               const States& states, float* hidden);
+               const States& states, const float* given, float* hidden);
   // The last norm of what `forward` gave, [rows, hidden_size].
   void norm(const float* hidden, int num_rows, float* out) const;
   // Logits [rows, vocab_size] of what `forward` gave.
@@ -106,7 +116,8 @@ class Decoder {
   void reserve(std::size_t num_tokens);
   void run_program(const Step& step);
   void run(const Step& step, const Instruction& now, Operation* operation);
-  void embed(Operation& operation, const Step& step, float multiplier);
+  void embed(Operation* operation, const Step& step, float multiplier);
+  void look_up(std::int32_t id, float multiplier, float* to) const;
   void put_normed(std::size_t row, std::size_t input, f32x16 values);
   void norm_rows(Operation& operation, const Norm& norm, float multiplier, std::size_t count);
   void take_rows(Operation& operation, std::size_t count);
@@ -116,13 +127,13 @@ class Decoder {
   void make_inputs(Operation* operation, const Step& step, float multiplier);
   void multiply_input(Operation& operation, const Instruction& now, int num_rows);
   void quantize_rows(Operation& operation, RowBuffer& rows, std::size_t num_inputs, std::size_t count, Part part);
-  void multiply_out(Operation& operation, const Instruction& now, int num_rows);
+  void multiply_out(Operation* operation, const Instruction& now, int num_rows);
   void multiply_neurons(Operation& operation, const Instruction& now, int num_rows);
   void route(Operation* operation, const Instruction& now, std::size_t count);
   Units units_of(const Neurons& expert, int num_rows) const;
   void scale_inner(Operation& operation, const Instruction& now, std::size_t count);
   void pass_experts(Operation* operation, const Instruction& now, std::size_t count);
-  void add_expert(const Neurons& expert, const ExpertRows& own, std::size_t begin, std::size_t end);
+  void add_expert(const Neurons& expert, const ExpertRows& own, std::size_t begin, std::size_t end, float* sums);
   void add_update(Operation& operation, float multiplier, std::size_t count);
   void multiply_heads(Operation& operation, const Step& step, const Instruction& heads);
   void norm_raw_heads(Operation& operation, const Step& step, const Instruction& heads);
@@ -139,6 +150,19 @@ class Decoder {
   void put_attended(std::size_t token, std::size_t input, f32x16 values, bool is_gated);
   StepQueries queries_of(const Step& step, const Instruction& now);
   void attend_all(Operation* operation, const Step& step, const Instruction& now);
+  bool has_peers() const { return peers_.meeting != nullptr; }
+  bool is_vocab_split() const { return !peers_.vocab_starts.empty(); }
+  std::int32_t first_id() const { return is_vocab_split() ? peers_.vocab_starts[peers_.meeting->number()] : 0; }
+  std::int32_t num_ids() const { return is_vocab_split() ? peers_.vocab_starts.back() : shape_.vocab_size; }
+  bool has_ended() const { return has_peers() && peers_.meeting->state() != Met::all; }
+  void throw_if_ended() const;
+  // Rows of the meeting to come.
+  float* slot() const { return reinterpret_cast<float*>(peers_.meeting->mine()); }
+  void meet(std::size_t num_bytes);
+  void meet_rows(std::size_t count) { meet(count * hidden_stride_ * sizeof(float)); }
+  template <class Put>
+  void add_parts(Operation& operation, std::size_t count, Put&& put);
+  void gather_logits(float* logits, std::size_t num_rows);
   void change_logits(std::size_t panel, f32x16& left, f32x16& right) const;
   template <class Put, class Then>
   void multiply_lm_head(const float* hidden, int num_rows, Put&& put, Then&& then);
@@ -147,6 +171,7 @@ class Decoder {
 
   const Shape shape_;
   const std::vector<Instruction> program_;
+  const Peers peers_;
   const std::vector<const float*> cosines_, sines_;
   Team team_;
   Weights weights_;
@@ -175,6 +200,22 @@ class Decoder {
   std::int64_t times_[static_cast<int>(Part::count)] = {};
   std::int64_t last_ns_ = 0;
 };
+
+// Calls put(row, i, 16 numbers from i on) with the sums of what all members have in their slots, in one order.
+template <class Put>
+void Decoder::add_parts(Operation& operation, std::size_t count, Put&& put) {
+  const Meeting& meeting = *peers_.meeting;
+  auto add_row = [&](std::size_t row) {
+    for (int i = 0; i < shape_.hidden_size; i += kLanes) {
+      const std::size_t at = row * hidden_stride_ + i;
+      auto part = [&](int member) { return load<f32x16>(reinterpret_cast<const float*>(meeting.part(member)) + at); };
+      f32x16 sum = part(0);
+      for (int member = 1; member < meeting.size(); member++) sum += part(member);
+      put(row, i, sum);
+    }
+  };
+  operation.share(count, kRowsPerPiece, add_row, [this] { lap(Part::add_parts); });
+}
 
 struct Decoder::Step {
   const std::int32_t* token_ids;

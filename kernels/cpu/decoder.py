@@ -6,6 +6,7 @@ Shapes: T tokens of a step, R rows, S rows whose logits are wanted, V vocabulary
 from __future__ import annotations
 
 import ctypes
+import itertools
 import weakref
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -15,13 +16,24 @@ import torch
 from torch import Tensor
 
 from eventlm.kernels import host_memory
-from eventlm.kernels.cpu.native import EXACT_MATRICES, HEADS, PACKED_TYPES, WEIGHTS, Instruction, NativeModel, library
+from eventlm.kernels.cpu.meeting import PeerGroup, slot_bytes_for
+from eventlm.kernels.cpu.native import (
+    EMBED,
+    EXACT_MATRICES,
+    HEADS,
+    PACKED_TYPES,
+    WEIGHTS,
+    Instruction,
+    MeetingEndedError,
+    NativeModel,
+    library,
+)
 from eventlm.kernels.sequence_states import NO_STATES, StateRow, StepStates
 
 #: In the order of decoder.h's Part.
 PARTS = (
     *("embed", "norm", "qkv_proj", "attention", "recurrent", "layer_inputs"),
-    *("o_proj", "gate_up_proj", "down_proj", "router", "experts", "lm_head", "sample"),
+    *("o_proj", "gate_up_proj", "down_proj", "router", "experts", "lm_head", "sample", "meeting", "add_parts"),
 )
 #: The part that multiplies by a matrix.
 _PART_OF = {
@@ -57,8 +69,10 @@ class KVLayers:
 
     def __init__(self, layers: Sequence[Tensor | None]) -> None:
         self._layers = [layer for layer in layers if layer is not None]
-        _, self.num_blocks, _, self.block_size, _ = self._layers[0].shape
-        self.format = _KV_DTYPES.index(self._layers[0].dtype)
+        self.num_blocks = self.block_size = self.format = 0
+        if self._layers:
+            _, self.num_blocks, _, self.block_size, _ = self._layers[0].shape
+            self.format = _KV_DTYPES.index(self._layers[0].dtype)
         #: Where each begins.
         self.addresses = array("Q", [0 if layer is None else layer.data_ptr() for layer in layers])
 
@@ -74,6 +88,23 @@ class DrawRows(NamedTuple):
     positions: Sequence[int]
 
 
+class DecoderPeers(NamedTuple):
+    """Whom a decoder meets that computes a part of a model, each of them with a part of its own.
+
+    A member has some of the heads, key heads or channels of each layer, some columns of the neurons of each part, of
+    experts as well, and some rows of the vocabulary. Its model is that smaller one, and its weights those rows and
+    columns; routers, norms and layers' inputs are whole on each. So are the biases of `output` and `down`, which are
+    added once. All members have the residual stream, and take each sum in one order: in float32, from the first
+    member's part to the last one's, before bias and multiplier. They must use one build, or the last bits differ.
+
+    vocab_starts: each member's first row of the vocabulary, and behind them how many rows there are; empty if all
+    members have all rows.
+    """
+
+    group: PeerGroup
+    vocab_starts: Sequence[int] = ()
+
+
 class CpuDecoder:
     """Weights are given one by one, then it runs, all in one thread at a time.
 
@@ -86,7 +117,11 @@ class CpuDecoder:
     its block's, and those of MULTIPLIED_TOGETHER all have one. The output matrix that is the embedding as well is
     called that. The expert is -1 for what is not one expert's, here and below.
 
-    ValueError for tables that are not as instructions have them. MemoryError if the packed weights find no room, or
+    peers: who has the other parts of the model. They make the same calls of `forward`, `logits` and `draw_next` in the
+    same order, with the same rows, and get the same results. A call raises MeetingEndedError if one of them does not.
+
+    ValueError for tables that are not as instructions have them, and for a vocabulary that peers have not split as they
+    say, or of which a part does not fit into their slots. MemoryError if the packed weights find no room, or
     the threads, or what a call works on.
     """
 
@@ -98,9 +133,12 @@ class CpuDecoder:
         *,
         is_int8: bool = False,
         types: Mapping[tuple[str, int, int], str] | None = None,
+        peers: DecoderPeers | None = None,
         num_threads: int,
     ) -> None:
         _check_ropes(model.instructions, ropes)
+        if peers is not None:
+            _check_peers(peers, model)
         self._functions = library(build)
         self._shape = shape = model.shape
         self._norm_offset = model.norm_offset
@@ -108,6 +146,9 @@ class CpuDecoder:
         self._types = types or {}
         self._ropes = ropes
         cosines, sines = (array("Q", [tables[kind].data_ptr() for tables in ropes]) for kind in (0, 1))
+        self._group = peers.group if peers is not None else None
+        starts = array("i", peers.vocab_starts) if peers is not None else array("i")
+        self._vocab_size = starts[-1] if starts else shape.vocab_size
         typed = self._typed_weights()
         self._handle = self._functions.eventlm_decoder(
             ctypes.byref(shape),
@@ -118,6 +159,8 @@ class CpuDecoder:
             is_int8,
             typed.buffer_info()[0],
             len(self._types),
+            self._group.handle if self._group is not None else None,
+            starts.buffer_info()[0] if starts else None,
             num_threads,
         )
         if not self._handle:
@@ -128,7 +171,7 @@ class CpuDecoder:
         #: Of the matrices that each part multiplies by.
         self.weight_bytes: dict[str, int] = {}
         looked_up = {"inputs_embedding": (shape.inputs_vocab_size, shape.num_layers * shape.inputs_size)}
-        if not shape.is_tied:
+        if not shape.is_tied and any(each.kind == EMBED for each in model.instructions):
             looked_up["embedding"] = (shape.vocab_size, shape.hidden_size)
         for name, size in looked_up.items():
             if size[0] and (name, 0, -1) not in self._types:
@@ -200,23 +243,35 @@ class CpuDecoder:
         return numbers
 
     def forward(
-        self, token_ids_T: Sequence[int], rows: Sequence[DecoderRow], kv: KVLayers, states: StepStates = NO_STATES
+        self,
+        token_ids_T: Sequence[int],
+        rows: Sequence[DecoderRow],
+        kv: KVLayers,
+        states: StepStates = NO_STATES,
+        residual_TH: Tensor | None = None,
     ) -> Tensor:
         """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.
 
         token_ids_T: the rows' tokens, one row after the other. states: of a model whose layers have any, as many rows.
-        How a state lies in its slot only this decoder knows.
+        How a state lies in its slot only this decoder knows. residual_TH: what the stream begins with, float32, where
+        the program embeds no tokens; their ids are not read then.
+
+        Raises ValueError if a step has more tokens than the slots where its peers meet.
         """
+        if residual_TH is not None:
+            residual_TH = residual_TH.float().contiguous()
         # Arrays, for a step of a small model comes by here a hundred times a second with all of this out of the
         # processor's caches, and numpy's ways are longer.
         starts, counts, tables = zip(*rows, strict=True)
+        num_tokens = sum(counts)
+        self._check_slots(num_tokens)
         numbers = array("i", token_ids_T), array("i", starts), array("i", counts)
         addresses = array("Q", [table.buffer_info()[0] for table in tables])
         token_ids, starts_R, counts_R, tables_R = (values.buffer_info()[0] for values in (*numbers, addresses))
-        hidden_TH = torch.empty(len(token_ids_T), self._shape.hidden_size)
+        hidden_TH = torch.empty(num_tokens, self._shape.hidden_size)
         state_rows = _state_rows(states.rows)
-        self._functions.eventlm_forward(
-            self._handle,
+        self._call(
+            self._functions.eventlm_forward,
             token_ids,
             len(rows),
             starts_R,
@@ -229,9 +284,17 @@ class CpuDecoder:
             states.memory.data_ptr() if states.rows else None,
             states.memory.shape[1],
             *(values.buffer_info()[0] for values in state_rows),
+            None if residual_TH is None else residual_TH.data_ptr(),
             hidden_TH.data_ptr(),
         )
         return hidden_TH
+
+    def _check_slots(self, num_tokens: int) -> None:
+        if self._group is None:
+            return
+        needed, most = slot_bytes_for(num_tokens, self._shape.hidden_size), self._group.slot_bytes
+        if needed > most:
+            raise ValueError(f"{num_tokens} tokens take {needed} bytes, slots of a meeting have {most}")
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
         """The last norm of what `forward` gave for these tokens, float32 [S, H]."""
@@ -243,8 +306,8 @@ class CpuDecoder:
     def logits(self, hidden_SH: Tensor) -> Tensor:
         """Logits, float32 [S, V], of what `forward` gave for these tokens."""
         hidden_SH = hidden_SH.contiguous()
-        logits_SV = host_memory.empty((len(hidden_SH), self._shape.vocab_size), torch.float32)
-        self._functions.eventlm_logits(self._handle, hidden_SH.data_ptr(), len(hidden_SH), logits_SV.data_ptr())
+        logits_SV = host_memory.empty((len(hidden_SH), self._vocab_size), torch.float32)
+        self._call(self._functions.eventlm_logits, hidden_SH.data_ptr(), len(hidden_SH), logits_SV.data_ptr())
         return logits_SV
 
     def draw(self, logits_SV: Tensor, rows: DrawRows) -> list[int]:
@@ -253,14 +316,22 @@ class CpuDecoder:
 
     def draw_next(self, hidden_SH: Tensor, rows: DrawRows) -> list[int]:
         """As `draw`, from what `forward` gave for these tokens. Their logits are never written to memory."""
+        self._check_slots(len(rows.keys))
         return self._draw(self._functions.eventlm_draw_next, hidden_SH, rows)
 
     def _draw(self, draw: Callable[..., None], values_S: Tensor, rows: DrawRows) -> list[int]:
         values_S = values_S.contiguous()
         ids = array("i", bytes(4 * len(rows.keys)))
         arrays = array("f", rows.temperatures), array("Q", rows.keys), array("q", rows.positions), ids
-        draw(self._handle, values_S.data_ptr(), len(ids), *(values.buffer_info()[0] for values in arrays))
+        self._call(draw, values_S.data_ptr(), len(ids), *(values.buffer_info()[0] for values in arrays))
         return ids.tolist()
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        """What ends a meeting of peers is raised from what their transport said."""
+        try:
+            function(self._handle, *arguments)
+        except MeetingEndedError as error:
+            raise error from (self._group.failure() if self._group is not None else None)
 
     def times_ns(self) -> dict[str, int]:
         """Time since the start by part of the forward pass."""
@@ -279,6 +350,21 @@ def _check_ropes(instructions: Sequence[Instruction], ropes: Sequence[tuple[Tens
                     f"{name} of rotary embedding {each.rope}: must be contiguous, torch.float32 [positions, {width}], "
                     f"are {table.dtype} {list(table.shape)} with strides {list(table.stride())}"
                 )
+
+
+def _check_peers(peers: DecoderPeers, model: NativeModel) -> None:
+    group, starts = peers.group, peers.vocab_starts
+    if not starts:
+        return
+    own = starts[group.number + 1] - starts[group.number] if len(starts) == group.size + 1 else -1
+    if own != model.shape.vocab_size:
+        raise ValueError(
+            f"member {group.number} of {group.size} with {model.shape.vocab_size} rows of a vocabulary that is split "
+            f"at {list(starts)}"
+        )
+    widest = max(end - start for start, end in itertools.pairwise(starts))
+    if widest * 4 > group.slot_bytes:
+        raise ValueError(f"{widest} logits take {widest * 4} bytes, slots of a meeting have {group.slot_bytes}")
 
 
 def _state_rows(rows: Sequence[StateRow]) -> tuple[array[int], ...]:

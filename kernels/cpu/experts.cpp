@@ -168,25 +168,37 @@ void Decoder::pass_experts(Operation* operation, const Instruction& now, std::si
     operation[2].share(num_pairs, 1, quantize, finish);
   }
   const Units units(layer.experts[0].down, count, team_.size());
+  float* sums = has_peers() ? slot() : update_.data();
   auto add_outputs = [&](std::size_t number) {
     const std::size_t begin = number * units.group, end = std::min(begin + units.group, units.num_panels);
     for (std::size_t token = 0; !layer.has_shared() && token < count; token++) {
-      float* to = &update_[token * hidden_stride_];
+      float* to = sums + token * hidden_stride_;
       std::fill(to + begin * kPanel, to + end * kPanel, 0.0f);
     }
-    for (const ExpertRows& own : routing_.rows()) add_expert(layer.experts[own.expert], own, begin, end);
+    for (const ExpertRows& own : routing_.rows()) add_expert(layer.experts[own.expert], own, begin, end, sums);
   };
-  operation[3].share(units.num_groups, 1, add_outputs, finish);
+  operation[3].share(units.num_groups, 1, add_outputs, [this, count] {
+    lap(Part::experts);
+    if (has_peers()) meet_rows(count);
+  });
+  if (!has_peers()) return;
+  const float* bias = layer.has_shared() && !layer.dense.down_bias.empty() ? layer.dense.down_bias.data() : nullptr;
+  add_parts(operation[4], count, [=, this](std::size_t row, std::size_t i, f32x16 sum) {
+    if (bias != nullptr) sum += load<f32x16>(bias + i);
+    store(&update_[row * hidden_stride_ + i], sum);
+  });
 }
 
-// Adds some panels of what an expert gives to its tokens' updates.
-void Decoder::add_expert(const Neurons& expert, const ExpertRows& own, std::size_t begin, std::size_t end) {
-  const float* bias = expert.down_bias.empty() ? nullptr : expert.down_bias.data();
-  auto put = [&, this](int slot, std::size_t panel, f32x16 left, f32x16 right) {
+// Adds some panels of what an expert gives to its tokens' sums. Of peers, only the first has its bias.
+void Decoder::add_expert(const Neurons& expert, const ExpertRows& own, std::size_t begin, std::size_t end,
+                         float* sums) {
+  const bool has_bias = !expert.down_bias.empty() && (!has_peers() || peers_.meeting->number() == 0);
+  const float* bias = has_bias ? expert.down_bias.data() : nullptr;
+  auto put = [&, this](int pair, std::size_t panel, f32x16 left, f32x16 right) {
     if (bias != nullptr)
       left += load<f32x16>(bias + panel * kPanel), right += load<f32x16>(bias + panel * kPanel + kLanes);
-    float* to = &update_[routing_.token(slot) * hidden_stride_ + panel * kPanel];
-    const float share = routing_.share(slot);
+    float* to = sums + routing_.token(pair) * hidden_stride_ + panel * kPanel;
+    const float share = routing_.share(pair);
     store(to, load<f32x16>(to) + left * share);
     store(to + kLanes, load<f32x16>(to + kLanes) + right * share);
   };

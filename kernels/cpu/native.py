@@ -25,7 +25,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 12
+_INTERFACE = 14
 _LANES = 16
 #: Outputs of a panel: packed.h's kPanel.
 PANEL = 32
@@ -49,8 +49,10 @@ WEIGHTS = (
 EXACT_MATRICES = ("router", "taps", "delta_beta", "delta_decay")
 #: Weights that one product multiplies by: all of them are of codes, or none is.
 MULTIPLIED_TOGETHER = (("query", "key", "value", "output_gate"), ("mixed", "delta_gate"), ("gate", "up"))
-#: program.h's Kind::heads.
-HEADS = 3
+#: program.h's Kind::embed and Kind::heads.
+EMBED, HEADS = 0, 3
+#: meeting.h's Carry.
+CARRY = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, ctypes.c_size_t)
 #: In the orders of program.h's QkNorm and Activation.
 QK_NORMS = ("none", "head", "whole")
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu2", "swiglu_oai")
@@ -93,7 +95,10 @@ PACKED_TYPES = {
 
 
 class NativeShape(ctypes.Structure):
-    """What a whole decoder has, as program.h says. `is_tied`: whether the embedding is the output matrix, 0 or 1."""
+    """What a whole decoder has, as program.h says.
+
+    is_tied: whether the embedding is the output matrix, 0 or 1. has_lm_head: whether logits are wanted of it, likewise.
+    """
 
     _fields_ = (
         *(
@@ -103,6 +108,7 @@ class NativeShape(ctypes.Structure):
                 "hidden_size",
                 "num_layers",
                 "is_tied",
+                "has_lm_head",
                 "is_layer_norm",
                 "inputs_size",
                 "inputs_vocab_size",
@@ -233,6 +239,19 @@ def library(build: str) -> ctypes.CDLL:
     return found
 
 
+def column_granule(kind: str) -> int:
+    """Inputs of which a matrix that is split by columns must have a multiple in each part.
+
+    kind: one of PACKED_TYPES, "int8" or "bfloat16". Codes lie in blocks of inputs in files, which cannot be cut: 32,
+    128 or 256 of them. Int8 is rotated in blocks of 64, and inputs of all products lie 32 by 32; columns of whole heads
+    may be any multiple of 16 in both, and cost as much as the next multiple. Rows of a matrix may be cut anywhere, but
+    those of gate and up where the columns of `down` are.
+    """
+    if kind == "int8":
+        return 64
+    return 32 if kind == "bfloat16" else PACKED_TYPES[kind].block_inputs
+
+
 def packed_bytes(kind: str, num_out: int, num_in: int) -> int:
     """Bytes that a matrix of one of PACKED_TYPES takes. Needs a build that is available."""
     number: int = library(available_builds()[0]).eventlm_packed_bytes(PACKED_TYPES[kind].number, num_out, num_in)
@@ -248,9 +267,17 @@ def _path(build: str) -> Path:
     return Path(__file__).with_name(f"{build}.abi3.so")
 
 
-def _raise_if_no_memory(status: int) -> None:
-    if status:
+class MeetingEndedError(RuntimeError):
+    """A group of peers does not meet any more: one has left or failed, or they do not compute the same."""
+
+
+def _raise_if_failed(status: int) -> None:
+    """Of what returns numbers as api.cpp says."""
+    if status == 1:
         raise MemoryError
+    if status:
+        what = "peers came to a meeting with different numbers of bytes" if status == 3 else "a peer has left or failed"
+        raise MeetingEndedError(what)
 
 
 @functools.cache
@@ -273,37 +300,57 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_decoder.restype = c_void_p
     functions.eventlm_decoder.argtypes = (
         *(POINTER(NativeShape), POINTER(Instruction), c_int32, c_void_p, c_void_p),
-        *(c_int32, c_void_p, c_int32, c_int32),
+        *(c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_int32),
     )
+    functions.eventlm_segment_bytes.restype = c_int64
+    functions.eventlm_segment_bytes.argtypes = (c_int32, c_int64)
+    functions.eventlm_meeting.restype = c_void_p
+    functions.eventlm_meeting.argtypes = (c_void_p, c_int32, c_int32, c_int64, c_int64)
+    functions.eventlm_carried_meeting.restype = c_void_p
+    functions.eventlm_carried_meeting.argtypes = (c_void_p, c_void_p, CARRY, c_void_p, c_int32, c_int32, c_int64)
+    functions.eventlm_free_meeting.restype = None
+    functions.eventlm_free_meeting.argtypes = (c_void_p,)
+    functions.eventlm_slot.restype = c_void_p
+    functions.eventlm_slot.argtypes = (c_void_p,)
+    functions.eventlm_part.restype = c_void_p
+    functions.eventlm_part.argtypes = (c_void_p, c_int32)
+    functions.eventlm_meet.restype = _raise_if_failed
+    functions.eventlm_meet.argtypes = (c_void_p, c_int64)
+    functions.eventlm_gather.restype = _raise_if_failed
+    functions.eventlm_gather.argtypes = (c_void_p, c_void_p, c_int64, c_void_p)
+    functions.eventlm_num_meetings.restype = c_int64
+    functions.eventlm_num_meetings.argtypes = (c_void_p,)
+    functions.eventlm_leave.restype = None
+    functions.eventlm_leave.argtypes = (c_void_p,)
     functions.eventlm_packed_bytes.restype = c_int64
     functions.eventlm_packed_bytes.argtypes = (c_int32, c_int64, c_int64)
     functions.eventlm_free.restype = None
     functions.eventlm_free.argtypes = (c_void_p,)
     functions.eventlm_set_embedding.restype = None
     functions.eventlm_set_embedding.argtypes = (c_void_p, c_int32, c_void_p)
-    functions.eventlm_load_matrix.restype = _raise_if_no_memory
+    functions.eventlm_load_matrix.restype = _raise_if_failed
     functions.eventlm_load_matrix.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int64)
-    functions.eventlm_load_packed.restype = _raise_if_no_memory
+    functions.eventlm_load_packed.restype = _raise_if_failed
     functions.eventlm_load_packed.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int64, c_int64)
-    functions.eventlm_load_vector.restype = _raise_if_no_memory
+    functions.eventlm_load_vector.restype = _raise_if_failed
     functions.eventlm_load_vector.argtypes = (c_void_p, c_int32, c_int32, c_int32, c_int32, c_void_p)
     functions.eventlm_load_exact.restype = None
     functions.eventlm_load_exact.argtypes = (c_void_p, c_int32, c_int32, c_void_p, c_int64, c_int64)
     functions.eventlm_pin.restype = None
     functions.eventlm_pin.argtypes = (c_void_p, c_void_p)
-    functions.eventlm_forward.restype = _raise_if_no_memory
+    functions.eventlm_forward.restype = _raise_if_failed
     functions.eventlm_forward.argtypes = (
         *(c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p),
         *(c_void_p, c_int32, c_int32, c_int32),
-        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     )
     functions.eventlm_norm.restype = None
     functions.eventlm_norm.argtypes = (c_void_p, c_void_p, c_int32, c_void_p)
-    functions.eventlm_logits.restype = _raise_if_no_memory
+    functions.eventlm_logits.restype = _raise_if_failed
     functions.eventlm_logits.argtypes = (c_void_p, c_void_p, c_int32, c_void_p)
-    functions.eventlm_draw.restype = _raise_if_no_memory
+    functions.eventlm_draw.restype = _raise_if_failed
     functions.eventlm_draw.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
-    functions.eventlm_draw_next.restype = _raise_if_no_memory
+    functions.eventlm_draw_next.restype = _raise_if_failed
     functions.eventlm_draw_next.argtypes = (c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_void_p)
     functions.eventlm_times.restype = POINTER(c_int64)
     functions.eventlm_times.argtypes = (c_void_p,)
@@ -315,9 +362,9 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_pin_products.argtypes = (c_void_p, c_void_p)
     functions.eventlm_matrix_bytes.restype = c_int64
     functions.eventlm_matrix_bytes.argtypes = (c_int64, c_int64)
-    functions.eventlm_pack.restype = _raise_if_no_memory
+    functions.eventlm_pack.restype = _raise_if_failed
     functions.eventlm_pack.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_int64)
-    functions.eventlm_multiply.restype = _raise_if_no_memory
+    functions.eventlm_multiply.restype = _raise_if_failed
     functions.eventlm_multiply.argtypes = (c_void_p, c_void_p, c_int32, c_int64, c_void_p, c_int32)
     functions.eventlm_norm_rows.restype = None
     functions.eventlm_norm_rows.argtypes = (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_float, c_void_p)
@@ -330,9 +377,9 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_attention.argtypes = (c_void_p,)
     functions.eventlm_free_attention.restype = None
     functions.eventlm_free_attention.argtypes = (c_void_p,)
-    functions.eventlm_begin_attention.restype = _raise_if_no_memory
+    functions.eventlm_begin_attention.restype = _raise_if_failed
     functions.eventlm_begin_attention.argtypes = (c_void_p, c_int32, c_void_p, c_void_p, c_void_p)
-    functions.eventlm_attend.restype = _raise_if_no_memory
+    functions.eventlm_attend.restype = _raise_if_failed
     functions.eventlm_attend.argtypes = (
         *(c_void_p, c_void_p, c_void_p, c_int32, c_int32, c_int32),
         *(c_void_p, c_void_p, c_void_p, c_void_p, c_float, c_float, c_void_p, c_void_p),

@@ -9,6 +9,7 @@ namespace eventlm {
 struct Shape {
   std::int32_t vocab_size, hidden_size, num_layers;
   std::int32_t is_tied;                         // the embedding is the output matrix
+  std::int32_t has_lm_head;                     // else nobody asks for logits, and only an embedding may need its rows
   std::int32_t is_layer_norm;                   // norms subtract the mean, else they are of root mean squares
   std::int32_t inputs_size, inputs_vocab_size;  // of what each layer adds by a token's id; 0 if there is none
   float eps;

@@ -4,9 +4,6 @@
 #include <pthread.h>
 #include <sched.h>
 #endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace eventlm {
 
@@ -16,14 +13,6 @@ namespace {
 // step the others come within a few, and a core whose thread has been preempted must not be kept from it.
 constexpr int kSpins = 2000;
 constexpr unsigned kOpen = 1u << 31;
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#else
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-#endif
-}
 
 void wait_while(const std::atomic<unsigned>& value, unsigned old, int most_yields = 0) {
   for (int spin = 0; spin < kSpins + most_yields; spin++) {

@@ -61,8 +61,10 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     }
     shaped(part.down, hidden, inner, now.layer, expert, {{Weight::down, hidden}});
   };
+  bool has_embedding = false;
   for (const Instruction& now : program) {
     Layer& layer = layers[now.layer];
+    has_embedding |= now.kind == Kind::embed;
     const bool is_norm = now.kind == Kind::norm || now.kind == Kind::add_normed;
     if (is_norm || now.kind == Kind::keep || now.kind == Kind::add_kept) set(layer.norm(now.weight), hidden);
     if (now.kind == Kind::keep) layer.keeps_shared = true;
@@ -126,8 +128,10 @@ Weights::Weights(const Shape& shape, const std::vector<Instruction>& program, bo
     }
   }
   set(final_norm, hidden);
-  shaped(lm_head, shape.vocab_size, hidden, 0, -1, {{Weight::lm_head, shape.vocab_size}});
-  if (!shape.is_tied && type_of.contains({Weight::embedding, 0, -1})) {
+  const bool is_embedding = shape.is_tied && has_embedding;
+  const std::size_t head_size = shape.has_lm_head || is_embedding ? shape.vocab_size : 0;
+  shaped(lm_head, head_size, hidden, 0, -1, {{Weight::lm_head, head_size}});
+  if (!shape.is_tied && has_embedding && type_of.contains({Weight::embedding, 0, -1})) {
     shaped(packed_embedding, shape.vocab_size, hidden, 0, -1, {{Weight::embedding, shape.vocab_size}});
   }
   arena_bytes_ = round_up(arena_bytes_, kHugePage) + kHugePage;

@@ -60,6 +60,7 @@ struct Layer {
   Norm& norm(Weight weight) { return norms[static_cast<int>(weight) - static_cast<int>(Weight::attention_norm)]; }
   // Whether experts are added to what all tokens pass.
   bool has_shared() const { return dense.down.num_out > 0 && !keeps_shared; }
+  bool adds_to_shared() const { return has_shared() && !experts.empty(); }
   // Of an expert, or of what all tokens pass if it is -1.
   Neurons& neurons(int expert) { return expert < 0 ? dense : experts[expert]; }
 };

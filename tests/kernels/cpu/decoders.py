@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderPeers, DecoderRow, KVLayers
 from eventlm.kernels.kv_quantization import SCALE_BYTES, STORED_DTYPES
+from eventlm.kernels.sequence_states import NO_STATES, StateRow, StepStates
 from eventlm.models.config import read_model
 from eventlm.models.cpu_kernels import native_model
 from eventlm.models.decoder import Decoder
@@ -25,6 +26,7 @@ from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.decoder_weights import model_weights
 
 MAX_POSITIONS = 4096
+_MAX_SEQUENCES = 8
 
 
 class Shape(NamedTuple):
@@ -195,7 +197,7 @@ class Piece(NamedTuple):
 
 
 class CompiledDecoder:
-    """Sequences over a cache that begins as NaN. `source`: a checkpoint's folder, or a model with weights."""
+    """Sequences over a cache and states that begin as NaN. `source`: a checkpoint's folder, or a model with weights."""
 
     def __init__(
         self,
@@ -209,12 +211,15 @@ class CompiledDecoder:
         num_threads: int = 1,
         types: Mapping[tuple[str, int, int], str] | None = None,
         blocks: Mapping[WeightKey, Tensor] | None = None,
+        peers: DecoderPeers | None = None,
     ) -> None:
-        """types, blocks: of a model's matrices of codes, see `CpuDecoder`."""
+        """types, blocks, peers: see `CpuDecoder`."""
         if isinstance(source, Weighted):
             model, ropes = source.model, [compiled_angles(rope, MAX_POSITIONS) for rope in source.model.ropes]
             native, is_int8 = native_model(model), quantization == "int8"
-            self.decoder = CpuDecoder(build, native, ropes, is_int8=is_int8, types=types, num_threads=num_threads)
+            self.decoder = CpuDecoder(
+                build, native, ropes, is_int8=is_int8, types=types, peers=peers, num_threads=num_threads
+            )
             for key, values in source.weights.items():
                 if blocks and key in blocks:
                     self.decoder.load_packed(key.name, key.layer, blocks[key], expert=key.expert)
@@ -226,8 +231,11 @@ class CompiledDecoder:
             self.decoder = load_cpu_decoder(
                 source, build, quantization=quantization, max_positions=MAX_POSITIONS, num_threads=num_threads
             )
-        layers = []
+        layers: list[Tensor | None] = []
         for attention in (layer.attention for layer in model.layers):
+            if attention is None:
+                layers.append(None)
+                continue
             if attention.keys_of >= 0:
                 layers.append(layers[attention.keys_of])
                 continue
@@ -240,8 +248,15 @@ class CompiledDecoder:
                 layers.append(garbage.view(STORED_DTYPES[kv_dtype]))
         self._kv = KVLayers(layers)
         self._block_size = block_size
+        self._states = torch.full((_MAX_SEQUENCES, model.state_size), torch.nan)
 
-    def step(self, sequences: Sequence[Sequence[int]], tables: Sequence[list[int]], pieces: Sequence[Piece]) -> Tensor:
+    def step(
+        self,
+        sequences: Sequence[Sequence[int]],
+        tables: Sequence[list[int]],
+        pieces: Sequence[Piece],
+        residual_TH: Tensor | None = None,
+    ) -> Tensor:
         """The residual stream of the pieces' tokens, [T, H]. tables: blocks of each sequence."""
         token_ids = [token for piece in pieces for token in sequences[piece.sequence][piece.start : piece.end]]
         rows = [
@@ -252,7 +267,15 @@ class CompiledDecoder:
             )
             for piece in pieces
         ]
-        return self.decoder.forward(token_ids, rows, self._kv)
+        return self.decoder.forward(token_ids, rows, self._kv, self._states_of(pieces), residual_TH)
+
+    def _states_of(self, pieces: Sequence[Piece]) -> StepStates:
+        if not self._states.shape[1]:
+            return NO_STATES
+        rows = [
+            StateRow(piece.end - piece.start, piece.sequence, piece.sequence if piece.start else -1) for piece in pieces
+        ]
+        return StepStates(self._states, rows)
 
     def run(
         self, sequences: Sequence[Sequence[int]], tables: Sequence[list[int]], steps: Sequence[Sequence[Piece]]

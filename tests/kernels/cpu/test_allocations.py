@@ -117,14 +117,19 @@ std::vector<Instruction> make_program() {
   return program;
 }
 
-int count_inside(Inputs kind, KVFormat format) {
+int count_inside(Inputs kind, KVFormat format, bool has_peers) {
   const std::vector<bf16> ones(kShape.vocab_size * kShape.hidden_size, 0x3f80);
   const std::vector<bf16> inputs(kShape.inputs_vocab_size * kShape.num_layers * kShape.inputs_size, 0x3f80);
   const std::vector<float> angles(kTokens * kHeadDim / 2, 0.5f);
   const float* tables[] = {angles.data(), angles.data()};
   std::vector<TypedWeight> types;
   if (kind == Inputs::packed) types.push_back({Weight::output, 0, -1, PackedType::q4_1});
-  Decoder decoder(kShape, make_program(), tables, tables, kind == Inputs::int8, types, 1);
+  // Of a group, the only member.
+  constexpr std::size_t kSlotBytes = kTokens * 256 * sizeof(float);
+  Aligned<char> segment(SharedMeeting::segment_bytes(1, kSlotBytes));
+  SharedMeeting meeting(segment.data(), 1, 0, kSlotBytes, 0);
+  const Peers peers = has_peers ? Peers{&meeting, {0, kShape.vocab_size}} : Peers{};
+  Decoder decoder(kShape, make_program(), tables, tables, kind == Inputs::int8, types, peers, 1);
   decoder.load_matrix(Weight::embedding, 0, -1, ones.data(), 0, kShape.vocab_size);
   for (int layer = 0; layer < 2; layer++) {
     const int num_neurons = layer == 0 ? 48 : 33;
@@ -152,7 +157,8 @@ int count_inside(Inputs kind, KVFormat format) {
   std::vector<float> hidden(kTokens * kShape.hidden_size), logits(kRows * kShape.vocab_size);
   auto run = [&](int start, int count) {
     const States states{memory.data(), kStateSize, {{1, start == 0 ? -1 : 0, 1, &copy}}};
-    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {layers, format, kBlocks, 16}, states, hidden.data());
+    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {layers, format, kBlocks, 16}, states, nullptr,
+                    hidden.data());
   };
   run(0, kPrompt);
   // Those between are zeros.
@@ -162,6 +168,9 @@ int count_inside(Inputs kind, KVFormat format) {
   std::vector<std::int32_t> drawn(kRows);
   decoder.draw(logits.data(), draws, drawn.data());
   decoder.draw_next(hidden.data(), draws, drawn.data());
+  // Two steps, each with its tokens and seven sums; logits and a draw.
+  const bool has_met = meeting.num_meetings() == 2 * 8 + 2;
+  if (has_met != has_peers) num_inside++, std::printf("%d meetings\\n", static_cast<int>(meeting.num_meetings()));
   return num_inside;
 }
 
@@ -204,10 +213,11 @@ int main() {
   std::printf("products: %d\\n", count_inside_products());
   for (Inputs inputs : {Inputs::bf16, Inputs::int8, Inputs::packed}) {
     for (KVFormat format : {KVFormat::bf16, KVFormat::int8, KVFormat::fp8}) {
-      const int count = count_inside(inputs, format);
+      const int count = count_inside(inputs, format, false);
       std::printf("inputs %d, format %d: %d\\n", static_cast<int>(inputs), static_cast<int>(format), count);
     }
   }
+  std::printf("with peers: %d\\n", count_inside(Inputs::bf16, KVFormat::bf16, true));
   return num_inside != 0 || num_outside == 0;
 }
 """
@@ -216,7 +226,17 @@ int main() {
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler")
 def test_work_asks_for_no_memory(tmp_path: Path) -> None:
     # As one file the headers are compiled once, and without optimisation no request can be left out.
-    names = ("decoder", "experts", "layer_inputs", "lm_head", "packed", "packed_product", "recurrent", "weights")
+    names = (
+        "decoder",
+        "experts",
+        "layer_inputs",
+        "lm_head",
+        "meeting",
+        "packed",
+        "packed_product",
+        "recurrent",
+        "weights",
+    )
     (tmp_path / "main.cpp").write_text("".join(f'#include "{name}.cpp"\n' for name in names) + PROGRAM)
     command = [
         "g++",

@@ -198,7 +198,7 @@ def test_its_last_norm_and_its_times(folders: dict[str, Path], build: str) -> No
     hidden_TH = decoder.step([sequence], [[3]], [Piece(0, 0, 9)])
     assert before == dict.fromkeys(PARTS, 0)
     assert {part for part, time in decoder.decoder.times_ns().items() if time == 0} == {
-        *("recurrent", "layer_inputs", "router", "experts", "lm_head", "sample")
+        *("recurrent", "layer_inputs", "router", "experts", "lm_head", "sample", "meeting", "add_parts")
     }
     exact = TorchDecoder(folders[name], "float32").decoder
     torch.testing.assert_close(decoder.decoder.norm(hidden_TH), exact.norm(hidden_TH))

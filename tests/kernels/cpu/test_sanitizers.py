@@ -77,6 +77,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_is_read_or_written_that_is_not_there_and_nothing_is_undefined(folder: Path) -> None:
     names = (
         "decoder",
+        "decoder_peers",
         "experts",
         "int8",
         "kv_formats",
