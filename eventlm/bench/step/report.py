@@ -27,6 +27,8 @@ _FORWARD = {
     "lm_head": ("lm_head",),
     "rotary and store": ("rotary",),
     "norms and embed": ("norm", "embed"),
+    "waiting for peers": ("meeting",),
+    "sums of peers": ("add_parts",),
 }
 _AROUND = {"sampling": ("sample",), TRANSPORT: (TRANSPORT,), ENGINE: (ENGINE,)}
 _PREPARATION = "preparation"

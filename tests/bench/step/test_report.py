@@ -99,6 +99,14 @@ def test_only_models_with_experts_have_rows_for_them(model: ModelFigures) -> Non
     assert {part.name: part.ms for part in parts if part.ms} == {"router": 1.0, "experts": 3.0}
 
 
+def test_only_a_part_of_a_model_waits_for_peers(model: ModelFigures) -> None:
+    rows = [part.name for part in case_times(CaseResult(StepCase(8, 100), [measured(1.0)], 0.0), MACHINE, model).parts]
+    assert {"waiting for peers", "sums of peers"}.isdisjoint(rows)
+    step = measured(1.0)._replace(ops={"meeting": 1_000_000, "add_parts": 3_000_000})
+    parts = case_times(CaseResult(StepCase(8, 100), [step], 0.0), MACHINE, None).parts
+    assert {part.name: part.ms for part in parts if part.ms} == {"waiting for peers": 1.0, "sums of peers": 3.0}
+
+
 def test_int8_has_a_lower_floor(model: ModelFigures) -> None:
     slow = Machine(bytes_per_second=1e15, flops_per_second=1e6)
     result = CaseResult(StepCase(8, 100), [measured(1.0)], 0.0)
