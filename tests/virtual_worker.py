@@ -29,14 +29,18 @@ class World(Protocol):
 
 
 class VirtualWorker:
-    """A replica's worker process in virtual time: a fake runner that does one step after the other."""
+    """A replica's worker processes in virtual time: a fake runner that does one step after the other. Each goes through
+    all stages, which takes as long in each.
+    """
 
     def __init__(self, simulation: World, replica: int) -> None:
         self.simulation = simulation
         self.replica = replica
         self.epoch = 0
+        self.num_stages = simulation.machine.core.stages
         self.runner: FakeRunner | None = None
         self.free_ns = 0
+        self.answered_ns = 0
         #: After its death, whether results that it had sent before still arrive.
         self.is_heard = True
 
@@ -64,19 +68,25 @@ class VirtualWorker:
             done = self.runner.execute(launched, payload)
         except FakeDeath:
             self._die()
-            self.simulation.after(MILLISECOND, lambda epoch=self.epoch: self.report_lost(epoch))
+            self.simulation.after(
+                MILLISECOND, lambda epoch=self.epoch, step=launched.step: self.report_lost(epoch, step)
+            )
             return
-        self.free_ns = start_ns + sum(done.ops.values())
+        taken_ns = sum(done.ops.values())
+        self.free_ns = start_ns + taken_ns
+        # One behind a longer one waits for it before each of the later stages.
+        end_ns = max(start_ns + self.num_stages * taken_ns, self.answered_ns + (self.num_stages > 1))
+        self.answered_ns = end_ns
         result = StepResult(
             epoch=launched.epoch,
             step=launched.step,
             start_ns=start_ns,
-            end_ns=self.free_ns,
+            end_ns=end_ns,
             tokens=done.tokens,
             ends=done.ends,
             extras=done.extras,
         )
-        self.simulation.at(self.free_ns, lambda: self._report(result))
+        self.simulation.at(end_ns, lambda: self._report(result))
 
     def _report(self, result: StepResult) -> None:
         if result.epoch < self.epoch or self.is_heard:
@@ -92,10 +102,15 @@ class VirtualWorker:
         self.runner = None
         self.is_heard = self.simulation.rng.random() < 0.5
 
-    def report_lost(self, epoch: int) -> None:
-        """The engine has noticed; another worker starts a little later."""
+    def report_lost(self, epoch: int, step: int = -1) -> None:
+        """The engine has noticed; another worker starts a little later. step: the one that it was lost in, which is
+        known of ranks.
+        """
         simulation = self.simulation
         if simulation.rng.random() < 0.3:
             simulation.engine_core.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0))
-        simulation.engine_core.put_fact(WorkerLost(replica=self.replica, epoch=epoch, reason="killed"))
+        rank, step = (0, step) if self.num_stages > 1 else (-1, -1)
+        simulation.engine_core.put_fact(
+            WorkerLost(replica=self.replica, epoch=epoch, reason="killed", rank=rank, step=step)
+        )
         simulation.after(simulation.rng.randint(1, 20) * MILLISECOND, self.start)

@@ -84,7 +84,7 @@ class Chaos(NamedTuple):
 
 def draw_machine(rng: random.Random, seed: int) -> Machine:
     """A small machine. Every policy x batcher x router comes up in 48 consecutive seeds; one in seven has recurrent
-    layers.
+    layers, one in five is a pipeline.
     """
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.choice([9, 14, 24, 60, 200])
@@ -154,7 +154,18 @@ def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
         die_ppm=rng.choice([0, 0, 4_000]),
     )
     machine = Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
+    if seed % 5 == 2:
+        machine = with_stages(machine, seed)
     return with_states(machine, seed) if seed % 7 == 3 else machine
+
+
+def with_stages(machine: Machine, seed: int) -> Machine:
+    """The same as a pipeline."""
+    rng = random.Random(seed)
+    num_stages = rng.choice([2, 3, 4])
+    micro_batches = rng.choice([UNSET, 1, 2, num_stages + 1])
+    core = structs.replace(machine.core, num_stages=num_stages, micro_batches=micro_batches)
+    return machine._replace(core=core)
 
 
 def with_states(machine: Machine, seed: int) -> Machine:
@@ -164,7 +175,7 @@ def with_states(machine: Machine, seed: int) -> Machine:
         core,
         max_num_batched_tokens=max(core.max_num_batched_tokens, core.block_size),
         max_tokens_per_row=1,
-        state_slots=core.max_num_seqs + rng.choice([1, 2, 5, 40]),
+        state_slots=core.max_residents + rng.choice([1, 2, 5, 40]),
         state_interval=rng.choice([UNSET, core.block_size, 3 * core.block_size]),
     )
     return machine._replace(core=core, fake=structs.replace(machine.fake, recurrent=True))

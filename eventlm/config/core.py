@@ -76,13 +76,15 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     num_blocks: Annotated[int, Meta(ge=2, le=MAX_BLOCKS)]
     max_model_len: PositiveCount
     num_replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS)] = 1
+    #: Of one step. A pipeline has several under way, and as many times the residents; see `max_residents`.
     max_num_seqs: PositiveCount = 256
     max_num_batched_tokens: PositiveCount = 2048
     #: Sequences that may wait; online groups that would not fit are rejected.
     max_queue_len: Count = 2048
+    #: What a replica of one stage may have, here and in the next line; see `steps_in_flight`.
     max_steps_in_flight: StepsInFlight = 2
     max_decodes_in_flight_per_seq: StepsInFlight = 2
-    #: No step is planned after one that is predicted to take this long; 0: no limit.
+    #: No step is planned after one that is predicted to take this long, once every stage has a step; 0: no limit.
     run_ahead_ms: Count = 0
     #: Most tokens that one row may produce in one step; above 1 for speculation.
     max_tokens_per_row: PositiveCount = 1
@@ -126,6 +128,25 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Parts that the decoding sequences of a replica are divided into."""
         return self.micro_batches or self.stages
 
+    @property
+    def max_residents(self) -> int:
+        """Most sequences that hold blocks and a slot on a replica."""
+        return self.max_num_seqs * self.decode_batches
+
+    @property
+    def steps_in_flight(self) -> int:
+        """Most steps of a replica that are launched and not completed. A pipeline has one for each stage, so that none
+        stands idle, and one that waits; there is room for no more between the stages.
+        """
+        return self.max_steps_in_flight if self.stages == 1 else self.stages + 1
+
+    @property
+    def decodes_in_flight_per_seq(self) -> int:
+        """Most of them that decode the same sequence. In a pipeline the first stage needs the token that the last one
+        draws.
+        """
+        return self.max_decodes_in_flight_per_seq if self.stages == 1 else 1
+
     def __post_init__(self) -> None:
         pools = self.num_replicas * self.groups
         if pools * self.num_blocks > MAX_BLOCKS:
@@ -149,6 +170,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("a recurrent state lies in one place: with state_slots there is one KV group")
         if self.micro_batches is not UNSET and self.stages == 1:
             raise ValueError("micro_batches are of a pipeline: they need num_stages")
+        if self.decode_batches > self.stages + 1:
+            raise ValueError(
+                f"micro_batches {self.micro_batches} are more than the {self.stages + 1} steps that {self.stages} "
+                "stages have in flight: some sequences would never run"
+            )
 
     def _check_states(self, state_slots: int) -> None:
         if self.num_replicas * state_slots > MAX_STATE_SLOTS:
@@ -156,10 +182,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"{self.num_replicas} replicas of {state_slots:,} state slots are more than the {MAX_STATE_SLOTS:,} "
                 "that all replicas can have together"
             )
-        if state_slots <= self.max_num_seqs:
+        if state_slots <= self.max_residents:
+            batches = f" in each of {self.decode_batches} micro-batches" if self.decode_batches > 1 else ""
             raise ValueError(
-                f"state_slots {state_slots} is not more than max_num_seqs {self.max_num_seqs}: every sequence that "
-                "runs has one, and one more is for copies"
+                f"state_slots {state_slots} is not more than max_num_seqs {self.max_num_seqs}{batches}: every sequence "
+                "that runs has one, and one more is for copies"
             )
         if self.max_tokens_per_row != 1:
             raise ValueError(

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from eventlm.core.predictor import PICOSECONDS_PER_NANOSECOND, Predictor, StepShape
 from eventlm.events import Arrived
-from eventlm.types import parts_per_million
+from eventlm.types import ceil_div, parts_per_million
 
 #: Slack under a policy that has no deadlines of its own is measured against EDF's defaults.
 DEFAULT_DEADLINE_MULTIPLIER_PPM = 1_500_000
@@ -83,11 +83,14 @@ class SequenceView(Struct, kw_only=True, eq=False):
 class StepLoad(StepShape, kw_only=True):
     """What the step being formed holds so far.
 
-    `now_ns` is the time of the plan, `budget_tokens` the most tokens that the step may hold (0: not given).
+    `now_ns` is the time of the plan, `budget_tokens` the most tokens that the step may hold (0: not given). In a
+    pipeline `rest_tokens` is what the prompt that a chunk is asked for has left, to be shared evenly by its chunks (0:
+    one stage).
     """
 
     now_ns: int = 0
     budget_tokens: int = 0
+    rest_tokens: int = 0
     decode_tokens: int = 0
 
     @property
@@ -102,12 +105,22 @@ class StepLoad(StepShape, kw_only=True):
 
     def largest_chunk(self, predictor: Predictor, target_ns: int, start: int, max_tokens: int) -> int:
         """Most tokens after `start`, from 0 to `max_tokens`, with which the step is predicted to take at most
-        `target_ns`.
+        `target_ns`; of a pipeline less, so that all chunks of the prompt take equally long. Its stages wait for the
+        longest, so two alike are through sooner than a long and a short one.
         """
+        if self.rest_tokens:
+            target_ns = self._even_target_ns(predictor, target_ns, start)
         taken_ps = predictor.step_ps(self) + predictor.chunk_ps(start, 0)
         # A predicted time is rounded down to whole nanoseconds.
         spare_ps = (target_ns + 1) * PICOSECONDS_PER_NANOSECOND - 1 - taken_ps
         return predictor.tokens_within(spare_ps, start, max_tokens)
+
+    def _even_target_ns(self, predictor: Predictor, target_ns: int, start: int) -> int:
+        least_ns = self.predicted_ns(predictor, start)
+        chunks_ns = self.predicted_ns(predictor, start, self.rest_tokens) - least_ns
+        if not 0 < target_ns - least_ns < chunks_ns:
+            return target_ns
+        return least_ns + ceil_div(chunks_ns, ceil_div(chunks_ns, target_ns - least_ns))
 
 
 class RequestView(Struct, frozen=True):

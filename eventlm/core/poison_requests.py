@@ -1,7 +1,8 @@
 """Poison requests: which sequence kills every worker that computes it, and must end so that the others can go on.
 
-1. A lost worker makes suspects of the sequences in its oldest unanswered step, for the tokens that were in flight.
-   The answer to that step may have been lost with the worker, so nothing later is suspected.
+1. A lost worker makes suspects of the sequences in the step that it had in hand, for the tokens that were in flight.
+   Where that is not known, it is the oldest one that is not answered: its answer may have been lost with the worker, so
+   nothing later is suspected.
 2. A suspect is computed in a step of its own, with nothing else in flight on its replica, before anybody else runs
    there. If the step reaches the suspected tokens, the suspect is cleared. If the worker is lost in it, the suspect
    goes to the end of the line. After each loss all suspects are held back until a step has completed, if anything
@@ -17,6 +18,7 @@ A loss counts twice if the worker crashed of itself, because nothing outside it 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from eventlm.core.admission import measure
@@ -24,6 +26,7 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica, StepInFlight
 from eventlm.core.state.replicaset import LossCounts, Replicaset, Suspect
 from eventlm.core.state.sequence import Sequence
+from eventlm.types import SequenceId
 
 #: How unlikely losses by chance must be.
 ODDS = 100_000
@@ -31,9 +34,11 @@ ODDS = 100_000
 MAX_STEPS_COUNTED = 1 << 17
 
 
-def accuse(state: CoreState, replica: Replica, *, crashed: bool) -> list[Sequence]:
-    """Count the loss of a worker with steps in flight against the rows of the oldest; returns the sequences that must
+def accuse(state: CoreState, replica: Replica, *, crashed: bool, step: int = -1) -> list[Sequence]:
+    """Count the loss of a worker with steps in flight against the rows of one of them; returns the sequences that must
     end, in order of their rows.
+
+    step: the one that the worker had in hand; where it is not in flight, the oldest.
     """
     weight = 2 if crashed else 1
     replicaset = state.set_of(replica)
@@ -44,7 +49,7 @@ def accuse(state: CoreState, replica: Replica, *, crashed: bool) -> list[Sequenc
         return []
     alone = len({row.sequence.id for step in replica.in_flight for row in _rows(step)}) == 1
     condemned = []
-    for sequence, start, end in _rows(replica.in_flight[0]):
+    for sequence, start, end in _rows_in_hand(replica, step):
         if sequence.ended:
             continue
         end = max(end, sequence.launched_tokens)
@@ -104,6 +109,23 @@ def _rows(step: StepInFlight) -> list[_Row]:
     return decodes + [_Row(*row[:3]) for row in step.chunks]
 
 
+def _rows_in_hand(replica: Replica, number: int) -> list[_Row]:
+    """The rows of the step in flight with this number, else of the oldest. A decode behind others of its sequence
+    is for a token after all that those may produce.
+    """
+    ahead: Counter[SequenceId] = Counter()
+    for step in replica.in_flight:
+        if step.step == number:
+            num_decodes = len(step.decodes)
+            rows = _rows(step)
+            decodes = [row._replace(end=row.end + ahead[row.sequence.id]) for row in rows[:num_decodes]]
+            return decodes + rows[num_decodes:]
+        sequences = [*step.decodes, *(row.sequence for row in step.chunks)]
+        for sequence, most in zip(sequences, step.most, strict=True):
+            ahead[sequence.id] += most
+    return _rows(replica.in_flight[0])
+
+
 def is_suspect(state: CoreState, sequence: Sequence) -> bool:
     """Whether a sequence may only be computed in a step of its own."""
     return sequence.id in state.set_of(sequence).suspects
@@ -128,6 +150,6 @@ def find_trial(state: CoreState, replica: Replica, *, held_back: bool = False) -
         if not held_back and is_held_back(state, sequence):
             continue
         if waiting is None and sequence.ticket and sequence.home in (-1, replica.index):
-            has_slot = len(replica.running) < replica.config.max_num_seqs
+            has_slot = len(replica.running) < replica.config.max_residents
             waiting = sequence if has_slot and measure(replica, sequence).num_lacking <= 0 else None
     return waiting

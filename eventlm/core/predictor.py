@@ -6,6 +6,8 @@
                 + context      x context tokens that attention reads, over all rows
                 + chunk_context x sum over chunks of (tokens x mean context)
 
+In a pipeline that is the time of its slowest stage: as often a step leaves it.
+
 The features are those of chunked prefill mixed with decodes (Sarathi-Serve, OSDI 2024; Vajra's execution-time model).
 """
 
@@ -100,15 +102,23 @@ class Predictor(Struct, frozen=True):
             n = more
         return min(n, max_tokens)
 
-    def prefill_ns(self, num_tokens: int, done_tokens: int, max_chunk_tokens: int) -> int:
-        """Time to prefill what is left of `num_tokens` alone, in chunks of at most `max_chunk_tokens`."""
+    def prefill_ns(self, num_tokens: int, done_tokens: int, max_chunk_tokens: int, num_stages: int = 1) -> int:
+        """Time to prefill what is left of `num_tokens` alone, in chunks of at most `max_chunk_tokens`.
+
+        The chunks follow each other through the stages, so the longest, which is the last whole one, is waited for in
+        each of them.
+        """
         left = num_tokens - done_tokens
         if left <= 0:
             return 0
         num_steps = ceil_div(left, max_chunk_tokens)
-        return (
+        taken_ps = (
             self.base_ps * num_steps
             + self.prefill_ps * left
             + self.context_ps * num_tokens * num_steps
             + self.chunk_context_ps * left * (done_tokens + left // 2)
-        ) // PICOSECONDS_PER_NANOSECOND
+        )
+        if num_stages > 1:
+            longest = min(left, max_chunk_tokens)
+            taken_ps += (num_stages - 1) * (self.base_ps + self.chunk_ps(num_tokens - longest, longest))
+        return taken_ps // PICOSECONDS_PER_NANOSECOND

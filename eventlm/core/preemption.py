@@ -106,7 +106,7 @@ def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> li
         _note_victim(state, replica, least_urgent, candidate.sequence, "more_urgent")
         return []
     fit = measure(replica, candidate.sequence)
-    needs_slot = len(replica.running) >= replica.config.max_num_seqs
+    needs_slot = len(replica.running) >= replica.config.max_residents
     if fit.num_lacking <= 0 and not needs_slot:
         return []
     return _choose_victims(state, replica, candidate, fit, needs_slot=needs_slot) or []

@@ -1,6 +1,8 @@
 """The scheduler: after each drain it plans steps until every replica has as many in flight as it may have, or no
 sequence can run.
 
+In a pipeline each step takes its share of the decodes alone, so that there is one for every stage.
+
 Order within a step: evictions for the head of the queue; decodes, most urgent first; then the more urgent of the
 waiting head and the head of the partial prefills. A row is never taken back. Every sequence that is passed over because
 it does not fit remembers how often that happened; one that was passed over `max_skips` times blocks the line until it
@@ -185,13 +187,14 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     This loop runs once for every sequence and step: it is written for speed.
     """
     config = replica.config
-    max_in_flight = config.max_decodes_in_flight_per_seq
+    max_in_flight = config.decodes_in_flight_per_seq
     per_row = config.max_tokens_per_row
     budget = config.max_num_batched_tokens
     decoding, decodes, row_most = plan.decoding, plan.decodes, plan.most
     context_tokens = 0
     decode_state = State.DECODE
-    for sequence in replica.running[:]:
+    residents = replica.running[:] if config.stages == 1 else _micro_batch(replica, plan, config.decode_batches)
+    for sequence in residents:
         if sequence.state is not decode_state or sequence.sampling_in_flight >= max_in_flight:
             continue
         ahead = sequence.num_tokens + sequence.pending_tokens
@@ -216,6 +219,17 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     load.decode_tokens = config.max_num_batched_tokens - budget
     load.num_decodes = len(decodes)
     load.context_tokens = context_tokens
+
+
+def _micro_batch(replica: Replica, plan: StepPlan, num_batches: int) -> list[Sequence]:
+    """The most urgent of the decodes that may run, no more than an equal share of all. If one step took all, the other
+    stages would have nothing to do until it has gone through them.
+    """
+    ready = [s for s in replica.running if s.state is State.DECODE and not s.sampling_in_flight]
+    num_taken = ceil_div(len(replica.running) - replica.num_partial, num_batches)
+    for sequence in ready[num_taken:]:
+        plan.leave_out(sequence, "micro_batch")
+    return ready[:num_taken]
 
 
 def _fit_decode(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, budget: int) -> int:
@@ -276,9 +290,10 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     passed: list[Sequence] = []
     # The one that closes the line: none that waits after it is looked at.
     last: Sequence | None = None
-    while plan.load.num_tokens < config.max_num_batched_tokens:
+    most_chunks = config.max_num_seqs - len(plan.decodes)
+    while plan.load.num_tokens < config.max_num_batched_tokens and len(plan.chunks) < most_chunks:
         head = None
-        if last is None and len(replica.running) < config.max_num_seqs:
+        if last is None and len(replica.running) < config.max_residents:
             head = waiting_head(state, replica)
         if partials and (head is None or partials[0][0] < head.urgency):
             partial = Candidate(*heappop(partials))
@@ -305,12 +320,15 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             last = _pass_over(state, head.sequence, passed)
     if last is not None:
         plan.stop("head_of_line", last)
-    elif len(replica.running) >= config.max_num_seqs:
+    elif len(replica.running) >= config.max_residents:
         plan.stop("sequence_limit")
     elif plan.load.num_tokens >= config.max_num_batched_tokens:
         plan.stop("token_budget")
+    elif len(plan.chunks) >= most_chunks:
+        plan.stop("sequence_limit")
+    is_full = plan.load.num_tokens >= config.max_num_batched_tokens
     for _, sequence in partials:
-        plan.leave_out(sequence, "token_budget")
+        plan.leave_out(sequence, "token_budget" if is_full else "sequence_limit")
 
 
 def _note_candidate(
@@ -357,6 +375,8 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
         note_progress(state, sequence)
     start = sequence.launched_tokens
     max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - plan.load.num_tokens)
+    if config.stages > 1:
+        plan.load.rest_tokens = sequence.prefill_tokens - start
     idle = not plan.decodes and not plan.chunks and not replica.in_flight
     num_tokens = ask_batcher(state, state.set_of(replica), plan.load, sequence.view, max_tokens, idle=idle)
     if replica.states is not None:

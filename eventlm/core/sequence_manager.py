@@ -63,7 +63,7 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
     if any(member.prompt_tokens + member.max_tokens > config.max_model_len for member in group):
         return "context_length"
     num_sequences = sum(member.n for member in group)
-    num_free_slots = sum(config.max_num_seqs - len(replica.running) for replica in replicaset.replicas if replica.up)
+    num_free_slots = sum(config.max_residents - len(replica.running) for replica in replicaset.replicas if replica.up)
     # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
     num_waiting = replicaset.num_waiting + replicaset.num_closing
     if num_waiting + num_sequences > config.max_queue_len + num_free_slots and not group[0].scheduling.offline:

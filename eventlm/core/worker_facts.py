@@ -39,12 +39,14 @@ def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
         return
     replica.epoch = fact.epoch
     if replica.up:
-        _lose(state, replica, crashed=isinstance(fact, WorkerLost) and fact.crashed)
+        # One process has its oldest step in hand.
+        step = -1 if fact.rank < 0 else fact.step
+        _lose(state, replica, crashed=isinstance(fact, WorkerLost) and fact.crashed, step=step)
 
 
-def _lose(state: CoreState, replica: Replica, *, crashed: bool) -> None:
+def _lose(state: CoreState, replica: Replica, *, crashed: bool, step: int = -1) -> None:
     replicaset = state.set_of(replica)
-    condemned = accuse(state, replica, crashed=crashed) if replica.in_flight else []
+    condemned = accuse(state, replica, crashed=crashed, step=step) if replica.in_flight else []
     homeless = [sequence for sequence in replica.lose_worker() if sequence.state is State.WAITING]
     for sequence in homeless:
         _clear_flight(sequence)

@@ -57,7 +57,7 @@ SCHEDULING_LIMITS = {
 
 def most_sequences(core: CoreConfig) -> int:
     """Sequences that an idle engine takes at once."""
-    return core.max_queue_len + core.num_replicas * core.max_num_seqs
+    return core.max_queue_len + core.num_replicas * core.max_residents
 
 
 def check_group(

@@ -211,7 +211,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_model_len=core.max_model_len,
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
-            max_steps_in_flight=core.max_steps_in_flight,
+            max_steps_in_flight=core.steps_in_flight,
             device=devices[replica % num_devices].name,
             gpu=devices[replica % num_devices].model,
             threads=threads,

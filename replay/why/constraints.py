@@ -118,7 +118,9 @@ def _of_replica(inquiry: Inquiry, replica: Replica) -> Iterator[Constraint]:
     yield _trial(inquiry, replica, left_out)
     if not sequence.resident:
         yield _head_of_line(inquiry, replica, plan, left_out)
-        yield _sequence_limit(inquiry, replica)
+        yield _sequence_limit(inquiry, replica, plan)
+    elif replica.config.stages > 1:
+        yield _rows_of_step(inquiry, replica, plan, left_out)
     yield _blocks(inquiry, replica, left_out)
     if replica.states is not None:
         yield Constraint(
@@ -140,8 +142,8 @@ def _steps_in_flight(inquiry: Inquiry, replica: Replica, plan: StepPlan | None) 
     """No step is planned where the pipeline is full. Once a plan has looked at the sequence, that is not the reason."""
     config = replica.config
     num_steps = len(replica.in_flight)
-    detail = f"{num_steps} of at most {config.max_steps_in_flight} in flight"
-    if num_steps < config.max_steps_in_flight and not replica.has_room(config):
+    detail = f"{num_steps} of at most {config.steps_in_flight} in flight"
+    if num_steps < config.steps_in_flight and not replica.has_room(config):
         predicted_ms = replica.in_flight[-1].predicted_ns / NANOSECONDS_PER_MILLISECOND
         detail += f", and none is planned after one predicted to take {predicted_ms:,.1f} ms (run_ahead_ms)"
     decides = _is(inquiry, "steps_in_flight", replica.index)
@@ -155,7 +157,7 @@ def _steps_in_flight(inquiry: Inquiry, replica: Replica, plan: StepPlan | None) 
         verdict="stops" if stops or decides else "met",
         replica=replica.index,
         value=num_steps,
-        limit=config.max_steps_in_flight,
+        limit=config.steps_in_flight,
         detail=detail,
         decides=decides,
     )
@@ -166,7 +168,7 @@ def _of_step(plan: StepPlan) -> str:
 
 
 def _rows_in_flight(inquiry: Inquiry, replica: Replica) -> Constraint:
-    num_rows, most = inquiry.sequence.sampling_in_flight, replica.config.max_decodes_in_flight_per_seq
+    num_rows, most = inquiry.sequence.sampling_in_flight, replica.config.decodes_in_flight_per_seq
     return Constraint(
         name="rows_in_flight",
         verdict="met" if num_rows < most else "stops",
@@ -231,10 +233,42 @@ def _head_of_line(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
     )
 
 
-def _sequence_limit(inquiry: Inquiry, replica: Replica) -> Constraint:
-    value, limit = len(replica.running), replica.config.max_num_seqs
+def _rows_of_step(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, left_out: WaitReason | None) -> Constraint:
+    """What a step of a pipeline leaves to the other steps: of the decodes all but a share, of the rest what would give
+    it too many rows.
+    """
+    config = replica.config
+    if inquiry.sequence.state is State.DECODE:
+        name: WaitCause = "micro_batch"
+        value = 0 if plan is None else len(plan.decodes)
+        limit = ceil_div(len(replica.running) - replica.num_partial, config.decode_batches)
+        detail = f"a step takes {limit:,} of {counted(len(replica.running) - replica.num_partial, 'decode')}"
+    else:
+        name, value, limit = "sequence_limit", 0 if plan is None else len(plan.most), config.max_num_seqs
+        detail = f"a step has at most {counted(limit, 'row')}"
+    if plan is not None:
+        detail += f"; the plan {_of_step(plan)} has {value:,}"
+    stops = left_out is not None and left_out.cause == name
+    return Constraint(
+        name=name,
+        verdict="stops" if stops else "unasked" if plan is None else "met",
+        replica=replica.index,
+        value=value,
+        limit=limit,
+        detail=detail,
+        decides=_is(inquiry, name, replica.index),
+    )
+
+
+def _sequence_limit(inquiry: Inquiry, replica: Replica, plan: StepPlan | None) -> Constraint:
+    config = replica.config
+    value, limit = len(replica.running), config.max_residents
     decides = _is(inquiry, "sequence_limit", replica.index)
-    before = ", and there was no slot when the plan was made" if decides and value < limit else ""
+    before = ""
+    if decides and value < limit:
+        before = ", and there was no slot when the plan was made"
+        if config.stages > 1 and plan is not None and len(plan.most) >= config.max_num_seqs:
+            before = f", but the plan {_of_step(plan)} has {len(plan.most):,} rows, as many as a step can have"
     return Constraint(
         name="sequence_limit",
         verdict="stops" if value >= limit or decides else "met",

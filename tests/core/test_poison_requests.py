@@ -7,9 +7,13 @@ import random
 import pytest
 
 from eventlm.core.state.replicaset import LossCounts, Suspect
-from eventlm.events import Launched, WorkerLost, WorkerUp
+from eventlm.events import Desynced, Launched, WorkerLost, WorkerUp
 from eventlm.types import SequenceId
 from tests.core.rig import Rig, arrival, rows
+
+#: The first three requests of a rig, and what is held against one whose prompt of 4 tokens was in flight.
+SEQS = (2, 5, 8)
+IN_PROMPT = Suspect(1, 0, 0, 4)
 
 
 def lose_again(rig: Rig, times: int = 1, *, crashed: bool = False) -> None:
@@ -224,3 +228,29 @@ def test_the_digest_tells_suspects_apart() -> None:
         lose_again(rig)
     digests = [rig.core.digests() for rig in rigs]
     assert {name for name in digests[0] if digests[0][name] != digests[1][name]} == {"queue"}
+
+
+def test_the_suspects_are_those_of_the_step_that_the_lost_rank_had_in_hand() -> None:
+    def suspects_after(loss: WorkerLost | Desynced) -> dict[SequenceId, Suspect]:
+        rig = Rig(max_losses=3, num_stages=2, max_num_batched_tokens=4)
+        assert tuple(rig.arrive(4, 4) for _ in range(3)) == SEQS
+        assert [rows(launched) for launched in rig.flying[0]] == [[seq] for seq in SEQS]
+        rig.flying[0].clear()
+        rig.feed(loss)
+        return rig.state.replicasets[0].suspects
+
+    assert suspects_after(WorkerLost(replica=0, epoch=1, rank=1, step=1)) == {SequenceId(SEQS[1], 0): IN_PROMPT}
+    assert suspects_after(Desynced(replica=0, epoch=1, rank=0, step=2)) == {SequenceId(SEQS[2], 0): IN_PROMPT}
+    # One that is not in flight, or of one process alone: the oldest.
+    assert suspects_after(WorkerLost(replica=0, epoch=1, rank=1, step=9)) == {SequenceId(SEQS[0], 0): IN_PROMPT}
+    assert suspects_after(Desynced(replica=0, epoch=1, step=2)) == {SequenceId(SEQS[0], 0): IN_PROMPT}
+
+
+def test_a_decode_behind_others_is_suspected_of_its_own_token() -> None:
+    rig = Rig(max_losses=3, max_steps_in_flight=3, max_decodes_in_flight_per_seq=3)
+    first = rig.arrive(4, 6)
+    assert [rows(launched) for launched in rig.flying[0]] == [[first]] * 3
+    rig.flying[0].clear()
+    rig.feed(WorkerLost(replica=0, epoch=1, rank=1, step=2))
+    # The prompt and two tokens, if the steps before had been answered.
+    assert rig.state.replicasets[0].suspects == {SequenceId(first, 0): Suspect(1, 1, 3, 6)}

@@ -74,3 +74,21 @@ def test_the_largest_chunk_is_that_of_trying_every_size(coefficients: list[int],
 def test_others_are_refused(coefficients: list[int]) -> None:
     with pytest.raises(UsageError, match="5 non-negative"):
         Predictor.from_coefficients(coefficients)
+
+
+def test_the_chunks_of_a_prompt_go_through_all_stages() -> None:
+    # Equal chunks: as many steps more as there are stages after the first.
+    predictor = Predictor.from_coefficients([7_000, 1_000, 0, 0, 0])
+    step_ns = 7 + 16
+    for num_chunks, num_stages in ((1, 1), (1, 4), (8, 4), (100, 3)):
+        wanted = (num_chunks + num_stages - 1) * step_ns
+        assert predictor.prefill_ns(16 * num_chunks, 0, 16, num_stages) == wanted
+    assert predictor.prefill_ns(16, 16, 16, 4) == 0
+
+
+def test_more_work_never_takes_less_time_in_a_pipeline() -> None:
+    predictor = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
+    times = [predictor.prefill_ns(num_tokens, 0, 512, 4) for num_tokens in range(0, 5000, 13)]
+    assert times == sorted(times)
+    left = [predictor.prefill_ns(5000, done, 512, 4) for done in range(0, 5001, 7)]
+    assert left == sorted(left, reverse=True)

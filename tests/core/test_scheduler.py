@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eventlm.core.predictor import StepShape
 from eventlm.events import Cancelled, Launched, Paused, PredictorSwapped, Resumed, WorkerUp
+from eventlm.policies.dynamic import Dynamic
 from eventlm.policies.edf import Edf
 from eventlm.policies.fixed import Fixed
 from eventlm.policies.lrs import Lrs
@@ -273,3 +274,63 @@ def test_one_that_gives_way_goes_on_at_a_replica_whose_turn_was_over() -> None:
     assert [(launched.replica, rows(launched)) for launched in rig.of(Launched)] == [(1, [behind])] * 2
     rig.finish_all()
     assert [reason for *_, reason, _ in rig.finished()] == ["length", "length"]
+
+
+def test_in_a_pipeline_a_step_takes_its_share_of_the_decodes() -> None:
+    """Each of 2 stages has a step, and a third one waits for whoever comes."""
+    rig = Rig(num_stages=2, max_num_seqs=2)
+    seqs = rig.arrive_all(*(arrival(1, 20) for _ in range(5)))
+    # A step has 2 rows; as many as two steps have are resident.
+    assert [rows(launched) for launched in rig.flying[0]] == [seqs[:2], seqs[2:4]]
+    for step in range(6):
+        rig.complete()
+        assert [rows(launched) for launched in rig.flying[0]] == [seqs[2:4], seqs[:2]][:: 1 - 2 * (step % 2)]
+    late = rig.arrive(1, 20)
+    assert len(rig.state.replicas[0].running) == 4
+    rig.finish_all()
+    assert [end[0] for end in rig.finished()] == [*seqs, late]
+
+
+def test_the_least_urgent_decodes_have_their_turn() -> None:
+    rig = Rig(num_stages=2, micro_batches=3)
+    seqs = rig.arrive_all(*(arrival(1, 6) for _ in range(6)))
+    rig.complete()
+    while rig.sequence(seqs[0]).num_output_tokens < 5:
+        assert sorted(request for launched in rig.flying[0] for request in rows(launched)) == seqs
+        assert [len(launched.decodes) for launched in rig.flying[0]] == [2, 2, 2]
+        rig.complete()
+    rig.finish_all()
+    assert {end[0] for end in rig.finished()} == set(seqs)
+
+
+def test_chunks_follow_each_other_through_all_stages() -> None:
+    rig = Rig(num_stages=3, max_num_batched_tokens=4)
+    rig.arrive(40, 2)
+    assert [found.chunks[0][2] for found in rig.of(Launched)] == [0, 4, 8, 12]
+
+
+def test_a_step_that_takes_long_is_waited_for_once_every_stage_has_one() -> None:
+    rig = Rig(num_stages=3, max_num_batched_tokens=4, run_ahead_ms=1)
+    rig.arrive(40, 2)
+    assert len(rig.of(Launched)) == 3
+    rig.complete()
+    assert len(rig.flying[0]) == 3
+
+
+def test_in_a_pipeline_dynamic_chunks_take_equally_long() -> None:
+    rig = Rig(
+        num_stages=2, batcher=Dynamic(target_ms=40), num_blocks=400, max_model_len=1500, max_num_batched_tokens=1024
+    )
+    # A token takes longer, the more there are before it.
+    rig.feed(PredictorSwapped(coefficients=[2_000_000_000, 40_000_000, 0, 0, 200_000]))
+    rig.arrive(1000, 1)
+    launches = []
+    while rig.flying[0]:
+        launches.append(rig.flying[0][0])
+        rig.complete()
+    sizes = [launched.num_tokens for launched in launches]
+    times = [launched.predicted_ns for launched in launches]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] > 1.5 * sizes[-1]
+    assert max(times) <= 40 * MILLISECOND
+    assert max(times) - min(times) < 0.05 * max(times)

@@ -23,7 +23,7 @@ from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, W
 from eventlm.policies.edf import Edf
 from eventlm.policies.round_robin import RoundRobin
 from eventlm.types import SequenceId
-from tests.core.rig import MILLISECOND, Rig, arrival
+from tests.core.rig import MILLISECOND, Rig, arrival, rows
 
 
 def ask(rig: Rig, request: int, index: int = 0) -> WaitReason | None:
@@ -301,3 +301,24 @@ def test_a_plan_from_before_a_preemption_does_not_count() -> None:
     reason = watch.look(rig.state, rig.sequence(third))
     assert reason is not None
     assert reason.cause == "blocks"
+
+
+def test_the_decodes_beyond_a_steps_share_wait_for_the_next() -> None:
+    rig = Rig(num_stages=2, run_ahead_ms=1, max_num_batched_tokens=8)
+    first, _, _, last = rig.arrive_all(*(arrival(2, 20) for _ in range(4)))
+    rig.arrive(40, 1)
+    rig.complete()
+    assert [len(launched.decodes) for launched in rig.flying[0]] == [0, 2]
+    assert ask(rig, first) is None
+    assert ask(rig, last) == WaitReason("micro_batch", 0)
+    rig.complete()
+    assert ask(rig, last) is None
+
+
+def test_a_step_of_a_pipeline_has_no_more_rows_than_sequences_run_at_once() -> None:
+    rig = Rig(num_stages=2, run_ahead_ms=1, max_num_seqs=2)
+    seqs = rig.arrive_all(*(arrival(2, 20) for _ in range(5)))
+    assert [rows(launched) for launched in rig.flying[0]] == [seqs[:2], seqs[2:4]]
+    rig.complete()
+    # As many as two steps have are resident, and wait for a step; the last one waits for a slot.
+    assert ask(rig, seqs[-1]) == WaitReason("sequence_limit", 0)

@@ -41,7 +41,7 @@ class StepInFlight(NamedTuple):
     predicted_ns: int
 
     def is_long(self, config: CoreConfig) -> bool:
-        """Whether it is predicted to take so long that no step is planned after it."""
+        """Whether it is predicted to take so long that no step is planned after it, if every stage has one."""
         return 0 < config.run_ahead_ms * NANOSECONDS_PER_MILLISECOND <= self.predicted_ns
 
 
@@ -87,9 +87,11 @@ class Replica:
 
     def has_room(self, config: CoreConfig) -> bool:
         """Whether another step may be in flight here."""
-        if len(self.in_flight) >= config.max_steps_in_flight:
+        num_steps = len(self.in_flight)
+        if num_steps >= config.steps_in_flight:
             return False
-        return not (self.in_flight and self.in_flight[-1].is_long(config))
+        # While a stage has no step, waiting would leave it idle.
+        return num_steps < config.stages or not self.in_flight[-1].is_long(config)
 
     def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.

@@ -95,9 +95,10 @@ class Replicaset:
 
     def prefill_ns(self, num_tokens: int, done_tokens: int = 0) -> int:
         """Predicted time to prefill what is left of `num_tokens` alone, in steps that are full."""
-        return self.predictor.prefill_ns(num_tokens, done_tokens, self.config.max_num_batched_tokens)
+        config = self.config
+        return self.predictor.prefill_ns(num_tokens, done_tokens, config.max_num_batched_tokens, config.stages)
 
 
 def _state_pool(config: CoreConfig) -> StatePool | None:
     slots = config.state_slots
-    return None if slots is UNSET else StatePool(slots, config.max_num_seqs)
+    return None if slots is UNSET else StatePool(slots, config.max_residents)

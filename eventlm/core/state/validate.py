@@ -61,11 +61,14 @@ def _replica_problems(replica: Replica) -> list[str]:
         found.append(where + "the count of partial prefills is wrong")
     if replica.admitted_tokens != sum(s.prefill_tokens for s in replica.running):
         found.append(where + "the count of admitted tokens is wrong")
-    if len(replica.running) > config.max_num_seqs:
-        found.append(where + f"{len(replica.running)} residents, more than max_num_seqs")
-    if len(replica.in_flight) > config.max_steps_in_flight:
+    if len(replica.running) > config.max_residents:
+        found.append(where + f"{len(replica.running)} residents, more than allowed")
+    if len(replica.in_flight) > config.steps_in_flight:
         found.append(where + f"{len(replica.in_flight)} steps in flight, more than allowed")
-    for step in list(replica.in_flight)[:-1]:
+    for step in replica.in_flight:
+        if len(step.most) > config.max_num_seqs:
+            found.append(where + f"step {step.step} has {len(step.most)} rows, more than max_num_seqs")
+    for step in list(replica.in_flight)[config.stages - 1 : -1]:
         if step.is_long(config):
             found.append(where + f"a step is planned after step {step.step}, which takes {step.predicted_ns} ns")
     if not replica.up and (replica.running or replica.in_flight or len(replica.queue)):
@@ -88,7 +91,7 @@ def _resident_problems(replica: Replica, sequence: Sequence) -> list[str]:
         found.append("may grow beyond its limit")
     if sequence.room_tokens != min(len(sequence.block_table) * block_size + 1, sequence.max_total_tokens):
         found.append("counts its room wrongly")
-    if sequence.sampling_in_flight > max(replica.config.max_decodes_in_flight_per_seq, 1):
+    if sequence.sampling_in_flight > replica.config.decodes_in_flight_per_seq:
         found.append("has more sampling rows in flight than allowed")
     if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):
         found.append("is in the wrong state for its prefill")

@@ -227,7 +227,7 @@ def find_head_of_line(run: RunColumns) -> Iterator[Finding]:
 def _is_blocked(run: RunColumns, replica: int, blocked: tuple[int, int]) -> NDArray[np.bool_]:
     spare = run.gauge("free", replica) + run.gauge("cached", replica)
     is_blocked = np.isin(run.gauge("head_cause", replica), blocked) & (run.gauge("waiting", replica) > 1)
-    has_slots = run.gauge("running", replica) * 2 <= run.config.max_num_seqs
+    has_slots = run.gauge("running", replica) * 2 <= run.config.max_residents
     return is_blocked & has_slots & (spare * 1_000_000 >= run.config.num_blocks * _FREE_BLOCKS_PPM)
 
 

@@ -171,3 +171,18 @@ def test_every_replica_that_could_take_it_is_named() -> None:
     found = rig.ask(last)
     limits = [each for each in found.constraints if each.name == "sequence_limit"]
     assert [(each.replica, each.verdict, each.decides) for each in limits] == [(0, "stops", True), (1, "stops", False)]
+
+
+def test_the_share_of_a_step_of_a_pipeline() -> None:
+    rig = WatchedRig(num_stages=2, run_ahead_ms=1, max_num_batched_tokens=8)
+    first, _, _, last = rig.arrive_all(*(arrival(2, 20) for _ in range(4)))
+    prompt = rig.arrive(40, 1)
+    rig.complete()
+    found = rig.ask(last)
+    share = constraint(found, "micro_batch")
+    assert (share.value, share.limit, share.verdict, share.decides) == (2, 2, "stops", True)
+    assert share.detail == "a step takes 2 of 4 decodes; the plan of step 2 has 2"
+    assert constraint(found, "rows_in_flight").limit == 1
+    assert constraint(found, "steps_in_flight").limit == 3
+    assert constraint(rig.ask(first), "micro_batch").verdict == "unasked"
+    assert constraint(rig.ask(prompt), "sequence_limit").limit == 8

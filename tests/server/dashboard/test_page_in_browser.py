@@ -179,6 +179,7 @@ CAUSES: dict[Any, str] = {
     "steps_in_flight": "no step has been planned on replica 1",
     "batcher": "the batcher gave",
     "token_budget": "more urgent ones",
+    "micro_batch": "its share of more urgent ones",
     "head_of_line": "request 4 goes first and does not fit",
     "trial": "request 4 is tried alone",
     "blocks": "replica 1 has 3 blocks too few",

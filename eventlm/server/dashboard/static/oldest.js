@@ -10,6 +10,7 @@ const CAUSES = {
   steps_in_flight: ({ replica }) => `no step has been planned on replica ${replica} since it could run`,
   batcher: () => "the batcher gave its prefill no part of the step",
   token_budget: () => "the step was full with more urgent ones",
+  micro_batch: () => "the step was full with its share of more urgent ones that run",
   head_of_line: ({ other }) => `request ${name(other)} goes first and does not fit`,
   trial: ({ other }) => `request ${name(other)} is tried alone, as it may have killed a worker`,
   blocks: ({ replica, num_lacking }) =>
