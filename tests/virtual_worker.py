@@ -53,7 +53,7 @@ class VirtualWorker:
             self.simulation.machine.fake,
             epoch=self.epoch,
             block_size=core.block_size,
-            num_blocks=core.num_blocks,
+            num_blocks=core.num_blocks * core.groups,
             state_slots=core.state_slots or 0,
         )
         self.free_ns = self.simulation.now_ns

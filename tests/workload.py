@@ -84,7 +84,7 @@ class Chaos(NamedTuple):
 
 def draw_machine(rng: random.Random, seed: int) -> Machine:
     """A small machine. Every policy x batcher x router comes up in 48 consecutive seeds; one in seven has recurrent
-    layers, one in five is a pipeline.
+    layers, one in five is a pipeline, one in six has KV groups.
     """
     block_size = rng.choice([1, 2, 4, 8])
     num_blocks = rng.choice([9, 14, 24, 60, 200])
@@ -156,7 +156,21 @@ def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
     machine = Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
     if seed % 5 == 2:
         machine = with_stages(machine, seed)
-    return with_states(machine, seed) if seed % 7 == 3 else machine
+    if seed % 7 == 3:
+        return with_states(machine, seed)
+    return with_groups(machine, seed) if seed % 6 == 1 else machine
+
+
+def with_groups(machine: Machine, seed: int) -> Machine:
+    """The same with several KV groups."""
+    core, rng = machine.core, random.Random(seed)
+    core = structs.replace(
+        core,
+        num_kv_groups=rng.choice([2, 3]),
+        kv_shard_tokens=core.block_size * rng.choice([1, 2, 4]),
+        max_tokens_per_row=1,
+    )
+    return machine._replace(core=core)
 
 
 def with_stages(machine: Machine, seed: int) -> Machine:

@@ -16,6 +16,7 @@ from eventlm.bootstrap.gpus import INTERPRETER, Gpu
 from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
+from eventlm.core.shards import context_capacity
 from eventlm.errors import UsageError
 from eventlm.models.config import (
     activation_bytes,
@@ -170,7 +171,10 @@ def plan_cache(
             num_blocks, warnings = _plan_in_memory(config, folder, sizes, longest)
     num_blocks, cut = _within_limit(config, num_blocks)
     warnings = [*warnings, *cut]
-    capacity = (num_blocks - 1) * config.cache.block_size
+    parallel = config.parallel
+    capacity = context_capacity(
+        num_blocks, config.cache.block_size, parallel.kv_parallel_size, parallel.kv_shard_tokens
+    )
     if capacity < max(asked, 1):
         raise _too_small(config, sizes, num_blocks)
     max_model_len = asked or min(longest, capacity)

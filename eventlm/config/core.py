@@ -166,6 +166,8 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
                 f"kv_shard_tokens {self.kv_shard_tokens} is not a multiple of block_size {self.block_size}: a block "
                 "lies in one group"
             )
+        if self.groups > 1 and self.max_tokens_per_row != 1:
+            raise ValueError(f"max_tokens_per_row {self.max_tokens_per_row}: with num_kv_groups it must be 1")
         if self.groups > 1 and self.state_slots is not UNSET:
             raise ValueError("a recurrent state lies in one place: with state_slots there is one KV group")
         if self.micro_batches is not UNSET and self.stages == 1:

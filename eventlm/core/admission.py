@@ -6,25 +6,40 @@ from typing import NamedTuple
 
 from eventlm.core.state.block_pool import Node
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.kv_groups import blocks_by_group, least_held
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence
 from eventlm.core.state.waiting_queue import Candidate
 
 
 class Fit(NamedTuple):
-    """What a waiting sequence would hit on a replica, and how many blocks it lacks (at most 0: it fits)."""
+    """What a waiting sequence would hit on a replica, and how many blocks it lacks (at most 0: it fits).
+
+    first_group: the KV group in which it would begin. lacking: what it lacks in each group; `num_lacking` is the sum
+    over those that lack any, or at most 0 if none does.
+    """
 
     hits: list[Node]
     num_lacking: int
+    first_group: int
+    lacking: list[int]
 
 
 def measure(replica: Replica, sequence: Sequence) -> Fit:
     """How a waiting sequence would fit now."""
-    block_size = replica.config.block_size
-    pool = replica.pool
-    hits = replica.find_hits(sequence, block_size)
-    num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
-    return Fit(hits, num_fresh - (pool.num_available - pool.num_idle_on(hits)))
+    config, pool = replica.config, replica.pool
+    hits = replica.find_hits(sequence, config.block_size)
+    num_blocks, idle = sequence.blocks_to_admit(config.block_size), pool.idle_on(hits)
+    if pool.num_groups == 1:
+        num_lacking = num_blocks - len(hits) - (pool.num_available - len(idle))
+        return Fit(hits, num_lacking, 0, [num_lacking])
+    first_group = pool.group_of(hits[0][0]) if hits else least_held(pool)
+    lacking = blocks_by_group(config, first_group, len(hits), num_blocks)
+    for group in range(pool.num_groups):
+        lacking[group] -= pool.available_in(group)
+    for block, _ in idle:
+        lacking[pool.group_of(block)] += 1
+    return Fit(hits, sum(max(number, 0) for number in lacking), first_group, lacking)
 
 
 def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) -> None:
@@ -35,7 +50,7 @@ def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) ->
     replicaset.num_waiting -= 1
     sequence.urgency = candidate.urgency
     sequence.generation = sequence.key_generation if replicaset.policy.static else replicaset.round_generation
-    replica.settle(sequence, [block for block, _ in fit.hits], replicaset.config.block_size)
+    replica.settle(sequence, [block for block, _ in fit.hits], fit.first_group)
     if sequence.residency == 1:
         sequence.cached_tokens = sequence.launched_tokens
     note_progress(state, sequence)

@@ -38,11 +38,15 @@ class StepShape(Struct):
     chunk_context: int = 0
     num_chunks: int = 0
 
-    def add_chunk(self, start: int, num_tokens: int) -> None:
-        """Account for a prefill chunk of `num_tokens` after `start` tokens of context."""
+    def add_chunk(self, start: int, num_tokens: int, own_tokens: int | None = None) -> None:
+        """Account for a prefill chunk of `num_tokens` after `start` tokens of context.
+
+        own_tokens: how many of its own tokens the chunk attends to; by default all.
+        """
+        own_tokens = num_tokens if own_tokens is None else own_tokens
         self.prefill_tokens += num_tokens
-        self.context_tokens += start + num_tokens
-        self.chunk_context += num_tokens * (start + num_tokens // 2)
+        self.context_tokens += start + own_tokens
+        self.chunk_context += num_tokens * (start + own_tokens // 2)
         self.num_chunks += 1
 
 

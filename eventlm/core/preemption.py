@@ -37,13 +37,14 @@ def preempt(state: CoreState, replica: Replica, sequence: Sequence, reason: Pree
         enqueue(state, sequence)
 
 
-def make_room(state: CoreState, replica: Replica, grower: Sequence) -> bool:
-    """Free a block for a decode: from the least urgent partial prefill or decode below it, else from itself.
+def make_room(state: CoreState, replica: Replica, grower: Sequence, group: int) -> bool:
+    """Free a block of a KV group for a decode: from the least urgent partial prefill or decode below it, else from
+    itself.
 
     Returns False if the grower was preempted. Residents less urgent than the grower have no row in the step yet,
     because decodes get theirs most urgent first and chunks after all decodes.
     """
-    victim = _memory_victim(state, replica, grower)
+    victim = _memory_victim(state, replica, grower, group)
     if victim is None:
         preempt(state, replica, grower, "memory", None)
         return False
@@ -60,9 +61,9 @@ def _note_victim(
         state.witness.append(VictimSeen(replica.index, resident.id, reason, needed_by.id, verdict))
 
 
-def _memory_victim(state: CoreState, replica: Replica, grower: Sequence) -> Sequence | None:
-    """The least urgent resident below the grower that would free a block, partial prefills before decodes."""
-    references = replica.pool.references
+def _memory_victim(state: CoreState, replica: Replica, grower: Sequence, group: int) -> Sequence | None:
+    """The least urgent resident below the grower that would free a block there, partial prefills before decodes."""
+    pool, references = replica.pool, replica.pool.references
     victim: Sequence | None = None
     for resident in reversed(replica.running):
         if resident is grower:
@@ -72,7 +73,8 @@ def _memory_victim(state: CoreState, replica: Replica, grower: Sequence) -> Sequ
             _note_victim(state, replica, resident, grower, "spared")
             continue
         # Nearly always the last block is its own; only a sequence that generates nothing can share all it has.
-        if not any(references[block] == 1 for block in reversed(resident.block_table)):
+        table = reversed(resident.block_table)
+        if not any(references[block] == 1 and pool.group_of(block) == group for block in table):
             _note_victim(state, replica, resident, grower, "shared")
             continue
         victim = resident
@@ -116,14 +118,14 @@ def _choose_victims(
     state: CoreState, replica: Replica, candidate: Candidate, fit: Fit, *, needs_slot: bool
 ) -> list[Sequence] | None:
     """The least urgent residents whose leaving gives the candidate what it lacks; None if that is not enough."""
-    references = replica.pool.references
+    pool, references = replica.pool, replica.pool.references
     hits = {block for block, _ in fit.hits}
     left: dict[int, int] = {}
     victims = []
-    lacking, needed_slot = fit.num_lacking, needs_slot
+    lacking, needed_slot = fit.lacking[:], needs_slot
     is_witnessed = state.witness is not None
     for resident in reversed(replica.running):
-        if lacking <= 0 and not needs_slot:
+        if max(lacking) <= 0 and not needs_slot:
             break
         is_exempt = resident.evictions >= replica.config.max_evictions
         if is_exempt or not _may_evict(state, resident, candidate):
@@ -136,8 +138,8 @@ def _choose_victims(
         needs_slot = False
         for block in resident.block_table:
             left[block] = left.get(block, references[block]) - 1
-            lacking -= left[block] == 0 and block not in hits
-    is_enough = lacking <= 0 and not needs_slot
+            lacking[pool.group_of(block)] -= left[block] == 0 and block not in hits
+    is_enough = max(lacking) <= 0 and not needs_slot
     if state.witness is not None:
         state.witness.append(
             EvictionWeighed(replica.index, candidate.sequence.id, fit.num_lacking, needed_slot, is_enough)

@@ -21,6 +21,7 @@ from eventlm.core.preemption import evict_for, make_room
 from eventlm.core.routing import route_new
 from eventlm.core.row_states import keep_chunk_states, keep_decode_states, whole_blocks
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.kv_groups import group_at, left_in_shard, shares_of
 from eventlm.core.state.plan_witness import (
     CandidateSeen,
     CandidateVerdict,
@@ -102,7 +103,8 @@ def _read_prefixes(replicaset: Replicaset) -> None:
 
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    plan = StepPlan(replica.index, state.now_ns, replica.config.max_num_batched_tokens)
+    config = replica.config
+    plan = StepPlan(replica.index, state.now_ns, config.max_num_batched_tokens, config.groups)
     state.plans[replica.index] = state.latest_plans[replica.index] = plan
     head = None
     trial = find_trial(state, replica)
@@ -189,7 +191,9 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     config = replica.config
     max_in_flight = config.decodes_in_flight_per_seq
     per_row = config.max_tokens_per_row
-    budget = config.max_num_batched_tokens
+    # Of several groups, each has this budget; `_has_room_in_groups` keeps to it.
+    budget = config.max_num_batched_tokens * config.groups
+    in_groups = config.groups > 1
     decoding, decodes, row_most = plan.decoding, plan.decodes, plan.most
     context_tokens = 0
     decode_state = State.DECODE
@@ -199,6 +203,8 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             continue
         ahead = sequence.num_tokens + sequence.pending_tokens
         most = per_row
+        if in_groups and not _has_room_in_groups(replica, plan, sequence, ahead):
+            continue
         if ahead + most > sequence.room_tokens or most > budget:
             most = _fit_decode(state, replica, plan, sequence, budget)
             if not most:
@@ -207,6 +213,8 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
                 elif not sequence.resident:
                     plan.leave_out(sequence, "blocks", num_lacking=1)
                 continue
+        if in_groups:
+            shares_of(config, replica.pool, sequence, ahead - 1).add_decode(plan.group_loads)
         decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
         decoding.append(sequence)
         row_most.append(most)
@@ -216,7 +224,7 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         budget -= most
         context_tokens += ahead
     load = plan.load
-    load.decode_tokens = config.max_num_batched_tokens - budget
+    load.decode_tokens = config.max_num_batched_tokens * config.groups - budget
     load.num_decodes = len(decodes)
     load.context_tokens = context_tokens
 
@@ -230,6 +238,14 @@ def _micro_batch(replica: Replica, plan: StepPlan, num_batches: int) -> list[Seq
     for sequence in ready[num_taken:]:
         plan.leave_out(sequence, "micro_batch")
     return ready[:num_taken]
+
+
+def _has_room_in_groups(replica: Replica, plan: StepPlan, sequence: Sequence, ahead: int) -> bool:
+    """Whether all KV groups that compute a decode may have its token."""
+    if shares_of(replica.config, replica.pool, sequence, ahead - 1).room(plan.group_loads) > 0:
+        return True
+    plan.leave_out(sequence, "token_budget")
+    return False
 
 
 def _fit_decode(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, budget: int) -> int:
@@ -253,7 +269,9 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     first = len(sequence.block_table)
     ahead = sequence.num_tokens + sequence.pending_tokens
     num_fresh = ceil_div(ahead + most - 1, block_size) - first
-    num_available = replica.pool.num_available
+    # Of several groups, one row takes no more than one block.
+    group = group_at(replica.config, replica.pool.group_of(sequence.block_table[0]), first)
+    num_available = replica.pool.available_in(group)
     if num_available < num_fresh:
         most_now = first * block_size - ahead + 1
         if most_now > 0:
@@ -262,13 +280,13 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
         if sequence.sampling_in_flight:
             _note_short(state, replica, sequence, num_fresh, num_available, "rows_in_flight")
             return 0
-        if not num_available and not make_room(state, replica, sequence):
+        if not num_available and not make_room(state, replica, sequence, group):
             _note_short(state, replica, sequence, num_fresh, num_available, "preempted")
             return 0
         _note_short(state, replica, sequence, num_fresh, num_available, "block_taken")
         num_fresh = 1
         most = min(most, (first + 1) * block_size - ahead + 1)
-    fresh = replica.pool.allocate(num_fresh)
+    fresh = replica.pool.allocate(num_fresh, group)
     sequence.block_table += fresh
     sequence.note_room(block_size)
     sequence.shipped_blocks = len(sequence.block_table)
@@ -291,7 +309,7 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     # The one that closes the line: none that waits after it is looked at.
     last: Sequence | None = None
     most_chunks = config.max_num_seqs - len(plan.decodes)
-    while plan.load.num_tokens < config.max_num_batched_tokens and len(plan.chunks) < most_chunks:
+    while not plan.is_full and len(plan.chunks) < most_chunks:
         head = None
         if last is None and len(replica.running) < config.max_residents:
             head = waiting_head(state, replica)
@@ -322,13 +340,12 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         plan.stop("head_of_line", last)
     elif len(replica.running) >= config.max_residents:
         plan.stop("sequence_limit")
-    elif plan.load.num_tokens >= config.max_num_batched_tokens:
+    elif plan.is_full:
         plan.stop("token_budget")
     elif len(plan.chunks) >= most_chunks:
         plan.stop("sequence_limit")
-    is_full = plan.load.num_tokens >= config.max_num_batched_tokens
     for _, sequence in partials:
-        plan.leave_out(sequence, "token_budget" if is_full else "sequence_limit")
+        plan.leave_out(sequence, "token_budget" if plan.is_full else "sequence_limit")
 
 
 def _note_candidate(
@@ -374,11 +391,18 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
             sequence.cached_tokens += sequence.launched_tokens - before
         note_progress(state, sequence)
     start = sequence.launched_tokens
-    max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - plan.load.num_tokens)
+    shares = None if config.groups == 1 else shares_of(config, replica.pool, sequence, start)
+    load = plan.load if shares is None else shares.largest(plan.group_loads)
+    max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - load.num_tokens)
     if config.stages > 1:
-        plan.load.rest_tokens = sequence.prefill_tokens - start
+        load.rest_tokens = sequence.prefill_tokens - start
+    if shares is not None:
+        max_tokens = min(max_tokens, left_in_shard(config, start))
+        if max_tokens <= 0:
+            plan.leave_out(sequence, "token_budget")
+            return
     idle = not plan.decodes and not plan.chunks and not replica.in_flight
-    num_tokens = ask_batcher(state, state.set_of(replica), plan.load, sequence.view, max_tokens, idle=idle)
+    num_tokens = ask_batcher(state, state.set_of(replica), load, sequence.view, max_tokens, idle=idle)
     if replica.states is not None:
         num_tokens = whole_blocks(sequence, num_tokens, max_tokens, config.block_size)
     if state.witness is not None:
@@ -408,6 +432,8 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     plan.chunks.append((sequence.request, sequence.index, start, num_tokens, int(samples)))
     plan.chunk_rows.append(ChunkRow(sequence, start, sequence.launched_tokens, final))
     plan.load.add_chunk(start, num_tokens)
+    if shares is not None:
+        shares.add_chunk(plan.group_loads, num_tokens)
     if final:
         replica.finish_prefill(sequence)
     note_progress(state, sequence)
@@ -430,9 +456,10 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             blocks=plan.blocks,
             forget=replica.forget,
             num_tokens=plan.load.num_tokens,
-            predicted_ns=plan.load.predicted_ns(state.set_of(replica).predictor),
+            predicted_ns=plan.predicted_ns(state.set_of(replica).predictor),
             bucket=0 if plan.chunks else bucket_of(replica.config.graph_buckets, len(plan.decodes)),
             states=plan.states,
+            loads=[load.num_tokens for load in plan.group_loads],
         )
     )
     plan.step = launched.step

@@ -71,3 +71,12 @@ def deal_out_granules(count: int, num_parts: int, granule: int) -> list[range]:
 def group_of(position: int, first_group: int, shard_tokens: int, num_groups: int) -> int:
     """The KV group that holds the token at `position` of a sequence that began on `first_group`."""
     return (first_group + position // shard_tokens) % num_groups
+
+
+def context_capacity(num_blocks: int, block_size: int, num_groups: int = 1, shard_tokens: int = 0) -> int:
+    """Tokens of the longest context that so many blocks in each KV group hold, one of which is never given away."""
+    tokens = (num_blocks - 1) * block_size
+    if num_groups == 1:
+        return tokens
+    num_whole, rest = divmod(tokens, shard_tokens)
+    return num_whole * shard_tokens * num_groups + rest

@@ -20,6 +20,7 @@ from eventlm.config.core import most_blocks
 from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
+from eventlm.core.shards import context_capacity
 from eventlm.core.state.replicaset import Plugins
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
@@ -152,12 +153,33 @@ def make_setup(
 
 
 def _layout(config: Config) -> dict[str, int]:
-    """What the core knows of a replica's ranks: the fields of `CoreConfig` that are set."""
+    """What the core knows of a replica's ranks: the fields of `CoreConfig` that are set. Raises UsageError for what
+    contradicts itself.
+    """
     parallel = config.parallel
+    if parallel.micro_batches and parallel.pipeline_parallel_size == 1:
+        raise UsageError(
+            f"--micro-batches {parallel.micro_batches}: they are of a pipeline; give --pipeline-parallel-size as well"
+        )
+    if parallel.micro_batches > parallel.pipeline_parallel_size + 1:
+        raise UsageError(
+            f"--micro-batches {parallel.micro_batches}: {parallel.pipeline_parallel_size} stages have at most "
+            f"{parallel.pipeline_parallel_size + 1} steps in flight, so some sequences would never run; lower it"
+        )
+    if parallel.kv_parallel_size > 1 and parallel.kv_shard_tokens % config.cache.block_size:
+        raise UsageError(
+            f"--kv-shard-tokens {parallel.kv_shard_tokens} is no multiple of --block-size {config.cache.block_size}: a "
+            "block lies in one KV group"
+        )
+    if parallel.kv_parallel_size > 1 and config.cache.state_slots:
+        raise UsageError(
+            f"--kv-parallel-size {parallel.kv_parallel_size}: this model has recurrent layers, whose states lie in one "
+            "place; leave it out"
+        )
     found = {}
     if parallel.pipeline_parallel_size > 1:
         found["num_stages"] = parallel.pipeline_parallel_size
-    if parallel.micro_batches > 1 or (parallel.micro_batches and parallel.pipeline_parallel_size > 1):
+    if parallel.micro_batches:
         found["micro_batches"] = parallel.micro_batches
     if parallel.kv_parallel_size > 1:
         found |= {"num_kv_groups": parallel.kv_parallel_size, "kv_shard_tokens": parallel.kv_shard_tokens}
@@ -172,7 +194,7 @@ def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
     """
     core, asked = setup.core, setup.config.model.max_model_len
     num_blocks = min(*(each or core.num_blocks for each in found), most_blocks(core.num_replicas * core.groups))
-    capacity = (num_blocks - 1) * core.block_size
+    capacity = context_capacity(num_blocks, core.block_size, core.groups, core.kv_shard_tokens or 0)
     if capacity < max(asked, 1):
         wish = f"--max-model-len {asked}" if asked else "even the shortest context"
         raise UsageError(

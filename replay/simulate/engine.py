@@ -9,6 +9,7 @@ from msgspec import UNSET, structs
 
 from eventlm.config import CacheConfig, Config, CoreConfig, SchedulerConfig
 from eventlm.config.core import most_blocks
+from eventlm.core.shards import context_capacity
 from eventlm.engine.predictor.fit import fit
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
@@ -184,7 +185,8 @@ def ample_blocks(workload: Workload, block_size: int, max_num_seqs: int) -> int:
 def _context(config: Config, workload: Workload, num_blocks: int, notes: list[str]) -> int:
     """The longest context, limited to what the blocks hold."""
     asked = config.model.max_model_len
-    holds = (num_blocks - 1) * config.cache.block_size
+    parallel = config.parallel
+    holds = context_capacity(num_blocks, config.cache.block_size, parallel.kv_parallel_size, parallel.kv_shard_tokens)
     if asked > holds:
         raise UsageError(
             f"--max-model-len {asked}: {num_blocks:,} blocks of {config.cache.block_size} tokens hold {holds:,}; lower "

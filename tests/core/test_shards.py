@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.core.shards import Layout, Place, deal_out, deal_out_granules, group_of
+from eventlm.core.shards import Layout, Place, context_capacity, deal_out, deal_out_granules, group_of
 
 SMALL = st.integers(1, 8)
 
@@ -41,3 +41,14 @@ def test_three_heads_of_two_ranks() -> None:
 
 def test_shards_go_round_the_groups() -> None:
     assert [group_of(position, 2, 16, 3) for position in (0, 15, 16, 31, 32, 48)] == [2, 2, 0, 0, 1, 2]
+
+
+@given(st.integers(2, 40), SMALL, st.integers(1, 6))
+def test_the_longest_context_fits_and_one_more_token_does_not(num_blocks: int, groups: int, shard_blocks: int) -> None:
+    capacity = context_capacity(num_blocks, 4, groups, 4 * shard_blocks)
+
+    def most_held(num_tokens: int) -> int:
+        held = [group_of(position, 0, 4 * shard_blocks, groups) for position in range(num_tokens)]
+        return max((held.count(group) for group in range(groups)), default=0)
+
+    assert most_held(capacity) <= (num_blocks - 1) * 4 < most_held(capacity + 1)

@@ -8,6 +8,10 @@ Why a leaf is always taken before its parent: a sequence holds a path of the tre
 only at the end of what it holds there), so a parent is held as long as its child is, and a release goes from the
 deepest block up. Hence the order in which blocks fall idle is both least recently used and leaf first. "Used" is by
 position in the log: blocks fall idle while an event is applied, in the order of events.
+
+Of several KV groups, each has the same number of blocks, free and idle lists of its own, and the block numbers that
+follow those of the group before. The tree is one, and a path goes from group to group. So a group that lacks blocks may
+have to take back one whose children are idle in other groups. These can be hit no more and become free.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections import OrderedDict
+from itertools import chain
 
 from msgspec import Struct
 
@@ -33,6 +38,7 @@ _MAX_CHANGES = 4096
 class PoolSnapshot(Struct, frozen=True, kw_only=True):
     """A pool without its references, which follow from the tables that hold its blocks."""
 
+    #: Those of one group after the other, here and below.
     free: list[int]
     #: Idle blocks, least recently used first.
     idle: list[int]
@@ -41,30 +47,45 @@ class PoolSnapshot(Struct, frozen=True, kw_only=True):
 
 
 class BlockPool:
-    """Block numbers 0 to num_blocks - 1 of one KV group. states: where copies of states hang on the tree's blocks."""
+    """Block numbers 0 to num_blocks - 1, as many in each KV group. states: where copies of states hang on the tree's
+    blocks.
+    """
 
-    def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, blocks_per_group: int, states: StatePool | None = None, *, num_groups: int = 1) -> None:
+        self.blocks_per_group = blocks_per_group
+        self.num_groups = num_groups
+        self.num_blocks = blocks_per_group * num_groups
         self._states = states
         self.reset()
 
     def reset(self) -> None:
         """Forget everything, as a worker does that starts anew."""
         self.references = [0] * self.num_blocks
-        self._free = list(range(self.num_blocks - 1, -1, -1))
+        size = self.blocks_per_group
+        self._free = [list(range(first + size - 1, first - 1, -1)) for first in range(0, self.num_blocks, size)]
         self.tree: dict[int, Node] = {}
         #: Name of a block in the tree; 0 where it is not.
         self._name = [0] * self.num_blocks
-        #: Idle blocks, least recently used first.
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        #: Idle blocks of each group, least recently used first.
+        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in self._free]
+        #: Of several groups, the names that follow a name in the tree.
+        self._children: dict[int, list[int]] = {}
         self._digest = 0
         #: What the digest lacks.
         self._changes: list[int] = []
 
     @property
     def num_available(self) -> int:
-        """Blocks that an allocation can get: free and idle ones."""
-        return len(self._free) + len(self._idle)
+        """Blocks that allocations can get: free and idle ones."""
+        return sum(map(len, self._free)) + sum(map(len, self._idle))
+
+    def available_in(self, group: int) -> int:
+        """The same of one group."""
+        return len(self._free[group]) + len(self._idle[group])
+
+    def group_of(self, block: int) -> int:
+        """The group that a block lies in."""
+        return block // self.blocks_per_group
 
     def follow(self, names: list[int], max_blocks: int, path: list[Node]) -> None:
         """Make `path` the longest path in the tree that spells the first of `names`, at most `max_blocks` long.
@@ -90,34 +111,38 @@ class BlockPool:
     @property
     def num_idle(self) -> int:
         """Blocks that can be hit and that no sequence holds."""
-        return len(self._idle)
+        return sum(map(len, self._idle))
 
-    def num_idle_on(self, path: list[Node]) -> int:
-        """How many blocks of a path from the root are idle, so that holding them leaves fewer for allocations.
+    def idle_on(self, path: list[Node]) -> list[Node]:
+        """The part of a path from the root that is idle, so that holding it leaves fewer blocks for allocations.
 
-        They are its last ones, because a parent is held as long as its child is.
+        It is the last one, because a parent is held as long as its child is.
         """
         references = self.references
-        return len(path) - bisect_left(path, True, key=lambda node: references[node[0]] == 0)
+        return path[bisect_left(path, True, key=lambda node: references[node[0]] == 0) :]
 
     def hold(self, blocks: list[int]) -> None:
         """One more table holds each of `blocks`, which are in the tree."""
         references = self.references
         for block in blocks:
             if references[block] == 0:
-                del self._idle[block]
+                del self._idle[block // self.blocks_per_group][block]
             references[block] += 1
         self._note(_HELD, blocks)
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Blocks with one reference each. The caller has checked `num_available`.
+    def allocate(self, num_blocks: int, group: int = 0) -> list[int]:
+        """Blocks of a group with one reference each. The caller has checked `available_in`.
 
         Free blocks go first; then cached blocks that no sequence holds are evicted, least recently used first.
         """
-        references, free, idle = self.references, self._free, self._idle
+        references, free, idle = self.references, self._free[group], self._idle[group]
         blocks = free[: -num_blocks - 1 : -1]
         del free[len(free) - len(blocks) :]
         while len(blocks) < num_blocks:
+            if free:
+                # What hung on a block that was taken back lay in this group too.
+                blocks.append(free.pop())
+                continue
             block, _ = idle.popitem(last=False)
             self._uproot(block)
             blocks.append(block)
@@ -132,10 +157,11 @@ class BlockPool:
         for block in blocks:
             references[block] -= 1
             if references[block] == 0:
+                group = block // self.blocks_per_group
                 if names[block]:
-                    self._idle[block] = None
+                    self._idle[group][block] = None
                 else:
-                    self._free.append(block)
+                    self._free[group].append(block)
         self._note(_RELEASED, blocks)
 
     def release_all(self, table: list[int]) -> None:
@@ -144,20 +170,45 @@ class BlockPool:
 
     def flush(self) -> int:
         """Take every idle block out of the tree; returns how many. Held ones keep their whole path."""
-        idle = list(self._idle)
-        for block in idle:
-            self._uproot(block)
-        self._idle.clear()
-        # In the reverse order, so that the least recently used is the first to be allocated again.
-        self._free += reversed(idle)
-        self._note(_FLUSHED, idle)
-        return len(idle)
+        num_idle = 0
+        for free, idle in zip(self._free, self._idle, strict=True):
+            blocks = list(idle)
+            for block in blocks:
+                self._take_out(block)
+            idle.clear()
+            # In the reverse order, so that the least recently used is the first to be allocated again.
+            free += reversed(blocks)
+            self._note(_FLUSHED, blocks)
+            num_idle += len(blocks)
+        return num_idle
 
     def _uproot(self, block: int) -> None:
+        """Take a block that is no longer idle out of the tree, and with it all that hangs on it, which is idle and of
+        other groups.
+        """
+        name = self._name[block]
+        self._take_out(block)
+        if self.num_groups == 1:
+            return
+        names = self._children.pop(name, [])
+        for child in names:
+            names += self._children.pop(child, [])
+        for child in names:
+            below, _ = self.tree[child]
+            group = below // self.blocks_per_group
+            del self._idle[group][below]
+            self._take_out(below)
+            self._free[group].append(below)
+
+    def _take_out(self, block: int) -> None:
         """Take a block out of the tree, and the copy that hangs on it."""
         name = self._name[block]
-        del self.tree[name]
+        _, parent = self.tree.pop(name)
         self._name[block] = 0
+        if self.num_groups > 1 and parent in self._children:
+            self._children[parent].remove(name)
+            if not self._children[parent]:
+                del self._children[parent]
         if self._states is not None:
             self._states.drop(name)
 
@@ -171,6 +222,8 @@ class BlockPool:
             if name in tree:
                 break
             tree[name] = (block, parent)
+            if self.num_groups > 1:
+                self._children.setdefault(parent, []).append(name)
             name_of[block] = parent = name
             num_blocks += 1
         self._note(_INSERTED, names[:num_blocks])
@@ -204,7 +257,8 @@ class BlockPool:
 
     def snapshot(self) -> PoolSnapshot:
         """The pool as it is now; it shares the tree, so it is to be encoded before the pool changes."""
-        return PoolSnapshot(free=self._free, idle=list(self._idle), tree=self.tree, digest=to_hex(self.digest))
+        free, idle = (list(chain.from_iterable(lists)) for lists in (self._free, self._idle))
+        return PoolSnapshot(free=free, idle=idle, tree=self.tree, digest=to_hex(self.digest))
 
     def restore(self, taken: PoolSnapshot, tables: list[list[int]]) -> None:
         """Become the pool that the snapshot was taken of, given all tables that hold blocks of it.
@@ -212,10 +266,17 @@ class BlockPool:
         Raises IndexError for a block that the pool does not have.
         """
         self.reset()
-        self._free, self.tree = taken.free, taken.tree
-        self._idle = OrderedDict.fromkeys(taken.idle)
+        self.tree = taken.tree
+        for free in self._free:
+            free.clear()
+        for block in taken.free:
+            self._free[block // self.blocks_per_group].append(block)
+        for block in taken.idle:
+            self._idle[block // self.blocks_per_group][block] = None
         for name, node in taken.tree.items():
             self._name[node[0]] = name
+            if self.num_groups > 1:
+                self._children.setdefault(node[1], []).append(name)
         for table in tables:
             for block in table:
                 self.references[block] += 1
@@ -232,13 +293,17 @@ class BlockPool:
         if counts != references:
             wrong = [block for block in range(self.num_blocks) if counts[block] != references[block]]
             found.append(f"references of blocks {wrong[:8]} differ from the tables'")
-        idle: list[int] = []
-        free: list[int] = []
+        idle: list[list[int]] = [[] for _ in self._idle]
+        free: list[list[int]] = [[] for _ in self._free]
         for block, name in enumerate(names):
             if not counts[block]:
-                (idle if name else free).append(block)
-        if sorted(self._idle) != idle or sorted(self._free) != free:
+                (idle if name else free)[self.group_of(block)].append(block)
+        if list(map(sorted, self._idle)) != idle or list(map(sorted, self._free)) != free:
             found.append("free or idle blocks are not those without a reference")
+        if self.num_groups > 1:
+            nodes = sorted((parent, name) for name, (_, parent) in tree.items())
+            if nodes != sorted((parent, name) for parent, below in self._children.items() for name in below):
+                found.append("the children of names in the tree are not those whose parent they are")
         for name, (block, parent) in tree.items():
             if names[block] != name:
                 found.append(f"block {block} is not the one that the tree names {name}")

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from eventlm.config import CoreConfig
 from eventlm.core.state.block_pool import ROOT, BlockPool, Node
+from eventlm.core.state.kv_groups import allocate
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.state.state_pool import StatePool
 from eventlm.core.state.waiting_queue import WaitingQueue
@@ -67,7 +68,7 @@ class Replica:
         self.epoch = 0
         self.next_step = 0
         self.states = states
-        self.pool = BlockPool(config.num_blocks, states)
+        self.pool = BlockPool(config.num_blocks, states, num_groups=config.groups)
         self.queue = WaitingQueue(counts_names=reads_prefixes)
         self.running: list[Sequence] = []
         self.num_partial = 0
@@ -93,15 +94,17 @@ class Replica:
         # While a stage has no step, waiting would leave it idle.
         return num_steps < config.stages or not self.in_flight[-1].is_long(config)
 
-    def settle(self, sequence: Sequence, hits: list[int], block_size: int) -> None:
-        """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs.
+    def settle(self, sequence: Sequence, hits: list[int], first_group: int) -> None:
+        """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs. The first of all is
+        of the KV group `first_group`.
 
         The caller has checked that the blocks are available. Of recurrent layers it computes the state from the last
         copy on, and with it those of the blocks it hits that follow: the same keys and values are stored there again.
         """
+        block_size = self.config.block_size
         self.pool.hold(hits)
-        num_fresh = sequence.blocks_to_admit(block_size) - len(hits)
-        sequence.block_table = hits + self.pool.allocate(num_fresh)
+        num_blocks = sequence.blocks_to_admit(block_size)
+        sequence.block_table = hits + allocate(self.config, self.pool, first_group, len(hits), num_blocks)
         sequence.note_room(block_size)
         sequence.num_tree_blocks = len(hits)
         sequence.shipped_blocks = 0
@@ -141,7 +144,8 @@ class Replica:
     def exchange_hits(self, sequence: Sequence, block_size: int) -> None:
         """Swap reserved blocks whose content has become hittable for those that hold it; skip past them.
 
-        Of recurrent layers: as far as there is a copy of the state.
+        Not if they begin in another KV group: what has been launched lies elsewhere. Of recurrent layers: as far as
+        there is a copy of the state.
         """
         names, index = sequence.block_names, sequence.num_tree_blocks
         first, last = sequence.launched_tokens // block_size, sequence.max_hit_blocks(block_size)
@@ -152,6 +156,8 @@ class Replica:
             if node is None or node[1] != (names[index - 1] if index else ROOT):
                 break
             block = node[0]
+            if self.pool.group_of(block) != self.pool.group_of(sequence.block_table[index]):
+                break
             self.pool.hold([block])
             self.pool.release([sequence.block_table[index]])
             sequence.block_table[index] = block

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from eventlm.core.plugin import StepLoad
+from eventlm.core.predictor import Predictor
 from eventlm.core.state.replica import ChunkRow
 from eventlm.core.state.sequence import Sequence
 from eventlm.types import SequenceId
@@ -43,13 +44,17 @@ class StepPlan:
     """The rows of a step in the shape of its launch event, and the reasons of those that got none.
 
     step: its number once it is launched; -1 if there was nothing to run. left_out: sequences that were looked at.
-    rest: why the line was not followed to its end, None if it was.
+    rest: why the line was not followed to its end, None if it was. group_loads: what each KV group computes of the
+    step, where there are several; `load` counts every row once.
     """
 
-    def __init__(self, replica: int, now_ns: int, budget_tokens: int) -> None:
+    def __init__(self, replica: int, now_ns: int, budget_tokens: int, num_groups: int = 1) -> None:
         self.replica = replica
         self.step = -1
         self.load = StepLoad(now_ns=now_ns, budget_tokens=budget_tokens)
+        self.group_loads = [
+            StepLoad(now_ns=now_ns, budget_tokens=budget_tokens) for _ in range(num_groups if num_groups > 1 else 0)
+        ]
         self.decoding: list[Sequence] = []
         self.decodes: list[tuple[int, int, int, int]] = []
         self.chunk_rows: list[ChunkRow] = []
@@ -59,6 +64,15 @@ class StepPlan:
         self.states: list[tuple[int, int, int, list[tuple[int, int]]]] = []
         self.left_out: dict[SequenceId, WaitReason] = {}
         self.rest: WaitReason | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no group may have another token."""
+        return all(load.num_tokens >= load.budget_tokens for load in self.group_loads or [self.load])
+
+    def predicted_ns(self, predictor: Predictor) -> int:
+        """Predicted duration of the step: that of the group which takes longest."""
+        return max(load.predicted_ns(predictor) for load in self.group_loads or [self.load])
 
     def leave_out(
         self, sequence: Sequence, cause: WaitCause, *, num_lacking: int = 0, other: SequenceId | None = None

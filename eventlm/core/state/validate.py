@@ -6,6 +6,7 @@ from collections import Counter
 
 from eventlm.core.state.core_state import CoreState, sequence_share
 from eventlm.core.state.digest import MASK
+from eventlm.core.state.kv_groups import group_at
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
@@ -95,6 +96,10 @@ def _resident_problems(replica: Replica, sequence: Sequence) -> list[str]:
         found.append("has more sampling rows in flight than allowed")
     if (sequence.state is State.DECODE) != (sequence.launched_tokens == sequence.prefill_tokens):
         found.append("is in the wrong state for its prefill")
+    if replica.pool.num_groups > 1:
+        groups = list(map(replica.pool.group_of, sequence.block_table))
+        if groups != [group_at(replica.config, groups[0], index) for index in range(len(groups))]:
+            found.append(f"has blocks in the groups {groups[:8]}, which do not follow from its shards")
     for index, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
         node = replica.pool.tree.get(sequence.block_names[index])
         if node is None or node[0] != block:

@@ -42,7 +42,7 @@ class FakeModel:
             setup.fake,
             epoch=setup.epoch,
             block_size=setup.block_size,
-            num_blocks=setup.num_blocks,
+            num_blocks=setup.num_blocks * setup.layout.groups,
             state_slots=setup.state_slots,
         )
         self.num_blocks = setup.num_blocks

@@ -127,7 +127,7 @@ def test_a_known_path_is_followed_to_where_a_lookup_ends(seed: int) -> None:
             pool.follow(names, len(names), known[index])
             blocks = [block for block, _ in known[index]]
             assert blocks == lookup(pool, names, len(names))
-            assert pool.num_idle_on(known[index]) == sum(pool.references[block] == 0 for block in blocks)
+            assert [block for block, _ in pool.idle_on(known[index])] == [b for b in blocks if not pool.references[b]]
             lengths.add(len(blocks))
     assert len(lengths) > 2
 
@@ -277,3 +277,59 @@ def test_a_restored_pool_has_the_digest_of_its_past() -> None:
     assert again.digest == pool.digest
     assert again.allocate(2) == pool.allocate(2)
     assert again.digest == pool.digest
+
+
+def allocate_in_turns(pool: BlockPool, first: int, last: int) -> list[int] | None:
+    """Blocks for these indices of a table, two in each group before the next; None if a group lacks them."""
+    groups = [index // 2 % pool.num_groups for index in range(first, last)]
+    if any(groups.count(group) > pool.available_in(group) for group in groups):
+        return None
+    return [block for group in groups for block in pool.allocate(1, group)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_groups_under_random_use_keep_every_invariant(seed: int) -> None:
+    rng = random.Random(seed)
+    pool = BlockPool(rng.choice([3, 5, 12]), num_groups=rng.choice([2, 3]))
+    users: list[User] = []
+    for _ in range(400):
+        action = rng.random()
+        if action < 0.45:
+            user = User(path(rng))
+            found = lookup(pool, user.names, len(user.names))
+            pool.hold(found)
+            fresh = allocate_in_turns(pool, len(found), len(user.names) + 1)
+            if fresh is None:
+                pool.release(found[::-1])
+            else:
+                user.table, user.num_tree_blocks = found + fresh, len(found)
+                users.append(user)
+        elif action < 0.7 and users:
+            publish(pool, rng.choice(users))
+        elif action < 0.97 and users:
+            pool.release_all(users.pop(rng.randrange(len(users))).table)
+        elif action >= 0.97:
+            pool.flush()
+        tables = [user.table for user in users]
+        assert pool.problems(tables) == []
+        assert sum(map(pool.available_in, range(pool.num_groups))) == pool.num_available
+        if rng.random() < 0.1:
+            taken = msgspec.json.decode(msgspec.json.encode(pool.snapshot()), type=PoolSnapshot)
+            restored = BlockPool(pool.blocks_per_group, num_groups=pool.num_groups)
+            restored.restore(taken, tables)
+            assert restored.problems(tables) == []
+            pool = restored
+
+
+def test_a_block_that_is_taken_back_takes_what_hangs_on_it_out_of_the_tree() -> None:
+    pool = BlockPool(2, num_groups=2)
+    root, child = pool.allocate(1, 0) + pool.allocate(1, 1)
+    assert (pool.group_of(root), pool.group_of(child)) == (0, 1)
+    pool.insert([5, 6], ROOT, [root, child])
+    pool.release_all([root, child])
+    assert pool.num_idle == 2
+    # The first group has one free block, then it must take the root back; its child lies in the other group.
+    assert root in pool.allocate(2, 0)
+    assert pool.tree == {}
+    assert (pool.num_idle, pool.available_in(1)) == (0, 2)
+    assert sorted(pool.allocate(2, 1)) == [2, 3]
