@@ -21,7 +21,7 @@ from eventlm.kernels.cpu.decoder import DecoderPeers, DrawRows
 from eventlm.kernels.cpu.meeting import PeerGroup, create_segment, slot_bytes_for
 from eventlm.kernels.cpu.native import PACKED_TYPES, MeetingEndedError, available_builds, column_granule
 from eventlm.models.program import WeightKey
-from eventlm.models.spec import ConvolutionSpec, DeltaSpec, FeedForwardSpec, LayerSpec
+from eventlm.models.spec import ConvolutionSpec, DeltaSpec, FeedForwardSpec, LayerInputsSpec, LayerSpec
 from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
 from tests.kernels.cpu.decoders import (
     CompiledDecoder,
@@ -99,6 +99,16 @@ MODELS = {
             norms="both",
             feed_forward=experts(9, 3, FeedForwardSpec(size=64), shared=FeedForwardSpec(size=96), has_norms=True),
         ),
+    ),
+    "inputs of layers, shared keys and values that are keys": model(
+        *layers(
+            attention(window=20, qk_norm="head", has_value_norm=True),
+            attention(values_are_keys=True, has_value_norm=True),
+            attention(window=20, keys_of=0),
+            norms="both",
+            has_scale=True,
+        ),
+        layer_inputs=LayerInputsSpec(size=64, vocab_size=180, activation="gelu_tanh"),
     ),
     "convolutions": model(
         recurrent(ConvolutionSpec(num_channels=160, num_taps=3, has_bias=True)),

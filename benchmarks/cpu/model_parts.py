@@ -1,6 +1,6 @@
 """Time of a step that processes of one thread each compute together, beside one process of as many threads.
 
-    python benchmarks/cpu/peers.py [--model smollm2] [--batch 1] [--size 2] [--context 100] [--gloo] [--build NAME]
+    python benchmarks/cpu/model_parts.py [--model smollm2] [--batch 1] [--size 2] [--gloo]
 
 A step is a decode of each sequence and the draw of its token. Weights are random. The two take turns, some steps at a
 time, and of each the median over all turns counts; the ratio is the median of those of neighbouring turns. Shared
