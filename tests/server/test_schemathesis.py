@@ -100,7 +100,7 @@ def exercise(server: Server, described: Any, endpoint: Endpoint, num_examples: i
 
 @each_endpoint
 def test_every_reply_is_as_described(server: Server, described: Any, endpoint: Endpoint) -> None:
-    exercise(server, described, endpoint, 6)
+    exercise(server, described, endpoint, 4)
 
 
 @pytest.mark.soak

@@ -89,15 +89,15 @@ def folder() -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def all_prompts(folder: Path) -> dict[Key, list[int]]:
+@pytest.fixture(scope="module", params=[24, pytest.param(50, marks=pytest.mark.soak)])
+def all_prompts(folder: Path, request: pytest.FixtureRequest) -> dict[Key, list[int]]:
     """Every other prompt goes through the chat template."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = [
         tokenizer.apply_chat_template([{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True)
         if number % 2
         else prompt
-        for number, prompt in enumerate(PROMPTS)
+        for number, prompt in enumerate(PROMPTS[: request.param])
     ]
     return {(number, 0): tokenizer(text, add_special_tokens=False)["input_ids"] for number, text in enumerate(texts)}
 
