@@ -109,7 +109,7 @@ def loaded_server(tmp_path: Path) -> Iterator[Server]:
 @pytest.mark.long
 def test_every_query_has_data(tmp_path: Path, loaded_server: Server, unused_tcp_port: int) -> None:
     files = monitoring_files("eventlm", loaded_server.url.removeprefix("http://"), Thresholds())
-    files["prometheus.yml"] = files["prometheus.yml"].replace("scrape_interval: 5s", "scrape_interval: 1s")
+    files["prometheus.yml"] = files["prometheus.yml"].replace("scrape_interval: 5s", "scrape_interval: 200ms")
     write_files(tmp_path, files)
     expressions = [
         expression.replace("$job", "eventlm").replace("$instance", ".*").replace("$__rate_interval", "30s")
