@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -152,8 +153,7 @@ def test_git_ignores_what_commands_write(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_metrics_exist(page: Path) -> None:
-    source = "".join(path.read_text() for path in (REPOSITORY / "eventlm").rglob("*.py"))
-    known = set(re.findall(r'"((?:vllm|eventlm):[a-z0-9_]+)"', source))
+    known = metrics_of_the_program()
     for metric in re.findall(r"\b((?:vllm|eventlm):[a-z0-9_]+)", page.read_text()):
         short = re.sub(r"_(total|bucket|sum|count)$", "", metric)
         assert {metric, short} & known, metric
@@ -177,6 +177,14 @@ def script_folders() -> tuple[Path, ...]:
     return (REPOSITORY, REPOSITORY / "examples", REPOSITORY / "examples" / "bug_hunt")
 
 
+@cache
+def metrics_of_the_program() -> set[str]:
+    """Every metric that the source names."""
+    source = "".join(path.read_text() for path in (REPOSITORY / "eventlm").rglob("*.py"))
+    return set(re.findall(r'"((?:vllm|eventlm):[a-z0-9_]+)"', source))
+
+
+@cache
 def flags_of_the_program() -> set[str]:
     """Every flag of every command."""
     from eventlm.cli.main import COMMANDS as NAMES
@@ -190,6 +198,7 @@ def flags_of_the_program() -> set[str]:
     return found
 
 
+@cache
 def flags_of_the_benchmarks() -> set[str]:
     """Every flag that a benchmark's source names."""
     files = (REPOSITORY / "benchmarks").rglob("*.py")

@@ -13,7 +13,7 @@ from eventlm.replay.index.index import Index
 from eventlm.replay.index.open import open_index
 from tests.look.planted import PLANTED, make_load, record_load
 
-#: Twenty engines under loads that they can bear.
+#: Twenty engines under loads that they can bear. Half as much load is for the soak tests where it is the same engine.
 HEALTHY: list[tuple[dict[str, Any], float]] = [
     ({}, 8),
     ({}, 14),
@@ -47,7 +47,13 @@ def test_a_planted_cause_is_found_and_comes_first(name: str, planted_index: Call
     assert all(finding.kind in (PLANTED[name].kind, "saturation") for finding in findings)
 
 
-@pytest.mark.parametrize("seed", range(len(HEALTHY)))
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(seed, marks=[pytest.mark.soak] if (options, 14) in HEALTHY and rate < 14 else [])
+        for seed, (options, rate) in enumerate(HEALTHY)
+    ],
+)
 def test_nothing_is_found_in_a_healthy_run(seed: int, tmp_path: Path) -> None:
     options, rate = HEALTHY[seed]
     assert find_all(open_index(record_load(tmp_path, make_load(seed, rate=rate, num_requests=150), options))) == []
