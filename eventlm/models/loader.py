@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -22,8 +22,10 @@ from eventlm.models.decoder import Decoder
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.rope import compiled_angles
 from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.cut_weights import cut_weights, used_files
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import matrix_types
+from eventlm.models.weights.slices import ModelPart
 from eventlm.models.weights.stored_weights import WeightFile
 from eventlm.models.weights.weight_reader import check_quantized, read_pieces
 from eventlm.types import OnProgress
@@ -34,15 +36,20 @@ def torch_dtype(name: str) -> torch.dtype:
     return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
 
 
-def find_checkpoint(folder: str | Path) -> tuple[ModelSpec, list[WeightFile]]:
+def find_checkpoint(folder: str | Path, part: ModelPart | None = None) -> tuple[ModelSpec, list[WeightFile]]:
     """The model of the checkpoint in `folder`, and the files with its weights, see `find_weights`.
+
+    part: what to take of it; then that is the model, and the files have its weights.
 
     Raises CheckpointError before there is memory for any weight.
     """
     model = read_model(folder)
     files = find_weights(Path(folder), model)
-    check_quantized(files)
-    return model, files
+    if part is None:
+        check_quantized(files)
+        return model, files
+    check_quantized(used_files(files, part.slices))
+    return part.model, cut_weights(files, part.slices)
 
 
 def load_decoder(
@@ -50,16 +57,20 @@ def load_decoder(
     *,
     dtype: str = "auto",
     quantization: str = "none",
+    part: ModelPart | None = None,
+    make: Callable[[ModelSpec], Decoder] = Decoder,
     on_progress: OnProgress | None = None,
 ) -> Decoder:
     """The decoder of the checkpoint in `folder`, ready to run. `on_progress` gets the bytes that were read.
 
+    part: what to take of it. make: what it is made by.
+
     Raises CheckpointError naming the file and the tensor if one is missing, unexpected, cut short, or of another
     shape than config.json gives.
     """
-    model, files = find_checkpoint(folder)
+    model, files = find_checkpoint(folder, part)
     with default_dtype(torch_dtype(resolve_dtype(model, dtype, quantization))):
-        decoder = Decoder(model)
+        decoder = make(model)
     if quantization == "int8":
         decoder.to_int8()
     for key, first_row, values in read_pieces(files, on_progress):
@@ -79,13 +90,16 @@ def load_cpu_decoder(
     quantization: str = "none",
     max_positions: int,
     num_threads: int,
+    part: ModelPart | None = None,
     on_progress: OnProgress | None = None,
 ) -> CpuDecoder:
     """The decoder of the checkpoint in `folder`, its weights packed for a build of `eventlm.kernels.cpu`.
 
+    part: what to take of it.
+
     Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
     """
-    model, files = find_checkpoint(folder)
+    model, files = find_checkpoint(folder, part)
     types = matrix_types(files, model, quantization)
     # The others of them are rounded.
     kept = types if quantization == "none" else {}

@@ -22,7 +22,8 @@ from eventlm.types import ceil_div
 
 #: Where the outputs of a word lie in it, the lowest bits first.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_WORD_BITS = 32
+#: Of a word of codes.
+WORD_BITS = 32
 CONFIG_FILE = "config.json"
 _FLOATS = ("BF16", "F16", "F32")
 #: The parts of a quantized matrix, after the name of its module and a dot. Not all of them belong to one layout.
@@ -72,7 +73,7 @@ class Scheme(Struct, frozen=True, kw_only=True):
 
     def parts(self, num_out: int, num_in: int) -> dict[str, PartSpec]:
         """The tensors of a matrix by their names in `PARTS`."""
-        groups, codes = self.num_groups(num_in), _WORD_BITS // self.bits
+        groups, codes = self.num_groups(num_in), WORD_BITS // self.bits
         dtypes = (*_FLOATS, "F8_E8M0") if self.layout == "fp8" else _FLOATS
         scales = PartSpec(dtypes, self._scale_shapes(num_out, num_in))
         match self.layout:

@@ -11,7 +11,7 @@ from eventlm.kernels.gpu.code_types import CODE_TYPES
 from eventlm.models.program import FLOAT32_WEIGHTS, WeightKey
 from eventlm.models.spec import DTYPE_BYTES, ModelSpec
 from eventlm.models.weights.decoder_weights import EMBEDDING, model_weights
-from eventlm.models.weights.stored_weights import WeightFile
+from eventlm.models.weights.stored_weights import StoredWeight, WeightFile
 
 #: Inputs of a group of the codes that numbers are rounded to.
 GROUP = 32
@@ -81,9 +81,10 @@ def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
         for weight in file.weights:
             is_codes = len(weight.shape) == 2 and weight.num_bytes and not weight.interleaved
             is_kept = is_codes and weight.dtype in PACKED_TYPES and weight.key.name not in FLOAT32_WEIGHTS
-            types[weight.key] = weight.dtype if is_kept else ""
+            types[weight.key] = weight.dtype if is_kept and _has_whole_blocks(weight) else ""
         for matrix in file.quantized:
-            types |= dict.fromkeys(matrix.weights, matrix.scheme.packed_type(matrix.num_in))
+            kind = "" if matrix.columns else matrix.scheme.packed_type(matrix.num_in)
+            types |= dict.fromkeys(matrix.weights, kind)
     # Those of one product stay codes only together. A layer without gates has `up` alone.
     return {
         key: kind
@@ -92,6 +93,11 @@ def packed_types(files: Iterable[WeightFile]) -> dict[WeightKey, str]:
         and key.name not in FLOAT32_WEIGHTS
         and all(types.get(key._replace(name=name)) != "" for name in _multiplied_with(key.name))
     }
+
+
+def _has_whole_blocks(weight: StoredWeight) -> bool:
+    size = PACKED_TYPES[weight.dtype].block_inputs
+    return all(columns.start % size == 0 and columns.stop % size == 0 for columns in weight.columns)
 
 
 def gpu_types(files: Iterable[WeightFile], model: ModelSpec) -> dict[WeightKey, str]:

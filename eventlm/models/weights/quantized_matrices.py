@@ -11,6 +11,7 @@ from eventlm.models.checkpoint.safetensors_header import FileStamp, SafetensorsH
 from eventlm.models.program import WeightKey
 from eventlm.models.quantized.scheme import ALIASES, AWQ_ORDER, LEFT_OUT, PARTS, Method, PartSpec, Scheme
 from eventlm.models.spec import ModelSpec
+from eventlm.models.weights.slices import Ranges, count_of
 from eventlm.models.weights.tensor_rows import rows_of
 
 #: Ends of the names of parts that are no tensors of a module: of experts that are one tensor in a layer.
@@ -25,7 +26,10 @@ _OTHER_MODEL = "the two files are not of one model"
 
 
 class QuantizedPart(NamedTuple):
-    """A tensor, or the part of it that belongs to an expert, and where its data lies in which file."""
+    """A tensor, or the part of it that belongs to an expert, and where its data lies in which file.
+
+    rows, columns: what is wanted of it; empty: all.
+    """
 
     path: Path
     stamp: FileStamp
@@ -34,13 +38,23 @@ class QuantizedPart(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     num_bytes: int
+    rows: Ranges = ()
+    columns: Ranges = ()
+
+    @property
+    def wanted_shape(self) -> tuple[int, ...]:
+        """The shape of what is wanted."""
+        if not (self.rows or self.columns):
+            return self.shape
+        wanted = (self.rows, self.columns)
+        return tuple(count_of(ranges) or size for size, ranges in zip(self.shape, wanted, strict=False))
 
 
 class QuantizedMatrix(NamedTuple):
     """A matrix [out, in], which may consist of several weights.
 
     weights: the outputs that are each one's, in its order. parts: by their names in `Scheme.parts`, perhaps without
-    those that are optional.
+    those that are optional. columns: the inputs that are wanted; empty: all.
     """
 
     weights: dict[WeightKey, tuple[range, ...]]
@@ -48,6 +62,7 @@ class QuantizedMatrix(NamedTuple):
     num_in: int
     scheme: Scheme
     parts: dict[str, QuantizedPart]
+    columns: Ranges = ()
 
     @property
     def codes(self) -> QuantizedPart:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from eventlm.models.program import WeightKey
+from eventlm.models.spec import ModelSpec
 
 #: Of what is counted from 0 on: ascending, and none of them touch. Empty: all.
 Ranges = tuple[range, ...]
@@ -21,6 +22,13 @@ class Slice(NamedTuple):
 
 #: By the weights of the smaller decoder. Others of the checkpoint are not read.
 Slices = Mapping[WeightKey, Slice]
+
+
+class ModelPart(NamedTuple):
+    """A decoder that is smaller than a checkpoint's, and where its weights are in that."""
+
+    model: ModelSpec
+    slices: Slices
 
 
 def joined(ranges: Iterable[range]) -> Ranges:
@@ -55,12 +63,13 @@ def within(ranges: Iterable[range], bounds: range) -> Ranges:
 
 
 def covering(ranges: Iterable[range], granule: int, count: int) -> Ranges:
-    """The numbers, and with each all of its granule, of `count` there are."""
+    """The numbers, and with each all of its granule, of `count` there are. Ranges may overlap; they begin in order."""
     found: list[range] = []
     for each in ranges:
         start, stop = each.start // granule * granule, min(-(-each.stop // granule) * granule, count)
         if found and start <= found[-1].stop:
-            start = found.pop().start
+            before = found.pop()
+            start, stop = before.start, max(stop, before.stop)
         found.append(range(start, stop))
     return tuple(found)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from eventlm.models.checkpoint.safetensors_header import FileStamp
 from eventlm.models.program import WeightKey
 from eventlm.models.weights.quantized_matrices import QuantizedMatrix
+from eventlm.models.weights.slices import Ranges
 
 #: Dtypes of tensors that are not quantized.
 STORED_DTYPES = ("BF16", "F16", "F32", "F64")
@@ -22,6 +23,9 @@ class StoredWeight(NamedTuple):
     the columns of what lies there, or the elements of a vector; empty: it is `key` as it lies. The rest is of GGUF
     files: `num_bytes` of the data if it is blocks, `head_rows` of a head if those that are rotated together are
     neighbours, what is `added` to values, and whether values are `exponentials`, -exp(x) in place of x.
+
+    rows, columns: what is wanted of the data that lies there, in this order; empty: all. Then `key` and `first_row` are
+    those of a smaller decoder.
     """
 
     key: WeightKey
@@ -35,6 +39,8 @@ class StoredWeight(NamedTuple):
     exponentials: bool = False
     interleaved: tuple[WeightKey, ...] = ()
     first_row: int = 0
+    rows: Ranges = ()
+    columns: Ranges = ()
 
 
 class WeightFile(NamedTuple):

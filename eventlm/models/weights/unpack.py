@@ -15,6 +15,7 @@ from eventlm.errors import CheckpointError
 from eventlm.kernels.gpu.packed_weight import POWERS
 from eventlm.models.quantized.scheme import AWQ_ORDER
 from eventlm.models.weights.quantized_matrices import QuantizedMatrix
+from eventlm.models.weights.slices import Ranges
 
 _DTYPES = {
     "BF16": torch.bfloat16,
@@ -35,12 +36,15 @@ _NO_FLOAT, _FLOAT_FACTOR = 127, 256
 
 
 class UnpackedMatrix:
-    """A matrix [O, I]. `data`: the bytes of each part, which must live as long as this does."""
+    """A matrix [O, I]. `data`: the bytes of each part, which must live as long as this does.
+
+    Of one that is cut, O and I are what is there to unpack it from, and C the inputs that are wanted of these.
+    """
 
     def __init__(self, matrix: QuantizedMatrix, data: Mapping[str, Tensor]) -> None:
         self._matrix, self._scheme = matrix, matrix.scheme
         self._parts = {
-            name: data[name].view(_DTYPES[part.dtype]).view(part.shape) for name, part in matrix.parts.items()
+            name: data[name].view(_DTYPES[part.dtype]).view(part.wanted_shape) for name, part in matrix.parts.items()
         }
         order = self._parts.get("g_idx" if matrix.scheme.layout == "gptq" else "weight_g_idx")
         self._order_I = order.long() if order is not None and matrix.scheme.has_order else None
@@ -50,7 +54,7 @@ class UnpackedMatrix:
         self._zeros_OG = self._find_zeros()
 
     def values(self, rows: Sequence[int]) -> Tensor:
-        """Some outputs as numbers [R, I]: in the dtype of the scales, or float32."""
+        """Some outputs as numbers [R, C]: in the dtype of the scales, or float32."""
         num_in, index = self._matrix.num_in, _index(rows)
         scales_RG = self._scales_of(rows)
         dtype = torch.float32 if self._is_exact else scales_RG.dtype
@@ -64,7 +68,7 @@ class UnpackedMatrix:
                 if self._scheme.bits == 4:
                     codes_RI = _apart(codes_RI)
                 numbers_RI = (codes_RI[:, :num_in].short() - self._spread(self._zeros_OG[index])).to(dtype)
-        return numbers_RI * self._spread(scales_RG.to(dtype))
+        return some_columns(numbers_RI * self._spread(scales_RG.to(dtype)), self._matrix.columns)
 
     def blocks(self, kind: str, rows: Sequence[int]) -> Tensor:
         """Some outputs as the compiled decoder takes them, uint8 [R, bytes] of this type of `PACKED_TYPES`.
@@ -165,6 +169,14 @@ class UnpackedMatrix:
 def _index(rows: Sequence[int]) -> slice | Tensor:
     """What a tensor is indexed with for some of its rows, without a copy where they are evenly apart."""
     return slice(rows.start, rows.stop, rows.step) if isinstance(rows, range) else torch.tensor(rows)
+
+
+def some_columns(values: Tensor, columns: Ranges) -> Tensor:
+    """Those of the last dimension. Empty: all."""
+    if not columns:
+        return values
+    pieces = [values[..., each.start : each.stop] for each in columns]
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
 
 def check_values(matrix: QuantizedMatrix, data: Mapping[str, Tensor]) -> None:

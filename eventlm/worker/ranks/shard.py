@@ -29,7 +29,7 @@ from eventlm.models.spec import (
 from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.models.weights.decoder_weights import EMBEDDING, HEAD, model_weights
 from eventlm.models.weights.matrix_types import MatrixFormats
-from eventlm.models.weights.slices import Ranges, Slice, count_of, joined, shifted, spread
+from eventlm.models.weights.slices import ModelPart, Ranges, Slice, count_of, joined, shifted, spread
 from eventlm.types import ceil_div
 
 #: Channels that the compiled convolution computes together.
@@ -53,6 +53,11 @@ class Shard(NamedTuple):
     slices: dict[WeightKey, Slice]
     layers: range
     vocab_starts: tuple[int, ...]
+
+    @property
+    def part(self) -> ModelPart:
+        """For who loads it."""
+        return ModelPart(self.model, self.slices)
 
 
 class _Heads(NamedTuple):
