@@ -115,12 +115,14 @@ class Decoder:
             key: torch.empty(shape, dtype=torch.float32 if key.name in FLOAT32_WEIGHTS else None)
             for key, shape in shapes.items()
         }
-        self.weights.setdefault(_HEAD, self.weights[_EMBEDDING])
+        if model.has_lm_head and _HEAD not in shapes:
+            self.weights[_HEAD] = self.weights[_EMBEDDING]
 
     @property
     def is_tied(self) -> bool:
         """Whether the output matrix is the embedding."""
-        return self.weights[_HEAD] is self.weights[_EMBEDDING]
+        head = self.weights.get(_HEAD)
+        return head is not None and head is self.weights.get(_EMBEDDING)
 
     @property
     def embedding(self) -> Tensor:
@@ -169,18 +171,19 @@ class Decoder:
         lap: Lap = no_lap,
         *,
         states: StepStates = NO_STATES,
+        residual_TH: Tensor | None = None,
     ) -> Tensor:
         """The residual stream after the last layer, [T, hidden_size].
 
         positions_T: in the sequences. ropes: a table for each of `ModelSpec.ropes`, see `rope_tables`. states: of the
-        layers that have one.
+        layers that have one. residual_TH: what the stream begins with, of a model without an embedding.
         """
         rotations = [rope.at(positions_T) for rope in ropes]
-        rows: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {} if residual_TH is None else {"residual": residual_TH}
         for operation in self._program:
             match operation:
                 case Embed():
-                    rows["residual"] = self._embed(token_ids_T, operation.multiplier)
+                    rows["residual"] = self.embed(token_ids_T, operation.multiplier)
                     lap("embed")
                 case Inputs():
                     rows["inputs"] = self._layer_inputs(operation, token_ids_T, rows["normed"])
@@ -216,17 +219,17 @@ class Decoder:
                     rows["attended"] = self._delta(operation, mixed, rows["normed"], states)
                     lap("recurrent")
                 case Activate():
-                    rows["inner"] = self._activate(operation, rows["normed"])
+                    rows["inner"] = self.activate(operation, rows["normed"])
                     lap("gate_up_proj")
                 case ActivateInput():
                     gate = self.multiply("input_gate", operation.layer, rows["normed"])
                     rows["inner"] = activate(gate, operation.activation) * rows["inputs"][:, operation.layer]
                     lap("layer_inputs")
                 case Multiply():
-                    rows["update"] = self.multiply(operation.matrix, operation.layer, rows[operation.source])
+                    rows["update"] = self.multiply_out(operation.matrix, operation.layer, rows[operation.source])
                     lap(LAPS[operation.matrix])
                 case MultiplyAdd():
-                    update = self.multiply(operation.matrix, operation.layer, rows[operation.source])
+                    update = self.multiply_out(operation.matrix, operation.layer, rows[operation.source])
                     rows["residual"] = rows["residual"] + _scaled(update, operation.multiplier)
                     lap(LAPS[operation.matrix])
                 case AddNormed():
@@ -271,7 +274,8 @@ class Decoder:
         logits = _scaled(self.multiply("lm_head", 0, self.norm(x)), self.model.logits_multiplier)
         return cap_softly(logits, self.model.logits_soft_cap) if self.model.logits_soft_cap else logits
 
-    def _embed(self, token_ids_T: Tensor, multiplier: float) -> Tensor:
+    def embed(self, token_ids_T: Tensor, multiplier: float) -> Tensor:
+        """The embedding of each token times `multiplier`, [T, hidden_size]."""
         weight, scales = self.weights[_EMBEDDING], self.scales.get(_EMBEDDING)
         if scales is None:
             x = embedding(token_ids_T, weight)
@@ -334,7 +338,8 @@ class Decoder:
     def _vector(self, name: str, layer: int) -> Tensor:
         return self.weights[WeightKey(name, layer, "weight")]
 
-    def _activate(self, operation: Activate, x: Tensor, expert: int = -1) -> Tensor:
+    def activate(self, operation: Activate, x: Tensor, expert: int = -1) -> Tensor:
+        """What the neurons of a part, or of an expert, give, [T, neurons]."""
         product = self.multiply(operation.matrix, operation.layer, x, expert)
         function = activate_gated if operation.matrix == "gate_up" else activate
         return function(product, operation.activation)
@@ -345,9 +350,13 @@ class Decoder:
         first = activation_of(spec.expert, operation.layer)
         out = torch.zeros_like(x, dtype=torch.float32)
         for expert, tokens, shares in chosen.groups(spec.num_experts):
-            given = self.multiply("down", operation.layer, self._activate(first, x[tokens], expert), expert)
+            given = self.multiply("down", operation.layer, self.activate(first, x[tokens], expert), expert)
             out.index_add_(0, tokens, given * shares[:, None])
         return out.to(x.dtype)
+
+    def multiply_out(self, name: str, layer: int, x: Tensor) -> Tensor:
+        """As `multiply`, by the last matrix of a part of a layer, [T, hidden_size]."""
+        return self.multiply(name, layer, x)
 
     def multiply(self, name: str, layer: int, x: Tensor, expert: int = -1) -> Tensor:
         """A matrix and its bias, if it has one, on x: [T, out] of [T, in]."""
