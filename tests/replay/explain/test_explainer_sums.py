@@ -30,7 +30,7 @@ from tests.replay.golden import FOLDER, GOLDEN
 from tests.replay.workload_runs import SEGMENT_BYTES
 from tests.simulation import Simulation
 
-NUM_WORKLOADS = 100
+NUM_WORKLOADS = 60
 PHASES = ("queue", "prefill", "decode", "preempted", "recompute", "text_end")
 CAUSES = ("blocks", "sequence_limit", "token_budget", "head_of_line", "steps_in_flight", "trial", "worker", "paused")
 CAUSES += ("draining", "grammar", "text_end", "step", "other_step", "lost_step", "cut_step")
