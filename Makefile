@@ -8,13 +8,17 @@ CHECKED := eventlm kernels policies replay tests benchmarks docs examples setup.
 # Tests start processes by the hundred, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test nightly check docs install browser prometheus checkpoints soak mutants kernel-table
+.PHONY: run test collect nightly check docs install browser prometheus checkpoints soak mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
 
 test: checkpoints check
 	$(BIN)/python -m pytest -q -n 2
+
+# Imports all tests, which compiles them and what they need.
+collect: $(STAMP)
+	$(BIN)/python -m pytest -q --collect-only > /dev/null
 
 # Everything: the soak tests too, and every GPU kernel compiled. It takes hours.
 nightly: checkpoints check
