@@ -92,6 +92,7 @@ def plan_states(
     than enough, `max_num_seqs` is lowered. Raises UsageError for too few slots and CheckpointError.
     """
     cache, num_seqs = config.cache, config.scheduler.max_num_seqs
+    num_batches = config.parallel.decode_batches
     slot_bytes = _slot_bytes(config, folder)
     if slot_bytes is None:
         if cache.state_slots:
@@ -101,12 +102,12 @@ def plan_states(
             )
         return config, []
     warnings: list[str] = []
-    num_slots = cache.state_slots or 2 * num_seqs
+    num_slots = cache.state_slots or 2 * num_seqs * num_batches
     if not cache.state_slots and folder is not None:
         sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
         num_slots = min(num_slots, _cache_bytes(config, beside=sizes.weights + sizes.activations) // 2 // slot_bytes)
         # So that there are copies to start from.
-        most_seqs = min(num_seqs, num_slots * 3 // 4)
+        most_seqs = min(num_seqs, num_slots * 3 // (4 * num_batches))
         if most_seqs < num_seqs:
             if not most_seqs:
                 raise UsageError(
@@ -119,10 +120,11 @@ def plan_states(
                 "--kv-memory, or give --state-slots"
             )
             num_seqs = most_seqs
-    if num_slots <= num_seqs:
+    if num_slots <= num_seqs * num_batches:
+        batches = f" in each of {num_batches} micro-batches" if num_batches > 1 else ""
         raise UsageError(
-            f"--state-slots {num_slots} is not more than --max-num-seqs {num_seqs}: every sequence that runs takes "
-            "one, and at least one is for copies; raise it, or lower the other"
+            f"--state-slots {num_slots} is not more than --max-num-seqs {num_seqs}{batches}: every sequence that runs "
+            "takes one, and at least one is for copies; raise it, or lower the other"
         )
     if config.scheduler.batched_tokens() < cache.block_size:
         raise UsageError(

@@ -182,7 +182,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         default_factory=lambda: {"type": "pull"}
     )
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS), "worker replicas, each with its own process and KV cache"] = 1
-    max_num_seqs: Annotated[PositiveCount, "most sequences that run on a replica at once"] = 256
+    max_num_seqs: Annotated[
+        PositiveCount,
+        "most sequences in a step; as many run on a replica at once, or of a pipeline so many for each micro-batch",
+    ] = 256
     max_num_batched_tokens: Annotated[
         Count, "most tokens in one step; 0: 512, or 8192 on a GPU, and no fewer than max_num_seqs"
     ] = 0
@@ -191,12 +194,19 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "most sequences that wait; a request beyond it gets a 429. A request for several, such as a list of prompts, "
         "is admitted as a whole or not at all",
     ] = 2048
-    max_steps_in_flight: Annotated[StepsInFlight, "most steps that are shipped to a replica and not completed"] = 2
-    max_decodes_in_flight_per_seq: Annotated[StepsInFlight, "of those, most steps that decode the same sequence"] = 2
+    max_steps_in_flight: Annotated[
+        StepsInFlight,
+        "most steps that are shipped to a replica and not completed; of a pipeline always one for each stage and one "
+        "more",
+    ] = 2
+    max_decodes_in_flight_per_seq: Annotated[
+        StepsInFlight, "of those, most steps that decode the same sequence; of a pipeline always 1"
+    ] = 2
     run_ahead_ms: Annotated[
         Count,
         "after a step that is predicted to take this long, the next one is planned only when it ends, so that "
-        "requests that arrive meanwhile can be part of it; 0: always plan ahead",
+        "requests that arrive meanwhile can be part of it; of a pipeline only once every stage has a step; 0: always "
+        "plan ahead",
     ] = 100
     max_skips: Annotated[Count, "times that a sequence that does not fit is passed over before it blocks the queue"] = 8
     max_evictions: Annotated[
@@ -477,6 +487,11 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "parts that the decoding sequences are divided into, so that every stage has a step; 0: as many as there are "
         "stages",
     ] = 0
+
+    @property
+    def decode_batches(self) -> int:
+        """Parts that the decoding sequences of a replica are divided into."""
+        return self.micro_batches or self.pipeline_parallel_size
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

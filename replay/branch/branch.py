@@ -209,7 +209,12 @@ class _Rest(NamedTuple):
                 header,
                 found.new_core(point),
                 remaining_work(draw_unknown(run.all_work, seed=draw), live, point.s),
-                ModelledTiming(cost, header.core.num_replicas, on_shape=look, before=self._steps_before()),
+                ModelledTiming(
+                    cost.in_stages(header.core.stages),
+                    header.core.num_replicas,
+                    on_shape=look,
+                    before=self._steps_before(),
+                ),
                 external_facts=facts_after(run, point, found.policy),
                 checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
                 subscribers=[collector.see, *([trace.see] if trace is not None else [])],

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, structs
@@ -99,7 +100,7 @@ class _Windows(NamedTuple):
 
         starts_ns = np.array([step.start_ns for step in steps])
         first_ns, last_ns = int(starts_ns.min()), int(starts_ns.max())
-        mean_ns = sum(step.end_ns - step.start_ns for step in steps) // len(steps)
+        mean_ns = sum(step.duration_ns for step in steps) // len(steps)
         width_ns = max(num_mean_steps * mean_ns, (last_ns - first_ns) // MAX_WINDOWS, 0) + 1
         return cls(first_ns, width_ns, (starts_ns - first_ns) // width_ns)
 
@@ -131,7 +132,7 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
 
     used = _without_first(steps)
     features = _features(used)
-    durations = np.array([max(step.end_ns - step.start_ns, 1) for step in used], dtype=float) * 1000
+    durations = np.array([max(step.duration_ns, 1) for step in used], dtype=float) * 1000
     windows, mean_near = _best_windows(used, features, durations)
     of_run_coefficients = _solve(features, durations)
     of_run = features @ of_run_coefficients
@@ -147,7 +148,9 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
             # The resample has no steps of some shape, and its fit gives them no time.
             coefficients, predicted = of_run_coefficients, of_run
         named = {name: max(round(float(value)), 0) for name, value in zip(COEFFICIENTS, coefficients, strict=True)}
-        model = structs.replace(LinearCost(base_ps=0), seed=draw, overheads=overheads, **named)
+        model = structs.replace(
+            LinearCost(base_ps=0), seed=draw, overheads=overheads, stages_ppm=_stages_ppm(used), **named
+        )
         if follows_run and windows is not None:
             slowness = _slowness(windows.of_step, durations, predicted)
             predicted = predicted * slowness[windows.of_step]
@@ -193,7 +196,11 @@ def measure_overheads(steps: Sequence[RecordedStep], *, follows_run: bool = Fals
         stalls = _stalls(steps, late_ns)
         report = [ns for ns in report if ns <= late_ns]
     return Overheads(
-        dispatch_ns=_mean(dispatch or between), between_ns=_mean(between), report_ns=_mean(report), stalls=stalls
+        dispatch_ns=_mean(dispatch or between),
+        between_ns=_mean(between),
+        report_ns=_mean(report),
+        hand_over_ns=_mean(_hand_overs(steps)),
+        stalls=stalls,
     )
 
 
@@ -209,11 +216,36 @@ def _gaps(steps: Sequence[RecordedStep]) -> tuple[list[int], list[int]]:
         last[step.replica, step.epoch] = step
         if before is None or step.step != before.step + 1:
             continue
-        if step.launched_ns >= before.end_ns:
+        if step.launched_ns >= before.freed_ns:
             dispatch.append(step.start_ns - step.launched_ns)
         else:
-            between.append(step.start_ns - before.end_ns)
+            between.append(step.start_ns - before.freed_ns)
     return dispatch, between
+
+
+def _hand_overs(steps: Sequence[RecordedStep]) -> list[int]:
+    """For each stage that was idle when the one before it ended: how long it took to start."""
+    found: list[int] = []
+    freed: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
+    for step in steps:
+        before = freed.get((step.replica, step.epoch), ())
+        freed[step.replica, step.epoch] = step.stages
+        for stage, ((_, end_ns), (start_ns, _)) in enumerate(pairwise(step.stages), start=1):
+            if len(before) <= stage or before[stage][1] <= end_ns:
+                found.append(start_ns - end_ns)
+    return found
+
+
+def _stages_ppm(steps: Sequence[RecordedStep]) -> list[int]:
+    """What each stage takes of the slowest one's time; empty without a pipeline."""
+    if not all(step.stages for step in steps):
+        return []
+    totals = [
+        sum(max(end_ns - start_ns, 1) for start_ns, end_ns in stage)
+        for stage in zip(*(s.stages for s in steps), strict=True)
+    ]
+    slowest = sum(max(step.duration_ns, 1) for step in steps)
+    return [max(total * MILLION // slowest, 1) for total in totals]
 
 
 def _stalls(steps: Sequence[RecordedStep], late_ns: int) -> list[tuple[int, int]]:

@@ -23,7 +23,8 @@ MAX_NS = 1 << 62
 
 class Overheads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Times around a step in ns. dispatch: from the launch to the start in an idle worker; between: from the end of a
-    step to the start of one that was already queued; report: from the end until the completion is applied.
+    step to the start of one that was already queued; report: from the end until the completion is applied; hand_over:
+    from the end of a stage of a pipeline to the start of the next one, if that is idle.
 
     stalls: (from, to), disjoint periods of the run in order in which completions were late: one that is due in such a
     period is applied at its end. A worker may run out of work in the meantime, which no mean would show.
@@ -32,6 +33,7 @@ class Overheads(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dispatch_ns: NotNegative = 0
     between_ns: NotNegative = 0
     report_ns: NotNegative = 0
+    hand_over_ns: NotNegative = 0
     stalls: list[tuple[int, int]] = []
 
     def completed_ns(self, end_ns: int) -> int:
@@ -53,8 +55,22 @@ class CostModel(Protocol):
         """The times around a step."""
         ...
 
+    def in_stages(self, num_stages: int) -> CostModel:
+        """The same work in so many stages. Raises UsageError if the model does not say what that costs."""
+        ...
+
     def step_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> int:
-        """Duration of step number `step` of a replica if it begins at `start_ns` of the run; at least 1."""
+        """Duration of step number `step` of a replica if it begins at `start_ns` of the run; at least 1. In a pipeline
+        that of the slowest stage.
+        """
+        ...
+
+    def stages_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> list[int]:
+        """The same of each stage; one if there is no pipeline."""
+        ...
+
+    def hand_over_ns(self, shape: StepShape) -> int:
+        """From the end of a stage to the start of the next one, if that is idle."""
         ...
 
 
@@ -64,6 +80,8 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
     ratios_ppm: measured over predicted durations, all equally likely. A step draws one by a hash of (seed, replica,
     step). slowness_ppm: the same ratio for periods of the run of `slowness_window_ns` each, beginning at
     `slowness_start_ns`; none outside. Both are in parts per million; empty: none.
+
+    stages_ppm: of a pipeline, each stage's part of the duration, which is that of the slowest; empty: one stage.
     """
 
     first_chunk_ps: NotNegative = 0
@@ -72,7 +90,19 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
     slowness_ppm: list[Positive] = []
     slowness_start_ns: NotNegative = 0
     slowness_window_ns: Positive = 1
+    stages_ppm: list[Positive] = []
     overheads: Overheads = Overheads()
+
+    def in_stages(self, num_stages: int) -> LinearCost:
+        """The same work in so many stages, each of which takes as long: the time of all stages is kept."""
+        if num_stages == (len(self.stages_ppm) or 1):
+            return self
+        of_all_ppm = sum(self.stages_ppm) or MILLION
+        parts = {
+            name: getattr(self, name) * of_all_ppm // (MILLION * num_stages)
+            for name in (*Predictor.__struct_fields__, "first_chunk_ps")
+        }
+        return structs.replace(self, **parts, stages_ppm=[MILLION] * num_stages if num_stages > 1 else [])
 
     def without_noise(self) -> LinearCost:
         """Durations by the shape alone."""
@@ -92,6 +122,15 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
             if 0 <= window < len(slowness):
                 picoseconds = picoseconds * slowness[window] // MILLION
         return max(picoseconds // 1000, 1)
+
+    def stages_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> list[int]:
+        """The step's duration, in parts as the stages have them."""
+        slowest_ns = self.step_ns(shape, replica, step, start_ns)
+        return [max(slowest_ns * share // MILLION, 1) for share in self.stages_ppm] or [slowest_ns]
+
+    def hand_over_ns(self, shape: StepShape) -> int:
+        """As the overheads say, whatever the shape."""
+        return self.overheads.hand_over_ns
 
 
 def draw(seed: int, replica: int, step: int) -> int:

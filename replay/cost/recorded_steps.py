@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from eventlm.replay.cost.model import shape_of
 
 class RecordedStep(NamedTuple):
     """A completed step: launched at `launched_ns`, computed from `start_ns` to `end_ns`. Its completion was applied at
-    `completed_ns` as event `s`.
+    `completed_ns` as event `s`. stages: of a pipeline, the (start_ns, end_ns) of each stage.
     """
 
     replica: int
@@ -25,6 +25,17 @@ class RecordedStep(NamedTuple):
     end_ns: int
     completed_ns: int
     s: int
+    stages: Sequence[tuple[int, int]] = ()
+
+    @property
+    def duration_ns(self) -> int:
+        """How long it took; of a pipeline its slowest stage, which waits for no other."""
+        return max((end_ns - start_ns for start_ns, end_ns in self.stages), default=self.end_ns - self.start_ns)
+
+    @property
+    def freed_ns(self) -> int:
+        """When the next step could start: once the first stage was through with it."""
+        return self.stages[0][1] if self.stages else self.end_ns
 
 
 class StepCollector:
@@ -52,6 +63,7 @@ class StepCollector:
                         end_ns=event.end_ns,
                         completed_ns=event.ts,
                         s=event.s,
+                        stages=event.stages,
                     )
                 )
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from msgspec import UNSET, structs
 
-from eventlm.config import CacheConfig, Config, CoreConfig, SchedulerConfig
+from eventlm.config import CacheConfig, Config, CoreConfig, ParallelConfig, SchedulerConfig
 from eventlm.config.core import most_blocks
-from eventlm.core.shards import context_capacity
+from eventlm.core.shards import context_capacity, deal_out
 from eventlm.engine.predictor.fit import fit
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
@@ -71,7 +71,9 @@ def build_engine(
         ),
         predictor=scheduler.predictor
         or predictor_for(
-            cost, max_num_batched_tokens=scheduler.max_num_batched_tokens, max_num_seqs=scheduler.max_num_seqs
+            in_ranks(cost, config.parallel),
+            max_num_batched_tokens=scheduler.max_num_batched_tokens,
+            max_num_seqs=scheduler.max_num_seqs,
         ),
         notes=notes,
     )
@@ -81,7 +83,7 @@ def _num_blocks(
     config: Config, workload: Workload, cost: CostModel, recorded: CoreConfig | None, notes: list[str]
 ) -> int:
     """KV blocks of each replica; adds their origin to `notes`. Raises UsageError for too few or too many."""
-    block_size = config.cache.block_size
+    block_size, parallel = config.cache.block_size, config.parallel
     num_blocks = config.cache.num_blocks
     most = most_blocks(config.scheduler.replicas)
     if num_blocks:
@@ -91,12 +93,16 @@ def _num_blocks(
         num_blocks = recorded.num_blocks
         notes.append(f"{num_blocks:,} KV blocks, as recorded")
     elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
-        num_blocks = min(machine_blocks(cost, block_size), most)
+        num_blocks = min(
+            machine_blocks(cost.in_ranks(parallel.tensor_parallel_size, parallel.pipeline_parallel_size), block_size),
+            most,
+        )
         machine = cost.machine
-        name = f"{machine.num_gpus} x {machine.name}" if machine.num_gpus > 1 else machine.name
+        num_gpus = machine.num_gpus * parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+        name = f"{num_gpus} x {machine.name}" if num_gpus > 1 else machine.name
         notes.append(f"{num_blocks:,} KV blocks: what {name} holds besides the weights of {cost.model.name}")
     else:
-        ample = ample_blocks(workload, block_size, config.scheduler.max_num_seqs)
+        ample = ample_blocks(workload, block_size, _most_residents(config))
         num_blocks = min(ample, most)
         of_all = "more than the workload can fill" if num_blocks == ample else "as many as an engine can have"
         notes.append(f"{num_blocks:,} KV blocks, {of_all}; --num-blocks makes them scarce")
@@ -110,16 +116,33 @@ def _num_blocks(
 
 def _with_states(config: Config, recorded: CoreConfig | None) -> CacheConfig:
     """With state slots as recorded, unless a number is given. Raises UsageError for too few."""
-    cache, num_seqs = config.cache, config.scheduler.max_num_seqs
+    cache, num_seqs = config.cache, _most_residents(config)
     if recorded is not None and recorded.state_slots is not UNSET and not cache.state_slots:
         interval = recorded.state_interval or 0
         cache = structs.replace(cache, state_slots=recorded.state_slots, state_interval=interval)
     if 0 < cache.state_slots <= num_seqs:
         raise UsageError(
-            f"{cache.state_slots} state slots are not more than --max-num-seqs {num_seqs}: give --state-slots, or "
-            "lower the other"
+            f"{cache.state_slots} state slots are not more than the {num_seqs} sequences that run at once: give "
+            "--state-slots, or lower --max-num-seqs"
         )
     return cache
+
+
+def _most_residents(config: Config) -> int:
+    return config.scheduler.max_num_seqs * config.parallel.decode_batches
+
+
+def in_ranks(cost: CostModel, parallel: ParallelConfig) -> CostModel:
+    """The cost model of a replica that is split into ranks. Raises UsageError if it does not say what that costs."""
+    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    if isinstance(cost, RooflineCost):
+        return cost.in_ranks(tensor, stages)
+    if tensor > 1:
+        raise UsageError(
+            f"--tensor-parallel-size {tensor}: a linear cost model does not say what tensor ranks save and exchange; "
+            "take a roofline model"
+        )
+    return cost.in_stages(stages)
 
 
 def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:
@@ -158,18 +181,27 @@ def predictor_for(model: CostModel, *, max_num_batched_tokens: int, max_num_seqs
 
 
 def machine_blocks(cost: RooflineCost, block_size: int) -> int:
-    """KV blocks that fit a machine besides the weights. Raises UsageError if fewer than 2 do."""
-    machine, model = cost.machine, cost.model
-    weights_bytes = (model.layer_weights + 2 * model.vocab_size * model.hidden_size) * model.bytes_per_weight
-    token_values = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
-    free_bytes = machine.memory_bytes * machine.num_gpus * MEMORY_SHARE_PPM // 1_000_000 - weights_bytes
-    num_blocks = free_bytes // (token_values * model.bytes_per_cache_value * block_size)
-    if num_blocks < 2:
+    """KV blocks that fit a machine besides the weights, in a pipeline those of the fullest stage. Raises UsageError if
+    fewer than 2 do.
+    """
+    machine, model, tensor = cost.machine, cost.model, cost.tensor
+    memory_bytes = machine.memory_bytes * machine.num_gpus * MEMORY_SHARE_PPM // 1_000_000
+    num_blocks = []
+    for stage, layers in enumerate(deal_out(model.num_hidden_layers, cost.stages)):
+        part = structs.replace(model, num_hidden_layers=len(layers))
+        # Embeddings are in the first stage, the output head in the last.
+        num_ends = (stage == 0) + (stage == cost.stages - 1)
+        num_weights = part.layer_weights + num_ends * model.vocab_size * model.hidden_size
+        weights_bytes = ceil_div(num_weights, tensor) * model.bytes_per_weight
+        token_values = 2 * len(layers) * ceil_div(model.num_key_value_heads, tensor) * model.head_dim
+        num_blocks.append((memory_bytes - weights_bytes) // (token_values * model.bytes_per_cache_value * block_size))
+    if min(num_blocks) < 2:
+        all_bytes = (model.layer_weights + 2 * model.vocab_size * model.hidden_size) * model.bytes_per_weight
         raise UsageError(
-            f"{model.name} takes {weights_bytes / 1e9:.0f} GB, which leaves no room for KV blocks on "
-            f"{machine.num_gpus} x {machine.name}; more GPUs, or --num-blocks"
+            f"{model.name} takes {all_bytes / 1e9:.0f} GB, which leaves no room for KV blocks on "
+            f"{machine.num_gpus * tensor * cost.stages} x {machine.name}; more GPUs, or --num-blocks"
         )
-    return num_blocks
+    return min(num_blocks)
 
 
 def ample_blocks(workload: Workload, block_size: int, max_num_seqs: int) -> int:

@@ -19,6 +19,7 @@ from eventlm.engine.setup import EngineSetup, make_header, make_run_id
 from eventlm.events import Event, Header
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
+from eventlm.replay.simulate.engine import in_ranks
 from eventlm.replay.simulate.simulator import Simulator, Subscriber
 from eventlm.replay.simulate.summary import SimulationSummary, summarize
 from eventlm.replay.simulate.timing import ModelledTiming
@@ -67,6 +68,7 @@ def simulate(
     written, InvariantError if the core breaks a rule of its own.
     """
     began_ns = time.monotonic_ns()
+    cost = in_ranks(cost, setup.config.parallel)
     header = simulated_header(workload, setup, cost, predictor)
     if not setup.config.cache.prefix_cache:
         workload = _without_cache_reads(workload)

@@ -262,6 +262,7 @@ class Simulator:
             step=launched.step,
             start_ns=times.start_ns,
             end_ns=times.end_ns,
+            stages=list(times.stages),
             produced=result.produced,
             ends=completion.ends,
             filled=completion.filled,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
 from eventlm.core.predictor import StepShape
@@ -12,12 +13,15 @@ from eventlm.replay.cost.recorded_steps import RecordedStep
 
 
 class StepTimes(NamedTuple):
-    """Start and end in the worker, when the completion is applied, and its rank among facts of that time."""
+    """Start and end in the worker, when the completion is applied, and its rank among facts of that time. stages: of a
+    pipeline, the (start_ns, end_ns) of each stage.
+    """
 
     start_ns: int
     end_ns: int
     completed_ns: int
     rank: int
+    stages: Sequence[tuple[int, int]] = ()
 
 
 class Timing(Protocol):
@@ -38,7 +42,8 @@ class Timing(Protocol):
 
 
 class ModelledTiming:
-    """A step starts when its launch has reached the worker and the step before has ended.
+    """A step starts when its launch has reached the worker and the step before has ended. In a pipeline it goes through
+    all stages, each of which has one step at a time.
 
     before: steps of the recorded run that were launched before the simulation begins; they take as long as they did.
     """
@@ -56,28 +61,44 @@ class ModelledTiming:
         self._cost = cost
         self._on_shape = on_shape
         self._overheads = cost.overheads
-        self._free_ns = [0] * num_replicas
+        #: When each stage of each replica can start the next step; stages that have had none are left out.
+        self._free_ns: list[list[int]] = [[] for _ in range(num_replicas)]
         self._before: dict[tuple[int, int, int], RecordedStep] = {}
         for step in before:
             self._before[step.replica, step.epoch, step.step] = step
-            self._free_ns[step.replica] = max(self._free_ns[step.replica], step.end_ns + cost.overheads.between_ns)
+            ends_ns = [end_ns for _, end_ns in step.stages] or [step.end_ns]
+            free_ns = self._free_ns[step.replica]
+            free_ns[:] = [
+                max(end_ns + cost.overheads.between_ns, before_ns)
+                for end_ns, before_ns in zip_longest(ends_ns, free_ns, fillvalue=0)
+            ]
 
     def step(self, launched: Launched) -> StepTimes:
         overheads, replica = self._overheads, launched.replica
         if self._before:
             found = self._before.pop((replica, launched.epoch, launched.step), None)
             if found is not None:
-                return StepTimes(found.start_ns, found.end_ns, found.completed_ns, 0)
+                return StepTimes(found.start_ns, found.end_ns, found.completed_ns, 0, found.stages)
         shape = shape_of(launched)
         if self._on_shape is not None:
             self._on_shape(shape)
-        start_ns = max(launched.ts + overheads.dispatch_ns, self._free_ns[replica])
-        end_ns = start_ns + self._cost.step_ns(shape, replica, launched.step, start_ns)
-        self._free_ns[replica] = end_ns + overheads.between_ns
-        return StepTimes(start_ns, end_ns, overheads.completed_ns(end_ns), 0)
+        free_ns = self._free_ns[replica]
+        start_ns = max(launched.ts + overheads.dispatch_ns, free_ns[0] if free_ns else 0)
+        taken_ns = self._cost.stages_ns(shape, replica, launched.step, start_ns)
+        if len(free_ns) < len(taken_ns):
+            free_ns += [0] * (len(taken_ns) - len(free_ns))
+        stages: list[tuple[int, int]] = []
+        arrived_ns = start_ns
+        for stage, stage_ns in enumerate(taken_ns):
+            begin_ns = max(arrived_ns, free_ns[stage])
+            end_ns = begin_ns + stage_ns
+            free_ns[stage] = end_ns + overheads.between_ns
+            stages.append((begin_ns, end_ns))
+            arrived_ns = end_ns + self._cost.hand_over_ns(shape)
+        return StepTimes(start_ns, end_ns, overheads.completed_ns(end_ns), 0, stages if len(stages) > 1 else ())
 
     def worker_up(self, replica: int, now_ns: int) -> None:
-        self._free_ns[replica] = now_ns
+        self._free_ns[replica] = [now_ns] * max(len(self._free_ns[replica]), 1)
 
 
 class RecordedTiming:
@@ -90,7 +111,9 @@ class RecordedTiming:
 
     def step(self, launched: Launched) -> StepTimes | None:
         found = self._steps.get((launched.replica, launched.epoch, launched.step))
-        return None if found is None else StepTimes(found.start_ns, found.end_ns, found.completed_ns, found.s)
+        if found is None:
+            return None
+        return StepTimes(found.start_ns, found.end_ns, found.completed_ns, found.s, found.stages)
 
     def worker_up(self, replica: int, now_ns: int) -> None:
         """The times do not depend on it."""

@@ -28,6 +28,7 @@ from eventlm.formatting import counted
 from eventlm.replay.cost.fit import FitReport, fit_cost
 from eventlm.replay.cost.model import CostModel, LinearCost
 from eventlm.replay.cost.recorded_steps import RecordedShapes
+from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.simulate.simulator import Simulator
@@ -226,6 +227,10 @@ def draw_costs(
     if isinstance(given, LinearCost):
         num_draws = NUM_DRAWS if given.ratios_ppm or has_unknown(run.workload) else 1
         return [structs.replace(given, seed=given.seed + draw) for draw in range(num_draws)], None
+    if isinstance(given, RooflineCost):
+        # The core does not know of tensor ranks.
+        tensor = run.header.config.get("parallel", {}).get("tensor_parallel_size", 1)
+        given = given.in_ranks(tensor, run.header.core.stages)
     return [given] * (NUM_DRAWS if has_unknown(run.workload) else 1), None
 
 
@@ -302,7 +307,9 @@ class _Machine(NamedTuple):
                 header,
                 engine.rebuilt.new_core(),
                 workload,
-                ModelledTiming(self.costs[draw], engine.config.num_replicas, on_shape=look),
+                ModelledTiming(
+                    self.costs[draw].in_stages(engine.config.stages), engine.config.num_replicas, on_shape=look
+                ),
                 external_facts=external_facts_of(self.run, engine),
                 closed_loop=alternative.closed_loop,
                 pauses_ns=loop.shuffled(draw) if loop is not None else (),

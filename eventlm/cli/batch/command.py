@@ -230,7 +230,7 @@ async def _run_lines(
 
     scheduler = config.scheduler
     # The next ones are ready when others end.
-    window = Window(2 * scheduler.replicas * scheduler.max_num_seqs)
+    window = Window(2 * scheduler.replicas * scheduler.max_num_seqs * config.parallel.decode_batches)
     runner = LineRunner(
         context,
         apis,

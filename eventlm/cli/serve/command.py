@@ -188,7 +188,7 @@ def with_room_for_batches(config: Config) -> Config:
     scheduler = config.scheduler
     if not config.server.batch_dir:
         return config
-    num_slots = scheduler.replicas * scheduler.max_num_seqs
+    num_slots = scheduler.replicas * scheduler.max_num_seqs * config.parallel.decode_batches
     window = config.server.batch_window or num_slots
     room = max(window, num_slots)
     return structs.replace(

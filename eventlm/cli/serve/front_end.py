@@ -119,7 +119,7 @@ def make_context(
         defaults=text.defaults,
         vocab_size=vocab_size,
         facts=text.facts,
-        num_slots=config.scheduler.max_num_seqs * config.scheduler.replicas,
+        num_slots=config.scheduler.max_num_seqs * config.parallel.decode_batches * config.scheduler.replicas,
         keys=keys,
         classes=config.classes,
         engine_pid=engine_pid,

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from eventlm.core.predictor import StepShape
 from eventlm.events import Launched
-from eventlm.replay.cost.model import MILLION, LinearCost, draw, shape_of
+from eventlm.replay.cost.model import MILLION, LinearCost, Overheads, draw, shape_of
 
 SHAPE = StepShape(prefill_tokens=100, num_decodes=3, context_tokens=700, chunk_context=5_000, num_chunks=2)
 
@@ -79,3 +79,18 @@ def test_slowness_holds_in_its_window_only() -> None:
 def test_large_numbers_stay_exact(field: str) -> None:
     model = LinearCost(**{"base_ps": 0, field: 3 * 10**18})
     assert model.step_ns(SHAPE, 0, 0) == 3 * 10**15
+
+
+def test_stages_share_the_work() -> None:
+    model = LinearCost(base_ps=8_000_000, prefill_ps=40_000, overheads=Overheads(hand_over_ns=70))
+    assert model.stages_ns(SHAPE, 0, 0) == [model.step_ns(SHAPE, 0, 0)]
+    assert model.in_stages(1) is model
+    split = model.in_stages(4)
+    assert split.stages_ns(SHAPE, 0, 0) == [model.step_ns(SHAPE, 0, 0) // 4] * 4
+    assert split.hand_over_ns(SHAPE) == 70
+    # A run of two uneven stages, in one and in three.
+    uneven = structs.replace(model, stages_ppm=[MILLION, MILLION // 2])
+    slowest_ns = model.step_ns(SHAPE, 0, 0)
+    assert uneven.stages_ns(SHAPE, 0, 0) == [slowest_ns, slowest_ns // 2]
+    assert uneven.in_stages(1).stages_ns(SHAPE, 0, 0) == [slowest_ns * 3 // 2]
+    assert uneven.in_stages(3).stages_ns(SHAPE, 0, 0) == [slowest_ns // 2] * 3

@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from eventlm.core.predictor import StepShape
+from eventlm.errors import UsageError
 from eventlm.replay.cost.files import built_in_cost_models, load_cost_model
 from eventlm.replay.cost.roofline import Dimensions, RooflineCost
+
+
+def roofline(name: str) -> RooflineCost:
+    model = load_cost_model(name)
+    assert isinstance(model, RooflineCost)
+    return model
 
 
 def step_ms(name: str, shape: StepShape) -> float:
@@ -76,3 +83,60 @@ def test_halving_the_bytes_of_a_weight_nearly_halves_a_decode() -> None:
     shape = decodes(1, 10)
     before, after = (cost.step_ns(shape, 0, 0) - fixed_ns for cost in (model, smaller))
     assert after == pytest.approx(before / 2, rel=0.02)
+
+
+def test_stages_share_the_layers_and_the_last_has_the_output_head() -> None:
+    whole = roofline("a100-llama3-8b")
+    stages_ns = whole.in_ranks(1, 3).stages_ns(prompt(2048), 0, 0)
+    fixed_ns = whole.efficiency.fixed_ns
+    # 11, 11 and 10 of 32 layers.
+    assert stages_ns[0] == stages_ns[1] == max(stages_ns[:2])
+    assert sum(stages_ns) - 2 * fixed_ns == pytest.approx(whole.step_ns(prompt(2048), 0, 0), rel=1e-6)
+    decode = decodes(1, 64)
+    stages_ns = whole.in_ranks(1, 4).stages_ns(decode, 0, 0)
+    assert stages_ns[3] > stages_ns[0]
+    assert whole.in_ranks(1, 4).step_ns(decode, 0, 0) == stages_ns[3]
+    # A token of 4,096 values of 2 bytes at 300 GB/s, beside 10 us.
+    assert whole.hand_over_ns(prompt(3_000)) == pytest.approx(10_000 + 3_000 * 8192 / 300, rel=1e-4)
+
+
+def test_tensor_ranks_share_each_layer_and_exchange_sums() -> None:
+    whole = roofline("a100-llama3-8b")
+    assert whole.in_ranks(1, 1) == whole
+    shape, fixed_ns = prompt(2048), whole.efficiency.fixed_ns
+    alone_ns = whole.step_ns(shape, 0, 0) - fixed_ns
+    for tensor in (2, 4, 8):
+        # 64 exchanges, of the sums of all others, in float32.
+        exchanged_ns = 64 * (10_000 + (tensor - 1) * 2048 * 4096 * 4 // 300)
+        split_ns = whole.in_ranks(tensor, 1).step_ns(shape, 0, 0) - fixed_ns
+        assert split_ns - exchanged_ns == pytest.approx(alone_ns / tensor, rel=1e-3)
+
+
+def test_heads_of_keys_and_values_are_dealt_out_whole_and_repeated() -> None:
+    def context_ps(tensor: int) -> int:
+        return roofline("a100-llama3-8b").in_ranks(tensor, 1).rates[0].context_ps
+
+    # 8 of them over 3 ranks: one has 3. Over 16 each has one.
+    assert context_ps(3) == pytest.approx(context_ps(1) * 3 / 8, rel=1e-3)
+    assert context_ps(16) == context_ps(8)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "stages", "words"),
+    [
+        ("h200x4-llama3-70b", 2, 1, "already splits each layer, over 4 x NVIDIA H200"),
+        ("a100-llama3-8b", 33, 1, "--tensor-parallel-size 33: Meta-Llama-3-8B has 32 attention heads"),
+        ("a100-llama3-8b", 1, 40, "--pipeline-parallel-size 40: Meta-Llama-3-8B has 32 layers"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(name: str, tensor: int, stages: int, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        roofline(name).in_ranks(tensor, stages)
+
+
+def test_without_links_ranks_cannot_be_costed() -> None:
+    model = roofline("a100-llama3-8b")
+    unlinked = msgspec.structs.replace(model, machine=msgspec.structs.replace(model.machine, link_bytes_per_s=0))
+    assert unlinked.in_ranks(1, 1) == unlinked
+    with pytest.raises(UsageError, match="link_bytes_per_s"):
+        unlinked.in_ranks(1, 2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 from msgspec import structs
 
@@ -9,11 +12,16 @@ from eventlm.config import CoreConfig
 from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
 from eventlm.config.objectives import Objectives
+from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
-from eventlm.events import Arrived, Event, Launched, Rejected
+from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.replay.cost.files import load_cost_model
+from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.verify.verifier import verify
+from eventlm.replay.what_if.engine import Alternative
+from eventlm.replay.what_if.what_if import what_if
 from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
@@ -197,3 +205,55 @@ def test_a_model_that_does_not_fit_its_machine() -> None:
 def test_an_empty_workload() -> None:
     with pytest.raises(UsageError, match="no request"):
         build_engine(load_config(None, {}, environment={}), Workload(source="made", requests=[]), COST)
+
+
+@pytest.mark.parametrize(("num_chunks", "num_stages"), [(1, 1), (12, 1), (1, 4), (4, 4), (60, 2), (60, 8)])
+def test_equal_chunks_follow_each_other_through_the_stages(num_chunks: int, num_stages: int) -> None:
+    setup = make_engine(num_blocks=600, max_model_len=9000, pipeline_parallel_size=num_stages)
+    cost = LinearCost(base_ps=2_000_000_000, prefill_ps=20_000_000)
+    result = simulate(requests((5, 128 * num_chunks, 1)), setup, cost, predictor=cost.coefficients())
+    (sequence,) = result.outcome.sequences
+    one_stage_ns = num_chunks * cost.step_ns(StepShape(128, 0, 128, 0, 1), 0, 0)
+    wanted_ns = one_stage_ns / num_stages * (num_chunks + num_stages - 1) / num_chunks
+    assert sequence.ttft_ns == pytest.approx(wanted_ns, rel=0.01)
+
+
+def test_decodes_keep_all_stages_busy() -> None:
+    """Twice as many sequences run at once, and all of them together take as long as half of them did."""
+    workload = requests(*[(0, 16, 100)] * 16)
+    cost = LinearCost(base_ps=2_000_000_000)
+    busy: list[tuple[int, int]] = []
+
+    def see(event: Event) -> None:
+        if isinstance(event, StepCompleted) and len(event.stages) == 2:
+            busy.extend(event.stages)
+
+    options: dict[str, Any] = {"num_blocks": 400, "max_num_batched_tokens": 256}
+    alone = simulate(workload, make_engine(**options), cost, predictor=cost.coefficients()).summary
+    setup = make_engine(**options, pipeline_parallel_size=2)
+    split = simulate(workload, setup, cost, predictor=cost.coefficients(), subscribers=[see]).summary
+    assert split.duration_ns == pytest.approx(alone.duration_ns / 2, rel=0.03)
+    assert sum(end - start for start, end in busy) == pytest.approx(2 * split.duration_ns, rel=0.05)
+
+
+def test_the_header_says_how_the_replica_is_split() -> None:
+    setup = make_engine(num_blocks=600, pipeline_parallel_size=2, tensor_parallel_size=4)
+    cost = load_cost_model("a100-llama3-8b")
+    header = simulate(requests((0, 100, 4)), setup, cost, predictor=PREDICTOR).header
+    assert header.core.num_stages == 2
+    assert header.config["parallel"]["tensor_parallel_size"] == 4
+    with pytest.raises(UsageError, match="a linear cost model does not say what tensor ranks save"):
+        simulate(requests((0, 100, 4)), setup, COST, predictor=PREDICTOR)
+
+
+def test_a_simulated_pipeline_verifies_and_repeats(tmp_path: Path) -> None:
+    setup = make_engine(pipeline_parallel_size=3, micro_batches=2, batcher="dynamic:target_ms=4")
+    result = simulate(make_workload(7), setup, COST, predictor=PREDICTOR, record=tmp_path, validate_every=1)
+    found = verify(result.run_folder)
+    assert found.divergence is None
+    assert found.num_decisions > 500
+    # Repeated with its own durations it is the same, else this raises; a fit to its stages comes to the same times.
+    baseline = what_if(result.run_folder, [Alternative()]).baseline.outcome
+    recorded = result.outcome
+    sums = [sum(each.e2e_ns or 0 for each in outcome.sequences) for outcome in (baseline, recorded)]
+    assert sums[0] == pytest.approx(sums[1], rel=0.01)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
+from eventlm.core.predictor import StepShape
 from eventlm.events import Launched
 from eventlm.replay.cost.model import LinearCost, Overheads
+from eventlm.replay.cost.recorded_steps import RecordedStep
 from eventlm.replay.simulate.timing import ModelledTiming, RecordedTiming, StepTimes
 
 
@@ -26,3 +30,31 @@ def test_a_step_waits_for_its_launch_and_for_the_one_before() -> None:
 def test_what_the_record_does_not_have_never_completes() -> None:
     timing = RecordedTiming([])
     assert timing.step(launch(10, 1)) is None
+
+
+def test_a_step_goes_through_all_stages_each_with_one_at_a_time() -> None:
+    overheads = Overheads(dispatch_ns=5, between_ns=2, report_ns=3, hand_over_ns=10)
+    cost = LinearCost(base_ps=0, decode_ps=300_000, overheads=overheads).in_stages(3)
+    timing = ModelledTiming(cost, 1)
+    first = [(15, 115), (125, 225), (235, 335)]
+    assert timing.step(launch(10, 1)) == StepTimes(15, 335, 338, 0, first)
+    # Each stage takes it once the one before is through with it, and its own work is done.
+    second = [(117, 217), (227, 327), (337, 437)]
+    assert timing.step(launch(20, 2)) == StepTimes(117, 437, 440, 0, second)
+    timing.worker_up(0, 500)
+    assert timing.step(launch(500, 3)) == StepTimes(505, 825, 828, 0, [(505, 605), (615, 715), (725, 825)])
+
+
+def test_a_long_step_holds_up_those_behind_it_in_every_stage() -> None:
+    timing = ModelledTiming(LinearCost(base_ps=0, decode_ps=200_000).in_stages(2), 1)
+    long = structs.replace(launch(0, 1), decodes=[(1, 0, 10, 0)] * 4)
+    assert timing.step(long) == StepTimes(0, 800, 800, 0, [(0, 400), (400, 800)])
+    assert timing.step(launch(0, 2)) == StepTimes(400, 900, 900, 0, [(400, 500), (800, 900)])
+
+
+def test_steps_in_flight_where_a_branch_begins_keep_their_stages() -> None:
+    stages = [(0, 100), (150, 250)]
+    before = RecordedStep(0, 1, 1, StepShape(), 0, 0, 250, 260, 7, stages)
+    timing = ModelledTiming(LinearCost(base_ps=0, decode_ps=200_000).in_stages(2), 1, before=[before])
+    assert timing.step(launch(0, 1)) == StepTimes(0, 250, 260, 0, stages)
+    assert timing.step(launch(0, 2)) == StepTimes(100, 350, 350, 0, [(100, 200), (250, 350)])
