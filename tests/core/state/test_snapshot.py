@@ -36,7 +36,9 @@ DERIVED = {
         "num_waiting",
     },
     Replica: {"index", "config", "replicaset", "queue", "running", "num_partial", "admitted_tokens"},
-    BlockPool: {"num_blocks", "blocks_per_group", "num_groups", "_children", "references", "_name", "_changes", "_states"},
+    BlockPool: {
+        "num_blocks", "blocks_per_group", "num_groups", "_children", "references", "_name", "_changes", "_states",
+    },
     StatePool: {"num_slots", "_num_spare", "_pins", "_num_promised"},
     Sequence: {
         "arrival", "replicaset", "request", "id", "prompt_tokens", "max_total_tokens", "ticket", "num_tickets",
