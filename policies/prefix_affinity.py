@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from eventlm.core.plugin import ReplicaView, RequestView, Router
+from eventlm.core.plugin import ReplicaView, RequestView, Router, contenders
 
 
 class PrefixAffinity(Router, frozen=True, kw_only=True):
@@ -30,4 +30,4 @@ class PrefixAffinity(Router, frozen=True, kw_only=True):
             turn = (index - request.ordinal) % len(replicas)
             return load - self.weight * replica.prefix_tokens, load, turn
 
-        return replicas[min(range(len(replicas)), key=cost)].index
+        return replicas[min(contenders(replicas, request.ordinal), key=cost)].index

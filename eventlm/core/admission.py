@@ -46,7 +46,7 @@ def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) ->
     """Give a waiting sequence its blocks and slot. Its urgency is kept as it is now."""
     sequence = candidate.sequence
     replicaset = state.set_of(sequence)
-    replicaset.queue_of(sequence).remove(sequence)
+    replicaset.leave_line(sequence)
     replicaset.num_waiting -= 1
     sequence.urgency = candidate.urgency
     sequence.generation = sequence.key_generation if replicaset.policy.static else replicaset.round_generation

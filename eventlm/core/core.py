@@ -125,6 +125,7 @@ def _swap_predictor(state: CoreState, fact: PredictorSwapped) -> None:
     meant = state.sets_meant(fact.replicaset)
     for replicaset in meant:
         replicaset.predictor = predictor
+        replicaset.note_all()
     for request in state.requests.values():
         replicaset = state.replicasets[request.arrival.replicaset]
         if replicaset not in meant:
@@ -140,6 +141,8 @@ def _pause(state: CoreState, fact: Paused) -> None:
 
 def _resume(state: CoreState, fact: Resumed) -> None:
     state.paused = False
+    for replicaset in state.replicasets:
+        replicaset.note_all()
 
 
 _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {

@@ -6,6 +6,7 @@ answer, in this process and in any other. It may read the views it is given and 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence as Seq
 from typing import ClassVar
 
@@ -148,6 +149,24 @@ class ReplicaView(Struct, frozen=True):
     prefix_tokens: int = 0
 
 
+class ReplicaViews(Seq[ReplicaView]):
+    """The replicas of a set whose workers are up, in order of their indices. A view is made when it is asked for, so a
+    router that asks for few costs the same with a thousand replicas as with ten.
+    """
+
+    @abstractmethod
+    def contenders(self, first: int) -> list[int]:
+        """Positions of the replicas of which one is the best for any router to which only load (`admitted_tokens` and
+        `waiting_tokens`) and `prefix_tokens` count: of each length of the prefix the one with the least load. Of equals
+        the first in turn from position `first` on, which is taken modulo their number.
+        """
+
+
+def contenders(replicas: Seq[ReplicaView], first: int) -> Seq[int]:
+    """The same of any sequence of views: where it is a plain one, all positions."""
+    return replicas.contenders(first) if isinstance(replicas, ReplicaViews) else range(len(replicas))
+
+
 class Policy(Struct, frozen=True, kw_only=True):
     """Orders sequences: a smaller key is more urgent, within one `priority`; ties go to the earlier arrival.
 
@@ -182,14 +201,16 @@ class Batcher(Struct, frozen=True, kw_only=True):
 class Router(Struct, frozen=True, kw_only=True):
     """Chooses a replica for a request.
 
-    `reads_prefixes` asks for each view's `prefix_tokens`, which costs a look into every replica's cache and queue.
+    `reads_prefixes` asks for each view's `prefix_tokens`: names of blocks are counted then, and looked up.
     """
 
     version: ClassVar[str] = "1"
     reads_prefixes: ClassVar[bool] = False
 
     def route(self, request: RequestView, replicas: Seq[ReplicaView]) -> int | None:
-        """The index of one of `replicas` (never empty), or None to leave it to the first replica with room."""
+        """The index of one of `replicas` (never empty), or None to leave it to the first replica with room. They are
+        `ReplicaViews`: a router that does not look at each should ask for their `contenders`.
+        """
         return None
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from eventlm.core.plugin import ReplicaView, RequestView, SequenceView, StepLoad
+from eventlm.core.plugin import ReplicaViews, RequestView, SequenceView, StepLoad
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.events import PluginFailed
@@ -68,13 +67,11 @@ def ask_batcher(
     return max_tokens
 
 
-def ask_router(
-    state: CoreState, replicaset: Replicaset, question: RequestView, replicas: Seq[ReplicaView]
-) -> int | None:
+def ask_router(state: CoreState, replicaset: Replicaset, question: RequestView, replicas: ReplicaViews) -> int | None:
     """The index of one of `replicas`, or None for any that has room; else None."""
     try:
         home = replicaset.plugins.router.route(question, replicas)
-        if home is None or (type(home) is int and any(view.index == home for view in replicas)):
+        if home is None or (type(home) is int and replicaset.is_up(home)):
             return home
         error = "the router answered something else than the index of a replica that is up"
     except RAISED as raised:

@@ -93,7 +93,7 @@ def note_step(replicaset: Replicaset, step: StepInFlight) -> None:
         for sequence, _, end in _rows(step):
             suspect = replicaset.suspects.get(sequence.id)
             if suspect is not None and end >= suspect.end:
-                del replicaset.suspects[sequence.id]
+                replicaset.clear_suspect(sequence.id)
 
 
 class _Row(NamedTuple):

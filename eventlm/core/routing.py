@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from eventlm.core.plugin import ReplicaView, RequestView
+from bisect import bisect_left
+from typing import overload
+
+from eventlm.core.plugin import ReplicaView, ReplicaViews, RequestView
 from eventlm.core.plugin_calls import ask_router
 from eventlm.core.sequence_manager import enqueue
 from eventlm.core.state.core_state import CoreState
-from eventlm.core.state.replica import Replica
+from eventlm.core.state.prefix_index import bits_of
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence
 from eventlm.events import Routed
@@ -14,7 +17,7 @@ from eventlm.events import Routed
 
 def route_new(state: CoreState, replicaset: Replicaset) -> None:
     """Offer sequences that have no home to the router, all of a request at once, once a worker is up."""
-    if not replicaset.unrouted or not any(replica.up for replica in replicaset.replicas):
+    if not replicaset.unrouted or not replicaset.tally.ups:
         return
     unrouted, replicaset.unrouted = replicaset.unrouted, {}
     by_request: dict[int, list[Sequence]] = {}
@@ -23,8 +26,7 @@ def route_new(state: CoreState, replicaset: Replicaset) -> None:
     for request, sequences in by_request.items():
         question = RequestView(request, replicaset.num_routed, len(sequences), sequences[0].num_tokens)
         replicaset.num_routed += 1
-        views = [view_of(replicaset, replica, sequences[0]) for replica in replicaset.replicas if replica.up]
-        home = ask_router(state, replicaset, question, views)
+        home = ask_router(state, replicaset, question, UpReplicas(replicaset, sequences[0]))
         for sequence in sequences:
             sequence.home = -1 if home is None else home
             state.touch(sequence)
@@ -35,15 +37,66 @@ def route_new(state: CoreState, replicaset: Replicaset) -> None:
                 state.decide(Routed, because=request, request=request, index=index, replica=home)
 
 
-def view_of(replicaset: Replicaset, replica: Replica, sequence: Sequence) -> ReplicaView:
-    """A replica as the router sees it that is asked about `sequence`."""
-    reads_prefixes = replicaset.plugins.router.reads_prefixes
-    return ReplicaView(
-        index=replica.index,
-        num_waiting=len(replica.queue),
-        num_running=len(replica.running),
-        waiting_tokens=replica.queue.num_tokens,
-        admitted_tokens=replica.admitted_tokens,
-        available_blocks=replica.pool.num_available,
-        prefix_tokens=replica.prefix_tokens(sequence, replicaset.config.block_size) if reads_prefixes else 0,
-    )
+class UpReplicas(ReplicaViews):
+    """The replicas of a set whose workers are up, as the router sees them that is asked about a sequence."""
+
+    def __init__(self, replicaset: Replicaset, sequence: Sequence) -> None:
+        self._replicaset = replicaset
+        self._sequence = sequence
+        #: Their numbers, in order.
+        self._ups = replicaset.tally.ups
+        self._views: dict[int, ReplicaView] = {}
+        #: How many leading blocks of the sequence may be hit; 0 if nobody asks.
+        self._num_blocks = 0
+        if replicaset.plugins.router.reads_prefixes and not sequence.arrival.scheduling.skip_cache_read:
+            self._num_blocks = sequence.max_hit_blocks(replicaset.config.block_size)
+
+    def __len__(self) -> int:
+        return len(self._ups)
+
+    @overload
+    def __getitem__(self, position: int) -> ReplicaView: ...
+
+    @overload
+    def __getitem__(self, position: slice) -> list[ReplicaView]: ...
+
+    def __getitem__(self, position: int | slice) -> ReplicaView | list[ReplicaView]:
+        numbers = self._ups[position]
+        return self._view(numbers) if isinstance(numbers, int) else [self._view(number) for number in numbers]
+
+    def _view(self, number: int) -> ReplicaView:
+        view = self._views.get(number)
+        if view is None:
+            replicaset = self._replicaset
+            replica = replicaset.replicas[number - replicaset.first]
+            block_size = replicaset.config.block_size
+            view = self._views[number] = ReplicaView(
+                index=number,
+                num_waiting=len(replica.queue),
+                num_running=len(replica.running),
+                waiting_tokens=replica.queue.num_tokens,
+                admitted_tokens=replica.admitted_tokens,
+                available_blocks=replica.pool.num_available,
+                prefix_tokens=replica.prefix_tokens(self._sequence, block_size) if self._num_blocks else 0,
+            )
+        return view
+
+    def contenders(self, first: int) -> list[int]:
+        replicaset, ups = self._replicaset, self._ups
+        loads = replicaset.loads()
+        start = ups[first % len(ups)]
+        numbers = {loads.lightest(start): None}
+        prefixes = replicaset.prefixes
+        if self._num_blocks and prefixes is not None:
+            names = self._sequence.block_names
+            groups = prefixes.groups(names, self._num_blocks)
+            lightest = [loads.lightest_of(group.replicas, start) for group in groups]
+            if any(
+                self._view(number).prefix_tokens != group.num_blocks * replicaset.config.block_size
+                for number, group in zip(lightest, groups, strict=True)
+            ):
+                # The index knows names only. Names may be found below others than in this prompt, and recurrent layers
+                # go on only where a copy of their state is kept.
+                lightest = [replicaset.first + position for position in bits_of(prefixes.holders(names[0]))]
+            numbers |= dict.fromkeys(lightest)
+        return [bisect_left(ups, number) for number in numbers]

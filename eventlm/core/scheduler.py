@@ -53,13 +53,12 @@ def _plan_set(state: CoreState, replicaset: Replicaset) -> None:
     route_new(state, replicaset)
     replicaset.margin = ask_margin(state, replicaset) if replicaset.num_waiting else None
     plan_one = plan_step if state.witness is None else _plan_witnessed
-    while ready := [replica for replica in replicaset.replicas if replica.up and replica.has_room(replica.config)]:
+    # What a witness sees shall not depend on when a core was restored, which does not know who was asked before.
+    for planned in replicaset.rounds(every=state.witness is not None):
         if not replicaset.policy.static:
-            _read_keys(state, replicaset)
-        if len(ready) > 1:
-            ready.sort(key=_turn)
+            _read_keys(state, replicaset, planned.standing)
         num_decided = len(state.decisions)
-        launched = [plan_one(state, replica) for replica in ready]
+        launched = [plan_one(state, replica) for replica in planned.replicas]
         # A sequence preempted on one replica may run on another, whose turn was over by then.
         if not any(launched) and not _has_preempted(state, num_decided):
             return
@@ -72,33 +71,34 @@ def _has_preempted(state: CoreState, num_before: int) -> bool:
     return any(isinstance(decision, Preempted) for decision in state.decisions[num_before:])
 
 
-def _turn(replica: Replica) -> tuple[int, int]:
-    return replica.admitted_tokens, replica.index
-
-
-def _read_keys(state: CoreState, replicaset: Replicaset) -> None:
-    """One call of a policy that is not static, over all that wait and all partial prefills."""
+def _read_keys(state: CoreState, replicaset: Replicaset, standing: list[int]) -> None:
+    """One call of a policy that is not static, over all that wait and all partial prefills, where there is room for a
+    step: on the replicas `standing`, and in the shared queue.
+    """
+    replicas = [state.replicas[index] for index in standing]
+    queues = [replicaset.shared_queue, *(replica.queue for replica in replicas)]
+    waiting = [sequence for queue in queues for sequence in queue.members]
     if replicaset.policy.reads_prefixes:
-        _read_prefixes(replicaset)
-    waiting = [sequence for queue in replicaset.queues for sequence in queue.members]
-    partials = [sequence for replica in replicaset.replicas for sequence in replica.partials()]
+        _read_prefixes(replicaset, waiting)
+    partials = [sequence for replica in replicas for sequence in replica.partials()]
     views = [sequence.view for sequence in waiting + partials]
     keys, replicaset.round_generation = ask_policy(state, replicaset, views)
     index = 0
-    for queue in replicaset.queues:
+    for queue in queues:
         queue.order_by(keys[index : index + len(queue)])
         index += len(queue)
     replicaset.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys[index:], strict=True)}
 
 
-def _read_prefixes(replicaset: Replicaset) -> None:
+def _read_prefixes(replicaset: Replicaset, waiting: list[Sequence]) -> None:
     """What each waiting sequence could hit now: at home, or the most that any replica has."""
-    for queue in replicaset.queues:
-        for sequence in queue.members:
-            sequence.view.cached_tokens = 0
-    for replica in replicaset.replicas:
-        if replica.up:
-            replica.read_hits(replica.queue.members + replicaset.shared_queue.members, replica.config.block_size)
+    block_size = replicaset.config.block_size
+    for sequence in waiting:
+        if sequence.home < 0:
+            sequence.view.cached_tokens = replicaset.best_hit_tokens(sequence)
+        else:
+            home = replicaset.replicas[sequence.home - replicaset.first]
+            sequence.view.cached_tokens = home.hit_tokens(sequence, block_size)
 
 
 def plan_step(state: CoreState, replica: Replica) -> bool:
@@ -464,6 +464,5 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     )
     plan.step = launched.step
     step = StepInFlight(launched.step, launched.s, plan.decoding, plan.chunk_rows, plan.most, launched.predicted_ns)
-    replica.in_flight.append(step)
-    replica.next_step += 1
+    replica.launch(step)
     replica.forget = []

@@ -63,7 +63,7 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
     if any(member.prompt_tokens + member.max_tokens > config.max_model_len for member in group):
         return "context_length"
     num_sequences = sum(member.n for member in group)
-    num_free_slots = sum(config.max_residents - len(replica.running) for replica in replicaset.replicas if replica.up)
+    num_free_slots = replicaset.num_free_slots
     # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
     num_waiting = replicaset.num_waiting + replicaset.num_closing
     if num_waiting + num_sequences > config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
@@ -98,7 +98,7 @@ def enqueue(state: CoreState, sequence: Sequence) -> None:
     if is_static and sequence.key_generation != replicaset.policy_generation:
         keys, sequence.key_generation = ask_policy(state, replicaset, [view])
         sequence.key = keys[0]
-    replicaset.queue_of(sequence).add(sequence, sequence.key if is_static else sequence.urgency[1])
+    replicaset.line_up(sequence, sequence.key if is_static else sequence.urgency[1])
 
 
 def text_end(state: CoreState, fact: TextEnded) -> None:
@@ -214,9 +214,7 @@ def _watch_deadline(state: CoreState, request: AdmittedRequest, *, because: int)
 def _least_prefill_ns(state: CoreState, sequence: Sequence) -> int:
     """Predicted time of a waiting sequence's prompt if it went on alone, with all that can be hit on any replica."""
     replicaset = state.set_of(sequence)
-    block_size = replicaset.config.block_size
-    done_tokens = max(replica.hit_tokens(sequence, block_size) for replica in replicaset.replicas)
-    return replicaset.prefill_ns(sequence.num_tokens, done_tokens)
+    return replicaset.prefill_ns(sequence.num_tokens, replicaset.best_hit_tokens(sequence))
 
 
 def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
@@ -243,8 +241,8 @@ def _leave(state: CoreState, sequence: Sequence) -> None:
     elif sequence.state in (State.WAITING, State.WAITING_FOR_GRAMMAR):
         replicaset.num_waiting -= 1
         if sequence.ticket:
-            replicaset.queue_of(sequence).remove(sequence)
+            replicaset.leave_line(sequence)
         replicaset.unrouted.pop(sequence.id, None)
     elif sequence.state is State.CLOSING:
         replicaset.num_closing -= 1
-    replicaset.suspects.pop(sequence.id, None)
+    replicaset.clear_suspect(sequence.id)

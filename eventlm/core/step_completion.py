@@ -34,7 +34,7 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
         raise InvariantError(f"replica {fact.replica} completed step {fact.step}, but {step and step.step} was due")
     _check_rows(step, fact)
     note_step(state.set_of(replica), step)
-    replica.in_flight.popleft()
+    replica.complete()
     reasons = dict(fact.ends)
     outcome = Outcome([], [], [])
     _confirm_decodes(step, fact.produced, reasons, outcome)
@@ -146,6 +146,8 @@ def _fill(replica: Replica, step: StepInFlight, row: int, names: list[int]) -> N
     if sequence.ended:
         return
     sequence.block_names += names
+    if sequence.state is State.PREFILL:
+        replica.await_names(names)
     if len(sequence.block_names) * replica.config.block_size > sequence.num_tokens:
         raise InvariantError(f"step {step.step} of replica {replica.index} filled more blocks than {sequence} has")
     # A preempted sequence is not admitted again while a row of it is in flight: resident now is resident since.

@@ -24,8 +24,7 @@ def worker_up(state: CoreState, fact: WorkerUp) -> None:
         return
     if replica.up:
         _lose(state, replica, crashed=False)
-    replica.up = True
-    replica.epoch = fact.epoch
+    replica.start_worker(fact.epoch)
 
 
 def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
@@ -56,7 +55,7 @@ def _lose(state: CoreState, replica: Replica, *, crashed: bool, step: int = -1) 
         preempt(state, replica, sequence, "lost", None)
     queued = replica.queue.members[:]
     for sequence in queued:
-        replica.queue.remove(sequence)
+        replica.leave_line(sequence)
     replica.start_anew()
     for sequence in sorted(homeless + residents + queued, key=lambda s: s.id):
         sequence.home = -1
@@ -90,10 +89,11 @@ def _swap_policy(state: CoreState, replicaset: Replicaset, name: str) -> None:
     if policy.static:
         keys, _ = ask_policy(state, replicaset, [sequence.view for sequence in partials])
         replicaset.partial_keys = {sequence.id: key for sequence, key in zip(partials, keys, strict=True)}
+    replicaset.note_all()
     for queue in replicaset.queues:
         members = queue.members[:]
         for sequence in members:
-            queue.remove(sequence)
+            replicaset.leave_line(sequence)
         for sequence in members:
             enqueue(state, sequence)
 
@@ -103,3 +103,4 @@ def flush_caches(state: CoreState, fact: CacheFlushed) -> None:
     for replicaset in state.sets_meant(fact.replicaset):
         for replica in replicaset.replicas:
             replica.pool.flush()
+        replicaset.note_all()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventlm.core.routing import view_of
+from eventlm.core.routing import UpReplicas
 from eventlm.core.state.sequence import State
 from eventlm.events import (
     Launched,
@@ -55,7 +55,7 @@ def test_prefix_affinity_sees_what_is_cached_what_waits_and_what_is_half_done() 
     assert rig.routed()[-1] == (late, -1, 1)
     assert rig.sequence(late).cached_tokens == 20
     rig.finish_all()
-    assert [replica.queue.names for replica in rig.state.replicas] == [{}, {}]
+    assert [replica.awaited for replica in rig.state.replicas] == [{}, {}]
 
 
 def test_a_lost_worker_has_no_prefix_and_gets_none_routed() -> None:
@@ -65,7 +65,7 @@ def test_a_lost_worker_has_no_prefix_and_gets_none_routed() -> None:
     assert [replica for _, _, replica in rig.routed()] == [0, 0]
     rig.lose(0)
     assert [replica for _, _, replica in rig.routed()][2:] == [1, 1]
-    assert rig.state.replicas[0].queue.names == {}
+    assert rig.state.replicas[0].awaited == {}
     rig.feed(WorkerUp(replica=0, epoch=2))
     rig.arrive(20, 4, blocks=names)
     assert rig.routed()[-1][2] == 1
@@ -76,5 +76,5 @@ def test_prefixes_are_looked_up_only_for_plugins_that_read_them() -> None:
     rig = Rig(router=RoundRobin(), num_replicas=2, max_num_seqs=1)
     seqs = [rig.arrive(20, 2, blocks=[1, 2, 3, 4, 5]) for _ in range(4)]
     assert [len(replica.queue) for replica in rig.state.replicas] == [1, 1]
-    assert [replica.queue.names for replica in rig.state.replicas] == [{}, {}]
-    assert view_of(rig.state.replicasets[0], rig.state.replicas[0], rig.sequence(seqs[0])).prefix_tokens == 0
+    assert [replica.awaited for replica in rig.state.replicas] == [{}, {}]
+    assert UpReplicas(rig.state.replicasets[0], rig.sequence(seqs[0]))[0].prefix_tokens == 0

@@ -101,6 +101,8 @@ def test_no_sequence_could_run_where_a_plan_has_ended() -> None:
                 copy = Core.restored(
                     core.state.replicasets[0].config, core.state.replicasets[0].plugins, core.snapshot()
                 ).state
+                for replicaset in copy.replicasets:
+                    replicaset.note_all()
                 scheduler.plan(copy)
                 more = [each for each in copy.decisions if isinstance(each, Launched | Preempted)]
                 assert more == [], f"workload {seed}, event {event.s}"

@@ -25,6 +25,7 @@ from itertools import chain
 from msgspec import Struct
 
 from eventlm.core.state.digest import MASK, to_hex
+from eventlm.core.state.prefix_index import Holder
 from eventlm.core.state.state_pool import StatePool
 
 #: Parent of a first block.
@@ -48,14 +49,23 @@ class PoolSnapshot(Struct, frozen=True, kw_only=True):
 
 class BlockPool:
     """Block numbers 0 to num_blocks - 1, as many in each KV group. states: where copies of states hang on the tree's
-    blocks.
+    blocks. holder: who tells routers what the tree has.
     """
 
-    def __init__(self, blocks_per_group: int, states: StatePool | None = None, *, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        blocks_per_group: int,
+        states: StatePool | None = None,
+        holder: Holder | None = None,
+        *,
+        num_groups: int = 1,
+    ) -> None:
         self.blocks_per_group = blocks_per_group
         self.num_groups = num_groups
         self.num_blocks = blocks_per_group * num_groups
         self._states = states
+        self._holder = holder
+        self.tree: dict[int, Node] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -63,7 +73,9 @@ class BlockPool:
         self.references = [0] * self.num_blocks
         size = self.blocks_per_group
         self._free = [list(range(first + size - 1, first - 1, -1)) for first in range(0, self.num_blocks, size)]
-        self.tree: dict[int, Node] = {}
+        if self._holder is not None:
+            self._holder.drop(self.tree)
+        self.tree = {}
         #: Name of a block in the tree; 0 where it is not.
         self._name = [0] * self.num_blocks
         #: Idle blocks of each group, least recently used first.
@@ -209,6 +221,8 @@ class BlockPool:
             self._children[parent].remove(name)
             if not self._children[parent]:
                 del self._children[parent]
+        if self._holder is not None:
+            self._holder.drop((name,))
         if self._states is not None:
             self._states.drop(name)
 
@@ -226,6 +240,8 @@ class BlockPool:
                 self._children.setdefault(parent, []).append(name)
             name_of[block] = parent = name
             num_blocks += 1
+        if self._holder is not None:
+            self._holder.add(names[:num_blocks])
         self._note(_INSERTED, names[:num_blocks])
         return num_blocks
 
@@ -267,6 +283,8 @@ class BlockPool:
         """
         self.reset()
         self.tree = taken.tree
+        if self._holder is not None:
+            self._holder.add(self.tree)
         for free in self._free:
             free.clear()
         for block in taken.free:

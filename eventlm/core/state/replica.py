@@ -14,8 +14,10 @@ from typing import NamedTuple
 from eventlm.config import CoreConfig
 from eventlm.core.state.block_pool import ROOT, BlockPool, Node
 from eventlm.core.state.kv_groups import allocate
+from eventlm.core.state.prefix_index import Holder, PrefixIndex
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.state.state_pool import StatePool
+from eventlm.core.state.turns import Tally
 from eventlm.core.state.waiting_queue import WaitingQueue
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, SequenceId
 
@@ -48,7 +50,8 @@ class StepInFlight(NamedTuple):
 
 class Replica:
     """State of one replica. `queue` holds the sequences that a router sent here. config: that of its set, whose number
-    `replicaset` is. states: of a model with recurrent layers, which can go on after a cached block only if a copy of
+    `replicaset` is. tally: the set's, to which it tells its changes. prefixes: the set's index, where it has the bit
+    `position`. states: of a model with recurrent layers, which can go on after a cached block only if a copy of
     the state hangs on it.
     """
 
@@ -58,7 +61,10 @@ class Replica:
         config: CoreConfig,
         *,
         replicaset: int,
+        tally: Tally,
         states: StatePool | None = None,
+        prefixes: PrefixIndex | None = None,
+        position: int = 0,
         reads_prefixes: bool = False,
     ) -> None:
         self.index = index
@@ -68,8 +74,14 @@ class Replica:
         self.epoch = 0
         self.next_step = 0
         self.states = states
-        self.pool = BlockPool(config.num_blocks, states, num_groups=config.groups)
-        self.queue = WaitingQueue(counts_names=reads_prefixes)
+        self._tally = tally
+        holder = None if prefixes is None else Holder(prefixes.held, position)
+        self.pool = BlockPool(config.num_blocks, states, holder, num_groups=config.groups)
+        self.queue = WaitingQueue()
+        #: With `reads_prefixes`: how many of those that wait here or are half done have a block of each name.
+        self.awaited: dict[int, int] = {}
+        self._reads_prefixes = reads_prefixes
+        self._awaiting = None if prefixes is None else Holder(prefixes.awaited, position)
         self.running: list[Sequence] = []
         self.num_partial = 0
         self.in_flight: deque[StepInFlight] = deque()
@@ -85,6 +97,59 @@ class Replica:
         all that it had in flight.
         """
         return self.epoch if self.up else None
+
+    def start_worker(self, epoch: int) -> None:
+        """A worker is up; there was none."""
+        self.up = True
+        self.epoch = epoch
+        self._tally.note_worker(self.index, up=True)
+
+    def launch(self, step: StepInFlight) -> None:
+        """A step is in flight."""
+        self.in_flight.append(step)
+        self.next_step += 1
+        self._tally.note(self.index)
+
+    def complete(self) -> StepInFlight:
+        """The oldest step in flight is done."""
+        self._tally.note(self.index)
+        return self.in_flight.popleft()
+
+    def line_up(self, sequence: Sequence, key: int) -> None:
+        """Put a sequence in the replica's own line."""
+        self.queue.add(sequence, key)
+        self.await_names(sequence.block_names)
+        self._tally.note(self.index)
+
+    def leave_line(self, sequence: Sequence) -> None:
+        """Take one out of it."""
+        self.queue.remove(sequence)
+        self.await_no_more(sequence.block_names)
+        self._tally.note(self.index)
+
+    def await_names(self, names: list[int]) -> None:
+        """Blocks of these names will be computed here."""
+        if not self._reads_prefixes:
+            return
+        awaited = self.awaited
+        for name in names:
+            awaited[name] = awaited.get(name, 0) + 1
+        if self._awaiting is not None:
+            self._awaiting.add(names)
+
+    def await_no_more(self, names: list[int]) -> None:
+        """One sequence less waits or is half done that has blocks of these names."""
+        if not self._reads_prefixes:
+            return
+        awaited, gone = self.awaited, []
+        for name in names:
+            count = awaited.pop(name) - 1
+            if count:
+                awaited[name] = count
+            else:
+                gone.append(name)
+        if self._awaiting is not None:
+            self._awaiting.drop(gone)
 
     def has_room(self, config: CoreConfig) -> bool:
         """Whether another step may be in flight here."""
@@ -122,14 +187,33 @@ class Replica:
         sequence.paths.clear()
         index = bisect_left(self.running, sequence.urgency, key=_urgency)
         self.running.insert(index, sequence)
+        self.await_names(sequence.block_names)
         self.num_partial += 1
+        self._tally.num_running += 1
+        self._tally.note(self.index)
         self.admitted_tokens += sequence.prefill_tokens
+
+    def restore_residents(self, residents: list[Sequence]) -> None:
+        """Have these residents, which hold their blocks already. For a replica that has none."""
+        self.running = sorted(residents, key=_urgency)
+        self.num_partial = sum(sequence.state is State.PREFILL for sequence in residents)
+        self.admitted_tokens = sum(sequence.prefill_tokens for sequence in residents)
+        self._tally.num_running += len(residents)
+        self._tally.note(self.index)
+        for sequence in residents:
+            sequence.note_room(self.config.block_size)
+            if sequence.state is State.PREFILL:
+                self.await_names(sequence.block_names)
 
     def vacate(self, sequence: Sequence) -> None:
         """Take a resident's blocks and slot. The next launch lists it among those that the worker must forget."""
         index = bisect_left(self.running, sequence.urgency, key=_urgency)
         del self.running[index]
-        self.num_partial -= sequence.state is State.PREFILL
+        if sequence.state is State.PREFILL:
+            self.num_partial -= 1
+            self.await_no_more(sequence.block_names)
+        self._tally.num_running -= 1
+        self._tally.note(self.index)
         self.admitted_tokens -= sequence.prefill_tokens
         self.pool.release_all(sequence.block_table)
         if self.states is not None:
@@ -186,13 +270,6 @@ class Replica:
             num_blocks = self.states.find_deepest(sequence.block_names, 0, num_blocks)
         return num_blocks * block_size
 
-    def read_hits(self, waiting: list[Sequence], block_size: int) -> None:
-        """Raise the `cached_tokens` of waiting sequences to what they could hit here now."""
-        for sequence in waiting:
-            num_tokens = self.hit_tokens(sequence, block_size)
-            if num_tokens > sequence.view.cached_tokens:
-                sequence.view.cached_tokens = num_tokens
-
     def publish(self, sequence: Sequence, num_blocks: int) -> None:
         """Make the content of the first `num_blocks` blocks hittable, as far as they continue the tree's path."""
         names, index = sequence.block_names, sequence.num_tree_blocks
@@ -202,7 +279,8 @@ class Replica:
             sequence.num_tree_blocks += self.pool.insert(names[index:num_blocks], parent, blocks)
 
     def prefix_tokens(self, sequence: Sequence, block_size: int) -> int:
-        """Leading tokens of a sequence that are hittable here, or will be by what was sent here before and waits.
+        """Leading tokens of a sequence that are hittable here, or will be by what was sent here before and waits or is
+        half done.
 
         A name stands for all blocks before it, so sequences that share a block share those too.
         """
@@ -210,11 +288,8 @@ class Replica:
             return 0
         names, last = sequence.block_names, sequence.max_hit_blocks(block_size)
         index = self.hit_tokens(sequence, block_size) // block_size
-        while index < last and names[index] in self.queue.names:
+        while index < last and names[index] in self.awaited:
             index += 1
-        for partial in self.partials():
-            while index < min(last, len(partial.block_names)) and partial.block_names[index] == names[index]:
-                index += 1
         return index * block_size
 
     def partials(self) -> list[Sequence]:
@@ -227,6 +302,7 @@ class Replica:
         """The last chunk is launched."""
         sequence.transition(State.DECODE)
         self.num_partial -= 1
+        self.await_no_more(sequence.block_names)
 
     def summary(self) -> str:
         """What a digest must see of it beside its blocks and sequences."""
@@ -237,6 +313,7 @@ class Replica:
     def lose_worker(self) -> list[Sequence]:
         """The worker is gone with its cache and its steps. Returns all whose rows were in flight, each once."""
         self.up = False
+        self._tally.note_worker(self.index, up=False)
         dropped: dict[SequenceId, Sequence] = {}
         for step in self.in_flight:
             for sequence in step.decodes:

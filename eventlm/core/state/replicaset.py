@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct
@@ -9,9 +10,12 @@ from msgspec import UNSET, Struct
 from eventlm.config import CoreConfig
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
+from eventlm.core.state.loads import Loads
+from eventlm.core.state.prefix_index import PrefixIndex, bits_of
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence
 from eventlm.core.state.state_pool import StatePool
+from eventlm.core.state.turns import Tally, Turns
 from eventlm.core.state.waiting_queue import WaitingQueue
 from eventlm.types import SequenceId
 
@@ -52,6 +56,15 @@ class LossCounts(Struct):
     in_a_row: int = 0
 
 
+class Round(NamedTuple):
+    """A round of a plan. standing: replicas with room that have half-done prompts, or a line whose order depends on
+    time. replicas: those that are to be asked, each when its turn comes.
+    """
+
+    standing: list[int]
+    replicas: Iterator[Replica]
+
+
 class Replicaset:
     """One model's replicas. index: which of the engine's sets it is. first: the number of its first replica; the
     numbers of an engine's replicas run across its sets.
@@ -72,13 +85,30 @@ class Replicaset:
         self.round_generation = 0
         self.margin: int | None = None
         self.predictor = predictor
-        reads_prefixes = plugins.router.reads_prefixes
+        self.tally = Tally()
+        self._turns = Turns()
+        self._loads = Loads(first)
+        has_readers = plugins.router.reads_prefixes or any(each.reads_prefixes for each in plugins.policies.values())
+        #: None where nobody asks it, or there is one replica.
+        self.prefixes = PrefixIndex() if config.num_replicas > 1 and has_readers else None
         self.replicas = [
-            Replica(first + i, config, replicaset=index, states=_state_pool(config), reads_prefixes=reads_prefixes)
+            Replica(
+                first + i,
+                config,
+                replicaset=index,
+                tally=self.tally,
+                states=_state_pool(config),
+                prefixes=self.prefixes,
+                position=i,
+                reads_prefixes=plugins.router.reads_prefixes,
+            )
             for i in range(config.num_replicas)
         ]
         #: Sequences that any replica may take, and those that have not been offered to the router.
         self.shared_queue = WaitingQueue()
+        #: How often the shared queue has changed, and as of which change all replicas with room have looked at it.
+        self._num_changes = 0
+        self._num_seen = -1
         self.queues = [self.shared_queue, *(replica.queue for replica in self.replicas)]
         self.unrouted: dict[SequenceId, Sequence] = {}
         self.num_routed = 0
@@ -88,6 +118,106 @@ class Replicaset:
         self.num_closing = 0
         #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
         self.num_waiting = 0
+
+    def line_up(self, sequence: Sequence, key: int) -> None:
+        """Put a waiting sequence in the line that it belongs in."""
+        if sequence.home < 0:
+            self.shared_queue.add(sequence, key)
+            self._num_changes += 1
+        else:
+            self.replicas[sequence.home - self.first].line_up(sequence, key)
+
+    def leave_line(self, sequence: Sequence) -> None:
+        """Take a waiting sequence out of its line."""
+        if sequence.home < 0:
+            self.shared_queue.remove(sequence)
+            self._num_changes += 1
+        else:
+            self.replicas[sequence.home - self.first].leave_line(sequence)
+
+    def note_all(self) -> None:
+        """Something has changed for all replicas."""
+        for replica in self.replicas:
+            self.tally.note(replica.index)
+
+    def clear_suspect(self, identity: SequenceId) -> None:
+        """A sequence is suspected no more. Whatever waited for its trial may run."""
+        if self.suspects.pop(identity, None) is not None:
+            self.note_all()
+
+    def is_up(self, index: int) -> bool:
+        """Whether the set has a replica of this number, with a worker."""
+        return 0 <= index - self.first < len(self.replicas) and self.replicas[index - self.first].up
+
+    @property
+    def num_free_slots(self) -> int:
+        """How many more sequences could be resident, as far as workers are up."""
+        return len(self.tally.ups) * self.config.max_residents - self.tally.num_running
+
+    def rounds(self, *, every: bool) -> Iterator[Round]:
+        """The rounds of a plan, while there is anybody to ask. every: ask all replicas with room for a step.
+
+        The caller goes on to the next as long as one has changed anything.
+        """
+        while self._begin_round(every=every):
+            yield Round(self._turns.standing, self._replicas_in_turn(every=every))
+
+    def _begin_round(self, *, every: bool) -> bool:
+        config, turns, changed = self.config, self._turns, self.tally.changed
+        is_static = self.policy.static
+        for index in changed:
+            replica = self.replicas[index - self.first]
+            has_room = replica.up and replica.has_room(config)
+            turns.update(
+                index,
+                (replica.admitted_tokens, index) if has_room else None,
+                stands=replica.num_partial > 0 or (not is_static and len(replica.queue) > 0),
+            )
+        self.tally.changed = {}
+        turns.begin_round(changed)
+        return turns.has_due or (turns.has_room and (every or self._concerns_all()))
+
+    def _concerns_all(self) -> bool:
+        """Whether every replica with room may have something to run: a suspect's trial, or what any may take."""
+        if self.suspects:
+            return True
+        if not self.shared_queue.members:
+            return False
+        # Where a batcher held back what was taken from the shared queue, nothing was launched that would have made the
+        # others look at it again.
+        return not self.policy.static or self._num_changes != self._num_seen or self._turns.has_standing
+
+    def resume(self) -> None:
+        """As after a plan, when nobody is due: for a set that has been restored."""
+        self._begin_round(every=False)
+        self._num_seen = self._num_changes
+
+    def _replicas_in_turn(self, *, every: bool) -> Iterator[Replica]:
+        num_changes = self._num_changes
+        turn = self._turns.after((-1, -1), every=every or self._concerns_all())
+        while turn is not None:
+            yield self.replicas[turn[1] - self.first]
+            turn = self._turns.after(turn, every=every or self._concerns_all())
+        # Whoever takes from the shared queue changes it, so that all look at it again.
+        self._num_seen = num_changes
+
+    def loads(self) -> Loads:
+        """Of the replicas whose workers are up: admitted tokens, and those that wait in their own lines."""
+        for index in self.tally.moved:
+            replica = self.replicas[index - self.first]
+            self._loads.set(index, replica.admitted_tokens + replica.queue.num_tokens if replica.up else None)
+        self.tally.moved = {}
+        return self._loads
+
+    def best_hit_tokens(self, sequence: Sequence) -> int:
+        """The most leading tokens of a waiting sequence that any replica holds now."""
+        block_size = self.config.block_size
+        replicas = self.replicas
+        if self.prefixes is not None:
+            names = sequence.block_names
+            holders = self.prefixes.held.get(names[0], 0) if names else 0
+            replicas = [replicas[position] for position in bits_of(holders)]
+        return max((replica.hit_tokens(sequence, block_size) for replica in replicas), default=0)
 
     def queue_of(self, sequence: Sequence) -> WaitingQueue:
         """The queue that a waiting sequence belongs in."""

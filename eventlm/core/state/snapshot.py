@@ -250,6 +250,8 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot, others:
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
         _restore_replica(replica, replica_taken, live)
     _restore_lines(state, live.values())
+    for replicaset in state.replicasets:
+        replicaset.resume()
     return state
 
 
@@ -310,12 +312,10 @@ def _restore_replica(replica: Replica, taken: ReplicaSnapshot, live: dict[Sequen
     if any(len(step.most) != len(step.decodes) + len(step.chunks) for step in taken.steps):
         raise ValueError(f"a step of replica {replica.index} has other rows than it was launched for")
     residents = [s for s in live.values() if s.resident and s.replica == replica.index]
-    replica.running = sorted(residents, key=attrgetter("urgency"))
-    for sequence in residents:
-        sequence.note_room(replica.config.block_size)
-    replica.up, replica.epoch, replica.next_step = taken.up, taken.epoch, taken.next_step
-    replica.num_partial = sum(s.state is State.PREFILL for s in residents)
-    replica.admitted_tokens = sum(s.prefill_tokens for s in residents)
+    replica.restore_residents(residents)
+    if taken.up:
+        replica.start_worker(taken.epoch)
+    replica.epoch, replica.next_step = taken.epoch, taken.next_step
     replica.forget = [SequenceId(*name) for name in taken.forget]
     replica.pool.restore(taken.pool, [s.block_table for s in residents])
     if replica.states is not None:
@@ -354,4 +354,4 @@ def _restore_lines(state: CoreState, live: Iterable[Sequence]) -> None:
         replicaset.num_closing += s.state is State.CLOSING
         replicaset.num_waiting += s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)
         if s.state is State.WAITING and not s.in_flight and s.id not in replicaset.unrouted:
-            replicaset.queue_of(s).add(s, s.key if replicaset.policy.static else s.urgency[1])
+            replicaset.line_up(s, s.key if replicaset.policy.static else s.urgency[1])

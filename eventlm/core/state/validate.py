@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 from eventlm.core.state.core_state import CoreState, sequence_share
 from eventlm.core.state.digest import MASK
@@ -152,10 +154,34 @@ def _set_problems(replicaset: Replicaset, sequences: list[Sequence]) -> list[str
     members = [s for queue in replicaset.queues for s in queue.members] + list(replicaset.unrouted.values())
     if any(s.replicaset != replicaset.index for s in members):
         found.append(f"replicaset {replicaset.index} has sequences of another")
+    tally = replicaset.tally
+    if tally.ups != [replica.index for replica in replicaset.replicas if replica.up]:
+        found.append(f"replicaset {replicaset.index} counts its workers wrongly")
+    if tally.num_running != sum(len(replica.running) for replica in replicaset.replicas):
+        found.append(f"replicaset {replicaset.index} counts its residents wrongly")
     if replicaset.plugins.router.reads_prefixes:
         found += [
-            f"the queue of replica {replica.index} counts its blocks wrongly"
+            f"replica {replica.index} counts the blocks that are awaited wrongly"
             for replica in replicaset.replicas
-            if replica.queue.names != Counter(name for s in replica.queue.members for name in s.block_names)
+            if replica.awaited != Counter(name for s in _awaiting(replica) for name in s.block_names)
         ]
+    prefixes = replicaset.prefixes
+    if prefixes is not None:
+        held = _table([replica.pool.tree for replica in replicaset.replicas])
+        awaited = _table([replica.awaited for replica in replicaset.replicas])
+        if (prefixes.held, prefixes.awaited) != (held, awaited):
+            found.append(f"the index of replicaset {replicaset.index} differs from its replicas")
+    return found
+
+
+def _awaiting(replica: Replica) -> list[Sequence]:
+    return replica.queue.members + replica.partials()
+
+
+def _table(names: Seq[Iterable[int]]) -> dict[int, int]:
+    """Replicas as bits by the names that they have."""
+    found: dict[int, int] = {}
+    for position, each in enumerate(names):
+        for name in each:
+            found[name] = found.get(name, 0) | 1 << position
     return found

@@ -28,14 +28,9 @@ _Entry = tuple[int, int, int, int, int, Sequence]
 
 
 class WaitingQueue:
-    """One queue. `members` is in order of (request, index).
+    """One queue. `members` is in order of (request, index)."""
 
-    names: with `counts_names`, how many members have a block of each name; else empty.
-    """
-
-    def __init__(self, *, counts_names: bool = False) -> None:
-        self.names: dict[int, int] = {}
-        self._counts_names = counts_names
+    def __init__(self) -> None:
         self.members: list[Sequence] = []
         #: Of the members, in their order.
         self._priorities: list[int] = []
@@ -59,9 +54,6 @@ class WaitingQueue:
         sequence.ticket = sequence.num_tickets
         self.num_tokens += sequence.num_tokens
         self.digest += _share(sequence)
-        if self._counts_names:
-            for name in sequence.block_names:
-                self.names[name] = self.names.get(name, 0) + 1
         if self._heap is not None:
             heappush(self._heap, _entry(sequence, key))
         else:
@@ -78,17 +70,9 @@ class WaitingQueue:
         sequence.ticket = 0
         self.num_tokens -= sequence.num_tokens
         self.digest -= _share(sequence)
-        if self._counts_names:
-            self._uncount_names(sequence)
         if not self._passed and self._heap is not None and len(self._heap) > 2 * len(self.members) + 64:
             self._heap = [entry for entry in self._heap if entry[5].ticket == entry[4]]
             heapify(self._heap)
-
-    def _uncount_names(self, sequence: Sequence) -> None:
-        for name in sequence.block_names:
-            count = self.names.pop(name) - 1
-            if count:
-                self.names[name] = count
 
     def order_by(self, keys: list[int]) -> None:
         """Set the keys of this round, one for each of `members`. Not for a static policy."""

@@ -41,7 +41,8 @@ def assert_same(index: Index, other: Index) -> None:
             names = [name for name in row if name != "drain" and not (is_unseen and name.startswith("head_"))]
             assert [row[name] for name in names] == [theirs_at[replica][name] for name in names], drain
             num_unseen += is_unseen
-    assert num_unseen <= max(2, len(index.drains) // 50)
+    # Keys that change with time are read where there is room for a step, so elsewhere the head is not known either.
+    assert num_unseen <= max(2, len(index.drains) // 15)
 
 
 def refuse(*_: object) -> None:

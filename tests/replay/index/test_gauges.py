@@ -40,7 +40,7 @@ def test_gauges_are_those_of_the_state_after_each_drain(all_runs: list[Path]) ->
                     assert row["waiting"] == len(replica.queue) + len(state.replicasets[0].shared_queue)
                     assert row["cached"] == replica.pool.num_idle
                     assert row["free"] + row["cached"] == replica.pool.num_available
-                    assert row["held"] + row["free"] + row["cached"] == state.replicasets[0].config.num_blocks
+                    assert row["held"] + row["free"] + row["cached"] == replica.pool.num_blocks
                     head = waiting_head(state, replica)
                     found = (row["head_request"], row["head_index"]) if row["head_cause"] >= 0 else None
                     assert found == (None if head is None else tuple(head.sequence.id))
