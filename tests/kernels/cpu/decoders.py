@@ -24,6 +24,7 @@ from eventlm.models.program import WeightKey
 from eventlm.models.rope import compiled_angles, rope_tables
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.decoder_weights import model_weights
+from eventlm.models.weights.slices import ModelPart
 
 MAX_POSITIONS = 4096
 _MAX_SEQUENCES = 8
@@ -211,9 +212,10 @@ class CompiledDecoder:
         num_threads: int = 1,
         types: Mapping[tuple[str, int, int], str] | None = None,
         blocks: Mapping[WeightKey, Tensor] | None = None,
+        part: ModelPart | None = None,
         peers: DecoderPeers | None = None,
     ) -> None:
-        """types, blocks, peers: see `CpuDecoder`."""
+        """types, blocks, peers: see `CpuDecoder`. part: what it has of a checkpoint's model."""
         if isinstance(source, Weighted):
             model, ropes = source.model, [compiled_angles(rope, MAX_POSITIONS) for rope in source.model.ropes]
             native, is_int8 = native_model(model), quantization == "int8"
@@ -227,9 +229,15 @@ class CompiledDecoder:
                     name = f"{key.name}_bias" if key.kind == "bias" else key.name
                     self.decoder.load(name, key.layer, values, expert=key.expert)
         else:
-            model = read_model(source)
+            model = read_model(source) if part is None else part.model
             self.decoder = load_cpu_decoder(
-                source, build, quantization=quantization, max_positions=MAX_POSITIONS, num_threads=num_threads
+                source,
+                build,
+                quantization=quantization,
+                max_positions=MAX_POSITIONS,
+                num_threads=num_threads,
+                part=part,
+                peers=peers,
             )
         layers: list[Tensor | None] = []
         for attention in (layer.attention for layer in model.layers):
