@@ -6,6 +6,7 @@ import ctypes.util
 import os
 import signal
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,6 +20,10 @@ if ctypes.util.find_library("cuda") is None:
 # Before anything imports torch, and for every process that a test starts: small tensors gain nothing by a second
 # thread, and wait for it where the machine is busy.
 os.environ["OMP_NUM_THREADS"] = "1"
+
+# Before anything makes an HTTP client, and for every process that a test starts: each would read the authorities of the
+# whole web, and none goes there. This file has one, which is nobody.
+os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 from eventlm.models.fetch.cache_folder import cache_folder
 from eventlm.system.collector import lasting_objects
