@@ -487,6 +487,11 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "parts that the decoding sequences are divided into, so that every stage has a step; 0: as many as there are "
         "stages",
     ] = 0
+    launcher: Annotated[
+        PluginSpec,
+        Meta(extra={"plugin_kind": "launcher"}),
+        "what starts the ranks, and where: process, on this host; an installed one or module:Class",
+    ] = field(default_factory=lambda: {"type": "process"})
 
     @property
     def decode_batches(self) -> int:

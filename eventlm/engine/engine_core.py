@@ -134,7 +134,9 @@ class EngineCore:
 
         self._loop.put(make)
 
-    def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
+    def complete(
+        self, replica: int, result: StepResult, *, start_ns: int, end_ns: int, stages: Sequence[tuple[int, int]] = ()
+    ) -> None:
         """Queue the completion of a step; nothing if its worker is lost.
 
         Raises ResultMismatchError if it does not answer what was launched; then the worker must count as lost.
@@ -149,7 +151,7 @@ class EngineCore:
                 self._ops.append(StepOps(c=seq, replica=replica, epoch=result.epoch, step=result.step, ops=result.ops))
             if self._records_tokens:
                 self._token_lines.append(encode_line(OutputTokens(s=seq, tokens=result.tokens)))
-            return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns)]
+            return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns, stages=stages)]
 
         self._loop.put(make)
 

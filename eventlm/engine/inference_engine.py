@@ -28,7 +28,6 @@ from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker
 from eventlm.engine.reports import Reports
 from eventlm.engine.request import (
     AT_SHUTDOWN,
@@ -49,6 +48,7 @@ from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
 from eventlm.events import Cancelled, Fact, FrontEndLost
 from eventlm.grammars import GrammarError
+from eventlm.launchers.launcher import StartedRank
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
@@ -156,8 +156,13 @@ class InferenceEngine:
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers by replica; 0 for a replica without one."""
+        """Process ids of the workers by replica, of several ranks that of the first; 0 for a replica without one."""
         return self._replicas.worker_pids
+
+    @property
+    def rank_pids(self) -> list[list[int]]:
+        """Process ids of the ranks of each replica; none for a replica without a worker."""
+        return self._replicas.rank_pids
 
     def metrics(self) -> EngineMetrics:
         """All current figures; those of the log are missing before `start`."""
@@ -187,7 +192,7 @@ class InferenceEngine:
         """As `metrics`, for callers that may be in another process."""
         return self.metrics()
 
-    async def start(self, on_progress: OnStartProgress | None = None, *, spawned: Sequence[SpawnedWorker] = ()) -> None:
+    async def start(self, on_progress: OnStartProgress | None = None, *, spawned: Sequence[StartedRank] = ()) -> None:
         """Start the workers, fit the predictor, open the log. Takes, reports and raises what `Replicas.start` does."""
         self._loop = asyncio.get_running_loop()
         run = make_run_id(self._system)
@@ -370,17 +375,21 @@ class InferenceEngine:
         self._wake()
 
     def complete(self, replica: int, result: StepResult) -> None:
-        """Queue a step's completion. The worker's clock is this machine's monotonic one.
+        """Queue a step's completion. Its times are on this machine's monotonic clock.
 
         Raises ResultMismatchError if it does not answer what was launched.
         """
         self._require_engine_core().complete(
             replica,
             result,
-            start_ns=max(result.start_ns - self.origin_ns, 0),
-            end_ns=max(result.end_ns - self.origin_ns, 0),
+            start_ns=self._on_run_axis(result.start_ns),
+            end_ns=self._on_run_axis(result.end_ns),
+            stages=[(self._on_run_axis(start_ns), self._on_run_axis(end_ns)) for start_ns, end_ns in result.stages],
         )
         self._wake()
+
+    def _on_run_axis(self, time_ns: int) -> int:
+        return max(time_ns - self.origin_ns, 0)
 
     async def stop(self, reason: str = "stop") -> None:
         """End what still runs, close the log, stop the workers. Harmless when called twice."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -257,7 +257,9 @@ class LiveRequests:
         check_result(result, launched, asking, vocab_size=self._vocab_size)
         worker.num_answered += 1
 
-    def complete(self, replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> StepCompleted:
+    def complete(
+        self, replica: int, result: StepResult, *, start_ns: int, end_ns: int, stages: Sequence[tuple[int, int]] = ()
+    ) -> StepCompleted:
         """The fact of a worker's result. Its tokens are kept until the core decides which of them count."""
         launched = self._take_launch(replica, result)
         rows: list[SequenceId] = []
@@ -278,6 +280,7 @@ class LiveRequests:
             produced=list(map(len, result.tokens)),
             ends=result.ends,
             filled=filled,
+            stages=list(stages),
         )
 
     def _take_launch(self, replica: int, result: StepResult) -> Launched | None:

@@ -20,13 +20,15 @@ from eventlm.config.core import most_blocks
 from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
-from eventlm.core.shards import context_capacity
+from eventlm.core.shards import Layout, context_capacity
 from eventlm.core.state.replicaset import Plugins
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
+from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import UsageError
 from eventlm.events import Header
-from eventlm.system.processors import compute_threads, spread_processors, usable_cores
+from eventlm.launchers.launcher import Launcher
+from eventlm.system.processors import compute_threads, deal_processors, spread_processors, usable_cores
 from eventlm.system.system import System
 from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
@@ -66,6 +68,12 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     extra_policies: list[ResolvedPlugin] = []
     vocab_size: int = 0
     devices: list[Device] = []
+    launcher: Launcher
+
+    @property
+    def layout(self) -> Layout:
+        """The ranks of each replica."""
+        return layout_of(self.config)
 
     @property
     def plugins(self) -> Plugins:
@@ -76,6 +84,17 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
             batcher=self.batcher.instance,
             router=self.router.instance,
         )
+
+
+def layout_of(config: Config) -> Layout:
+    """The ranks of each replica."""
+    parallel = config.parallel
+    return Layout(parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.kv_parallel_size)
+
+
+def num_ranks(config: Config) -> int:
+    """Worker processes of each replica."""
+    return layout_of(config).num_ranks
 
 
 def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
@@ -110,13 +129,20 @@ def make_setup(
     vocab_size: int = 0,
     devices: Sequence[Device] = (),
 ) -> EngineSetup:
-    """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does.
+    """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does, and for a
+    launcher or a layout that cannot be.
 
     config: `state_slots` is 0 only without recurrent layers.
     """
     scheduler, block_size, state_slots = config.scheduler, config.cache.block_size, config.cache.state_slots
     state_interval = ceil_div(config.cache.state_interval, block_size) * block_size
     plugins = resolve_plugins(scheduler)
+    launcher = resolve_launcher(config.parallel.launcher)
+    if launcher.is_local and devices and num_ranks(config) > len(devices):
+        raise UsageError(
+            f"{num_ranks(config)} ranks of a replica need a GPU each, and there {'is' if len(devices) == 1 else 'are'} "
+            f"{len(devices)}; lower --tensor-parallel-size, --pipeline-parallel-size or --kv-parallel-size"
+        )
     core = CoreConfig(
         models=[model_name],
         block_size=block_size,
@@ -149,6 +175,7 @@ def make_setup(
         extra_policies=plugins.extra_policies,
         vocab_size=vocab_size,
         devices=list(devices),
+        launcher=launcher,
     )
 
 
@@ -207,19 +234,20 @@ def with_blocks(setup: EngineSetup, found: Sequence[int]) -> EngineSetup:
 
 
 def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
-    """The first worker of each replica. Whether one of them measures is decided at the start."""
-    config, core = setup.config, setup.core
-    threads = config.worker.threads or compute_threads(core.num_replicas, usable_cores())
-    processors = spread_processors() if config.worker.pin_threads else []
+    """The ranks of the first worker of each replica, one replica after the other. Whether they measure is decided
+    later.
+    """
+    config, core, layout = setup.config, setup.core, setup.layout
+    num_workers = core.num_replicas * layout.num_ranks
+    threads = config.worker.threads or compute_threads(num_workers, usable_cores())
+    processors = _processors(setup, threads) if config.worker.pin_threads else [[]] * num_workers
     devices = setup.devices or [Device()]
     num_devices = len(devices)
-    if len(processors) < threads * core.num_replicas:
-        processors = []
     # Four in the shortest silence that counts as death, and never fewer than one a second.
     heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [
         WorkerSetup(
-            replica=replica,
+            replica=number // layout.num_ranks,
             epoch=1,
             model=setup.model,
             tokenizer=setup.tokenizer,
@@ -234,24 +262,39 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
             max_steps_in_flight=core.steps_in_flight,
-            device=devices[replica % num_devices].name,
-            gpu=devices[replica % num_devices].model,
+            device=devices[number % num_devices].name,
+            gpu=devices[number % num_devices].model,
             threads=threads,
-            processors=processors[replica * threads : (replica + 1) * threads],
+            processors=processors[number],
             cpu_kernels=config.worker.cpu_kernels,
             attention_backend=config.gpu.attention_backend,
             graph_buckets=core.graph_buckets,
             batch_invariant=config.gpu.batch_invariant,
             torch_compile=config.gpu.torch_compile,
-            # Replicas on one GPU share it.
-            gpu_memory_ppm=config.gpu.memory_ppm // len(range(replica % num_devices, core.num_replicas, num_devices)),
+            # Workers on one GPU share it.
+            gpu_memory_ppm=config.gpu.memory_ppm // len(range(number % num_devices, num_workers, num_devices)),
             heartbeat_ns=heartbeat_ns,
             warm_up=False,
             profile_ops=config.worker.profile_ops,
             fake=config.model.fake,
+            layout=layout,
+            rank=number % layout.num_ranks,
+            kv_shard_tokens=core.kv_shard_tokens or 0,
         )
-        for replica in range(core.num_replicas)
+        for number in range(num_workers)
     ]
+
+
+def _processors(setup: EngineSetup, threads: int) -> list[list[int]]:
+    """Those that the threads of each worker are kept on; none if there are too few."""
+    num_replicas, num_ranks = setup.core.num_replicas, setup.layout.num_ranks
+    if num_ranks > 1:
+        # What ranks exchange in each layer goes through memory: a rank is on one NUMA node.
+        return deal_processors(num_replicas * num_ranks, threads) or [[]] * (num_replicas * num_ranks)
+    order = spread_processors()
+    if len(order) < threads * num_replicas:
+        order = []
+    return [order[replica * threads : (replica + 1) * threads] for replica in range(num_replicas)]
 
 
 def make_run_id(system: System) -> str:

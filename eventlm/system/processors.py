@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _MEMBERSHIP = Path("/proc/self/cgroup")
 _PROCESSORS = Path("/sys/devices/system/cpu")
+_NODES = Path("/sys/devices/system/node")
 #: With more cores than so many the engine's own process has one to itself: what a worker's threads would lose by
 #: having one of them interrupted in every step is more than a core gives.
 _MAX_SHARED_CORES = 4
@@ -68,3 +70,33 @@ def control_groups(cgroups: Path = _CGROUPS, membership: Path = _MEMBERSHIP) -> 
     path = next((line.removeprefix("0::/") for line in lines if line.startswith("0::/")), "")
     own = cgroups / path
     return [group for group in (own, *own.parents) if group.is_relative_to(cgroups)]
+
+
+def deal_processors(num_workers: int, num_threads: int, nodes: Path = _NODES) -> list[list[int]]:
+    """Processors of `spread_processors` for each worker's threads: all of one NUMA node, as long as one has enough.
+
+    Empty if there are fewer than all threads.
+    """
+    left = spread_processors()
+    if len(left) < num_workers * num_threads:
+        return []
+    node_of = _nodes(nodes)
+    dealt = []
+    for _ in range(num_workers):
+        room = Counter(node_of.get(number, 0) for number in left)
+        # The one with the least room, so that neighbours are on one node, too.
+        fits = [(count, number) for number, count in room.items() if count >= num_threads]
+        node = min(fits)[1] if fits else None
+        fitting = [number for number in left if node is None or node_of.get(number, 0) == node]
+        dealt.append(fitting[:num_threads])
+        left = [number for number in left if number not in dealt[-1]]
+    return dealt
+
+
+def _nodes(nodes: Path) -> dict[int, int]:
+    """The NUMA node of each processor, where the system says so."""
+    return {
+        int(processor.name.removeprefix("cpu")): int(node.name.removeprefix("node"))
+        for node in nodes.glob("node[0-9]*")
+        for processor in node.glob("cpu[0-9]*")
+    }

@@ -30,6 +30,8 @@ class CheckpointRunner(ABC):
     num_blocks: int
     #: The KV cache.
     cache: Any
+    #: One rank computes the whole model.
+    waits_for_peers = False
 
     def __init__(self, setup: WorkerSetup, report: StartReport | None) -> None:
         self.setup = setup

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from eventlm._version import __version__
 from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.events.codec import decode_body
@@ -30,7 +31,7 @@ from eventlm.worker.protocol import (
     WorkerSetup,
     decode_to_worker,
 )
-from eventlm.worker.runner import Runner, StepUnderWay
+from eventlm.worker.runner import PeerLostError, Runner, StepUnderWay
 from eventlm.worker.sequence_table import DesyncError
 from eventlm.worker.start_report import LOADING_LIBRARIES, OnPhase, StartReport
 
@@ -72,6 +73,8 @@ def load(setup: WorkerSetup, pid: int, on_phase: OnPhase) -> LoadedRunner:
         runner = make_runner(setup, StartReport(on_phase))
         samples = runner.warm_up() if setup.warm_up else []
         fingerprint, host = runner.describe()
+    except PeerLostError as error:
+        return LoadedRunner(None, WorkerFailed(epoch=setup.epoch, message=str(error), lost_peer=True))
     except EventLMError as error:
         return LoadedRunner(None, WorkerFailed(epoch=setup.epoch, message=str(error), exit_code=error.exit_code))
     except Exception as error:
@@ -82,6 +85,7 @@ def load(setup: WorkerSetup, pid: int, on_phase: OnPhase) -> LoadedRunner:
     ready = WorkerReady(
         epoch=setup.epoch,
         pid=pid,
+        version=__version__,
         num_blocks=runner.num_blocks,
         notes=runner.notes,
         model_fingerprint=fingerprint,
@@ -96,12 +100,24 @@ class WorkerLoop:
 
     exit_status: set when the worker must end; then nothing more may be taken. busy_since_ns: since when the oldest step
     under way has been the oldest, 0 between steps; may be read in any thread. send_grammar: takes what became of a
-    grammar, in any thread.
+    grammar, in any thread. answers: whether results are wanted; the engine takes them from one rank of a replica.
+    hold_step: called with each step that the worker has in hand from then on, and with -1 when it has none.
     """
 
-    def __init__(self, epoch: int, runner: Runner, clock: Clock, send_grammar: Callable[[GrammarBuilt], None]) -> None:
+    def __init__(
+        self,
+        epoch: int,
+        runner: Runner,
+        clock: Clock,
+        send_grammar: Callable[[GrammarBuilt], None],
+        *,
+        answers: bool = True,
+        hold_step: Callable[[int], None] = lambda step: None,
+    ) -> None:
         self.exit_status: int | None = None
         self.busy_since_ns = 0
+        self._answers = answers
+        self._hold_step = hold_step
         self._epoch = epoch
         self._runner = runner
         self._clock = clock
@@ -139,37 +155,48 @@ class WorkerLoop:
         assert isinstance(launch, Launched)
         assert isinstance(payload, StepPayload)
         self.busy_since_ns = self.busy_since_ns or self._clock.monotonic_ns()
+        self._hold_step(launch.step)
         try:
             step = self._runner.start(launch, payload)
         except DesyncError as error:
             # The steps before it are valid.
             while self._under_way and self.exit_status is None:
-                yield self.answer()
+                yield from self.answer()
             if self.exit_status is None:
                 self.exit_status = 1
                 yield WorkerDesync(epoch=self._epoch, step=launch.step, detail=str(error))
         except Exception as error:
-            yield self._fail(error)
+            yield self._fail(error, launch.step)
         else:
             self._under_way.append(BegunStep(launch.step, step))
+            self._hold_step(self._under_way[0].number)
 
-    def answer(self) -> FromWorker:
-        """Wait for the oldest step under way; its result, or how it failed."""
+    def answer(self) -> Iterator[FromWorker]:
+        """Wait for the oldest step under way; its result if that is wanted, or how it failed."""
         number, step = self._under_way.popleft()
         try:
             output = step.finish()
             start_ns, end_ns = step.times_ns
         except Exception as error:
-            return self._fail(error)
+            yield self._fail(error, number)
+            return
         # The next one has waited for this one, which is no sign that it hangs.
         self.busy_since_ns = self._clock.monotonic_ns() if self._under_way else 0
-        return StepResult(epoch=self._epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
+        self._hold_step(self._under_way[0].number if self._under_way else -1)
+        if self._answers:
+            yield StepResult(epoch=self._epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
 
-    def _fail(self, error: Exception) -> WorkerFailed:
+    def _fail(self, error: Exception, step: int) -> WorkerFailed:
         self.exit_status = 1
         # Messages of errors that are not the program's own may quote a client's request. The traceback is for the log.
         message = str(error) if isinstance(error, EventLMError) else type(error).__name__
-        return WorkerFailed(epoch=self._epoch, message=message, traceback=describe(error))
+        return WorkerFailed(
+            epoch=self._epoch,
+            message=message,
+            traceback=describe(error),
+            lost_peer=isinstance(error, PeerLostError),
+            step=step,
+        )
 
     def _prepare_grammar(self, message: PrepareGrammar) -> None:
         """Steps go on while it is built."""

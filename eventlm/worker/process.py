@@ -16,11 +16,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from eventlm.system.child_pipe import LINGER_MS, ChildPipe, Sender
 from eventlm.system.clock import SystemClock
 from eventlm.system.collector import lasting_objects
+from eventlm.system.shared_folder import StepBoard
 from eventlm.worker.loop import WorkerLoop, load
 from eventlm.worker.protocol import (
     FromWorker,
@@ -41,6 +42,8 @@ IDLE_MS = 20
 STEP_POLL_S = 50e-6
 #: The pause between two pieces of work done ahead: a thread may do them, and must not be asked all the time.
 BETWEEN_MS = 1
+#: How long a rank that has failed waits to be killed. Until then its end could be taken for the cause of others' ends.
+STAY_SECONDS = 10.0
 
 
 class Worker:
@@ -56,6 +59,8 @@ class Worker:
         self._grammar_lock = threading.Lock()
         self._is_over = threading.Event()
         self._loop: WorkerLoop | None = None
+        self._runner: Runner | None = None
+        self._step_in_hand = -1
 
     def run(self, libraries: Sequence[str] = ()) -> int:
         """Import these, then serve until the engine ends it; the exit status."""
@@ -72,6 +77,8 @@ class Worker:
         heart = threading.Thread(target=self._beat, args=(setup,), daemon=True)
         heart.start()
         status = self._serve(setup)
+        if status and setup.layout.num_ranks > 1:
+            time.sleep(STAY_SECONDS)
         self._is_over.set()
         heart.join(LINGER_MS / 1000)
         if not heart.is_alive():
@@ -99,12 +106,31 @@ class Worker:
         self._send(message)
         if runner is None:
             return 1
-        loop = self._loop = WorkerLoop(setup.epoch, runner, self._clock, self._send_grammar)
+        self._runner = runner
+        loop = self._loop = WorkerLoop(
+            setup.epoch,
+            runner,
+            self._clock,
+            self._send_grammar,
+            answers=setup.rank == setup.layout.answering_rank,
+            hold_step=self._holder(setup),
+        )
         while loop.exit_status is None:
             frames = self._receive(loop, runner)
-            for answer in loop.take(frames) if frames else (loop.answer(),):
+            for answer in loop.take(frames) if frames else loop.answer():
                 self._send(answer)
         return loop.exit_status
+
+    def _holder(self, setup: WorkerSetup) -> Callable[[int], None]:
+        """Notes which step is in hand, for heartbeats and, where ranks share a folder, for after its death."""
+        board = StepBoard(setup.peers.shared_memory) if setup.peers.shared_memory else None
+
+        def hold(step: int) -> None:
+            self._step_in_hand = step
+            if board is not None:
+                board.write(setup.rank, step)
+
+        return hold
 
     def _receive(self, loop: WorkerLoop, runner: Runner) -> list[bytes]:
         """The next message; none if the oldest step under way ends first.
@@ -146,7 +172,9 @@ class Worker:
         while not is_over:
             since_ns = self._loop.busy_since_ns if self._loop is not None else 0
             busy_ns = self._clock.monotonic_ns() - since_ns if since_ns else 0
-            sender.send(encode(Heartbeat(epoch=setup.epoch, busy_ns=busy_ns)))
+            waits = self._runner is not None and self._runner.waits_for_peers
+            beat = Heartbeat(epoch=setup.epoch, busy_ns=busy_ns, step=self._step_in_hand, waits=waits)
+            sender.send(encode(beat))
             is_over = self._is_over.wait(setup.heartbeat_ns / 1e9)
         sender.close()
 

@@ -5,6 +5,9 @@ steps. A step is two frames: the launch event's line body, byte for byte as in t
 `StepPayload` with what the log does not hold. The worker answers each step with a `StepResult`, in order, or once with
 `WorkerDesync` or `WorkerFailed`. Between the steps the engine sends grammars (`PrepareGrammar`), each answered with
 `GrammarBuilt` as soon as that is known.
+
+A replica of several ranks is as many workers. All of them get every step; one of them, the answering rank, gets
+grammars and answers steps. The others only say that they are still there, or how they failed.
 """
 
 from __future__ import annotations
@@ -170,10 +173,12 @@ class WorkerReady(Struct, frozen=True, kw_only=True, tag="ready"):
     """The worker holds the model and takes steps.
 
     num_blocks: KV blocks that it has; 0: as many as it was asked for. notes: what the log should have of its start.
+    version: of its code.
     """
 
     epoch: int
     pid: int
+    version: str = ""
     num_blocks: int = 0
     notes: list[str] = []
     model_fingerprint: str = ""
@@ -203,6 +208,7 @@ class StepOutput(NamedTuple):
     ends: list[tuple[int, WorkerEnd]]
     extras: list[RowExtras]
     ops: dict[str, int]
+    stages: list[tuple[int, int]] = []
 
 
 class StepResult(Struct, frozen=True, kw_only=True, tag="result"):
@@ -244,7 +250,7 @@ class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
     """The worker cannot go on; `message` is for a person.
 
     exit_code: of an error that the user can fix; 0 for a defect, which has a `traceback`. lost_peer: it has only
-    noticed that another rank is gone, whose own end says why.
+    noticed that another rank is gone, whose own end says why. step: the one that failed; -1: none was in hand.
     """
 
     epoch: int
@@ -252,13 +258,19 @@ class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
     exit_code: int = 0
     traceback: str = ""
     lost_peer: bool = False
+    step: int = -1
 
 
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
-    """Still there. `busy_ns` is how long the current step has been running, 0 between steps."""
+    """Still there. `busy_ns` is how long the current step has been running, 0 between steps.
+
+    step: the current one, -1 between steps. waits: it waits for another rank of its replica.
+    """
 
     epoch: int
     busy_ns: int = 0
+    step: int = -1
+    waits: bool = False
 
 
 ToWorker = Union[WorkerSetup, StepPayload, PrepareGrammar, Shutdown]  # noqa: UP007

@@ -66,6 +66,11 @@ class Runner(Protocol):
         """What the log should have of its start."""
         ...
 
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether a step waits for another rank of the replica. Read in any thread, also in the middle of a step."""
+        ...
+
 
 class ExecutedStep:
     """A launch that a runner computes at once."""

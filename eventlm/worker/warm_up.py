@@ -18,6 +18,8 @@ from eventlm.worker.protocol import NewSequence, StepOutput, StepPayload, StepSa
 _BUDGET_NS = 2_000_000_000
 #: Two runs of a shape take less than this many of the slowest before it.
 _GROWTH = 4
+#: Shapes that several ranks measure. They run the same steps, so none of them may stop where its own clock says so.
+_SHAPES_OF_RANKS = 8
 #: Of the warm-up's sequences; no request has it, since the seq of an arrival is never negative.
 _REQUEST = -1
 #: Ways to draw that have kernels of their own on a GPU.
@@ -90,18 +92,19 @@ _SHAPES = (
 
 
 def warm_up(runner: MeasuredRunner) -> list[StepSample]:
-    """Times of the steps that fit into the worker's limits and two seconds, or of the first five that fit its limits.
-
-    The runner is afterwards as before.
+    """Times of the steps that fit into the worker's limits and two seconds, or of the first five that fit its limits;
+    of several ranks, always of the first few. The runner is afterwards as before.
     """
     started_ns = time.perf_counter_ns()
     samples: list[StepSample] = []
     num_blocks = 0
     dearest_ns = 0
     # It may have been left to the runner how many blocks there are.
-    for shape in fitting_shapes(structs.replace(runner.setup, num_blocks=runner.num_blocks)):
+    shapes = fitting_shapes(structs.replace(runner.setup, num_blocks=runner.num_blocks))
+    is_one_of_several = runner.setup.layout.num_ranks > 1
+    for shape in shapes[:_SHAPES_OF_RANKS] if is_one_of_several else shapes:
         spent_ns = time.perf_counter_ns() - started_ns
-        is_late = spent_ns + _GROWTH * dearest_ns > _BUDGET_NS
+        is_late = not is_one_of_several and spent_ns + _GROWTH * dearest_ns > _BUDGET_NS
         if is_late and len(samples) >= NUM_COEFFICIENTS:
             break
         num_blocks = max(num_blocks, _num_blocks(shape, runner.setup))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
+from eventlm.config import Config, ModelConfig, ParallelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import (
     ClosingOutput,
@@ -40,6 +40,7 @@ def fake_setup(
     record: Path | None = None,
     fake: dict[str, Any] | None = None,
     worker: WorkerConfig | None = None,
+    parallel: ParallelConfig | None = None,
     **scheduler: Any,
 ) -> EngineSetup:
     """An engine's setup with the fake model, 64 blocks and a context of 512."""
@@ -47,6 +48,7 @@ def fake_setup(
         model=ModelConfig(model="fake", fake=FAKE | (fake or {})),
         scheduler=SchedulerConfig(**scheduler),
         worker=worker or WorkerConfig(),
+        parallel=parallel or ParallelConfig(),
         record=RecordConfig(record=str(record) if record is not None else "", validate_every=1),
     )
     return make_setup(config, model="fake", model_name="m", num_blocks=64, max_model_len=512)

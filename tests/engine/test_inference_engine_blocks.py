@@ -15,6 +15,7 @@ from structlog.testing import CapturingLogger, capture_logs
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.replicas import controller as replica_module
+from eventlm.engine.replicas import rank_group
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import ContextLengthError
 from eventlm.engine.setup import EngineSetup
@@ -51,7 +52,7 @@ class ProfilingWorker(WorkerProcess):
 @pytest.fixture(autouse=True)
 def _profiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProfilingWorker, "setups", [])
-    monkeypatch.setattr(replica_module, "WorkerProcess", ProfilingWorker)
+    monkeypatch.setattr(rank_group, "WorkerProcess", ProfilingWorker)
 
 
 def unsized(setup: EngineSetup, *, asked: int = 0, longest: int = 512) -> EngineSetup:

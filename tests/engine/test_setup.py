@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.config import Config, GpuConfig, ModelConfig, SchedulerConfig
+from eventlm.config import Config, GpuConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from eventlm.config.core import MAX_BLOCKS
+from eventlm.core.shards import Layout
 from eventlm.engine.setup import Device, EngineSetup, make_setup, with_blocks, worker_setups
 from eventlm.errors import UsageError
 
@@ -114,3 +115,25 @@ def test_a_context_that_does_not_fit_is_an_error(asked: int, found: int, message
     with pytest.raises(UsageError) as raised:
         with_blocks(structs.replace(setup, config=config), [found])
     assert str(raised.value).startswith(message)
+
+
+def test_each_rank_has_a_setup_and_its_share_of_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.engine.setup.usable_cores", lambda: 17)
+    config = Config(
+        scheduler=SchedulerConfig(replicas=2),
+        parallel=ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2, kv_parallel_size=1),
+    )
+    setup = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512)
+    workers = worker_setups(setup)
+    assert [(worker.replica, worker.rank) for worker in workers] == [(r, rank) for r in range(2) for rank in range(4)]
+    assert {worker.layout for worker in workers} == {Layout(2, 2, 1)}
+    assert {worker.threads for worker in workers} == {2}
+
+
+def test_every_rank_has_a_gpu_of_its_own() -> None:
+    config = Config(parallel=ParallelConfig(tensor_parallel_size=2))
+    made = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS)
+    assert [worker.device for worker in worker_setups(made)] == ["cuda:0", "cuda:1"]
+    config = Config(parallel=ParallelConfig(tensor_parallel_size=3))
+    with pytest.raises(UsageError, match="3 ranks of a replica need a GPU each, and there are 2"):
+        make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.system.processors import compute_threads, spread_processors, usable_cores
+from eventlm.system.processors import compute_threads, deal_processors, spread_processors, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -64,3 +64,30 @@ def test_processors_are_spread_over_the_cores_that_this_process_may_use(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 2, 5, 7})
     assert spread_processors(tmp_path) == [1, 2, 7, 5]
     assert spread_processors(tmp_path / "none") == [1, 2, 5, 7]
+
+
+def two_nodes(folder: Path) -> Path:
+    """Four processors each, every second one on the other."""
+    for number in range(8):
+        (folder / f"node{number % 2}" / f"cpu{number}").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_threads", "dealt"),
+    [
+        (2, 4, [[0, 2, 4, 6], [1, 3, 5, 7]]),
+        (4, 2, [[0, 2], [4, 6], [1, 3], [5, 7]]),
+        (2, 3, [[0, 2, 4], [1, 3, 5]]),
+        (1, 6, [[0, 1, 2, 3, 4, 5]]),
+        (3, 3, []),
+    ],
+)
+def test_a_worker_s_threads_are_on_one_node_if_one_has_room(
+    tmp_path: Path, num_workers: int, num_threads: int, dealt: list[list[int]]
+) -> None:
+    assert deal_processors(num_workers, num_threads, two_nodes(tmp_path)) == dealt
+
+
+def test_without_nodes_processors_are_dealt_in_order(tmp_path: Path) -> None:
+    assert deal_processors(2, 2, tmp_path / "none") == [[0, 1], [2, 3]]

@@ -28,6 +28,7 @@ from eventlm.worker.protocol import (
     WorkerSetup,
     encode,
 )
+from eventlm.worker.runner import PeerLostError
 from eventlm.worker.sequence_table import DesyncError
 from tests.worker.launches import launched, payload
 
@@ -89,11 +90,12 @@ class Device(FakeModel):
 class Rig:
     """A loop with its device and its clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, answers: bool = True) -> None:
         self.now_ns = 1000
         self.device = Device()
         self.grammars: list[GrammarBuilt] = []
-        self.loop = WorkerLoop(3, self.device, self, self.grammars.append)
+        self.held: list[int] = []
+        self.loop = WorkerLoop(3, self.device, self, self.grammars.append, answers=answers, hold_step=self.held.append)
 
     def monotonic_ns(self) -> int:
         return self.now_ns
@@ -123,9 +125,9 @@ def test_a_step_is_begun_while_another_is_under_way_and_answered_once_done() -> 
     assert rig.loop.is_running()
     rig.device.num_done = 1
     assert not rig.loop.is_running()
-    assert rig.loop.answer() == result(0)
+    assert list(rig.loop.answer()) == [result(0)]
     assert rig.loop.is_running()
-    assert rig.loop.answer() == result(1)
+    assert list(rig.loop.answer()) == [result(1)]
     assert not rig.loop.has_steps
     assert rig.loop.exit_status is None
 
@@ -138,7 +140,7 @@ def test_it_is_busy_since_the_oldest_step_was_the_oldest() -> None:
         if action is not None:
             action(rig.now_ns)
         else:
-            rig.loop.answer()
+            list(rig.loop.answer())
         busy.append(rig.loop.busy_since_ns)
     assert busy == [0, 2000, 2000, 4000, 0]
 
@@ -173,7 +175,7 @@ def test_a_step_that_fails_ends_the_worker_and_quotes_no_content(error: Exceptio
     rig.device.broken[0] = error
     rig.launch(0)
     assert not rig.loop.is_running()
-    failed = rig.loop.answer()
+    [failed] = rig.loop.answer()
     assert isinstance(failed, WorkerFailed)
     assert (failed.epoch, failed.message, failed.exit_code) == (3, message, 0)
     assert "in finish" in failed.traceback
@@ -239,3 +241,36 @@ def test_a_model_that_is_missing_and_a_defect_are_distinguished() -> None:
 
 def _fields() -> dict[str, Any]:
     return {name: getattr(SETUP, name) for name in SETUP.__struct_fields__}
+
+
+def test_a_rank_that_does_not_answer_says_only_how_it_fails() -> None:
+    rig = Rig(answers=False)
+    rig.device.num_done = 1
+    rig.launch(0)
+    rig.launch(1)
+    assert list(rig.loop.answer()) == []
+    rig.device.broken[1] = PeerLostError("a connection was closed")
+    [failed] = rig.loop.answer()
+    assert isinstance(failed, WorkerFailed)
+    assert (failed.message, failed.lost_peer, failed.step) == ("a connection was closed", True, 1)
+
+
+def test_the_step_in_hand_is_the_oldest_and_while_one_begins_that_one() -> None:
+    rig = Rig()
+    rig.launch(0)
+    rig.launch(1)
+    list(rig.loop.answer())
+    list(rig.loop.answer())
+    assert rig.held == [0, 0, 1, 0, 1, -1]
+    rig.device.desynced = 2
+    rig.launch(2)
+    assert rig.held[-1] == 2
+
+
+def test_a_rank_that_loses_a_peer_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: FakeModel) -> None:
+        raise PeerLostError("another rank is gone")
+
+    monkeypatch.setattr(FakeModel, "describe", fail)
+    _, failed = load(SETUP, 77, no_phase)
+    assert failed == WorkerFailed(epoch=3, message="another rank is gone", lost_peer=True)

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from eventlm.core.predictor import NUM_COEFFICIENTS, StepShape
+from eventlm.core.shards import Layout
 from eventlm.events import Launched
 from eventlm.worker import warm_up as warm_up_module
 from eventlm.worker.protocol import StepPayload, StepSample
@@ -116,3 +118,26 @@ def test_steps_go_up_to_the_largest_within_the_limits(
     launches = steps_for(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
     assert [len(launch.decodes) for launch in launches] == 3 * num_decodes
     assert max(len(launch.decodes) + len(launch.chunks) for launch in launches) <= max_num_seqs
+
+
+def test_ranks_measure_the_same_steps_however_slow_one_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = []
+    for step_ns in (1, 300_000_000):
+        now_ns = 0
+        runner = make_runner(folder)
+        runner.setup = structs.replace(runner.setup, layout=Layout(tensor=2))
+        launches: list[Launched] = []
+        execute = runner.execute
+
+        def slow_execute(launch: Launched, beside: StepPayload) -> object:
+            nonlocal now_ns
+            now_ns += step_ns  # noqa: B023
+            launches.append(launch)  # noqa: B023
+            return execute(launch, beside)  # noqa: B023
+
+        monkeypatch.setattr(runner, "execute", slow_execute)
+        monkeypatch.setattr(warm_up_module.time, "perf_counter_ns", lambda: now_ns)  # noqa: B023
+        warm_up(runner)
+        shapes.append(launches)
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) > 4 * NUM_COEFFICIENTS

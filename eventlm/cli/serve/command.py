@@ -27,7 +27,7 @@ from eventlm.system.collector import lasting_objects
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
-    from eventlm.engine.replicas.spawned_worker import SpawnedWorker
+    from eventlm.launchers.launcher import StartedRank
     from eventlm.system.system import System
 
 #: Facts about a worker's host in the log line of a ready server.
@@ -108,8 +108,9 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
 async def _serve(config: Config) -> None:
     from msgspec import structs
 
-    from eventlm.engine.replicas.spawned_worker import spawned_ahead
-    from eventlm.engine.setup import resolve_plugins
+    from eventlm.engine.plugins.launchers import resolve_launcher
+    from eventlm.engine.setup import num_ranks, resolve_plugins
+    from eventlm.launchers.spawned_worker import spawned_ahead
     from eventlm.system.processors import usable_cores
     from eventlm.system.system import real_system
     from eventlm.worker.protocol import FAKE_MODEL
@@ -117,16 +118,19 @@ async def _serve(config: Config) -> None:
     system = real_system()
     # A mistake in them is found before there are processes to end.
     resolve_plugins(config.scheduler)
+    launcher = resolve_launcher(config.parallel.launcher)
     # Workers inherit the limit.
     server, few_files = raise_file_limit(config.server)
     config = structs.replace(config, server=server)
     # They load torch, which takes as long as everything else up to the engine's start, and a core each.
-    num_workers = min(config.scheduler.replicas, usable_cores()) if config.model.model != FAKE_MODEL else 0
+    num_workers = 0
+    if launcher.is_local and config.model.model != FAKE_MODEL:
+        num_workers = min(config.scheduler.replicas * num_ranks(config), usable_cores())
     async with spawned_ahead(system, num_workers, "torch") as spawned:
         await _serve_with(system, config, few_files, spawned)
 
 
-async def _serve_with(system: System, config: Config, few_files: list[str], spawned: Sequence[SpawnedWorker]) -> None:
+async def _serve_with(system: System, config: Config, few_files: list[str], spawned: Sequence[StartedRank]) -> None:
     with lasting_objects():
         import structlog
 

@@ -96,7 +96,7 @@ def resolve(kind: PluginKind, spec: PluginSpec) -> ResolvedPlugin:
     plugin_class = load_class(name, source.reference)
     _check_kind(kind, name, plugin_class)
     parameters = {key: value for key, value in spec.items() if key != "type"}
-    instance = _instantiate(kind, name, plugin_class, parameters)
+    instance = instantiate(kind, name, plugin_class, parameters)
     record = PluginRecord(
         kind=kind,
         name=name,
@@ -219,7 +219,8 @@ def _check_kind(kind: PluginKind, name: str, plugin_class: object) -> None:
         raise UsageError(f"{name} is a {actual}, not a {kind}; choose it with --{actual} {name}")
 
 
-def _instantiate(kind: PluginKind, name: str, plugin_class: type[msgspec.Struct], parameters: dict[str, Any]) -> Any:
+def instantiate(kind: str, name: str, plugin_class: type[msgspec.Struct], parameters: dict[str, Any]) -> Any:
+    """A plug-in with these parameters. Raises UsageError for those that it does not have, or take."""
     fields = {field.name: field for field in msgspec.structs.fields(plugin_class)}
     for key in parameters:
         if key not in fields:

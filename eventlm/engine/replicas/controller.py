@@ -1,26 +1,27 @@
 """The shell of one replica: keeps a worker running, and turns its messages and its death into facts.
 
 A worker that dies, goes silent, hangs in a step or disagrees with a launch is lost: it is killed, the fact is queued,
-and another one starts with the next epoch. Its sequences are recomputed from the token histories.
+and another one starts with the next epoch. Its sequences are recomputed from the token histories. A worker of several
+ranks is lost with the first of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import structlog
 from msgspec import structs
 
 from eventlm.config import CoreConfig, WorkerConfig
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker
-from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.engine.replicas.rank_group import GRACE_SECONDS, Loss, RankGroup
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.result_check import ResultMismatchError
-from eventlm.errors import CheckpointError
+from eventlm.errors import CheckpointError, EventLMError
 from eventlm.events import Desynced, Fact, Launched, WorkerLost, WorkerUp
+from eventlm.launchers.launcher import Launcher, LaunchError, StartedRank
 from eventlm.system.clock import Clock
 from eventlm.system.system import System
 from eventlm.worker.protocol import (
@@ -67,13 +68,6 @@ class ReplicaOwner(Protocol):
         ...
 
 
-class Loss(NamedTuple):
-    """How a worker was lost. `crashed`: by its own code; otherwise it may have been killed or stopped from outside."""
-
-    reason: str
-    crashed: bool = False
-
-
 class StartPhases:
     """What one worker does before it is ready. Logs each phase, with its time, once it is over."""
 
@@ -113,48 +107,49 @@ class StartPhases:
 class ReplicaController:
     """Owns the worker of one replica.
 
-    `setup` is that of its first worker, apart from the warm-up. Later ones differ in the epoch, measure nothing, and
-    have the KV blocks of the run.
+    `setups` are those of the ranks of its first worker, apart from the warm-up. Later ones differ in the epoch, measure
+    nothing, and have the KV blocks of the run.
     """
 
     def __init__(
         self,
         system: System,
-        setup: WorkerSetup,
+        setups: Sequence[WorkerSetup],
         config: WorkerConfig,
         engine: ReplicaOwner,
         on_dead: Callable[[str], None],
+        launcher: Launcher,
     ) -> None:
-        self.index = setup.replica
+        self.index = setups[0].replica
         self._system = system
-        self._setup = setup
+        self._setups = list(setups)
+        self._epoch = setups[0].epoch
+        self._answering = setups[0].layout.answering_rank
         self._config = config
         self._engine = engine
         self._on_dead = on_dead
-        self._worker: WorkerProcess | None = None
+        self._launcher = launcher
+        self._worker: RankGroup | None = None
         self._task: asyncio.Task[Any] | None = None
         self._num_failures = 0
-        #: How long one call waits for a message. Silence is counted in such calls, not read from a clock: whatever
-        #: kept this process from listening (a stopped process, a blocked loop) is not the worker's silence.
-        self._poll_seconds = setup.heartbeat_ns / 1e9
-        self._num_silent_polls = 0
+        self._beat_seconds = setups[0].heartbeat_ns / 1e9
         #: Heartbeats of the present worker while it had nothing to do; one that hangs in a step sends some as well.
         self._num_idle_beats = 0
 
     @property
-    def worker_pid(self) -> int:
-        """Process id of the present worker, 0 if there is none."""
-        return self._worker.pid if self._worker is not None else 0
+    def rank_pids(self) -> list[int]:
+        """Process ids of the ranks of the present worker; none if there is none."""
+        return self._worker.pids if self._worker is not None else []
 
     async def start(
-        self, *, warm_up: bool, spawned: SpawnedWorker | None = None, on_progress: OnProgress | None = None
+        self, *, warm_up: bool, spawned: Sequence[StartedRank] = (), on_progress: OnProgress | None = None
     ) -> WorkerReady:
-        """Bring the first worker up, which may be spawned already; `on_progress` is called with its progress.
+        """Bring the first worker up; its first ranks may be spawned already, and `on_progress` gets its progress.
 
-        Raises CheckpointError or EngineUnavailableError if it cannot start.
+        Raises CheckpointError, LaunchError or EngineUnavailableError if it cannot start.
         """
-        setup = structs.replace(self._setup, warm_up=warm_up)
-        starting = asyncio.create_task(self._spawn(setup, spawned, on_progress), name=f"start of replica {self.index}")
+        setups = [structs.replace(setup, warm_up=warm_up) for setup in self._setups]
+        starting = asyncio.create_task(self._spawn(setups, spawned, on_progress), name=f"start of replica {self.index}")
         self._task = starting
         try:
             return await starting
@@ -166,13 +161,13 @@ class ReplicaController:
 
     def run(self, core: CoreConfig) -> None:
         """The run has begun, within these limits: begin to listen to the first worker."""
-        self._setup = structs.replace(self._setup, num_blocks=core.num_blocks, max_model_len=core.max_model_len)
+        self._change_setups(num_blocks=core.num_blocks, max_model_len=core.max_model_len)
         self._put_up()
         self._task = asyncio.create_task(self._supervise(), name=f"replica {self.index}")
 
     def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         """Send a launch to the worker of its epoch."""
-        if self._worker is not None and self._setup.epoch == launched.epoch:
+        if self._worker is not None and self._epoch == launched.epoch:
             self._worker.send_step(body, payload)
 
     def forgive(self) -> None:
@@ -182,16 +177,25 @@ class ReplicaController:
     def prepare_grammar(self, message: PrepareGrammar) -> None:
         """Have the present worker build a grammar; it answers to `ReplicaOwner.grammars`."""
         if self._worker is not None:
-            self._worker.send(message)
+            self._worker.prepare_grammar(message)
+
+    def _change_setups(self, **changes: int) -> None:
+        self._setups = [structs.replace(setup, **changes) for setup in self._setups]
+        self._epoch = self._setups[0].epoch
 
     def _put_up(self) -> None:
-        self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._setup.epoch))
+        self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._epoch))
         # Grammars of live requests are on their way before any step is.
         self._engine.grammars.worker_up(self.index)
 
     def _put_lost(self, loss: Loss) -> None:
+        replica, epoch, rank = self.index, self._epoch, loss.rank
+        if loss.desynced >= 0:
+            self._engine.put_fact(Desynced(replica=replica, epoch=epoch, step=loss.desynced, rank=rank))
         self._engine.put_fact(
-            WorkerLost(replica=self.index, epoch=self._setup.epoch, reason=loss.reason, crashed=loss.crashed)
+            WorkerLost(
+                replica=replica, epoch=epoch, reason=loss.reason, crashed=loss.crashed, rank=rank, step=loss.step
+            )
         )
         self._engine.grammars.worker_lost(self.index)
 
@@ -207,34 +211,45 @@ class ReplicaController:
             self._worker = None
 
     async def _spawn(
-        self, setup: WorkerSetup, spawned: SpawnedWorker | None = None, on_progress: OnProgress | None = None
+        self,
+        setups: Sequence[WorkerSetup],
+        spawned: Sequence[StartedRank] = (),
+        on_progress: OnProgress | None = None,
     ) -> WorkerReady:
-        worker = self._worker = WorkerProcess(self._system, setup)
-        phases = StartPhases(self._system.clock, setup, on_progress)
-        if spawned is not None:
+        silence_seconds = self._config.heartbeat_timeout_seconds
+        worker = self._worker = RankGroup(self._system, setups, self._launcher, silence_seconds=silence_seconds)
+        phases = StartPhases(self._system.clock, setups[self._answering], on_progress)
+        if spawned:
             # It began to when it was spawned, and could not report it.
-            phases.note(StartProgress(epoch=setup.epoch, phase=LOADING_LIBRARIES))
+            phases.note(StartProgress(epoch=setups[0].epoch, phase=LOADING_LIBRARIES))
         try:
             await worker.start(spawned)
-            message = await worker.answer(self._config.start_timeout_seconds, phases.note)
+            message, rank = await worker.ready(self._config.start_timeout_seconds, phases.note)
         except BaseException:
             await self._discard()
             raise
         if isinstance(message, WorkerReady):
             phases.end()
-            self._num_silent_polls = self._num_idle_beats = 0
+            self._num_idle_beats = 0
             for note in message.notes:
                 log.info(note, replica=self.index)
             return message
-        ending = worker.ending or f"sent no valid message in {self._config.start_timeout_seconds} s"
+        ending = worker.ending(rank) or f"sent no valid message in {self._config.start_timeout_seconds} s"
         await self._discard()
+        raise self._start_error(message, self._name(rank), ending, phases.phase)
+
+    def _start_error(self, message: FromWorker | None, name: str, ending: str, phase: str) -> EventLMError:
         if isinstance(message, WorkerFailed):
             if message.exit_code:
-                raise CheckpointError(message.message, exit_code=message.exit_code)
+                where = f"{name}: " if len(self._setups) > 1 else ""
+                return CheckpointError(f"{where}{message.message}", exit_code=message.exit_code)
             self._log_crash(message)
-            raise EngineUnavailableError(f"worker {self.index} failed to start: {message.message}")
-        phase = f" ({phases.phase})" if phases.phase else ""
-        raise EngineUnavailableError(f"worker {self.index} {ending} while it started{phase}; its output is above")
+            return EngineUnavailableError(f"{name} failed to start: {message.message}")
+        phase = f" ({phase})" if phase else ""
+        return EngineUnavailableError(f"{name} {ending} while it started{phase}; its output is above")
+
+    def _name(self, rank: int) -> str:
+        return f"worker {self.index}" + (f", rank {rank}," if len(self._setups) > 1 else "")
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None
@@ -245,10 +260,12 @@ class ReplicaController:
         """Listen to one worker after the other until the replica is given up."""
         try:
             while True:
-                loss = await self._listen()
+                assert self._worker is not None
+                loss = await self._worker.listen(self._take)
                 self._put_lost(loss)
                 reason = loss.reason
-                log.warning("worker lost", replica=self.index, epoch=self._setup.epoch, reason=reason)
+                rank = {"rank": loss.rank} if loss.rank >= 0 else {}
+                log.warning("worker lost", replica=self.index, **rank, epoch=self._epoch, reason=reason)
                 await self._discard()
                 if not await self._restart():
                     break
@@ -264,70 +281,68 @@ class ReplicaController:
         while self._num_failures < self._config.max_restarts:
             await asyncio.sleep(RESTART_SECONDS * 2 ** min(self._num_failures, MAX_DOUBLINGS))
             self._num_failures += 1
-            self._setup = structs.replace(self._setup, epoch=self._setup.epoch + 1)
+            self._change_setups(epoch=self._epoch + 1)
             try:
-                await self._spawn(self._setup)
-            except (CheckpointError, EngineUnavailableError) as error:
+                await self._spawn(self._setups)
+            except (CheckpointError, LaunchError, EngineUnavailableError) as error:
                 log.error("worker did not start", replica=self.index, error=str(error))
+                if isinstance(error, LaunchError) and error.waits_for_room:
+                    self._num_failures -= 1
                 continue
             self._put_up()
-            log.info("worker is back", replica=self.index, epoch=self._setup.epoch)
+            log.info("worker is back", replica=self.index, epoch=self._epoch)
             return True
         return False
 
-    async def _listen(self) -> Loss:
-        """Turn messages into facts until the worker is lost."""
-        worker = self._worker
-        assert worker is not None
-        while True:
-            try:
-                message = await worker.receive(self._poll_seconds)
-            except TimeoutError:
-                self._num_silent_polls += 1
-                loss = self._silent()
-            else:
-                self._num_silent_polls = 0
-                if message is not None:
-                    loss = self._take(message)
-                else:
-                    loss = Loss(worker.ending or "unreadable message", crashed=worker.crashed)
-            if loss is not None:
-                return loss
-
-    def _take(self, message: FromWorker) -> Loss | None:
-        """One message; how the worker is lost by it, if it is."""
+    def _take(self, rank: int, message: FromWorker) -> Loss | None:
+        """One message of a rank; how the rank is lost by it, if it is."""
         if isinstance(message, StepResult):
-            if message.epoch != self._setup.epoch:
+            if message.epoch != self._epoch:
                 return Loss(f"wrong result of step {message.step}: it is of epoch {message.epoch}", crashed=True)
             try:
                 self._engine.complete(self.index, message)
             except ResultMismatchError as error:
                 return Loss(str(error), crashed=True)
+            assert self._worker is not None
+            self._worker.note_result(message)
             self._num_failures = 0
         elif isinstance(message, Heartbeat):
-            if message.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
-                return Loss(f"one step took longer than {self._config.step_timeout_seconds} s")
-            self._note_beat(is_idle=message.busy_ns == 0)
+            return self._take_beat(rank, message)
         elif isinstance(message, GrammarBuilt):
             self._engine.grammars.built(self.index, message)
         elif isinstance(message, WorkerDesync):
-            self._engine.put_fact(Desynced(replica=self.index, epoch=self._setup.epoch, step=message.step))
-            return Loss(f"desync in step {message.step}: {message.detail}")
+            step = message.step
+            return Loss(f"desync in step {step}: {message.detail}", desynced=step, step=self._step_of_a_rank(step))
         elif isinstance(message, WorkerFailed):
             self._log_crash(message)
-            return Loss(f"failed: {message.message}", crashed=True)
+            return Loss(
+                f"failed: {message.message}",
+                crashed=not message.lost_peer,
+                noticed=GRACE_SECONDS if message.lost_peer else 0.0,
+                step=self._step_of_a_rank(message.step),
+            )
         return None
+
+    def _take_beat(self, rank: int, beat: Heartbeat) -> Loss | None:
+        if beat.busy_ns > self._config.step_timeout_seconds * 1_000_000_000:
+            return Loss(
+                f"one step took longer than {self._config.step_timeout_seconds} s",
+                # The rank that it waits for says so with its next heartbeat.
+                noticed=2 * self._beat_seconds + GRACE_SECONDS if beat.waits else 0.0,
+                step=self._step_of_a_rank(beat.step),
+            )
+        if rank == self._answering:
+            self._note_beat(is_idle=beat.busy_ns == 0)
+        return None
+
+    def _step_of_a_rank(self, step: int) -> int:
+        """What a rank says that it has in hand; one process has its oldest step in hand, as the log knows."""
+        return step if len(self._setups) > 1 else -1
 
     def _note_beat(self, *, is_idle: bool) -> None:
         self._num_idle_beats += is_idle
-        if self._num_idle_beats * self._poll_seconds >= STEADY_SECONDS:
+        if self._num_idle_beats * self._beat_seconds >= STEADY_SECONDS:
             self._num_failures = 0
 
     def _log_crash(self, failed: WorkerFailed) -> None:
         log.error("worker failed", replica=self.index, epoch=failed.epoch, exception=failed.traceback)
-
-    def _silent(self) -> Loss | None:
-        """The loss of a worker that has sent nothing for too long."""
-        if self._num_silent_polls * self._poll_seconds >= self._config.heartbeat_timeout_seconds:
-            return Loss(f"no heartbeat for {self._config.heartbeat_timeout_seconds} s")
-        return None

@@ -9,9 +9,9 @@ from functools import partial
 import structlog
 
 from eventlm.engine.replicas.controller import ReplicaController, ReplicaOwner
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker
 from eventlm.engine.setup import EngineSetup, with_blocks, worker_setups
 from eventlm.events import Launched
+from eventlm.launchers.launcher import StartedRank
 from eventlm.system.system import System
 from eventlm.worker.protocol import PrepareGrammar, StartProgress, StepPayload, WorkerReady
 
@@ -30,27 +30,41 @@ class Replicas:
         self.num_live = setup.core.num_replicas
         self._setup = setup
         self._on_dead = on_dead
+        self._num_ranks = setup.layout.num_ranks
+        workers = worker_setups(setup)
         self._all = [
-            ReplicaController(system, worker, setup.config.worker, engine, self._given_up)
-            for worker in worker_setups(setup)
+            ReplicaController(
+                system,
+                workers[first : first + self._num_ranks],
+                setup.config.worker,
+                engine,
+                self._given_up,
+                setup.launcher,
+            )
+            for first in range(0, len(workers), self._num_ranks)
         ]
 
     @property
     def worker_pids(self) -> list[int]:
-        """Process ids of the workers; 0 for a replica without one."""
-        return [replica.worker_pid for replica in self._all]
+        """Process ids of the workers, of several ranks that of the first; 0 for a replica without one."""
+        return [pids[0] if pids else 0 for pids in self.rank_pids]
+
+    @property
+    def rank_pids(self) -> list[list[int]]:
+        """Process ids of the ranks of each replica; none for one without a worker."""
+        return [replica.rank_pids for replica in self._all]
 
     async def start(
         self,
         *,
         must_measure: bool,
-        spawned: Sequence[SpawnedWorker] = (),
+        spawned: Sequence[StartedRank] = (),
         on_progress: OnStartProgress | None = None,
     ) -> tuple[EngineSetup, WorkerReady]:
         """Bring all first workers up; returns the setup for their KV blocks and the first one's report.
 
-        The first of them may be `spawned` already. `on_progress` is called with what each of them does. Raises what
-        keeps a worker from starting, and UsageError as `with_blocks` does.
+        The first of their processes may be `spawned` already. `on_progress` is called with what each of them does.
+        Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
         """
         starts = (self._start_in_turns(group, must_measure, spawned, on_progress) for group in self._groups())
         started = await asyncio.gather(*starts)
@@ -76,7 +90,7 @@ class Replicas:
         self,
         replicas: list[ReplicaController],
         must_measure: bool,
-        spawned: Sequence[SpawnedWorker],
+        spawned: Sequence[StartedRank],
         on_progress: OnStartProgress | None,
     ) -> list[tuple[int, WorkerReady]]:
         """Start them one after the other, with their indices; none after one that cannot start."""
@@ -86,7 +100,7 @@ class Replicas:
                 await replica.start(
                     # All are alike, so only the first measures.
                     warm_up=must_measure and replica.index == 0,
-                    spawned=spawned[replica.index] if replica.index < len(spawned) else None,
+                    spawned=spawned[replica.index * self._num_ranks :][: self._num_ranks],
                     on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
                 ),
             )

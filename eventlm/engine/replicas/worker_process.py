@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 import structlog
 
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker, spawn_worker
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.formatting import death_in_words
+from eventlm.launchers.launcher import StartedRank
+from eventlm.launchers.spawned_worker import kill_process, spawn_worker
+from eventlm.system.clock import Clock
 from eventlm.system.parent_pipe import PipeError
 from eventlm.system.system import System
 from eventlm.worker.protocol import (
@@ -42,19 +44,37 @@ CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.
 log = structlog.get_logger("eventlm.worker")
 
 
+class StartPatience:
+    """How long somebody waits who sees no progress."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._ns = round(seconds * 1e9)
+        self.renew()
+
+    def renew(self) -> None:
+        """There is progress."""
+        self._deadline_ns = self._clock.monotonic_ns() + self._ns
+
+    @property
+    def left_seconds(self) -> float:
+        """What is left of it; 0 or less: nothing."""
+        return (self._deadline_ns - self._clock.monotonic_ns()) / 1e9
+
+
 class WorkerProcess:
     """The process of one worker, from its setup to its end."""
 
     def __init__(self, system: System, setup: WorkerSetup) -> None:
         self.setup = setup
         self._system = system
-        self._spawned: SpawnedWorker | None = None
+        self._spawned: StartedRank | None = None
         self._death: asyncio.Task[int] | None = None
         self._printing: asyncio.Task[None] | None = None
         #: The message being waited for. It outlives a call of `receive`: a cancelled future may lose its message.
         self._message: asyncio.Future[bytes] | None = None
 
-    async def start(self, spawned: SpawnedWorker | None = None) -> None:
+    async def start(self, spawned: StartedRank | None = None) -> None:
         """Send its setup to a process that was spawned before, or to a new one.
 
         Raises EngineUnavailableError if that cannot be spawned.
@@ -65,9 +85,9 @@ class WorkerProcess:
             raise EngineUnavailableError(f"cannot start worker {self.setup.replica}: {error}") from error
         process = self._spawned.process
         self._death = asyncio.create_task(process.wait())
-        assert process.stdout is not None
-        self._printing = asyncio.create_task(self._log_output(process.stdout))
-        self._send(encode(self.setup))
+        if process.stdout is not None:
+            self._printing = asyncio.create_task(self._log_output(process.stdout))
+        self.send_frames(encode(self.setup))
 
     @property
     def pid(self) -> int:
@@ -112,18 +132,18 @@ class WorkerProcess:
         return found
 
     async def answer(
-        self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None
+        self, patience: float | StartPatience, on_progress: Callable[[StartProgress], None] | None = None
     ) -> FromWorker | None:
         """The worker's next message that is neither a heartbeat nor progress of its start; None if it dies, or sends
         none in time. Progress renews the time.
         """
-        clock, timeout_ns = self._system.clock, round(timeout_seconds * 1e9)
-        deadline_ns = clock.monotonic_ns() + timeout_ns
-        while (left_ns := deadline_ns - clock.monotonic_ns()) > 0:
+        if not isinstance(patience, StartPatience):
+            patience = StartPatience(self._system.clock, patience)
+        while (left_seconds := patience.left_seconds) > 0:
             with contextlib.suppress(TimeoutError):
-                message = await self.receive(left_ns / 1e9)
+                message = await self.receive(left_seconds)
                 if isinstance(message, StartProgress):
-                    deadline_ns = clock.monotonic_ns() + timeout_ns
+                    patience.renew()
                     if on_progress is not None:
                         on_progress(message)
                 elif not isinstance(message, Heartbeat):
@@ -144,24 +164,27 @@ class WorkerProcess:
     def _log_line(self, line: bytes) -> None:
         text = line.decode(errors="replace").rstrip()
         if text:
-            log.warning("worker says", replica=self.setup.replica, epoch=self.setup.epoch, pid=self.pid, line=text)
+            setup = self.setup
+            rank = {"rank": setup.rank} if setup.layout.num_ranks > 1 else {}
+            log.warning("worker says", replica=setup.replica, **rank, epoch=setup.epoch, pid=self.pid, line=text)
 
     def send_step(self, body: bytes, payload: StepPayload) -> None:
         """Send a launch. It is dropped if the worker has died, which `receive` reports."""
-        self._send(body, encode(payload))
+        self.send_frames(body, encode(payload))
 
     def send(self, message: PrepareGrammar) -> None:
         """Send a message that is no step. It is dropped as there."""
-        self._send(encode(message))
+        self.send_frames(encode(message))
 
-    def _send(self, *frames: bytes) -> None:
+    def send_frames(self, *frames: bytes) -> None:
+        """Send an encoded message. It is dropped as there."""
         assert self._spawned is not None
         self._spawned.pipe.send(*frames)
 
     async def stop(self) -> None:
         """Ask it to leave, and kill it if it does not."""
         if self._death is not None and not self._death.done():
-            self._send(encode(Shutdown()))
+            self.send_frames(encode(Shutdown()))
             await asyncio.wait({self._death}, timeout=LEAVE_SECONDS)
         await self.kill()
 
@@ -169,7 +192,7 @@ class WorkerProcess:
         """End it now, and everything that belongs to it. Harmless when called twice."""
         try:
             if self._spawned is not None:
-                self._spawned.kill()
+                kill_process(self._spawned.process)
                 await self._spawned.process.wait()
             if self._printing is not None:
                 await asyncio.wait({self._printing}, timeout=LAST_LINES_SECONDS)

@@ -6,11 +6,13 @@ import os
 import sys
 import time
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from eventlm.core.predictor import StepShape
+from eventlm.core.shards import deal_out
 from eventlm.events import Launched
-from eventlm.worker.fake.runner import FakeDeath, FakeRunner
+from eventlm.worker.fake.rank import FakeWait
+from eventlm.worker.fake.runner import FakeDeath, FakeHang, FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
 
@@ -44,23 +46,41 @@ class FakeModel:
             block_size=setup.block_size,
             num_blocks=setup.num_blocks * setup.layout.groups,
             state_slots=setup.state_slots,
+            layout=setup.layout,
+            rank=setup.rank,
         )
         self.num_blocks = setup.num_blocks
         self.notes: list[str] = []
-        #: When the device will have done all that it was given.
-        self._free_ns = 0
+        self.waits_for_peers = False
+        #: When the device of each stage will have done all that it was given.
+        self._free_ns = [0] * setup.layout.stages
 
     def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
-        """Queued after what is under way."""
+        """Queued after what is under way. Every stage takes an equal part of the step's time."""
         begun_ns = time.monotonic_ns()
         try:
             step = self._runner.execute(launch, payload)
         except FakeDeath as death:
             print(f"fake worker: {death}", file=sys.stderr)
             os._exit(1)
-        start_ns = max(begun_ns, self._free_ns)
-        self._free_ns = start_ns + sum(step.ops.values())
-        return TimedFakeStep(step if self._profile_ops else step._replace(ops={}), (start_ns, self._free_ns))
+        except FakeHang:
+            self._hang()
+        except FakeWait:
+            self.waits_for_peers = True
+            self._hang()
+        num_stages = len(self._free_ns)
+        stages: list[tuple[int, int]] = []
+        for stage, share in enumerate(deal_out(sum(step.ops.values()), num_stages)):
+            start_ns = max(begun_ns, self._free_ns[stage], stages[-1][1] if stages else 0)
+            self._free_ns[stage] = start_ns + len(share)
+            stages.append((start_ns, self._free_ns[stage]))
+        times_ns = (stages[0][0], stages[-1][1])
+        step = step._replace(ops=step.ops if self._profile_ops else {}, stages=stages if num_stages > 1 else [])
+        return TimedFakeStep(step, times_ns)
+
+    def _hang(self) -> NoReturn:
+        while True:
+            time.sleep(1)
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""

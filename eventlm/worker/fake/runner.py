@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from eventlm.core.shards import Layout
+from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake.extras import fake_extras
+from eventlm.worker.fake.rank import FakeRank
 from eventlm.worker.fake.states import FakeStates
 from eventlm.worker.fake.tokens import (
     ENDS,
@@ -35,8 +38,15 @@ class FakeDeath(Exception):
     """The worker dies here."""
 
 
+class FakeHang(Exception):
+    """The step never ends."""
+
+
+_FAULTS: dict[str, type[Exception]] = {"die": FakeDeath, "raise": EventLMError, "hang": FakeHang}
+
+
 class FakeRunner:
-    """Executes launches as a model runner does. Raises DesyncError like one, and FakeDeath if so drawn."""
+    """Executes launches as a model runner does. Raises DesyncError like one, and what its `FakeRank` does."""
 
     def __init__(
         self,
@@ -46,11 +56,14 @@ class FakeRunner:
         block_size: int,
         num_blocks: int,
         state_slots: int = 0,
+        layout: Layout | None = None,
+        rank: int = 0,
     ) -> None:
         if not isinstance(parameters, FakeParameters):
             parameters = FakeParameters(**parameters)
         self.parameters = parameters
         self._epoch = epoch
+        self._rank = FakeRank(layout or Layout(), rank)
         self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks, state_slots=state_slots)
         self._states = FakeStates(state_slots) if parameters.recurrent else None
         #: None as long as no sequence has a grammar: most runs load no llguidance.
@@ -58,15 +71,17 @@ class FakeRunner:
 
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """Compute every row of a launch. It takes as long as the operations of the output together."""
+        self._rank.take_results(launch, payload)
         rows = self._table.apply(launch, payload)
+        self._rank.check_rows(launch)
         self._update_grammars(launch, payload)
-        if self._draw("die", self._epoch, launch.replica, launch.step) < self.parameters.die_ppm:
-            raise FakeDeath(f"drawn to die in step {launch.step}")
+        self._suffer(launch)
         tokens: list[list[int]] = []
         ends: list[tuple[int, WorkerEnd]] = []
         extras: list[RowExtras] = []
         for number, row in enumerate(rows):
             if row.samples and self._is_deadly(row.sequence):
+                self._rank.check_fault("poison", row.sequence.params.noise_seed, row.sequence.id.index)
                 raise FakeDeath(f"poisoned by sequence {row.sequence.id}")
             most = launch.most[number] if launch.most else int(row.samples)
             forced = payload.forced[number] if payload.forced else None
@@ -78,7 +93,16 @@ class FakeRunner:
             if (beside := fake_extras(number, row, produced, draw)) is not None:
                 extras.append(beside)
         self._table.record(rows, payload.forced or tokens)
+        self._rank.note(launch.step, rows, payload.forced or tokens)
         return StepOutput(tokens, ends, extras, self._ops(launch, rows))
+
+    def _suffer(self, launch: Launched) -> None:
+        """Die, fail or hang if that is drawn."""
+        parameters, where = self.parameters, (self._epoch, launch.replica, launch.step)
+        for name, ppm in (("die", parameters.die_ppm), ("raise", parameters.raise_ppm), ("hang", parameters.hang_ppm)):
+            if ppm and self._draw(name, *where) < ppm:
+                self._rank.check_fault(name, *where)
+                raise _FAULTS[name](f"drawn to {name} in step {launch.step}")
 
     def _is_deadly(self, sequence: WorkerSequence) -> bool:
         index = poisoned_place(self.parameters, sequence.params.noise_seed, sequence.id.index)

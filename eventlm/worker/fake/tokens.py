@@ -41,6 +41,10 @@ class FakeParameters(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     late_factor: int = 10
     #: Chance that the worker dies in the middle of a step.
     die_ppm: int = 0
+    #: Chance that a step raises an error.
+    raise_ppm: int = 0
+    #: Chance that a step never ends.
+    hang_ppm: int = 0
     #: Chance that a sequence kills every worker that is to make one of its first tokens.
     poison_ppm: int = 0
     #: Chance that a token is no byte of a word but one of the ids above the bytes, which stand for several bytes.

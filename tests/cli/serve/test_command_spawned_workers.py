@@ -47,7 +47,7 @@ def spawnings(monkeypatch: pytest.MonkeyPatch) -> list[Spawning]:
         found.append(Spawning(count, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
         yield []
 
-    monkeypatch.setattr("eventlm.engine.replicas.spawned_worker.spawned_ahead", note)
+    monkeypatch.setattr("eventlm.launchers.spawned_worker.spawned_ahead", note)
     Limits(monkeypatch, 1024, 1 << 20)
     return found
 

@@ -7,21 +7,26 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 from structlog.testing import CapturingLogger
 
 from eventlm.config import WorkerConfig
 from eventlm.engine.replicas import controller as replica_module
+from eventlm.engine.replicas import rank_group
 from eventlm.engine.replicas.controller import ReplicaController, StartPhases
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker, spawned_ahead
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import worker_setups
 from eventlm.events import End, Fact, WorkerLost, WorkerUp
+from eventlm.launchers.launcher import Launcher, StartedRank
+from eventlm.launchers.process import ProcessLauncher
+from eventlm.launchers.spawned_worker import kill_process, spawned_ahead
 from eventlm.system.clock import SystemClock
 from eventlm.system.system import System, real_system
 from eventlm.worker.fake.tokens import FakeParameters, poisoned_place
@@ -236,7 +241,7 @@ class ScriptedWorker:
             beat = Heartbeat(epoch=setup.epoch, busy_ns=self.busy_ns)
             self._words = [WorkerReady(epoch=setup.epoch, pid=1), *[beat] * self.num_beats.pop(0)]
 
-    async def start(self, spawned: SpawnedWorker | None) -> None:
+    async def start(self, spawned: StartedRank | None) -> None:
         pass
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
@@ -247,6 +252,13 @@ class ScriptedWorker:
 
     async def kill(self) -> None:
         pass
+
+
+class NoLauncher(Launcher, frozen=True):
+    """Starts nothing: for scripted workers."""
+
+    async def start(self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()) -> Any:
+        return SimpleNamespace(ranks=[None] * len(setups), setups=setups, release=lambda: None)
 
 
 class NoEngine:
@@ -268,7 +280,7 @@ async def waits_of(monkeypatch: pytest.MonkeyPatch, num_beats: list[int], *, bus
     async def note(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(replica_module, "WorkerProcess", ScriptedWorker)
+    monkeypatch.setattr(rank_group, "WorkerProcess", ScriptedWorker)
     monkeypatch.setattr(ScriptedWorker, "num_beats", list(num_beats))
     monkeypatch.setattr(ScriptedWorker, "busy_ns", busy_ns)
     monkeypatch.setattr(replica_module.asyncio, "sleep", note)
@@ -276,7 +288,9 @@ async def waits_of(monkeypatch: pytest.MonkeyPatch, num_beats: list[int], *, bus
     [setup] = worker_setups(engine_setup)
     assert setup.heartbeat_ns == 1_000_000_000
     given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    replica = ReplicaController(real_system(), setup, WorkerConfig(max_restarts=3), NoEngine(), given_up.set_result)
+    replica = ReplicaController(
+        real_system(), [setup], WorkerConfig(max_restarts=3), NoEngine(), given_up.set_result, NoLauncher()
+    )
     await replica.start(warm_up=False)
     replica.run(engine_setup.core)
     assert await asyncio.wait_for(given_up, PATIENCE_SECONDS) == "died (killed by SIGKILL)"
@@ -318,11 +332,11 @@ def test_each_phase_is_a_line_with_its_time_and_what_comes_next(monkeypatch: pyt
 
 async def test_one_that_dies_before_its_setup_was_loading_libraries() -> None:
     [setup] = worker_setups(fake_setup())
-    replica = ReplicaController(real_system(), setup, WorkerConfig(), NoEngine(), print)
+    replica = ReplicaController(real_system(), [setup], WorkerConfig(), NoEngine(), print, ProcessLauncher())
     async with spawned_ahead(real_system(), 1) as spawned:
-        spawned[0].kill()
+        kill_process(spawned[0].process)
         with pytest.raises(EngineUnavailableError, match=r"SIGKILL\) while it started \(loading libraries\)"):
-            await replica.start(warm_up=False, spawned=spawned[0])
+            await replica.start(warm_up=False, spawned=spawned)
 
 
 def test_a_start_without_phases_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:

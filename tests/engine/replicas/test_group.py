@@ -97,7 +97,7 @@ async def test_each_takes_the_process_that_was_spawned_for_it(starts: Starts) ->
     replicas = replicas_with(devices=[], num_blocks=64)
     task = asyncio.create_task(replicas.start(must_measure=False, spawned=spawned))
     await let_run()
-    assert [starts.options[index]["spawned"] for index in range(3)] == [*spawned, None]
+    assert [starts.options[index]["spawned"] for index in range(3)] == [spawned[:1], spawned[1:], []]
     for index in starts.begun:
         await starts.end(index, 64)
     await task

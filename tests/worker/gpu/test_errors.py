@@ -77,7 +77,7 @@ def say(runner: GpuRunner, *, num_answers: int = 0) -> WorkerFailed:
         assert answers == []
         while loop.is_running():
             pass
-        answers.append(loop.answer())
+        answers += loop.answer()
     (failed,) = answers
     assert isinstance(failed, WorkerFailed)
     assert loop.exit_status == 1

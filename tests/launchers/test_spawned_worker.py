@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.engine.replicas.spawned_worker import SpawnedWorker, spawn_worker, spawned_ahead
 from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.launchers.launcher import StartedRank
+from eventlm.launchers.spawned_worker import kill_process, spawn_worker, spawned_ahead
 from eventlm.system.system import real_system
 from eventlm.worker.protocol import WorkerReady
 from tests.engine.replicas.test_worker_process import SETUP, contents, next_word
@@ -40,7 +41,7 @@ async def test_those_that_wait_end_with_a_command_that_fails() -> None:
 
 async def test_a_second_cancellation_leaves_none_running(nothing_left_behind: Path) -> None:
     # Kept here, because asyncio kills a process of which nobody has a handle.
-    workers: list[SpawnedWorker] = []
+    workers: list[StartedRank] = []
     are_up = asyncio.Event()
 
     async def serve() -> None:
@@ -71,7 +72,7 @@ async def test_libraries_are_loaded_before_there_is_a_setup() -> None:
     worker = await spawn_worker(real_system(), "this")
     assert worker.process.stdout is not None
     assert await worker.process.stdout.readline() == b"The Zen of Python, by Tim Peters\n"
-    worker.kill()
+    kill_process(worker.process)
     await worker.process.wait()
     worker.pipe.close()
 

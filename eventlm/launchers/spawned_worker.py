@@ -9,11 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import NamedTuple
 
+from eventlm.launchers.launcher import RankProcess, StartedRank
 from eventlm.system.parent_pipe import PipeError
-from eventlm.system.pipes import ParentPipe
-from eventlm.system.processes import Process
 from eventlm.system.system import System
 
 #: Of a worker, unless the engine's environment has other values: compute threads that sleep while they wait, because
@@ -21,21 +19,11 @@ from eventlm.system.system import System
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "PYTHONUNBUFFERED": "1"}
 
 
-class SpawnedWorker(NamedTuple):
-    """A process that waits for its setup. It shares no memory and no open file with this one."""
+async def spawn_worker(system: System, *libraries: str) -> StartedRank:
+    """Spawn a process that imports these modules before it takes its setup. Raises OSError or PipeError.
 
-    pipe: ParentPipe
-    process: Process
-
-    def kill(self) -> None:
-        """Send SIGKILL; the pipe stays open. Harmless when called twice."""
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
-
-
-async def spawn_worker(system: System, *libraries: str) -> SpawnedWorker:
-    """Spawn a process that imports these modules before it takes its setup. Raises OSError or PipeError."""
+    It shares no memory and no open file with this one.
+    """
     pipe, processes = system.pipes.open(), system.processes
     try:
         process = await processes.spawn(
@@ -51,28 +39,40 @@ async def spawn_worker(system: System, *libraries: str) -> SpawnedWorker:
     except BaseException:
         pipe.close()
         raise
-    return SpawnedWorker(pipe, process)
+    return StartedRank(pipe, process)
+
+
+def kill_process(process: RankProcess) -> None:
+    """Send SIGKILL. Harmless when called twice."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+
+async def kill_and_close(ranks: Sequence[StartedRank]) -> None:
+    """End these processes, and close their pipes."""
+    # All of them before the first wait, which a second Ctrl-C may interrupt.
+    for rank in ranks:
+        kill_process(rank.process)
+    try:
+        for rank in ranks:
+            await rank.process.wait()
+    finally:
+        for rank in ranks:
+            rank.pipe.close()
 
 
 @contextlib.asynccontextmanager
-async def spawned_ahead(system: System, count: int, *libraries: str) -> AsyncIterator[Sequence[SpawnedWorker]]:
+async def spawned_ahead(system: System, count: int, *libraries: str) -> AsyncIterator[Sequence[StartedRank]]:
     """Worker processes for the start of an engine. Those that still run end with the context.
 
     If they cannot be spawned there are fewer, and the start reports why.
     """
-    workers: list[SpawnedWorker] = []
+    workers: list[StartedRank] = []
     try:
         with contextlib.suppress(OSError, PipeError):
             for _ in range(count):
                 workers.append(await spawn_worker(system, *libraries))
         yield workers
     finally:
-        # All of them before the first wait, which a second Ctrl-C may interrupt.
-        for worker in workers:
-            worker.kill()
-        try:
-            for worker in workers:
-                await worker.process.wait()
-        finally:
-            for worker in workers:
-                worker.pipe.close()
+        await kill_and_close(workers)

@@ -1,0 +1,61 @@
+"""What processes of one host share: a folder in memory, and a board on which each notes the step that it has in hand.
+
+The board outlives a process that is killed, so it says what that was doing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+_MEMORY = Path("/dev/shm")
+_BOARD = "steps"
+_STEP = struct.Struct("q")
+#: On the board: nothing is in hand.
+NO_STEP = -1
+
+
+class SharedFolder:
+    """A new folder, in memory if the host has a file system for that, which no other user can enter.
+
+    Raises OSError.
+    """
+
+    def __init__(self) -> None:
+        parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else None
+        self.path = Path(tempfile.mkdtemp(prefix="eventlm-", dir=parent))
+
+    def remove(self) -> None:
+        """Remove it and what is in it. Harmless when called twice."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class StepBoard:
+    """A number for each of several processes, in a file of their shared folder that all of them map.
+
+    size: of how many; the board is made. None: it is there. Raises OSError.
+    """
+
+    def __init__(self, folder: str | Path, *, size: int | None = None) -> None:
+        path = Path(folder) / _BOARD
+        if size is not None:
+            path.write_bytes(_STEP.pack(NO_STEP) * size)
+        with path.open("r+b") as file:
+            self._board = mmap.mmap(file.fileno(), 0)
+
+    def write(self, number: int, step: int) -> None:
+        """Note the step that a process has in hand."""
+        _STEP.pack_into(self._board, number * _STEP.size, step)
+
+    def read(self, number: int) -> int:
+        """The step that a process has in hand, or had when it died; `NO_STEP` if none."""
+        step: int = _STEP.unpack_from(self._board, number * _STEP.size)[0]
+        return step
+
+    def close(self) -> None:
+        """Unmap it. Harmless when called twice."""
+        self._board.close()
