@@ -41,6 +41,9 @@ class ZmqParentPipe:
         with contextlib.suppress(zmq.Again):
             self._to_child.send_multipart(frames, flags=zmq.NOBLOCK)
 
+    def pulse(self, message: bytes) -> None:
+        """As ParentPipe.pulse: a child of this host sees by itself whether its parent lives."""
+
     def receive(self) -> asyncio.Future[bytes]:
         """As ParentPipe.receive."""
         return asyncio.ensure_future(self._from_child.recv())

@@ -19,6 +19,12 @@ class ParentPipe(Protocol):
         """Queue a message. It is dropped if the child has died."""
         ...
 
+    def pulse(self, message: bytes) -> None:
+        """Send a message by a way of its own, to a thread of a child on another host. It is dropped on this one, and
+        where the child is not connected.
+        """
+        ...
+
     def receive(self) -> asyncio.Future[bytes]:
         """The next message of one frame. A future that is cancelled may lose it."""
         ...

@@ -2,9 +2,10 @@
 
     python -m eventlm.worker.process INBOX OUTBOX PARENT_PID [LIBRARY ...]
 
-INBOX and OUTBOX are the addresses of a pipe. The libraries are modules that are imported before the setup is awaited.
-The main thread computes. A second one ends the process when the engine has died, so that no worker outlives its engine.
-A third one sends heartbeats.
+INBOX and OUTBOX are the addresses of a pipe; if the engine is on another host, an environment variable has its keys.
+The libraries are modules that are imported before the setup is awaited. The main thread computes. A second one ends the
+process when its parent has died, so that no worker outlives its engine. A third one sends heartbeats, and ends the
+process when an engine on another host is silent.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from collections.abc import Callable, Sequence
 from eventlm.system.child_pipe import LINGER_MS, ChildPipe, Sender
 from eventlm.system.clock import SystemClock
 from eventlm.system.collector import lasting_objects
+from eventlm.system.remote_ends import RemoteEnds
 from eventlm.system.shared_folder import StepBoard
 from eventlm.worker.loop import WorkerLoop, load
 from eventlm.worker.protocol import (
     FromWorker,
     GrammarBuilt,
     Heartbeat,
+    Pulse,
     StartProgress,
     WorkerSetup,
+    decode_pulse,
     decode_to_worker,
     encode,
 )
@@ -47,12 +51,12 @@ STAY_SECONDS = 10.0
 
 
 class Worker:
-    """One worker process."""
+    """One worker process. ends: of a pipe to an engine on another host."""
 
-    def __init__(self, inbox: str, outbox: str, parent_pid: int) -> None:
+    def __init__(self, inbox: str, outbox: str, parent_pid: int, ends: RemoteEnds | None = None) -> None:
         self._clock = SystemClock()
         self._parent_pid = parent_pid
-        self._pipe = ChildPipe(inbox, outbox)
+        self._pipe = ChildPipe(inbox, outbox, ends)
         self._sender = self._pipe.sender()
         #: Of its own, because grammars are answered in several threads. None once it is closed.
         self._grammar_sender: Sender | None = self._pipe.sender()
@@ -167,16 +171,38 @@ class Worker:
 
     def _beat(self, setup: WorkerSetup) -> None:
         """Runs in a thread of its own."""
-        sender = self._pipe.sender()
+        sender, pulses = self._pipe.sender(), self._pipe.pulses()
         is_over = False
+        heard_ns = self._clock.monotonic_ns()
+        pulse: Pulse | None = None
         while not is_over:
-            since_ns = self._loop.busy_since_ns if self._loop is not None else 0
-            busy_ns = self._clock.monotonic_ns() - since_ns if since_ns else 0
-            waits = self._runner is not None and self._runner.waits_for_peers
-            beat = Heartbeat(epoch=setup.epoch, busy_ns=busy_ns, step=self._step_in_hand, waits=waits)
-            sender.send(encode(beat))
-            is_over = self._is_over.wait(setup.heartbeat_ns / 1e9)
+            sender.send(encode(self._heartbeat(setup.epoch, pulse)))
+            if pulses is None:
+                is_over = self._is_over.wait(setup.heartbeat_ns / 1e9)
+                continue
+            message = pulses.receive(setup.heartbeat_ns // 1_000_000)
+            pulse = decode_pulse(message) if message is not None else None
+            now_ns = self._clock.monotonic_ns()
+            heard_ns = now_ns if pulse is not None else heard_ns
+            if now_ns - heard_ns > setup.silence_ns:
+                print("the engine is silent: this rank leaves", file=sys.stderr)
+                os._exit(1)
+            is_over = self._is_over.is_set()
+        if pulses is not None:
+            pulses.close()
         sender.close()
+
+    def _heartbeat(self, epoch: int, pulse: Pulse | None) -> Heartbeat:
+        now_ns = self._clock.monotonic_ns()
+        since_ns = self._loop.busy_since_ns if self._loop is not None else 0
+        return Heartbeat(
+            epoch=epoch,
+            busy_ns=now_ns - since_ns if since_ns else 0,
+            step=self._step_in_hand,
+            waits=self._runner is not None and self._runner.waits_for_peers,
+            pulse_ns=pulse.sent_ns if pulse is not None else 0,
+            clock_ns=now_ns if pulse is not None else 0,
+        )
 
 
 def main() -> int:
@@ -185,7 +211,7 @@ def main() -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     inbox, outbox, parent_pid, *libraries = sys.argv[1:]
-    return Worker(inbox, outbox, int(parent_pid)).run(libraries)
+    return Worker(inbox, outbox, int(parent_pid), RemoteEnds.take()).run(libraries)
 
 
 if __name__ == "__main__":

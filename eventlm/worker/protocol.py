@@ -113,6 +113,9 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     #: Tokens of a context that one KV group holds before the next one goes on; 0: there is one group.
     kv_shard_tokens: int = 0
     peers: Peers = Peers()
+    #: Of a rank on another host than the engine's: it leaves when it has had no pulse for so long. 0: the engine sends
+    #: none, because a rank on its host sees that it has died.
+    silence_ns: int = 0
 
 
 class NewSequence(Struct, frozen=True, kw_only=True):
@@ -148,6 +151,12 @@ class PrepareGrammar(Struct, frozen=True, kw_only=True, tag="grammar"):
 
 class Shutdown(Struct, frozen=True, tag="shutdown"):
     """Leave cleanly."""
+
+
+class Pulse(Struct, frozen=True, tag="pulse"):
+    """To a rank on another host, by a way of its own: the engine is still there. `sent_ns` is the time of its clock."""
+
+    sent_ns: int
 
 
 class StepSample(Struct, frozen=True, kw_only=True):
@@ -264,13 +273,16 @@ class WorkerFailed(Struct, frozen=True, kw_only=True, tag="failed"):
 class Heartbeat(Struct, frozen=True, kw_only=True, tag="heartbeat"):
     """Still there. `busy_ns` is how long the current step has been running, 0 between steps.
 
-    step: the current one, -1 between steps. waits: it waits for another rank of its replica.
+    step: the current one, -1 between steps. waits: it waits for another rank of its replica. pulse_ns, clock_ns: of one
+    that answers a pulse: what that said, and the time on the rank's own clock.
     """
 
     epoch: int
     busy_ns: int = 0
     step: int = -1
     waits: bool = False
+    pulse_ns: int = 0
+    clock_ns: int = 0
 
 
 ToWorker = Union[WorkerSetup, StepPayload, PrepareGrammar, Shutdown]  # noqa: UP007
@@ -278,6 +290,7 @@ FromWorker = Union[  # noqa: UP007
     StartProgress, WorkerReady, StepResult, GrammarBuilt, WorkerDesync, WorkerFailed, Heartbeat
 ]
 
+decode_pulse = msgspec.msgpack.Decoder(Pulse).decode
 encode = msgspec.msgpack.Encoder().encode
 decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode

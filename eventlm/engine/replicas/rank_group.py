@@ -78,6 +78,7 @@ class RankGroup:
         self._launcher = launcher
         self._workers: list[WorkerProcess] = []
         self._started: StartedRanks | None = None
+        self._pulsing: asyncio.Task[None] | None = None
         self._silence_seconds = silence_seconds
         #: How long one call waits for a message. Silence is counted in such calls, not read from a clock: whatever
         #: kept this process from listening (a stopped process, a blocked loop) is not the worker's silence.
@@ -104,9 +105,22 @@ class RankGroup:
             self._started = await self._launcher.start(self._system, self._setups, spawned)
         except (OSError, PipeError) as error:
             raise EngineUnavailableError(f"cannot start worker {self._setups[0].replica}: {error}") from error
-        self._workers = [WorkerProcess(self._system, setup) for setup in self._started.setups]
+        silence_ns = self._silence_seconds * 1_000_000_000
+        self._workers = [
+            WorkerProcess(self._system, structs.replace(setup, silence_ns=silence_ns) if rank.host else setup)
+            for setup, rank in zip(self._started.setups, self._started.ranks, strict=True)
+        ]
         for worker, rank in zip(self._workers, self._started.ranks, strict=True):
             await worker.start(rank)
+        if any(rank.host for rank in self._started.ranks):
+            self._pulsing = asyncio.create_task(self._pulse())
+
+    async def _pulse(self) -> None:
+        while True:
+            for worker in self._workers:
+                if worker.clock is not None:
+                    worker.pulse()
+            await asyncio.sleep(self._poll_seconds)
 
     async def ready(
         self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None
@@ -117,6 +131,16 @@ class RankGroup:
         Raises CheckpointError or EngineUnavailableError where they disagree.
         """
         patience = StartPatience(self._system.clock, timeout_seconds)
+        answer = await self._all_ready(patience, on_progress)
+        if isinstance(answer.message, WorkerReady):
+            for rank, worker in enumerate(self._workers):
+                if not await worker.learn_time(patience):
+                    return StartAnswer(None, rank)
+        return answer
+
+    async def _all_ready(
+        self, patience: StartPatience, on_progress: Callable[[StartProgress], None] | None
+    ) -> StartAnswer:
         if len(self._workers) == 1:
             return StartAnswer(await self._workers[0].answer(patience, on_progress))
         answering = self.layout.answering_rank
@@ -197,11 +221,23 @@ class RankGroup:
                 continue
             self._num_silent_polls[rank] = 0
             if message is not None:
-                loss = take(rank, message)
+                loss = take(rank, self._on_our_clock(rank, message))
             else:
                 loss = Loss(worker.ending or "unreadable message", crashed=worker.crashed)
             if loss is not None:
                 return self._of(rank, loss)
+
+    def _on_our_clock(self, rank: int, message: FromWorker) -> FromWorker:
+        """The times of a result are those of the hosts of its ranks."""
+        if self._pulsing is None or not isinstance(message, StepResult):
+            return message
+        to_here = self._workers[rank].to_here
+        stages = []
+        for stage, (start_ns, end_ns) in enumerate(message.stages):
+            of_stage = self._workers[self.layout.ranks_of_stage(stage)[0]].to_here
+            stages.append((of_stage(start_ns), of_stage(end_ns)))
+        first = stages[0][0] if stages else to_here(message.start_ns)
+        return structs.replace(message, start_ns=first, end_ns=to_here(message.end_ns), stages=stages)
 
     async def _first_cause(self, listening: list[asyncio.Task[Loss]]) -> Loss:
         """The loss with which it began."""
@@ -248,6 +284,8 @@ class RankGroup:
 
     async def kill(self) -> None:
         """End all of them now, and everything that belongs to them. Harmless when called twice."""
+        if self._pulsing is not None:
+            self._pulsing.cancel()
         try:
             await asyncio.gather(*(worker.kill() for worker in self._workers))
         finally:

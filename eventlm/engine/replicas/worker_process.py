@@ -16,12 +16,14 @@ from eventlm.formatting import death_in_words
 from eventlm.launchers.launcher import StartedRank
 from eventlm.launchers.spawned_worker import kill_process, spawn_worker
 from eventlm.system.clock import Clock
+from eventlm.system.clock_map import ClockMap
 from eventlm.system.parent_pipe import PipeError
 from eventlm.system.system import System
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
     PrepareGrammar,
+    Pulse,
     Shutdown,
     StartProgress,
     StepPayload,
@@ -71,6 +73,8 @@ class WorkerProcess:
         self._spawned: StartedRank | None = None
         self._death: asyncio.Task[int] | None = None
         self._printing: asyncio.Task[None] | None = None
+        #: Of a process on another host.
+        self.clock: ClockMap | None = None
         #: The message being waited for. It outlives a call of `receive`: a cancelled future may lose its message.
         self._message: asyncio.Future[bytes] | None = None
 
@@ -84,6 +88,7 @@ class WorkerProcess:
         except (OSError, PipeError) as error:
             raise EngineUnavailableError(f"cannot start worker {self.setup.replica}: {error}") from error
         process = self._spawned.process
+        self.clock = ClockMap() if self._spawned.host else None
         self._death = asyncio.create_task(process.wait())
         if process.stdout is not None:
             self._printing = asyncio.create_task(self._log_output(process.stdout))
@@ -129,7 +134,19 @@ class WorkerProcess:
             found: FromWorker = decode_from_worker(message.result())
         except (msgspec.DecodeError, PipeError):
             return None
+        if self.clock is not None and isinstance(found, Heartbeat) and found.pulse_ns:
+            now_ns = self._system.clock.monotonic_ns()
+            self.clock.note(sent_ns=found.pulse_ns, there_ns=found.clock_ns, received_ns=now_ns)
         return found
+
+    def pulse(self) -> None:
+        """Tell a process on another host that the engine is still there; its answer tells the time there."""
+        assert self._spawned is not None
+        self._spawned.pipe.pulse(encode(Pulse(self._system.clock.monotonic_ns())))
+
+    def to_here(self, time_ns: int) -> int:
+        """A time of the process's clock on this host's."""
+        return self.clock.to_here(time_ns) if self.clock is not None else time_ns
 
     async def answer(
         self, patience: float | StartPatience, on_progress: Callable[[StartProgress], None] | None = None
@@ -149,6 +166,14 @@ class WorkerProcess:
                 elif not isinstance(message, Heartbeat):
                     return message
         return None
+
+    async def learn_time(self, patience: StartPatience) -> bool:
+        """Wait until the clock of a process that is ready is known; False if it dies, or does not tell in time."""
+        while self.clock is not None and not self.clock.is_known and (left_seconds := patience.left_seconds) > 0:
+            with contextlib.suppress(TimeoutError):
+                if await self.receive(left_seconds) is None:
+                    return False
+        return self.clock is None or self.clock.is_known
 
     async def _log_output(self, output: asyncio.StreamReader) -> None:
         """Log what the worker and its libraries print, line by line, to its end."""

@@ -34,8 +34,6 @@ from tests.worker.launches import launched, new_sequence, payload
 
 LAYOUT = Layout(tensor=2, stages=2)
 T2S2 = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
-#: Of a pipeline a sequence has one decode in flight.
-IN_TURN = {"max_decodes_in_flight_per_seq": 1}
 
 
 def lost_in(engine: InferenceEngine) -> list[WorkerLost]:
@@ -47,7 +45,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def test_a_group_computes_what_one_worker_does(tmp_path: Path) -> None:
-    async with running(record=tmp_path, parallel=T2S2, **IN_TURN) as engine:
+    async with running(record=tmp_path, parallel=T2S2) as engine:
         [pids] = engine.rank_pids
         assert len(set(pids)) == 4
         assert engine.worker_pids == pids[:1]
@@ -62,7 +60,7 @@ async def test_a_group_computes_what_one_worker_does(tmp_path: Path) -> None:
 
 async def test_the_shared_folder_goes_with_the_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("eventlm.system.shared_folder._MEMORY", tmp_path)
-    async with running(parallel=T2S2, **IN_TURN) as engine:
+    async with running(parallel=T2S2) as engine:
         [first] = os.listdir(tmp_path)
         os.kill(engine.rank_pids[0][3], signal.SIGKILL)
         await until(lambda: os.listdir(tmp_path) not in ([first], []))
@@ -90,7 +88,7 @@ DEATHS = [
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 async def test_any_rank_that_is_killed_is_named_and_its_peers_are_gone(tmp_path: Path, rank: int) -> None:
-    async with running(record=tmp_path, parallel=T2S2, fake={"base_ns": 20_000_000}, **IN_TURN) as engine:
+    async with running(record=tmp_path, parallel=T2S2, fake={"base_ns": 20_000_000}) as engine:
         readers = [Reader(handle) for handle in await engine.submit([request(20, seed=seed) for seed in range(4)])]
         await readers[0].until_tokens(5)
         [pids] = engine.rank_pids
@@ -109,7 +107,7 @@ async def test_any_rank_that_is_killed_is_named_and_its_peers_are_gone(tmp_path:
 
 async def test_a_stopped_rank_is_named_and_killed(tmp_path: Path) -> None:
     worker = WorkerConfig(heartbeat_timeout_seconds=4)
-    async with running(record=tmp_path, parallel=T2S2, worker=worker, **IN_TURN) as engine:
+    async with running(record=tmp_path, parallel=T2S2, worker=worker) as engine:
         [pids] = engine.rank_pids
         os.kill(pids[1], signal.SIGSTOP)
         await until(lambda: not any(map(is_running, pids)))
@@ -132,7 +130,7 @@ async def test_the_rank_that_fails_is_the_reason_whatever_its_peers_notice(
 ) -> None:
     monkeypatch.setattr(replica_module, "RESTART_SECONDS", 0)
     worker = WorkerConfig(step_timeout_seconds=1, max_losses=0)
-    async with running(record=tmp_path, parallel=T2S2, worker=worker, fake=fake, **IN_TURN) as engine:
+    async with running(record=tmp_path, parallel=T2S2, worker=worker, fake=fake) as engine:
         readers = await generate(engine, *(request(8, seed=seed) for seed in range(3)))
         assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 8) for seed in range(3)]
     found = lost_in(engine)
@@ -273,7 +271,7 @@ async def test_a_start_fails_by_the_rank_that_cannot() -> None:
 
 
 async def test_stages_have_their_times(tmp_path: Path) -> None:
-    async with running(record=tmp_path, parallel=T2S2, fake={"base_ns": 4_000_000}, **IN_TURN) as engine:
+    async with running(record=tmp_path, parallel=T2S2, fake={"base_ns": 4_000_000}) as engine:
         await generate(engine, request(4))
     results = [event for event in recorded(engine) if isinstance(event, StepCompleted)]
     assert results
