@@ -115,8 +115,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         dict[str, Any],
         Meta(extra={"metavar": "KEY=VALUE,..."}),
         "parameters of `--model fake`: nanoseconds of a step (base_ns, prefill_token_ns, decode_ns, "
-        "context_token_ns), chances in parts per million (end_ppm, late_ppm, die_ppm, poison_ppm, piece_ppm, "
-        "nan_ppm), late_factor, and recurrent=true for a model with recurrent layers",
+        "context_token_ns), chances in parts per million (end_ppm, late_ppm, die_ppm, raise_ppm, hang_ppm, "
+        "poison_ppm, piece_ppm, nan_ppm), late_factor, and recurrent=true for a model with recurrent layers",
     ] = {}
 
 
