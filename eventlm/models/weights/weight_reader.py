@@ -39,7 +39,7 @@ _ROW_MULTIPLE = 32
 #: Of the data of each tensor in a buffer.
 _ALIGNMENT = 64
 #: Of a row: as many are read without the others. Files are read by pages, so that fewer would save little.
-_LEAST_BYTES = 512
+_LEAST_BYTES = 256
 #: Inputs of a block of what is only unpacked, or more of them.
 _LARGEST_BLOCK = 256
 _CHANGED = "the file was changed while it was read; start again when nothing writes to it"
