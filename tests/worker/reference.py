@@ -87,7 +87,7 @@ class Schedule:
         """Execute one launch and keep what it produced."""
         launch = launched(self._step, decodes=decodes, chunks=chunks, blocks=blocks, forget=forget, states=states)
         self._step += 1
-        tokens, ends, extras, _ = self.runner.execute(launch, payload(*(new or [])))
+        tokens, ends, extras, *_ = self.runner.execute(launch, payload(*(new or [])))
         keys = [row[:2] for row in launch.decodes] + [row[:2] for row in launch.chunks]
         self._held |= dict.fromkeys(keys)
         for key in launch.forget:
