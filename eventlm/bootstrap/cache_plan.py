@@ -17,6 +17,7 @@ from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.core.shards import context_capacity
+from eventlm.engine.setup import layout_of
 from eventlm.errors import UsageError
 from eventlm.models.config import (
     activation_bytes,
@@ -30,9 +31,11 @@ from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
 from eventlm.models.spec import DTYPE_BYTES
 from eventlm.models.transformers_model import ServedModel, TransformersModel
+from eventlm.models.weights.matrix_types import matrix_formats
 from eventlm.models.weights.weight_bytes import gpu_weight_bytes, weight_bytes
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
+from eventlm.worker.ranks.shard import check_layout, shard_of
 
 #: The fake model stores no keys and values; these are what a small real one would have.
 FAKE_NUM_BLOCKS = 4096
@@ -58,7 +61,7 @@ class CachePlan(NamedTuple):
 class _Sizes(NamedTuple):
     """Bytes of a replica's weights, of the activations of its largest step (0 on GPUs, where workers measure them), of
     its rotary tables for one position, of a KV block, of the cache of a sequence of the context that was asked for,
-    else of the shortest, and of all state slots.
+    else of the shortest, and of all state slots. All ranks of the replica together.
     """
 
     weights: int
@@ -93,7 +96,7 @@ def plan_states(
     """
     cache, num_seqs = config.cache, config.scheduler.max_num_seqs
     num_batches = config.parallel.decode_batches
-    slot_bytes = _slot_bytes(config, folder)
+    slot_bytes = _slot_bytes(config, folder, types or {})
     if slot_bytes is None:
         if cache.state_slots:
             raise UsageError(
@@ -139,11 +142,12 @@ def plan_states(
     return config, warnings
 
 
-def _slot_bytes(config: Config, folder: Path | None) -> int | None:
+def _slot_bytes(config: Config, folder: Path | None, types: Mapping[WeightKey, str]) -> int | None:
     """Bytes of a state slot, 0 of the fake model's; None without recurrent layers."""
     if folder is None:
         return 0 if config.model.fake.get("recurrent") else None
-    return state_bytes(read_served(folder, config.model.model_impl)) or None
+    parts = _parts(config, read_served(folder, config.model.model_impl), types)
+    return sum(state_bytes(part.model) for part in parts) or None
 
 
 def plan_cache(
@@ -156,6 +160,11 @@ def plan_cache(
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
     into memory or are more than an engine can have, and CheckpointError.
     """
+    if gpus and layout_of(config).num_ranks > 1:
+        raise UsageError(
+            "the ranks of a replica compute on processors only, so far: leave out --device cuda, or "
+            "--tensor-parallel-size, --pipeline-parallel-size and --kv-parallel-size"
+        )
     asked, longest, sizes = config.model.max_model_len, FAKE_MAX_MODEL_LEN, None
     warnings: list[str] = []
     num_blocks = config.cache.num_blocks or FAKE_NUM_BLOCKS
@@ -189,28 +198,56 @@ def plan_cache(
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
+class _Part(NamedTuple):
+    """What a rank has of a model, and the types of its matrices that are codes."""
+
+    model: ServedModel
+    types: Mapping[WeightKey, str]
+
+
+def _parts(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str]) -> list[_Part]:
+    """Of each rank of a replica. Raises UsageError if the model cannot be split so."""
+    layout = layout_of(config)
+    check_layout(decoder, layout)
+    if layout.num_ranks == 1 or isinstance(decoder, TransformersModel):
+        return [_Part(decoder, types)]
+    formats = matrix_formats(types, _dtype(config, decoder), config.model.quantization)
+    shards = [shard_of(decoder, layout, layout.place_of(rank), formats) for rank in range(layout.num_ranks)]
+    return [
+        _Part(shard.model, {key: types[cut.key] for key, cut in shard.slices.items() if cut.key in types})
+        for shard in shards
+    ]
+
+
+def _dtype(config: Config, decoder: ServedModel) -> str:
+    return resolve_dtype(decoder, config.model.dtype, config.model.quantization)
+
+
 def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str], *, is_on_gpu: bool = False) -> _Sizes:
-    model, cache = config.model, config.cache
-    dtype = resolve_dtype(decoder, model.dtype, model.quantization)
-    block = cache.block_size * kv_bytes_per_token(decoder, resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype))
-    if isinstance(decoder, TransformersModel):
-        weights = decoder.num_weights * DTYPE_BYTES[dtype]
-    elif is_on_gpu:
-        weights = gpu_weight_bytes(decoder, dtype, types)
-    else:
-        weights = weight_bytes(decoder, dtype, model.quantization, types)
+    cache, dtype = config.cache, _dtype(config, decoder)
+    parts = _parts(config, decoder, types)
+    kv_dtype = resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype)
+    block = cache.block_size * sum(kv_bytes_per_token(part.model, kv_dtype) for part in parts)
     return _Sizes(
-        weights=weights,
-        activations=0 if is_on_gpu else _activation_bytes(config, decoder, block),
-        position=rope_bytes(decoder, dtype, is_on_gpu=is_on_gpu),
+        weights=sum(_weight_bytes(config, part, dtype, is_on_gpu=is_on_gpu) for part in parts),
+        activations=0 if is_on_gpu else sum(_activation_bytes(config, part.model, block) for part in parts),
+        position=sum(rope_bytes(part.model, dtype, is_on_gpu=is_on_gpu) for part in parts),
         block=block,
         sequence=_num_blocks_needed(config) * block,
-        states=cache.state_slots * state_bytes(decoder),
+        states=cache.state_slots * sum(state_bytes(part.model) for part in parts),
     )
 
 
+def _weight_bytes(config: Config, part: _Part, dtype: str, *, is_on_gpu: bool) -> int:
+    if isinstance(part.model, TransformersModel):
+        return part.model.num_weights * DTYPE_BYTES[dtype]
+    if is_on_gpu:
+        return gpu_weight_bytes(part.model, dtype, part.types)
+    return weight_bytes(part.model, dtype, config.model.quantization, part.types)
+
+
 def _activation_bytes(config: Config, decoder: ServedModel, block: int) -> int:
-    """Bytes of the activations of a replica's largest step. block: bytes of a KV block."""
+    """Bytes of the activations of a rank's largest step. block: bytes of a KV block of all ranks."""
     cache, num_tokens = config.cache, config.scheduler.batched_tokens()
     # A context is no longer than the cache, which activations make smaller.
     num_blocks = cache.num_blocks or _cache_bytes(config, beside=0) // block

@@ -30,8 +30,6 @@ class CheckpointRunner(ABC):
     num_blocks: int
     #: The KV cache.
     cache: Any
-    #: One rank computes the whole model.
-    waits_for_peers = False
 
     def __init__(self, setup: WorkerSetup, report: StartReport | None) -> None:
         self.setup = setup
@@ -50,6 +48,11 @@ class CheckpointRunner(ABC):
     @abstractmethod
     def host_info(self) -> dict[str, Any]:
         """The host as the header of a trace describes it."""
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether a step waits for another rank of the replica; never where there is one."""
+        return False
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Build the matcher of a grammar over the checkpoint's vocabulary."""

@@ -7,26 +7,33 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as Seq
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderRow, KVLayers
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderPeers, DecoderRow, KVLayers
 from eventlm.kernels.cpu.native import library_hash
 from eventlm.models.config import resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import choose_forward
-from eventlm.models.decoder import no_lap
+from eventlm.models.decoder import Decoder, no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import rope_tables
 from eventlm.models.spec import ModelSpec
 from eventlm.models.transformers_model import ServedModel, TransformersModel
+from eventlm.models.weights.find_weights import find_weights
+from eventlm.models.weights.matrix_types import matrix_formats, matrix_types
+from eventlm.models.weights.slices import ModelPart
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
 from eventlm.worker.batch import build_batch
 from eventlm.worker.cache_engine import CacheEngine
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
+from eventlm.worker.ranks.exchange import RankExchange
+from eventlm.worker.ranks.partial_decoder import PartialDecoder
+from eventlm.worker.ranks.shard import Shard, check_layout, shard_of
 from eventlm.worker.sampling.row_extras import OutputLayer
 from eventlm.worker.sampling.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
@@ -42,16 +49,37 @@ class Forward(OutputLayer, Protocol):
     #: How it draws tokens, if not in torch: from logits, and from what `run` gave.
     draw: Draw | None
     draw_next: DrawNext | None
+    #: Of the residual stream.
+    residual_dtype: torch.dtype
     #: Of the matrices by the operation that multiplies by them, all layers together.
     weight_bytes: dict[str, int]
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
-        """The residual stream after the last layer, [T, H]; stores the keys, values and states of all rows."""
+    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
+        """The residual stream after the last layer, [T, H]; stores the keys, values and states of all rows.
+
+        residual_TH: what it begins with, in a part of a model that has no embedding.
+        """
         ...
 
     def lap(self, timer: OpTimer, name: str) -> None:
         """The operation `name` ends here, and had what the time since the lap before has not gone to by itself."""
         ...
+
+
+def read_shards(setup: WorkerSetup, config: ServedModel) -> list[Shard]:
+    """What each rank of the replica has of the model; empty: there is one.
+
+    Raises CheckpointError, and UsageError if the model cannot be split so.
+    """
+    layout = setup.layout
+    if layout.num_ranks == 1:
+        return []
+    check_layout(config, layout)
+    assert isinstance(config, ModelSpec)
+    types = matrix_types(find_weights(Path(setup.model), config), config, setup.quantization)
+    dtype = resolve_dtype(config, setup.dtype, setup.quantization)
+    formats = matrix_formats(types, dtype, setup.quantization)
+    return [shard_of(config, layout, layout.place_of(rank), formats) for rank in range(layout.num_ranks)]
 
 
 def make_cache(setup: WorkerSetup, config: ServedModel) -> CacheEngine:
@@ -68,35 +96,79 @@ def make_cache(setup: WorkerSetup, config: ServedModel) -> CacheEngine:
 
 
 def make_forward(
-    setup: WorkerSetup, config: ServedModel, cache: CacheEngine, on_progress: OnProgress | None = None
+    setup: WorkerSetup,
+    config: ServedModel,
+    cache: CacheEngine,
+    on_progress: OnProgress | None = None,
+    *,
+    shards: Seq[Shard] = (),
+    exchange: RankExchange | None = None,
 ) -> Forward:
     """Transformers' if it computes the model, else the one that `setup.cpu_kernels` names.
 
-    `auto`: the fastest that can run this model on this machine. `on_progress` gets the bytes of the weights. Raises
-    CheckpointError, CacheMemoryError if the states of sequences do not fit into memory, and UsageError if the one that
-    it names cannot.
+    `auto`: the fastest that can run this model on this machine. `on_progress` gets the bytes of the weights. shards: of
+    all ranks, if there are several; all take the same forward pass. exchange: with the other tensor ranks.
+
+    Raises CheckpointError, CacheMemoryError if the states of sequences do not fit into memory, and UsageError if the
+    one that it names cannot.
     """
     if isinstance(config, TransformersModel):
         # It takes seconds to load, and most models need none of it.
         from eventlm.worker.transformers_forward import TransformersForward
 
         return TransformersForward(setup, config, cache, on_progress)
-    states = StateCache(config, setup.state_slots)
+    part = OwnPart(config, shards[setup.rank] if shards else None, exchange)
+    states = StateCache(part.model, setup.state_slots)
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
-    build, reason = choose_forward(
-        setup.cpu_kernels,
-        config,
-        model=setup.model,
-        dtype=dtype,
-        block_size=setup.block_size,
-        quantization=setup.quantization,
-    )
+    build, reason = "", ""
+    for model in [shard.model for shard in shards] or [config]:
+        build, reason = choose_forward(
+            setup.cpu_kernels,
+            model,
+            model=setup.model,
+            dtype=dtype,
+            block_size=setup.block_size,
+            quantization=setup.quantization,
+        )
+        if not build:
+            break
     if build:
-        return CpuForward(setup, config, cache, states, build, on_progress)
+        return CpuForward(setup, part, cache, states, build, on_progress)
     if reason and dtype == "bfloat16":
         # The engine logs what a worker prints.
         print(f"the compiled forward pass is not used, torch's is several times slower: {reason}", file=sys.stderr)
-    return TorchForward(setup, config, cache, states, on_progress)
+    return TorchForward(setup, part, cache, states, on_progress)
+
+
+class OwnPart(NamedTuple):
+    """What a rank computes of a model. shard: None: all of it. exchange: with whom it adds up sums; None: nobody."""
+
+    whole: ModelSpec
+    shard: Shard | None
+    exchange: RankExchange | None
+
+    @property
+    def model(self) -> ModelSpec:
+        """The smaller one."""
+        return self.shard.model if self.shard is not None else self.whole
+
+    @property
+    def weights(self) -> ModelPart | None:
+        """What is loaded of the checkpoint; None: all."""
+        return self.shard.part if self.shard is not None else None
+
+    @property
+    def decoder_peers(self) -> DecoderPeers | None:
+        """For a compiled decoder."""
+        if self.exchange is None or self.shard is None:
+            return None
+        return DecoderPeers(self.exchange.group, self.shard.vocab_starts)
+
+    def make_decoder(self, model: ModelSpec) -> Decoder:
+        """One in torch's operations."""
+        if self.exchange is None or self.shard is None:
+            return Decoder(model)
+        return PartialDecoder(self.shard, self.exchange.rank, self.exchange.gather)
 
 
 def step_token_ids(rows: Seq[Row]) -> list[int]:
@@ -113,10 +185,12 @@ def step_token_ids(rows: Seq[Row]) -> list[int]:
 class CpuForward:
     """`eventlm.kernels.cpu`, in bfloat16."""
 
+    residual_dtype = torch.float32
+
     def __init__(
         self,
         setup: WorkerSetup,
-        config: ModelSpec,
+        part: OwnPart,
         cache: CacheEngine,
         states: StateCache,
         build: str,
@@ -126,7 +200,7 @@ class CpuForward:
         self.states = states
         self._kv = KVLayers(cache.layers)
         self.host = {"attention_backend": backend_name(build), "kernel_library": library_hash(build)}
-        self.vocab_size = config.vocab_size
+        self.vocab_size = part.whole.vocab_size
         num_threads = setup.threads or usable_cores()
         self._decoder: CpuDecoder = load_cpu_decoder(
             setup.model,
@@ -134,6 +208,8 @@ class CpuForward:
             quantization=setup.quantization,
             max_positions=setup.max_model_len,
             num_threads=num_threads,
+            part=part.weights,
+            peers=part.decoder_peers,
             on_progress=on_progress,
         )
         if setup.processors:
@@ -144,10 +220,10 @@ class CpuForward:
         #: At the last lap.
         self._times_ns = self._decoder.times_ns()
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
+    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
         token_ids_T = step_token_ids(rows)
         steps = [DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
-        hidden_TH = self._decoder.forward(token_ids_T, steps, self._kv, self.states.step(rows))
+        hidden_TH = self._decoder.forward(token_ids_T, steps, self._kv, self.states.step(rows), residual_TH)
         if timer:
             self.lap(timer, "prepare")
         return hidden_TH
@@ -174,34 +250,44 @@ class TorchForward:
     def __init__(
         self,
         setup: WorkerSetup,
-        config: ModelSpec,
+        part: OwnPart,
         cache: CacheEngine,
         states: StateCache,
         on_progress: OnProgress | None,
     ) -> None:
         self.cache = cache
         self.states = states
-        dtype = torch_dtype(resolve_dtype(config, setup.dtype, setup.quantization))
-        self.vocab_size = config.vocab_size
+        self.residual_dtype = dtype = torch_dtype(resolve_dtype(part.whole, setup.dtype, setup.quantization))
+        self.vocab_size = part.whole.vocab_size
         self._block_size = setup.block_size
         self._device = torch.device("cpu")
         self._decoder = load_decoder(
             setup.model,
             dtype=setup.dtype,
             quantization=setup.quantization,
+            part=part.weights,
+            make=part.make_decoder,
             on_progress=on_progress,
         )
         self.weight_bytes = self._decoder.weight_bytes()
-        self._ropes = rope_tables(config, setup.max_model_len, dtype=dtype, device=self._device)
+        self._ropes = rope_tables(part.model, setup.max_model_len, dtype=dtype, device=self._device)
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
+    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
         batch = build_batch(rows, block_size=self._block_size, device=self._device)
         self.cache.clear_slots(batch.tails_R)
         attention = self.cache.attention(batch.slots_T, batch.attention_rows, self._decoder.sinks)
         lap = timer.lap if timer else no_lap
         lap("prepare")
         states = self.states.step(rows)
-        return self._decoder.forward(batch.token_ids_T, batch.positions_T, self._ropes, attention, lap, states=states)
+        return self._decoder.forward(
+            batch.token_ids_T,
+            batch.positions_T,
+            self._ropes,
+            attention,
+            lap,
+            states=states,
+            residual_TH=residual_TH,
+        )
 
     def lap(self, timer: OpTimer, name: str) -> None:
         timer.lap(name)

@@ -163,8 +163,7 @@ class WorkerLoop:
             while self._under_way and self.exit_status is None:
                 yield from self.answer()
             if self.exit_status is None:
-                self.exit_status = 1
-                yield WorkerDesync(epoch=self._epoch, step=launch.step, detail=str(error))
+                yield self._desync(error, launch.step)
         except Exception as error:
             yield self._fail(error, launch.step)
         else:
@@ -174,9 +173,15 @@ class WorkerLoop:
     def answer(self) -> Iterator[FromWorker]:
         """Wait for the oldest step under way; its result if that is wanted, or how it failed."""
         number, step = self._under_way.popleft()
+        # What it has waited for, others have computed.
+        self.busy_since_ns = self._clock.monotonic_ns()
         try:
             output = step.finish()
             start_ns, end_ns = step.times_ns
+        except DesyncError as error:
+            # Found late, where a step begins only when another rank has given what it needs.
+            yield self._desync(error, number)
+            return
         except Exception as error:
             yield self._fail(error, number)
             return
@@ -185,6 +190,10 @@ class WorkerLoop:
         self._hold_step(self._under_way[0].number if self._under_way else -1)
         if self._answers:
             yield StepResult(epoch=self._epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
+
+    def _desync(self, error: DesyncError, step: int) -> WorkerDesync:
+        self.exit_status = 1
+        return WorkerDesync(epoch=self._epoch, step=step, detail=str(error))
 
     def _fail(self, error: Exception, step: int) -> WorkerFailed:
         self.exit_status = 1

@@ -8,38 +8,55 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from eventlm.events.decisions import Launched
+from eventlm.kernels.cpu.native import MeetingEndedError
 from eventlm.models.config import resolve_dtype
 from eventlm.models.decoder import no_lap
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.checkpoint_runner import CheckpointRunner
-from eventlm.worker.forward import make_cache, make_forward
+from eventlm.worker.forward import make_cache, make_forward, read_shards
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
-from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, WorkerSetup
-from eventlm.worker.runner import ExecutedStep
-from eventlm.worker.sampling.row_extras import row_extras
+from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, StepSample, WorkerSetup
+from eventlm.worker.ranks.connect import Connections
+from eventlm.worker.ranks.stage import StageInput
+from eventlm.worker.runner import AwaitedStep, ExecutedStep, PeerLostError, StepUnderWay, has_rows
+from eventlm.worker.sampling.row_extras import compute_logits_of_extras, row_extras
 from eventlm.worker.sampling.sampler import NOT_FINITE, Sampler
 from eventlm.worker.sequence_table import Row, SequenceTable, WorkerSequence
 from eventlm.worker.start_report import READING_WEIGHTS, StartReport
 
 
 class ModelRunner(CheckpointRunner):
-    """Runs the launches of one worker, in order. Raises also CacheMemoryError, and UsageError as `make_forward`."""
+    """Runs the launches of one worker, in order. Raises also CacheMemoryError, and UsageError as `make_forward`.
+
+    Of a replica that is split, it runs its part of each: a stage begins with what the one before hands over, and a
+    stage that is not the last ends by handing over. In the last one tokens are drawn, by the rank that answers.
+    """
 
     def __init__(self, setup: WorkerSetup, report: StartReport | None = None) -> None:
         if setup.threads > 0:
             torch.set_num_threads(setup.threads)
         super().__init__(setup, report)
         self.num_blocks = setup.num_blocks
-        self.cache = make_cache(setup, self.config)
+        shards = read_shards(setup, self.config)
+        self.cache = make_cache(setup, shards[setup.rank].model if shards else self.config)
         self._pages = PageToucher(self.cache.stored)
         # Beside the reading of the weights; the first request must not wait for it.
         self._pages.begin()
+        connections = Connections(setup)
+        self._exchange = connections.exchange(
+            self.config.hidden_size, max((shard.model.vocab_size for shard in shards), default=0)
+        )
         self.report.begin(READING_WEIGHTS)
-        self._forward = make_forward(setup, self.config, self.cache, self.report.progress)
+        self._forward = make_forward(
+            setup, self.config, self.cache, self.report.progress, shards=shards, exchange=self._exchange
+        )
         self._pages.wait()
+        self._stage = connections.stage(self.config.hidden_size, self._forward.residual_dtype)
+        self._is_answering = setup.rank == setup.layout.answering_rank
         self._table = SequenceTable(
             block_size=setup.block_size, num_blocks=setup.num_blocks, state_slots=setup.state_slots
         )
@@ -50,44 +67,119 @@ class ModelRunner(CheckpointRunner):
             draw_next=self._forward.draw_next,
         )
 
-    def start(self, launch: Launched, payload: StepPayload) -> ExecutedStep:
-        """As `execute`."""
-        return ExecutedStep(lambda: self.execute(launch, payload))
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether a step waits for another rank of the replica."""
+        return self._stage.is_waiting or (self._exchange is not None and self._exchange.is_waiting)
+
+    def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:
+        """As `execute`, which begins once the stage before has handed the step over."""
+        if self._stage.is_first:
+            return ExecutedStep(lambda: self.execute(launch, payload))
+        # One without rows has no input, but its turn.
+        has_input = self._stage.has_input if has_rows(launch) else lambda: True
+        return AwaitedStep(has_input, lambda: self.execute(launch, payload))
+
+    def warm_up(self) -> list[StepSample]:
+        """Time real steps, of this stage alone."""
+        with self._stage.alone():
+            return super().warm_up()
 
     @torch.inference_mode()
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         """The tokens of each row of the launch, the ends among them as (row, why), and what else rows asked for.
 
-        Raises DesyncError, with nothing computed, if the launch disagrees with what the runner holds.
+        Raises DesyncError, with nothing computed, if the launch disagrees with what the runner holds; PeerLostError.
         """
+        given = self._stage.begin(launch.step, launch.num_tokens) if has_rows(launch) else StageInput()
         timer = OpTimer() if self.setup.profile_ops else None
         rows = self._table.apply(launch, payload)
         self._pages.stay_ahead_of(self._table.num_blocks_used)
-        for request, index in launch.forget:
-            self._sampler.table.remove(SequenceId(request, index))
-            self._grammars.remove(SequenceId(request, index))
-        for new in payload.new:
-            if new.kind == "generate":
-                self._add(self._table[SequenceId(new.request, new.index)])
-        tokens: list[list[int]] = [[] for _ in rows]
-        extras: list[RowExtras] = []
-        not_finite: set[int] = set()
-        if rows:
-            tokens, extras, not_finite = self._compute(rows, payload.forced, timer)
-        ends = self._ends(rows, tokens, payload.forced, not_finite)
-        self._table.record(rows, payload.forced or tokens)
+        if self._stage.is_last:
+            self._update_tables(launch, payload)
+        output = StepOutput([[] for _ in rows], [], [], {})
+        try:
+            if not self._stage.is_last:
+                self._hand_over(launch.step, rows, given, payload.forced, timer)
+            elif self._is_answering:
+                output = self._answer(rows, given, payload.forced, timer)
+            else:
+                self._accompany(rows, given, payload.forced)
+        except MeetingEndedError as error:
+            raise PeerLostError(str(error)) from error
         if timer:
             timer.lap("record")
-        return StepOutput(tokens, ends, extras, timer.times_ns if timer is not None else {})
+        stages = self._stage.times_ns(given) if rows else ()
+        return output._replace(ops=timer.times_ns if timer is not None else {}, stages=list(stages))
 
     def work_ahead(self) -> bool:
         """Have some memory given that later steps will use. False if there is enough."""
         return self._pages.touch_some()
 
-    def _add(self, sequence: WorkerSequence) -> None:
-        self._sampler.table.add(sequence)
-        if sequence.params.grammar:
-            self._grammars.add(sequence)
+    def _update_tables(self, launch: Launched, payload: StepPayload) -> None:
+        """What is drawn from, for the sequences that come and go."""
+        for request, index in launch.forget:
+            self._sampler.table.remove(SequenceId(request, index))
+            self._grammars.remove(SequenceId(request, index))
+        for new in payload.new:
+            if new.kind != "generate":
+                continue
+            sequence = self._table[SequenceId(new.request, new.index)]
+            # Where all ranks of a stage draw together, each knows how.
+            if self._is_answering or self._forward.draw_next is not None:
+                self._sampler.table.add(sequence)
+            if self._is_answering and sequence.params.grammar:
+                self._grammars.add(sequence)
+
+    def _hand_over(
+        self, step: int, rows: list[Row], given: StageInput, forced: list[list[int]], timer: OpTimer | None
+    ) -> None:
+        """A step of a stage that is not the last. Its tokens come later, unless they are `forced`."""
+        if rows:
+            hidden_TH = self._forward.run(rows, timer, given.residual_TH)
+            self._stage.end(step, given, hidden_TH)
+        if forced:
+            self._table.record(rows, forced)
+        else:
+            self._table.expect_results(step, rows)
+
+    def _answer(self, rows: list[Row], given: StageInput, forced: list[list[int]], timer: OpTimer | None) -> StepOutput:
+        """A step of the last stage, on the rank that draws."""
+        tokens: list[list[int]] = [[] for _ in rows]
+        extras: list[RowExtras] = []
+        not_finite: set[int] = set()
+        if rows:
+            tokens, extras, not_finite = self._compute(rows, given, forced, timer)
+        ends = self._ends(rows, tokens, forced, not_finite)
+        self._table.record(rows, forced or tokens)
+        return StepOutput(tokens, ends, extras, {})
+
+    def _accompany(self, rows: list[Row], given: StageInput, forced: list[list[int]]) -> None:
+        """A step of the last stage, on a rank that has a part of the logits, and no more to do with them."""
+        tokens: list[list[int]] = [[] for _ in rows]
+        if rows:
+            hidden_TH = self._forward.run(rows, None, given.residual_TH)
+            sampled_rows = [number for number, row in enumerate(rows) if row.samples]
+            sampled = [rows[number].sequence for number in sampled_rows]
+            hidden_SH = _last_of(rows, sampled_rows, hidden_TH)
+            drawn = None if _need_logits(sampled) else self._sampler.draw_next(hidden_SH, sampled)
+            needs_telling = drawn is None
+            if drawn is None:
+                self._forward.logits(hidden_SH)
+                drawn = [NOT_FINITE] * len(sampled)
+            compute_logits_of_extras(rows, self._forward, hidden_TH)
+            if needs_telling:
+                drawn = self._tell(drawn)
+            for number, token in zip(sampled_rows, drawn, strict=True):
+                tokens[number] = [token] if token != NOT_FINITE else []
+        self._table.record(rows, forced or tokens)
+
+    def _tell(self, drawn: list[int]) -> list[int]:
+        """What the answering rank has drawn, on all tensor ranks of the last stage."""
+        if self._exchange is None:
+            return drawn
+        told: list[int] = self._exchange.gather(torch.tensor(drawn, dtype=torch.int64))[0].tolist()
+        return told
 
     def _ends(
         self, rows: list[Row], tokens: list[list[int]], forced: list[list[int]], not_finite: set[int]
@@ -109,7 +201,7 @@ class ModelRunner(CheckpointRunner):
         return ends
 
     def _compute(
-        self, rows: list[Row], forced: list[list[int]], timer: OpTimer | None
+        self, rows: list[Row], given: StageInput, forced: list[list[int]], timer: OpTimer | None
     ) -> tuple[list[list[int]], list[RowExtras], set[int]]:
         """Tokens, extras, and the rows that have neither: they are not finite. Stores the KV of all rows."""
         lap = partial(self._forward.lap, timer) if timer else no_lap
@@ -117,14 +209,12 @@ class ModelRunner(CheckpointRunner):
         sampled = [rows[number].sequence for number in sampled_rows]
         # While the model runs.
         masks = self._grammars.start(sampled)
-        hidden_TH = self._forward.run(rows, timer)
-        hidden_SH = hidden_TH
-        if len(sampled_rows) < len(hidden_TH):
-            ends_R = np.cumsum([row.num_tokens for row in rows])
-            hidden_SH = hidden_TH[torch.from_numpy(ends_R[sampled_rows] - 1)]
+        hidden_TH = self._forward.run(rows, timer, given.residual_TH)
+        hidden_SH = _last_of(rows, sampled_rows, hidden_TH)
         drawn, logits_SV = None, None
-        if masks is None and not any(sequence.wants_extras for sequence in sampled):
+        if not _need_logits(sampled):
             drawn = self._sampler.draw_next(hidden_SH, sampled)
+        needs_telling = drawn is None
         if drawn is None:
             logits_SV = self._forward.logits(hidden_SH)
             lap("lm_head")
@@ -145,6 +235,8 @@ class ModelRunner(CheckpointRunner):
             elif number not in not_finite:
                 tokens[number] = [token]
         lap("extras")
+        if needs_telling:
+            self._tell([tokens[number][0] if tokens[number] else NOT_FINITE for number in sampled_rows])
         return tokens, [each for each in extras if each.row not in not_finite], not_finite
 
     def host_info(self) -> dict[str, Any]:
@@ -160,3 +252,16 @@ class ModelRunner(CheckpointRunner):
             "kv_token_bytes": self.cache.token_bytes,
             **self._forward.host,
         }
+
+
+def _last_of(rows: list[Row], numbers: list[int], hidden_TH: Tensor) -> Tensor:
+    """The hidden states of the last token of each of these rows, [S, H]."""
+    if len(numbers) == len(hidden_TH):
+        return hidden_TH
+    ends_R = np.cumsum([row.num_tokens for row in rows])
+    return hidden_TH[torch.from_numpy(ends_R[numbers] - 1)]
+
+
+def _need_logits(sampled: list[WorkerSequence]) -> bool:
+    """Whether more is wanted of the logits of some than tokens as the model gives them."""
+    return any(sequence.wants_extras or sequence.params.grammar for sequence in sampled)

@@ -27,13 +27,13 @@ _MADV_POPULATE_WRITE = 23
 
 
 class PageToucher:
-    """For layers' keys and values in host memory, each a tensor [2, num_blocks, ...]."""
+    """For layers' keys and values in host memory, each a tensor [2, num_blocks, ...]; there may be no such layers."""
 
     def __init__(self, layers: Sequence[Tensor]) -> None:
         #: Each layer's keys, and its values.
         self._parts = [part for layer in layers for part in layer]
-        self._num_blocks = len(self._parts[0])
-        block_bytes = [part[0].nbytes for part in self._parts]
+        self._num_blocks = len(self._parts[0]) if self._parts else 0
+        block_bytes = [part[0].nbytes for part in self._parts] or [_BYTES_AT_ONCE]
         self._at_once = max(1, _BYTES_AT_ONCE // max(block_bytes))
         self._ahead = max(2 * self._at_once, _BYTES_AHEAD // sum(block_bytes))
         self._num_used = 0

@@ -29,7 +29,9 @@ class StepUnderWay(Protocol):
 
     @property
     def times_ns(self) -> tuple[int, int]:
-        """When it began and ended, on this machine's monotonic clock, once it is finished."""
+        """When it began and ended, on this machine's monotonic clock, once it is finished; of stages, when the first
+        one began, on its own machine's.
+        """
         ...
 
 
@@ -87,3 +89,32 @@ class ExecutedStep:
     def finish(self) -> StepOutput:
         """What it gave."""
         return self._output
+
+
+class AwaitedStep:
+    """A launch that a runner computes once another rank has given what it begins with.
+
+    has_input: whether that is there, or why there will be none; may wait a moment for it.
+    """
+
+    def __init__(self, has_input: Callable[[], bool], execute: Callable[[], StepOutput]) -> None:
+        self._has_input = has_input
+        self._execute = execute
+        self.times_ns = (0, 0)
+
+    def is_done(self) -> bool:
+        """Whether nothing but its own work is left."""
+        return self._has_input()
+
+    def finish(self) -> StepOutput:
+        """What it gave, once it has what it waits for."""
+        start_ns = time.monotonic_ns()
+        output = self._execute()
+        first, *_, last = output.stages or [(start_ns, time.monotonic_ns())] * 2
+        self.times_ns = (first[0], last[1])
+        return output
+
+
+def has_rows(launch: Launched) -> bool:
+    """Whether a launch computes anything."""
+    return bool(launch.decodes or launch.chunks)

@@ -5,6 +5,9 @@ folds both in and returns the rows to compute, `SequenceTable.record` folds in w
 arrive in order and may run ahead of what the engine has confirmed, so a launch says how long a sequence was
 when it was made and how many of its steps were under way then; the table looks up how long it was itself at
 that point. Any disagreement is a `DesyncError`, after which nothing that this table says may be trusted.
+
+Where another rank samples, the tokens of a step come beside a later launch: `SequenceTable.expect_results` in place of
+`record`.
 """
 
 from __future__ import annotations
@@ -112,6 +115,8 @@ class SequenceTable:
         #: Blocks below this number have been in a table.
         self.num_blocks_used = 0
         self._sequences: dict[SequenceId, WorkerSequence] = {}
+        #: By step, the rows whose tokens come later, with their numbers.
+        self._expected: dict[int, list[tuple[int, Row]]] = {}
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -120,10 +125,12 @@ class SequenceTable:
         return self._sequences[identity]
 
     def apply(self, launch: Launched, payload: StepPayload) -> list[Row]:
-        """The launch's rows, decodes first, once its `forget`, new sequences and blocks are folded in.
+        """The launch's rows, decodes first, once what came beside it, its `forget` and its blocks are folded in.
 
         Raises DesyncError where the launch and the table disagree.
         """
+        for step, tokens in payload.results:
+            self._record_results(step, tokens)
         for request, index in launch.forget:
             self._sequences.pop(SequenceId(request, index), None)
         for new in payload.new:
@@ -191,6 +198,19 @@ class SequenceTable:
                 sequence.lacks_token = True
             sequence.token_ids.extend(produced)
             sequence.lengths.append(len(sequence.token_ids))
+
+    def expect_results(self, step: int, rows: list[Row]) -> None:
+        """As `record`, of a step whose tokens come beside a later launch."""
+        self.record([row for row in rows if not row.samples], [[] for row in rows if not row.samples])
+        if sampled := [(number, row) for number, row in enumerate(rows) if row.samples]:
+            self._expected[step] = sampled
+
+    def _record_results(self, step: int, tokens: list[list[int]]) -> None:
+        """Of a step that is not expected, all is recorded already."""
+        for number, row in self._expected.pop(step, ()):
+            if number >= len(tokens):
+                raise DesyncError(f"step {step}: tokens of {len(tokens)} rows, it had more")
+            self.record([row], [tokens[number]])
 
     def expect(self, rows: list[Row]) -> None:
         """As `record`, of tokens that are not known yet: each row that samples gets one, -1 - slot in its place."""

@@ -68,7 +68,8 @@ class TransformersForward:
         self._description = model
         self._block_size = setup.block_size
         dtype = resolve_dtype(model, setup.dtype, setup.quantization)
-        self._model = load_model(Path(setup.model), torch_dtype(dtype))
+        self.residual_dtype = torch_dtype(dtype)
+        self._model = load_model(Path(setup.model), self.residual_dtype)
         self._body = self._model.get_submodule(model.body)
         self._output_type: Any = None
         self._compiled: CompiledAttention | None = None
@@ -148,7 +149,7 @@ class TransformersForward:
         """A pass that attends to nothing, to the end."""
         self.logits(self._hidden(_NO_TOKENS, _NO_TOKENS, _NoAttention()))
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None) -> Tensor:
+    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
         """The hidden states that the output matrix takes, [T, H]: after the last norm, if there is one."""
         batch = build_batch(rows, block_size=self._block_size, device=torch.device("cpu"))
         step = self._begin(rows, batch)

@@ -24,6 +24,7 @@ from eventlm.kernels.cpu.native import CARRY, MeetingEndedError, available_build
 #: their own, and where they have not, so that it would keep one from who it waits for.
 SPIN_US, SHARED_SPIN_US = 2_000, 50
 _FLOAT_BYTES = 4
+_LINE_BYTES = 128
 #: Of the rows that compiled code puts into a slot, see decoder.h's hidden_stride_.
 _ROW_FLOATS, _ROW_MULTIPLE = 16, 32
 
@@ -171,6 +172,14 @@ class Meeting(_Group):
         self._own(handle)
         first, second = (self._functions.eventlm_part(handle, member) for member in (0, 1))
         self._step = second - first
+        # Head and Line in meeting.h, whose first number is that of meetings that a member has come to.
+        self._rounds = self._memory[: (1 + size) * _LINE_BYTES].view(torch.int32)[_LINE_BYTES // 4 :: _LINE_BYTES // 4]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has come to a meeting to which another member has not. To be read in any thread."""
+        rounds: list[int] = self._rounds.tolist()
+        return any(rounds[self.number] - each > 0 for each in rounds)
 
     def gather(self, mine: Tensor) -> Tensor:
         """As `PeerGroup` says; a view of the shared memory if it fits into a slot."""

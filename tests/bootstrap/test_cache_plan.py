@@ -370,3 +370,27 @@ def test_the_fake_model_has_slots_if_it_is_asked_for_recurrent_layers() -> None:
     config, _ = plan_states(config_with(model="fake", fake={"recurrent": True}, max_num_seqs=3), None)
     assert config.cache.state_slots == 6
     assert plan_states(config_with(model="fake"), None)[0].cache.state_slots == 0
+
+
+def test_all_ranks_of_a_replica_are_counted(checkpoint: Path) -> None:
+    """Two share the key heads, each of four has one of them."""
+    for tensor, per_token in ((2, 1), (4, 2)):
+        config = config_with(kv_memory=f"{64 * BLOCK_BYTES}B", tensor_parallel_size=tensor)
+        assert plan_in(config, checkpoint).num_blocks == 64 // per_token
+    staged = config_with(kv_memory=f"{64 * BLOCK_BYTES}B", pipeline_parallel_size=2)
+    assert plan_in(staged, checkpoint).num_blocks == 64
+
+
+def test_weights_that_all_ranks_have_are_counted_for_each(checkpoint: Path) -> None:
+    config = config_with(tensor_parallel_size=2, kv_memory="1MB")
+    # Norms; activations that do not become smaller with the rank's share.
+    with pytest.raises(UsageError, match="its weights take"):
+        plan_in(config, checkpoint, free=HELD_BYTES + 16 * BLOCK_BYTES)
+    assert plan_in(config, checkpoint, free=2 * HELD_BYTES + (2 << 20)).num_blocks
+
+
+def test_what_a_model_cannot_be_split_into_is_refused_by_name(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="4 query heads cannot be dealt out to 5 tensor ranks"):
+        plan_in(config_with(tensor_parallel_size=5), checkpoint)
+    with pytest.raises(UsageError, match="a model of 2 layers cannot have 3 stages"):
+        plan_in(config_with(pipeline_parallel_size=3), checkpoint)

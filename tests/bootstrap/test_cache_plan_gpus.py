@@ -152,3 +152,8 @@ def test_a_cache_beyond_the_gpu_is_found_before_there_is_a_model() -> None:
 def test_a_context_longer_than_the_model_s_is_an_error(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="--max-model-len 513 is longer than the 512 tokens"):
         plan_cache(config_with(max_model_len=513), checkpoint, [a_gpu()])
+
+
+def test_ranks_on_gpus_are_refused(checkpoint: Path) -> None:
+    with pytest.raises(UsageError, match="compute on processors only, so far: leave out --device cuda, or"):
+        plan_cache(config_with(tensor_parallel_size=2), checkpoint, [a_gpu()])

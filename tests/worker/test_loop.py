@@ -132,6 +132,15 @@ def test_a_step_is_begun_while_another_is_under_way_and_answered_once_done() -> 
     assert rig.loop.exit_status is None
 
 
+def test_a_step_that_begins_late_may_find_a_desync_then() -> None:
+    rig = Rig()
+    rig.launch(0)
+    rig.device.broken[0] = DesyncError("they differ")
+    assert not rig.loop.is_running()
+    assert list(rig.loop.answer()) == [WorkerDesync(epoch=3, step=0, detail="they differ")]
+    assert rig.loop.exit_status == 1
+
+
 def test_it_is_busy_since_the_oldest_step_was_the_oldest() -> None:
     rig = Rig()
     busy = [rig.loop.busy_since_ns]

@@ -329,9 +329,9 @@ def test_the_first_pages_are_made_beside_the_weights_and_are_there_before_a_step
 ) -> None:
     order: list[str] = []
 
-    def make(*arguments: Any) -> Forward:
+    def make(*arguments: Any, **others: Any) -> Forward:
         order.append("weights")
-        return make_forward(*arguments)
+        return make_forward(*arguments, **others)
 
     monkeypatch.setattr("eventlm.worker.model_runner.make_forward", make)
     monkeypatch.setattr(PageToucher, "begin", lambda _: order.append("begin"))

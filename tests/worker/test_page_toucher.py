@@ -156,3 +156,11 @@ def test_a_system_that_cannot_is_no_error(name: str, monkeypatch: pytest.MonkeyP
     toucher.stay_ahead_of(60)
     assert toucher._thread is first
     assert not kv.any()
+
+
+def test_a_stage_may_have_no_keys_and_values() -> None:
+    toucher = PageToucher([])
+    toucher.begin()
+    toucher.stay_ahead_of(5)
+    toucher.wait()
+    assert not toucher.touch_some()

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from eventlm.sampling_params import SamplingParams
+from eventlm.worker.protocol import StepPayload
 from eventlm.worker.sequence_table import DesyncError, SequenceTable, end_of
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -148,6 +149,40 @@ def test_states_come_with_slots_only(table: SequenceTable, stateful: SequenceTab
         stateful.apply(launched(1, **prompt), payload(new_sequence(2, [1, 2, 3])))
     with pytest.raises(DesyncError, match="slot 0 of 0"):
         table.apply(launched(1, **prompt, states=[(0, 0, -1, [])]), payload(new_sequence(2, [1, 2, 3])))
+
+
+def test_tokens_of_a_rank_that_does_not_sample_come_beside_a_later_launch(table: SequenceTable) -> None:
+    chunks, blocks = [(1, 0, 0, 4, 0), (2, 0, 0, 3, 1)], [(0, 0, [3, 5]), (1, 0, [6])]
+    new = payload(new_sequence(1, list(range(6))), new_sequence(2, [7, 8, 9]))
+    table.expect_results(0, table.apply(launched(0, chunks=chunks, blocks=blocks), new))
+    # The next chunk of the first one follows at once, before the tokens of the second are known.
+    table.expect_results(1, table.apply(launched(1, chunks=[(1, 0, 4, 2, 1)]), payload()))
+    told = StepPayload(results=[(0, [[], [50]]), (1, [[60]])])
+    rows = table.apply(launched(2, decodes=[(1, 0, 7, 0), (2, 0, 4, 0)]), told)
+    assert [row.sequence.token_ids[-1] for row in rows] == [60, 50]
+    assert [row.start for row in rows] == [6, 3]
+
+
+def test_a_token_that_has_not_come_is_a_desync(table: SequenceTable) -> None:
+    launch = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [3])])
+    table.expect_results(0, table.apply(launch, payload(new_sequence(1, [7, 8, 9]))))
+    with pytest.raises(DesyncError, match="4 tokens confirmed with 0 steps in flight, but it had 3 then"):
+        table.apply(launched(1, decodes=[(1, 0, 4, 0)]), payload())
+
+
+def test_results_with_too_few_rows_are_a_desync(table: SequenceTable) -> None:
+    launch = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [3])])
+    table.expect_results(0, table.apply(launch, payload(new_sequence(1, [7, 8, 9]))))
+    with pytest.raises(DesyncError, match="step 0: tokens of 0 rows, it had more"):
+        table.apply(launched(1), StepPayload(results=[(0, [])]))
+
+
+def test_results_of_a_sequence_that_has_left_are_dropped(table: SequenceTable) -> None:
+    launch = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [3])])
+    table.expect_results(0, table.apply(launch, payload(new_sequence(1, [7, 8, 9]))))
+    again = StepPayload(new=[new_sequence(1, [1, 2])], results=[(0, [[50]]), (9, [[5]])])
+    (row,) = table.apply(launched(1, forget=[(1, 0)], chunks=[(1, 0, 0, 2, 1)], blocks=[(0, 0, [3])]), again)
+    assert row.sequence.token_ids == [1, 2]
 
 
 def test_ends() -> None:

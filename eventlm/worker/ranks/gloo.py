@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import threading
 from collections import deque
+from functools import cached_property
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, PrefixStore, Store, TCPStore, Work
 from torch.distributed import ProcessGroupGloo
 
+from eventlm.kernels.cpu.meeting import CarriedMeeting
 from eventlm.worker.protocol import Peers
 from eventlm.worker.ranks.hand_over import HandedOver, header_bytes, pack_header, unpack_header
 from eventlm.worker.runner import PeerLostError
@@ -64,11 +66,18 @@ class GlooStore:
 
 
 class GlooExchange:
-    """A `RankExchange` of the ranks of a group."""
+    """A `RankExchange` of the ranks of a group. slot_bytes: what compiled code exchanges at once, at most."""
 
-    def __init__(self, group: _Group) -> None:
+    def __init__(self, group: _Group, slot_bytes: int) -> None:
         self.size, self.rank = group.size(), group.rank()
+        self.is_waiting = False
         self._group = group
+        self._slot_bytes = slot_bytes
+
+    @cached_property
+    def group(self) -> CarriedMeeting:
+        """As `RankExchange` says."""
+        return CarriedMeeting(self.carry, size=self.size, number=self.rank, slot_bytes=self._slot_bytes)
 
     def gather(self, mine: Tensor) -> Tensor:
         """As `RankExchange` says."""
@@ -81,10 +90,12 @@ class GlooExchange:
 
     def carry(self, mine: Tensor, everything: Tensor) -> None:
         """Fill `everything`, uint8 [size, n], with what all have as `mine`, uint8 [n], in the order of their ranks."""
+        self.is_waiting = True
         try:
             self._group._allgather_base(everything.view(-1), mine).wait()
         except RuntimeError as error:
             raise _lost(error) from error
+        self.is_waiting = False
 
 
 class GlooSender:

@@ -68,6 +68,17 @@ def row_extras(
     return extras, {each.row for each in extras if not _is_finite(each)}
 
 
+def compute_logits_of_extras(rows: Seq[Row], forward: OutputLayer, hidden_TH: Tensor) -> None:
+    """Take part in what `row_extras` computes on the rank that answers: the same logits, whose parts it lacks."""
+    end = 0
+    for row in rows:
+        start, end = end, end + row.num_tokens
+        if row.sequence.wants_extras and (asked := _prompt_span(row)) is not None:
+            own_TH = hidden_TH[start:end]
+            for span in slices(len(asked), forward.vocab_size, SLICE_ENTRIES):
+                forward.logits(own_TH[span])
+
+
 def _is_finite(extras: RowExtras) -> bool:
     """NaN or plus infinity anywhere in a row of logits makes its token's log-probability NaN or infinite."""
     values: list[Any] = [each.logprobs for each in (extras.logprobs, extras.prompt_logprobs) if each is not None]
@@ -107,21 +118,26 @@ def _of_named(logits_V: Tensor, token_ids: list[int] | None) -> tuple[list[int],
 
 def _add_prompt_logprobs(fields: dict[str, Any], row: Row, forward: OutputLayer, own_TH: Tensor) -> None:
     """Of the prompt tokens that follow those of the row; the last one's follower is output, or in the next chunk."""
-    sequence = row.sequence
-    num_top = sequence.params.prompt_logprobs
-    if num_top is None:
-        if sequence.kind != "score":
-            return
-        num_top = 0
-    start = row.start + 1
-    end = min(start + row.num_tokens, sequence.num_prompt_tokens)
-    if start >= end:
+    asked = _prompt_span(row)
+    if asked is None:
         return
-    token_ids = torch.tensor(sequence.token_ids[start:end], device=own_TH.device)
-    fields["prompt_start"] = start
+    token_ids = torch.tensor(row.sequence.token_ids[asked.start : asked.stop], device=own_TH.device)
+    fields["prompt_start"] = asked.start
     fields["prompt_logprobs"] = token_logprobs(
-        lambda span: forward.logits(own_TH[span]), token_ids, forward.vocab_size, num_top
+        lambda span: forward.logits(own_TH[span]),
+        token_ids,
+        forward.vocab_size,
+        row.sequence.params.prompt_logprobs or 0,
     )
+
+
+def _prompt_span(row: Row) -> range | None:
+    """Positions of the prompt tokens whose log-probabilities the row gives; None if it gives none."""
+    sequence = row.sequence
+    if sequence.params.prompt_logprobs is None and sequence.kind != "score":
+        return None
+    start = row.start + 1
+    return range(start, min(start + row.num_tokens, sequence.num_prompt_tokens)) or None
 
 
 def _pool(row: Row, forward: OutputLayer, own_TH: Tensor) -> Tensor | None:

@@ -218,6 +218,21 @@ def test_a_group_gathers(tmp_path: Path, size: int, kind: str) -> None:
     assert groups[0].num_meetings > 2 * len(tensors(0))
 
 
+def test_who_waits_for_whom_can_be_seen(tmp_path: Path) -> None:
+    path = at(tmp_path, 2)
+    groups = [shared(path, 2, number) for number in range(2)]
+    in_threads(groups, lambda group: group.barrier())
+    assert not any(group.is_waiting for group in groups)
+    thread = threading.Thread(target=groups[1].barrier)
+    thread.start()
+    while not groups[1].is_waiting:
+        time.sleep(0.001)
+    assert not groups[0].is_waiting
+    groups[0].barrier()
+    thread.join()
+    assert not any(group.is_waiting for group in groups)
+
+
 def test_members_that_do_not_compute_the_same(tmp_path: Path) -> None:
     path = at(tmp_path, 2)
     groups = [shared(path, 2, number) for number in range(2)]

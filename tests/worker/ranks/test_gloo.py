@@ -26,7 +26,7 @@ def in_threads(size: int, work: Callable[[int], Any]) -> list[Any]:
 
 
 def exchanges(peers: Peers, size: int) -> list[GlooExchange]:
-    return in_threads(size, lambda number: GlooExchange(GlooStore(peers, number, size).group("a", number, size)))
+    return in_threads(size, lambda number: GlooExchange(GlooStore(peers, number, size).group("a", number, size), 64))
 
 
 def links(peers: Peers, num_slots: int) -> tuple[GlooSender, GlooReceiver]:
@@ -84,7 +84,7 @@ def send_many(sender: GlooSender) -> None:
 
 def dying_member(peers: Peers, pipe: Connection) -> None:
     store = GlooStore(peers, 1, 2)
-    exchange = GlooExchange(store.group("a", 1, 2))
+    exchange = GlooExchange(store.group("a", 1, 2), 64)
     store.group("b", 1, 2), store.group("c", 0, 2)
     exchange.gather(torch.zeros(1))
     pipe.send("ready")
@@ -99,7 +99,7 @@ def test_the_end_of_a_peer_is_seen_at_once(tmp_path: Path) -> None:
     process.start()
     try:
         store = GlooStore(peers, 0, 2)
-        exchange = GlooExchange(store.group("a", 0, 2))
+        exchange = GlooExchange(store.group("a", 0, 2), 64)
         sender = GlooSender(store.group("b", 0, 2), num_slots=1)
         receiver = GlooReceiver(store.group("c", 1, 2), 7, torch.float32, stage=0)
         exchange.gather(torch.zeros(1))

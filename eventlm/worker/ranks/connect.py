@@ -1,0 +1,101 @@
+"""How a rank meets the others of its replica: over the memory of one host where that can be, else over Gloo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eventlm.core.shards import Place
+from eventlm.kernels.cpu.meeting import SHARED_SPIN_US, SPIN_US, slot_bytes_for
+from eventlm.kernels.cpu.native import available_builds
+from eventlm.system.processors import usable_cores
+from eventlm.worker.protocol import WorkerSetup
+from eventlm.worker.ranks.exchange import RankExchange
+from eventlm.worker.ranks.gloo import GlooExchange, GlooReceiver, GlooSender, GlooStore
+from eventlm.worker.ranks.hand_over import HandOverReceiver, HandOverSender, SharedReceiver, SharedSender
+from eventlm.worker.ranks.shared_memory import SharedMemoryExchange
+from eventlm.worker.ranks.stage import Stage
+
+
+class Connections:
+    """Of the rank that `setup` describes. Raises PeerLostError, and OSError if there is no room for what is shared."""
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._layout = setup.layout
+        self._place = setup.layout.place_of(setup.rank)
+        #: Once something goes over Gloo.
+        self._store: GlooStore | None = None
+
+    def exchange(self, hidden_size: int, most_vocab_rows: int) -> RankExchange | None:
+        """With the other tensor ranks of its stage and KV group, once all are there; None if there are none.
+
+        most_vocab_rows: that one of them has.
+        """
+        setup, size, place = self._setup, self._layout.tensor, self._place
+        if size == 1:
+            return None
+        name = f"tensor-{place.stage}-{place.group}"
+        slot_bytes = slot_bytes_for(setup.max_num_batched_tokens, hidden_size, most_vocab_rows)
+        if not setup.peers.shared_memory or not available_builds():
+            return GlooExchange(self._group(name, place.tensor, size), slot_bytes)
+        # All ranks of the host may compute at once.
+        has_processors = setup.threads * self._layout.num_ranks <= usable_cores()
+        return SharedMemoryExchange(
+            self._folder,
+            name,
+            size=size,
+            rank=place.tensor,
+            slot_bytes=slot_bytes,
+            spin_us=SPIN_US if setup.threads and has_processors else SHARED_SPIN_US,
+        )
+
+    def stage(self, hidden_size: int, dtype: torch.dtype) -> Stage:
+        """Between its stage and those before and after it. dtype: of the residual stream."""
+        place, last = self._place, self._layout.stages - 1
+        before: HandOverReceiver | None = None
+        after: HandOverSender | None = None
+        if place.stage > 0:
+            before = self._receiver(self._name(place), hidden_size, dtype)
+        if place.stage < last:
+            after = self._sender(self._name(place._replace(stage=place.stage + 1)), hidden_size, dtype)
+        return Stage(hidden_size, dtype, before, after)
+
+    def _receiver(self, name: str, hidden_size: int, dtype: torch.dtype) -> HandOverReceiver:
+        stage = self._place.stage - 1
+        if self._setup.peers.shared_memory:
+            return SharedReceiver(self._folder, name, **self._ring(hidden_size, dtype), stage=stage)
+        return GlooReceiver(self._group(name, 1, 2), hidden_size, dtype, stage=stage)
+
+    def _sender(self, name: str, hidden_size: int, dtype: torch.dtype) -> HandOverSender:
+        if self._setup.peers.shared_memory:
+            return SharedSender(self._folder, name, **self._ring(hidden_size, dtype))
+        return GlooSender(self._group(name, 0, 2), self._num_slots)
+
+    def _ring(self, hidden_size: int, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "num_slots": self._num_slots,
+            "max_tokens": self._setup.max_num_batched_tokens,
+            "hidden_size": hidden_size,
+            "dtype": dtype,
+        }
+
+    @property
+    def _num_slots(self) -> int:
+        """As many as steps can be in flight."""
+        return self._layout.stages + 1
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self._setup.peers.shared_memory)
+
+    def _name(self, place: Place) -> str:
+        """Of the link that ends at this place."""
+        return f"stage-{place.stage}-{place.group}-{place.tensor}"
+
+    def _group(self, name: str, number: int, size: int) -> Any:
+        if self._store is None:
+            self._store = GlooStore(self._setup.peers, self._setup.rank, self._layout.num_ranks)
+        return self._store.group(name, number, size)

@@ -1,0 +1,79 @@
+"""What carries the exchange of a rank, and who is before and after it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from eventlm.core.shards import Layout
+from eventlm.kernels.cpu.native import available_builds
+from eventlm.worker.protocol import Peers, WorkerSetup
+from eventlm.worker.ranks.connect import Connections
+from eventlm.worker.ranks.gloo import GlooExchange
+from eventlm.worker.ranks.shared_memory import SharedMemoryExchange
+from tests.worker.ranks.test_gloo import free_port, in_threads
+
+
+def connections(rank: int, layout: Layout, peers: Peers) -> Connections:
+    return Connections(
+        WorkerSetup(
+            replica=0,
+            epoch=1,
+            model="",
+            block_size=4,
+            num_blocks=8,
+            max_model_len=32,
+            max_num_batched_tokens=16,
+            max_num_seqs=4,
+            layout=layout,
+            rank=rank,
+            peers=peers,
+        )
+    )
+
+
+def test_a_model_in_one_piece_needs_nobody() -> None:
+    alone = connections(0, Layout(), Peers())
+    assert alone.exchange(64, 0) is None
+    stage = alone.stage(64, torch.float32)
+    assert stage.is_first
+    assert stage.is_last
+
+
+@pytest.mark.parametrize("kind", ["shared", "loopback", "hosts"])
+def test_tensor_ranks_of_a_stage_meet_and_stages_follow_each_other(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "loopback":
+        monkeypatch.setattr("eventlm.worker.ranks.connect.available_builds", list)
+    elif kind == "shared" and not available_builds():
+        pytest.skip("no build of the forward pass is compiled")
+    by_address = Peers(address=f"127.0.0.1:{free_port()}", host="127.0.0.1")
+    peers = by_address if kind == "hosts" else Peers(shared_memory=str(tmp_path))
+    layout = Layout(2, 3)
+    # None leaves before all are done.
+    kept: list[object] = []
+
+    def connect(rank: int) -> tuple[list[float], list[float]]:
+        """Whom it meets, and the ranks through which a step has come here."""
+        found = connections(rank, layout, peers)
+        exchange = found.exchange(64, 100)
+        assert isinstance(exchange, SharedMemoryExchange if kind == "shared" else GlooExchange)
+        assert exchange.group.slot_bytes >= 16 * 64 * 4
+        met = exchange.gather(torch.tensor(float(rank))).tolist()
+        stage = found.stage(4, torch.float32)
+        kept.extend((found, exchange, stage))
+        while not stage.has_input():
+            pass
+        given = stage.begin(5, 1)
+        path_TH = torch.zeros(1, 4) if given.residual_TH is None else given.residual_TH
+        path_TH[0, layout.place_of(rank).stage] = rank + 1
+        if not stage.is_last:
+            stage.end(5, given, path_TH)
+        return met, path_TH[0].tolist()
+
+    found = in_threads(6, connect)
+    assert [met for met, _ in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
+    assert [path for _, path in found[4:]] == [[1, 3, 5, 0], [2, 4, 6, 0]]
