@@ -182,7 +182,7 @@ def test_bfloat16_is_no_farther_from_float32(name: str) -> None:
     assert of_parts < 1.1 * of_one
 
 
-def test_int8_is_near(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_is_near() -> None:
     model = OWN_MODELS["3 heads of keys, tied"]
     weights = random_weights(model)
     exact, rounded = decoder_of(model, weights), decoder_of(model, weights, is_int8=True)
