@@ -46,7 +46,7 @@ from eventlm.engine.request_check import check_group
 from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, reply_status
 from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
-from eventlm.events import Cancelled, Fact, FrontEndLost
+from eventlm.events import Cancelled, Fact, FrontEndLost, WorkerLost, WorkerUp
 from eventlm.grammars import GrammarError
 from eventlm.launchers.launcher import StartedRank
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
@@ -70,7 +70,7 @@ class InferenceEngine:
     def __init__(self, setup: EngineSetup, system: System) -> None:
         self.setup = setup
         self._system = system
-        #: Called after each change of the state and of `paused`.
+        #: Called after each change of the state, of `paused` and of `has_worker`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
         self.model_names = list(setup.core.models)
@@ -139,6 +139,11 @@ class InferenceEngine:
     def paused(self) -> bool:
         """Whether an operator has paused launches."""
         return self._engine_core is not None and self._engine_core.core.state.paused
+
+    @property
+    def has_worker(self) -> bool:
+        """Whether any replica has a worker. Without one, requests wait for the next."""
+        return self._replicas.has_worker
 
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
@@ -373,6 +378,8 @@ class InferenceEngine:
         """Queue a fact for the next tick."""
         self._require_engine_core().put_fact(fact)
         self._wake()
+        if isinstance(fact, WorkerUp | WorkerLost):
+            self._tell_state()
 
     def complete(self, replica: int, result: StepResult) -> None:
         """Queue a step's completion. Its times are on this machine's monotonic clock.

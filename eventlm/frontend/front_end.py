@@ -129,7 +129,11 @@ class FrontEnd:
         """The setup with the engine's current state."""
         engine = self._engine
         return structs.replace(
-            self._setup, state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len
+            self._setup,
+            state=engine.state,
+            paused=engine.paused,
+            max_model_len=engine.max_model_len,
+            has_worker=engine.has_worker,
         )
 
     async def _spawn(self) -> None:

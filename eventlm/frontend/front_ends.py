@@ -123,7 +123,12 @@ class FrontEndController:
 
     def _send_state(self) -> None:
         engine = self._engine
-        changed = StateChanged(state=engine.state, paused=engine.paused, max_model_len=engine.max_model_len)
+        changed = StateChanged(
+            state=engine.state,
+            paused=engine.paused,
+            max_model_len=engine.max_model_len,
+            has_worker=engine.has_worker,
+        )
         for front_end in self._front_ends:
             try:
                 front_end.send(changed)

@@ -69,14 +69,18 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     created: int
     state: str = "loading"
     paused: bool = False
+    has_worker: bool = True
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
-    """The engine's state, whether it is paused, and its context length, which its workers may have reduced."""
+    """The engine's state, whether it is paused, whether any replica has a worker, and its context length, which its
+    workers may have reduced.
+    """
 
     state: str
     paused: bool
     max_model_len: int
+    has_worker: bool = True
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):

@@ -85,6 +85,7 @@ class RemoteEngine:
         self._clock = clock
         self.state = cast(EngineState, setup.state)
         self.paused = setup.paused
+        self.has_worker = setup.has_worker
         self.max_model_len = setup.max_model_len
         self.model_names = setup.model_names
         self.objects = Objects(self._call_on_object)
@@ -213,6 +214,7 @@ class RemoteEngine:
             case StateChanged():
                 self.state = cast(EngineState, message.state)
                 self.paused = message.paused
+                self.has_worker = message.has_worker
                 self.max_model_len = message.max_model_len
 
     def fail(self, reason: str) -> None:

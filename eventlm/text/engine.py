@@ -32,6 +32,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def has_worker(self) -> bool:
+        """Whether any replica has a worker. Without one, requests wait for the next."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Longest context (prompt and output) in tokens."""
         ...

@@ -213,7 +213,7 @@ def test_a_front_end_that_cannot_be_sent_the_state_keeps_it_from_no_other() -> N
                 raise RuntimeError("broken")
 
     class EngineStub:
-        state, paused, max_model_len = "dead", False, 512
+        state, paused, has_worker, max_model_len = "dead", False, False, 512
 
     controller = FrontEndController.__new__(FrontEndController)
     controller._engine = EngineStub()  # type: ignore[assignment]

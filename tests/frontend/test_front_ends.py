@@ -37,6 +37,7 @@ class EngineStub:
 
     state = "loading"
     paused = False
+    has_worker = True
     max_model_len = 512
 
     def __init__(self) -> None:

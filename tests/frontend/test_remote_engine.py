@@ -244,7 +244,9 @@ async def test_the_engine_s_state_is_sent() -> None:
     async with connected() as pair:
         assert pair.engine.state == "ready"
         assert not pair.engine.paused
-        pair.link.send(StateChanged(state="draining", paused=True, max_model_len=512))
+        assert pair.engine.has_worker
+        pair.link.send(StateChanged(state="draining", paused=True, max_model_len=512, has_worker=False))
         await until(lambda: pair.engine.state == "draining")
         assert pair.engine.paused
+        assert not pair.engine.has_worker
         assert pair.engine.max_model_len == 512

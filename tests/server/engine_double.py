@@ -94,6 +94,7 @@ class EngineDouble:
     def __init__(self, script: Script, config: ServerConfig | None = None) -> None:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
         self.paused = False
+        self.has_worker = True
         #: What the status says.
         self.num_requests_of_others = 0
         self.max_model_len = 256

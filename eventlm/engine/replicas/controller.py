@@ -121,6 +121,8 @@ class ReplicaController:
         launcher: Launcher,
     ) -> None:
         self.index = setups[0].replica
+        #: Whether its worker takes steps.
+        self.is_up = False
         self._system = system
         self._setups = list(setups)
         self._epoch = setups[0].epoch
@@ -184,11 +186,13 @@ class ReplicaController:
         self._epoch = self._setups[0].epoch
 
     def _put_up(self) -> None:
+        self.is_up = True
         self._engine.put_fact(WorkerUp(replica=self.index, epoch=self._epoch))
         # Grammars of live requests are on their way before any step is.
         self._engine.grammars.worker_up(self.index)
 
     def _put_lost(self, loss: Loss) -> None:
+        self.is_up = False
         replica, epoch, rank = self.index, self._epoch, loss.rank
         if loss.desynced >= 0:
             self._engine.put_fact(Desynced(replica=replica, epoch=epoch, step=loss.desynced, rank=rank))
@@ -236,14 +240,15 @@ class ReplicaController:
             return message
         ending = worker.ending(rank) or f"sent no valid message in {self._config.start_timeout_seconds} s"
         await self._discard()
-        raise self._start_error(message, self._name(rank), ending, phases.phase)
+        raise self._start_error(message, rank, ending, phases.phase)
 
-    def _start_error(self, message: FromWorker | None, name: str, ending: str, phase: str) -> EventLMError:
+    def _start_error(self, message: FromWorker | None, rank: int, ending: str, phase: str) -> EventLMError:
+        name = self._name(rank)
         if isinstance(message, WorkerFailed):
             if message.exit_code:
                 where = f"{name}: " if len(self._setups) > 1 else ""
                 return CheckpointError(f"{where}{message.message}", exit_code=message.exit_code)
-            self._log_crash(message)
+            self._log_crash(message, rank)
             return EngineUnavailableError(f"{name} failed to start: {message.message}")
         phase = f" ({phase})" if phase else ""
         return EngineUnavailableError(f"{name} {ending} while it started{phase}; its output is above")
@@ -314,7 +319,7 @@ class ReplicaController:
             step = message.step
             return Loss(f"desync in step {step}: {message.detail}", desynced=step, step=self._step_of_a_rank(step))
         elif isinstance(message, WorkerFailed):
-            self._log_crash(message)
+            self._log_crash(message, rank)
             return Loss(
                 f"failed: {message.message}",
                 crashed=not message.lost_peer,
@@ -344,5 +349,9 @@ class ReplicaController:
         if self._num_idle_beats * self._beat_seconds >= STEADY_SECONDS:
             self._num_failures = 0
 
-    def _log_crash(self, failed: WorkerFailed) -> None:
-        log.error("worker failed", replica=self.index, epoch=failed.epoch, exception=failed.traceback)
+    def _log_crash(self, failed: WorkerFailed, rank: int) -> None:
+        which = {"replica": self.index} | ({"rank": rank} if len(self._setups) > 1 else {})
+        if failed.lost_peer:
+            log.info("a rank has lost another one", **which, epoch=failed.epoch, error=failed.message)
+        else:
+            log.error("worker failed", **which, epoch=failed.epoch, exception=failed.traceback)

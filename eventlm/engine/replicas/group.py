@@ -54,6 +54,11 @@ class Replicas:
         """Process ids of the ranks of each replica; none for one without a worker."""
         return [replica.rank_pids for replica in self._all]
 
+    @property
+    def has_worker(self) -> bool:
+        """Whether any replica has a worker that takes steps."""
+        return any(replica.is_up for replica in self._all)
+
     async def start(
         self,
         *,

@@ -10,6 +10,7 @@ from msgspec import Struct
 from eventlm._version import __version__
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.endpoints.openapi import Endpoint
+from eventlm.server.errors import unavailable
 from eventlm.server.middleware import HEALTH_PATH, PING_PATH
 
 
@@ -26,9 +27,11 @@ class Version(Struct, frozen=True):
 
 
 async def health(request: web.Request) -> web.Response:
-    """Whether requests are accepted, and whether they wait until an operator resumes."""
+    """Whether requests are accepted and there is a worker, and whether they wait until an operator resumes."""
     context = request.app[CONTEXT]
     context.check_available()
+    if not context.engine.has_worker:
+        raise unavailable("The worker was lost, and another one is being started; requests wait for it.")
     return json_response(Health("paused" if context.engine.paused else "ready"))
 
 

@@ -6,12 +6,14 @@ The layout is T2xS2 unless a test says otherwise: ranks 0 and 1 are the first st
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
+import random
 import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -68,36 +70,23 @@ async def test_the_shared_folder_goes_with_the_group(monkeypatch: pytest.MonkeyP
     assert os.listdir(tmp_path) == []
 
 
-class Death(NamedTuple):
-    """A way for a rank to end. `fake` makes the drawn rank do it, else the test does."""
-
-    name: str
-    reason: str
-    fake: dict[str, int]
-    number: int = 0
-
-
-DEATHS = [
-    Death("kill", "died (killed by SIGKILL)", {}, signal.SIGKILL),
-    Death("stop", "no heartbeat for 4 s", {}, signal.SIGSTOP),
-    Death("die", "died (exit code 1)", {"die_ppm": 100_000}),
-    Death("raise", "failed: drawn to raise in step ", {"raise_ppm": 100_000}),
-    Death("hang", "one step took longer than 1 s", {"hang_ppm": 50_000}),
-]
-
-
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])
 async def test_any_rank_that_is_killed_is_named_and_its_peers_are_gone(tmp_path: Path, rank: int) -> None:
     async with running(record=tmp_path, parallel=T2S2, fake={"base_ns": 20_000_000}) as engine:
+        told: list[bool] = []
+        engine.on_state = lambda: told.append(engine.has_worker)
         readers = [Reader(handle) for handle in await engine.submit([request(20, seed=seed) for seed in range(4)])]
         await readers[0].until_tokens(5)
         [pids] = engine.rank_pids
+        assert engine.has_worker
         begun = time.monotonic()
         os.kill(pids[rank], signal.SIGKILL)
         await until(lambda: not any(map(is_running, pids)))
         assert time.monotonic() - begun < 2
         for seed, reader in enumerate(readers):
             assert (await reader.done()).tokens == [expected_tokens(seed, 0, 20)]
+        # What /health says.
+        assert told == [False, True]
     [lost] = lost_in(engine)
     assert (lost.rank, lost.reason, lost.crashed) == (rank, "died (killed by SIGKILL)", False)
     steps = {event.step for event in recorded(engine) if isinstance(event, Launched) and event.epoch == 1}
@@ -122,7 +111,7 @@ async def test_a_stopped_rank_is_named_and_killed(tmp_path: Path) -> None:
     [
         ({"die_ppm": 100_000}, "died (exit code 1)", False),
         ({"raise_ppm": 100_000}, "failed: drawn to raise in step {step}", True),
-        ({"hang_ppm": 200_000}, "one step took longer than 1 s", False),
+        ({"hang_ppm": 150_000}, "one step took longer than 1 s", False),
     ],
 )
 async def test_the_rank_that_fails_is_the_reason_whatever_its_peers_notice(
@@ -131,8 +120,8 @@ async def test_the_rank_that_fails_is_the_reason_whatever_its_peers_notice(
     monkeypatch.setattr(replica_module, "RESTART_SECONDS", 0)
     worker = WorkerConfig(step_timeout_seconds=1, max_losses=0)
     async with running(record=tmp_path, parallel=T2S2, worker=worker, fake=fake) as engine:
-        readers = await generate(engine, *(request(8, seed=seed) for seed in range(3)))
-        assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 8) for seed in range(3)]
+        readers = await generate(engine, *(request(6, seed=seed) for seed in range(3)))
+        assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 6) for seed in range(3)]
     found = lost_in(engine)
     assert found
     [name] = [key.removesuffix("_ppm") for key in fake]
@@ -148,6 +137,80 @@ def struck_rank(name: str, *where: int) -> int:
     from eventlm.worker.fake.tokens import draw
 
     return draw("rank", name, *where) % LAYOUT.num_ranks
+
+
+async def suffer(folder: Path, num_deaths: int) -> None:
+    """Lose so many workers under load, by signals to a rank drawn at random and by faults of the fake model."""
+    rng = random.Random(7)
+    worker = WorkerConfig(step_timeout_seconds=1, heartbeat_timeout_seconds=SILENCE_SECONDS, max_losses=0)
+    fake = {"base_ns": 10_000_000, "raise_ppm": 10_000, "hang_ppm": 5_000, "die_ppm": 5_000}
+    #: By epoch, the rank that was sent a signal.
+    struck: dict[int, tuple[int, int]] = {}
+    num_done = 0
+
+    async def load(client: int) -> None:
+        nonlocal num_done
+        for turn in itertools.count():
+            if len(struck) >= num_deaths:
+                return
+            seed = 10_000 * client + turn
+            [reader] = await generate(engine, request(30, seed=seed))
+            assert reader.tokens == [expected_tokens(seed, 0, 30)]
+            num_done += 1
+
+    async with running(record=folder, parallel=T2S2, worker=worker, fake=fake) as engine:
+        told: list[bool] = []
+        engine.on_state = lambda: told.append(engine.has_worker)
+        clients = [asyncio.create_task(load(client)) for client in range(4)]
+        while len(struck) < num_deaths and not any(client.done() for client in clients):
+            await asyncio.sleep(rng.random() / 2)
+            [pids] = engine.rank_pids
+            if not engine.has_worker or len(pids) != LAYOUT.num_ranks:
+                continue
+            rank, number = rng.randrange(4), rng.choice([signal.SIGKILL] * 4 + [signal.SIGSTOP])
+            struck[engine._replicas._all[0]._epoch] = (rank, number)
+            begun = time.monotonic()
+            os.kill(pids[rank], number)
+            await until(lambda pids=pids: not any(map(is_running, pids)))
+            took = time.monotonic() - begun
+            assert took < 2 + (SILENCE_SECONDS + 1 if number == signal.SIGSTOP else 0)
+        await asyncio.gather(*clients)
+        # Each loss and each return.
+        assert told == [False, True] * (len(told) // 2) + [False] * (len(told) % 2)
+    found = lost_in(engine)
+    assert len(found) >= num_deaths
+    for lost in found:
+        name = FAULTS.get(lost.reason.removesuffix(f" {lost.step}"))
+        if name is not None:
+            assert lost.rank == struck_rank(name, lost.epoch, 0, lost.step)
+        else:
+            rank, number = struck[lost.epoch]
+            assert (lost.rank, lost.reason) == (rank, SIGNALS[number])
+    assert num_done > num_deaths // 4
+    verified(engine)
+
+
+SILENCE_SECONDS = 4
+SIGNALS = {
+    signal.SIGKILL: "died (killed by SIGKILL)",
+    signal.SIGSTOP: f"no heartbeat for {SILENCE_SECONDS} s",
+}
+FAULTS = {
+    "died (exit code 1)": "die",
+    "failed: drawn to raise in step": "raise",
+    "one step took longer than 1 s": "hang",
+}
+
+
+async def test_deaths_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_module, "RESTART_SECONDS", 0)
+    await suffer(tmp_path, 6)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_hundreds_of_deaths_under_load(tmp_path: Path) -> None:
+    await suffer(tmp_path, 500)
 
 
 def test_tokens_go_to_the_stages_that_do_not_sample() -> None:

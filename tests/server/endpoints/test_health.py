@@ -15,6 +15,9 @@ def test_ready_paused_and_draining(server: RunningServer, method_and_path: str) 
     method, path = method_and_path.split()
     reply = server.request(method, path)
     assert (reply.status, method == "HEAD" or reply.json() == {"status": "ready"}) == (200, True)
+    server.engine.has_worker = False
+    assert server.request(method, path).status == 503
+    server.engine.has_worker = True
     server.engine.paused = True
     assert method == "HEAD" or server.request(method, path).json() == {"status": "paused"}
     server.engine.state = "draining"
