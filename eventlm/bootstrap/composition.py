@@ -17,7 +17,8 @@ from eventlm.config.options import options
 from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.setup import EngineSetup, make_setup, resolve_plugins, worker_setups
+from eventlm.engine.plugins.launchers import resolve_launcher
+from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_ranks, resolve_plugins, worker_setups
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
@@ -38,6 +39,7 @@ from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
+from eventlm.worker.ranks.shard import check_layout
 
 #: Options of what computes a model that has weights; the fake worker reads none of them.
 _OF_WEIGHTS = ("dtype", "quantization", "model_impl", "kv_memory", "kv_cache_dtype", "device", *OF_PROCESSORS, *OF_GPUS)
@@ -91,6 +93,7 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
     if source.folder is not None:
         decoder = read_served(source.folder, config.model.model_impl)
         vocab_size = decoder.vocab_size
+        check_layout(decoder, layout_of(config))
         if gpus:
             check_runs_on_gpu(decoder)
         elif isinstance(decoder, TransformersModel):
@@ -146,12 +149,23 @@ def _model_warnings(folder: Path, model: ModelSpec) -> list[str]:
 
 def _thread_warnings(config: Config) -> list[str]:
     """A warning if there are more threads than processors."""
-    worker, replicas, cores = config.worker, config.scheduler.replicas, usable_cores()
-    if worker.threads * replicas <= cores:
+    threads, replicas, ranks, cores = (
+        config.worker.threads,
+        config.scheduler.replicas,
+        num_ranks(config),
+        usable_cores(),
+    )
+    if not resolve_launcher(config.parallel.launcher).is_local:
         return []
-    of_all = f" of each of {replicas} replicas" if replicas > 1 else ""
+    if (threads or ranks > 1) * replicas * ranks <= cores:
+        return []
+    what = f"--threads {threads}" if threads else "one thread"
+    if ranks > 1:
+        of_all = f" of each of {replicas * ranks} ranks"
+    else:
+        of_all = f" of each of {replicas} replicas" if replicas > 1 else ""
     return [
-        f"--threads {worker.threads}{of_all} is more than the {counted(cores, 'processor')} that can be kept "
+        f"{what}{of_all} is more than the {counted(cores, 'processor')} that can be kept "
         "busy here: they will wait for each other, and nothing gets faster"
     ]
 
@@ -165,7 +179,7 @@ def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str
     first = worker_setups(setup)[0]
     if first.processors:
         return []
-    num_threads = counted(setup.core.num_replicas * first.threads, "compute thread")
+    num_threads = counted(setup.core.num_replicas * setup.layout.num_ranks * first.threads, "compute thread")
     return [f"--pin-threads does nothing: there are {num_threads}, and fewer processors to keep them on"]
 
 

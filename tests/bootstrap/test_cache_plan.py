@@ -95,6 +95,30 @@ def test_blocks_fill_the_memory_that_is_given(checkpoint: Path) -> None:
     assert plan_cache(config_with(kv_memory=f"{50 * BLOCK_BYTES}B", dtype="bfloat16"), checkpoint).num_blocks == 100
 
 
+@pytest.mark.parametrize(
+    ("layout", "num_blocks"),
+    [
+        # A rank has one of the two KV heads, or one of the two layers.
+        ({"tensor_parallel_size": 2}, 50),
+        ({"pipeline_parallel_size": 2}, 50),
+        # Each KV head is on two ranks, and each group has a pool of its own.
+        ({"tensor_parallel_size": 4}, 25),
+        ({"kv_parallel_size": 2}, 25),
+    ],
+)
+def test_the_memory_is_that_of_all_ranks(checkpoint: Path, layout: dict[str, int], num_blocks: int) -> None:
+    config = config_with(kv_memory=f"{50 * BLOCK_BYTES}B", **layout)
+    assert plan_cache(config, checkpoint).num_blocks == num_blocks
+
+
+def test_each_group_has_all_weights(checkpoint: Path) -> None:
+    config = config_with(num_blocks=4, kv_parallel_size=2)
+    needed = 2 * (HELD_BYTES + 512 * POSITION_BYTES + 4 * BLOCK_BYTES)
+    assert plan_in(config, checkpoint, free=needed, total=1 << 40).warnings == plan_cache(config, checkpoint).warnings
+    with pytest.raises(UsageError, match=f"its weights take {2 * WEIGHT_BYTES:,} bytes"):
+        plan_in(config, checkpoint, free=HELD_BYTES, total=1 << 40)
+
+
 def test_auto_is_a_quarter_of_what_is_left_shared_by_the_replicas_and_bounded(checkpoint: Path) -> None:
     tables = 512 * POSITION_BYTES
     left = 4 * (100 * BLOCK_BYTES + tables)

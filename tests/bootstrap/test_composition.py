@@ -155,6 +155,8 @@ def test_weights_are_checked_before_any_worker_is_there(tmp_path: Path) -> None:
         ({"threads": 2, "replicas": 2}, "--threads 2 of each of 2 replicas is more than"),
         ({"threads": 2}, ""),
         ({}, ""),
+        ({"tensor_parallel_size": 2}, ""),
+        ({"pipeline_parallel_size": 2, "replicas": 2}, "one thread of each of 4 ranks is more than the 2 processors"),
     ],
 )
 def test_threads_without_a_processor(

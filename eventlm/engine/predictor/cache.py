@@ -20,6 +20,7 @@ from msgspec import Struct
 
 import eventlm
 from eventlm.core.predictor import Predictor
+from eventlm.core.shards import Layout
 from eventlm.errors import UsageError
 from eventlm.models.config import model_fingerprint, resolve_dtype
 from eventlm.models.cpu_kernels import choose_build
@@ -70,6 +71,8 @@ class CacheKey(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     code: str
     torch: str
     cpu: str
+    #: The ranks that compute a step together.
+    layout: Layout = Layout()
 
 
 class _CacheFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -147,6 +150,7 @@ def predictor_cache(worker: WorkerSetup) -> PredictorCache:
         block_size=worker.block_size,
         profile_ops=worker.profile_ops,
         shapes=fitting_shapes(worker),
+        layout=worker.layout,
         code=source_hash(Path(eventlm.__file__).parent, _CODE),
         torch=_torch_version(),
         cpu=cpu_identity(_cpuinfo()),
