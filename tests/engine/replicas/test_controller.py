@@ -258,7 +258,7 @@ class NoLauncher(Launcher, frozen=True):
     """Starts nothing: for scripted workers."""
 
     async def start(self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()) -> Any:
-        return SimpleNamespace(ranks=[None] * len(setups), setups=setups, release=lambda: None)
+        return SimpleNamespace(ranks=[SimpleNamespace(host="")] * len(setups), setups=setups, release=lambda: None)
 
 
 class NoEngine:
