@@ -224,17 +224,19 @@ def _dtype(config: Config, decoder: ServedModel) -> str:
 
 
 def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str], *, is_on_gpu: bool = False) -> _Sizes:
+    """Of all ranks of a replica together; on GPUs, of which each rank has one, of the rank that has most."""
     cache, dtype = config.cache, _dtype(config, decoder)
     parts = _parts(config, decoder, types)
+    total = max if is_on_gpu else sum
     kv_dtype = resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype)
-    block = cache.block_size * sum(kv_bytes_per_token(part.model, kv_dtype) for part in parts)
+    block = cache.block_size * total(kv_bytes_per_token(part.model, kv_dtype) for part in parts)
     return _Sizes(
-        weights=sum(_weight_bytes(config, part, dtype, is_on_gpu=is_on_gpu) for part in parts),
+        weights=total(_weight_bytes(config, part, dtype, is_on_gpu=is_on_gpu) for part in parts),
         activations=0 if is_on_gpu else sum(_activation_bytes(config, part.model, block) for part in parts),
-        position=sum(rope_bytes(part.model, dtype, is_on_gpu=is_on_gpu) for part in parts),
+        position=total(rope_bytes(part.model, dtype, is_on_gpu=is_on_gpu) for part in parts),
         block=block,
         sequence=_num_blocks_needed(config) * block,
-        states=cache.state_slots * sum(state_bytes(part.model) for part in parts),
+        states=cache.state_slots * total(state_bytes(part.model) for part in parts),
     )
 
 
@@ -437,7 +439,7 @@ def _check_sequence_fits(config: Config, folder: Path, sizes: _Sizes, tables: in
     """
     flag = f"--gpu-memory-utilization {config.gpu.gpu_memory_utilization}"
     warnings = []
-    for gpu, num_replicas in _shared(gpus, config.scheduler.replicas):
+    for gpu, num_replicas in _shared(gpus, config.scheduler.replicas * layout_of(config).num_ranks):
         takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes, tables)
         needed = num_replicas * (sizes.weights + tables + sizes.sequence)
         allowed = gpu.total_bytes * config.gpu.memory_ppm // 1_000_000
@@ -466,7 +468,7 @@ def _check_cache_fits(
     weights and rotary tables of so many; warnings. Raises UsageError.
     """
     warnings = []
-    for gpu, num_replicas in _shared(gpus, config.scheduler.replicas):
+    for gpu, num_replicas in _shared(gpus, config.scheduler.replicas * layout_of(config).num_ranks):
         of_each = f" for each of {num_replicas} replicas" if num_replicas > 1 else ""
         beside = _beside((("weights", weights), ("rotary tables", tables)))
         takes = f"{given}: a KV cache of {_mib(cache_bytes)}{beside}{of_each} is more than"
@@ -482,7 +484,7 @@ def _check_cache_fits(
 
 
 def _shared(gpus: Sequence[Gpu], num_replicas: int) -> list[tuple[Gpu, int]]:
-    """The GPUs that replicas are on, which they take in turn, and how many are on each."""
+    """The GPUs that replicas, or their ranks, are on, which they take in turn, and how many are on each."""
     return [(gpu, len(range(index, num_replicas, len(gpus)))) for index, gpu in enumerate(gpus[:num_replicas])]
 
 

@@ -250,6 +250,9 @@ class ScriptedWorker:
     async def answer(self, timeout_seconds: float, on_progress: object) -> FromWorker | None:
         return await self.receive(timeout_seconds)
 
+    async def learn_time(self, patience: object) -> bool:
+        return True
+
     async def kill(self) -> None:
         pass
 
