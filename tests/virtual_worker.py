@@ -39,8 +39,8 @@ class VirtualWorker:
         self.epoch = 0
         self.num_stages = simulation.machine.core.stages
         self.runner: FakeRunner | None = None
-        self.free_ns = 0
-        self.answered_ns = 0
+        #: When each stage can begin another step.
+        self.free_ns = [0] * self.num_stages
         #: After its death, whether results that it had sent before still arrive.
         self.is_heard = True
 
@@ -56,14 +56,13 @@ class VirtualWorker:
             num_blocks=core.num_blocks * core.groups,
             state_slots=core.state_slots or 0,
         )
-        self.free_ns = self.simulation.now_ns
+        self.free_ns = [self.simulation.now_ns] * self.num_stages
         self.simulation.engine_core.put_fact(WorkerUp(replica=self.replica, epoch=self.epoch))
 
     def step(self, launched: Launched, payload: StepPayload) -> None:
         """Take a step; its result comes when it is done. Dead workers say nothing."""
         if self.runner is None or launched.epoch != self.epoch:
             return
-        start_ns = max(self.simulation.now_ns, self.free_ns)
         try:
             done = self.runner.execute(launched, payload)
         except FakeDeath:
@@ -73,24 +72,29 @@ class VirtualWorker:
             )
             return
         taken_ns = sum(done.ops.values())
-        self.free_ns = start_ns + taken_ns
-        # One behind a longer one waits for it before each of the later stages.
-        end_ns = max(start_ns + self.num_stages * taken_ns, self.answered_ns + (self.num_stages > 1))
-        self.answered_ns = end_ns
+        stages: list[tuple[int, int]] = []
+        came_ns = self.simulation.now_ns
+        for stage, free_ns in enumerate(self.free_ns):
+            start_ns = max(came_ns, free_ns)
+            came_ns = self.free_ns[stage] = start_ns + taken_ns
+            stages.append((start_ns, came_ns))
         result = StepResult(
             epoch=launched.epoch,
             step=launched.step,
-            start_ns=start_ns,
-            end_ns=end_ns,
+            start_ns=stages[0][0],
+            end_ns=came_ns,
             tokens=done.tokens,
             ends=done.ends,
             extras=done.extras,
+            stages=stages if len(stages) > 1 else [],
         )
-        self.simulation.at(end_ns, lambda: self._report(result))
+        self.simulation.at(came_ns, lambda: self._report(result))
 
     def _report(self, result: StepResult) -> None:
         if result.epoch < self.epoch or self.is_heard:
-            self.simulation.engine_core.complete(self.replica, result, start_ns=result.start_ns, end_ns=result.end_ns)
+            self.simulation.engine_core.complete(
+                self.replica, result, start_ns=result.start_ns, end_ns=result.end_ns, stages=result.stages
+            )
 
     def kill(self) -> None:
         """Die between or in the middle of steps."""

@@ -343,9 +343,9 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     elif plan.is_full:
         plan.stop("token_budget")
     elif len(plan.chunks) >= most_chunks:
-        plan.stop("sequence_limit")
+        plan.stop("micro_batch")
     for _, sequence in partials:
-        plan.leave_out(sequence, "token_budget" if plan.is_full else "sequence_limit")
+        plan.leave_out(sequence, "token_budget" if plan.is_full else "micro_batch")
 
 
 def _note_candidate(

@@ -55,6 +55,16 @@ class StepCompleted(Fact, frozen=True, kw_only=True, tag="done"):
     filled: list[tuple[int, list[int]]] = []
     stages: list[tuple[int, int]] = []
 
+    @property
+    def busy_ns(self) -> int:
+        """For how long it kept the worker from other steps; of a pipeline its slowest stage."""
+        return max([end_ns - start_ns for start_ns, end_ns in self.stages], default=self.end_ns - self.start_ns)
+
+    @property
+    def freed_ns(self) -> int:
+        """When the worker could begin the next step; of a pipeline its first stage."""
+        return self.stages[0][1] if self.stages else self.end_ns
+
 
 class TextEnded(Fact, frozen=True, kw_only=True, tag="text_end"):
     """The text of a sequence was searched for ends. `position` counts the output tokens that belong to it.

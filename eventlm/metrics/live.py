@@ -159,18 +159,19 @@ class LiveReplica:
         self.launches: dict[int, Launched] = {}
         #: The completion whose `emit` is due, with its launch.
         self.completed: tuple[Launched, StepCompleted] | None = None
-        #: When the latest step ended, by its worker and by the engine.
-        self.last_end_ns: int | None = None
-        self.last_completed_ns = 0
+        #: When the latest step left room for the next one, by its worker and by the engine.
+        self.last_freed_ns: int | None = None
+        self.last_known_ns = 0
         self.token_times = TokenTimes()
         self._references: dict[int, int] = {}
 
     def end_step(self, launched: Launched, fact: StepCompleted) -> int | None:
-        """How long the replica was idle before the step; None if it had nothing to do."""
+        """How long the replica, of a pipeline its first stage, was idle before the step; None if nothing was to do."""
         delay_ns = None
-        if self.last_end_ns is not None and launched.ts <= self.last_completed_ns:
-            delay_ns = max(fact.start_ns - self.last_end_ns, 0)
-        self.last_end_ns, self.last_completed_ns = fact.end_ns, fact.ts
+        if self.last_freed_ns is not None and launched.ts <= self.last_known_ns:
+            delay_ns = max(fact.start_ns - self.last_freed_ns, 0)
+        # A launch that comes before a stage is free has been waited for; without stages it may come with the answer.
+        self.last_freed_ns, self.last_known_ns = fact.freed_ns, fact.freed_ns if fact.stages else fact.ts
         return delay_ns
 
     def write_blocks(self, table: list[int], index: int, blocks: list[int]) -> None:
@@ -200,7 +201,7 @@ class LiveReplica:
         """Steps in flight are gone. Resident sequences return their blocks with their `preempt` events."""
         self.launches.clear()
         self.completed = None
-        self.last_end_ns = None
+        self.last_freed_ns = None
         self.token_times.leave_all()
 
 
@@ -322,7 +323,7 @@ def observe_request(row: RequestRow, metrics: ReplicaMetrics) -> None:
 def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
     """Add a step to its replica's histograms and sums."""
     metrics.num_steps += 1
-    metrics.busy_ns += row.batch_execution_time
+    metrics.busy_ns += row.busy_ns
     for name, key in _STEP_FIELDS:
         value = getattr(row, name)
         if value is not None:

@@ -75,6 +75,8 @@ class RequestRow(Struct, frozen=True, kw_only=True):
 class StepRow(Struct, frozen=True, kw_only=True):
     """A completed step.
 
+    batch_execution_time: from the start to the end, in a pipeline through all stages; busy_ns: what it kept the
+    replica from other steps, there the time of its slowest stage, which is what was predicted.
     tokens: (request, index) of each token that it showed. token_gaps: (ns between two tokens of a sequence, in how many
     rows).
     """
@@ -85,6 +87,7 @@ class StepRow(Struct, frozen=True, kw_only=True):
     batch_size: int
     batch_num_tokens: int
     batch_execution_time: int
+    busy_ns: int
     predicted_ns: int
     inter_batch_delay: int | None
     tokens: list[tuple[int, int]]

@@ -356,6 +356,7 @@ class MetricsStore:
             batch_size=len(launched.decodes) + len(launched.chunks),
             batch_num_tokens=launched.num_tokens,
             batch_execution_time=fact.end_ns - fact.start_ns,
+            busy_ns=fact.busy_ns,
             predicted_ns=launched.predicted_ns,
             inter_batch_delay=replica.end_step(launched, fact),
             tokens=tokens,

@@ -171,7 +171,7 @@ class StatsCollector:
             value = getattr(row, name)
             if value is not None:
                 self._values[name][value] += 1
-        self._values["predictor_error"][abs(row.predicted_ns - row.batch_execution_time)] += 1
+        self._values["predictor_error"][abs(row.predicted_ns - row.busy_ns)] += 1
         gaps = self._values["decode_token_execution_plus_preemption_time"]
         for gap_ns, num_rows in row.token_gaps:
             gaps[gap_ns] += num_rows

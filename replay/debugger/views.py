@@ -219,10 +219,10 @@ def replica(state: CoreState, index: int, where: str) -> TableResult:
     rows: list[list[Value]] = [
         ["worker", f"up, epoch {each.epoch}" if each.up else "none is up"],
         ["next step", each.next_step],
-        ["steps in flight", f"{len(each.in_flight)} of at most {limits.max_steps_in_flight}"],
+        ["steps in flight", f"{len(each.in_flight)} of at most {limits.steps_in_flight}"],
         [
             "running",
-            f"{len(each.running):,} of at most {limits.max_num_seqs:,}, {each.num_partial:,} half-done prompts",
+            f"{len(each.running):,} of at most {limits.max_residents:,}, {each.num_partial:,} half-done prompts",
         ],
         ["waiting", f"{len(each.queue):,} for it, {len(state.set_of(each).shared_queue):,} for any replica"],
         [

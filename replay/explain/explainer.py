@@ -225,7 +225,7 @@ def _rejection(state: CoreState, arrival: Arrived, decision: Rejected) -> Explan
         note = f"prompt and max_tokens are {arrival.prompt_tokens + arrival.max_tokens:,} tokens"
         note += f", the context is {config.max_model_len:,}"
     else:
-        free = sum(config.max_num_seqs - len(replica.running) for replica in replicaset.replicas if replica.up)
+        free = sum(config.max_residents - len(replica.running) for replica in replicaset.replicas if replica.up)
         note = (
             f"{counted(replicaset.num_waiting + replicaset.num_closing, 'sequence')} waited, {free:,} slots were free"
         )

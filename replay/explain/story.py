@@ -27,6 +27,7 @@ CAUSES: dict[Cause, str] = {
     "steps_in_flight": "steps in flight",
     "batcher": "no chunk",
     "token_budget": "token budget",
+    "micro_batch": "share of a step",
     "head_of_line": "head of the line",
     "trial": "a trial alone",
     "blocks": "blocks",
@@ -293,6 +294,7 @@ def _reason(explanation: Explanation, cause: Cause, group: list[Interval]) -> st
 _REASONS: dict[Cause, str] = {
     "step": "computing",
     "batcher": "because the batcher gave it no tokens of a step",
+    "micro_batch": "because a step had its share of more urgent ones, and the next step took it",
     "worker": "until a worker came up",
     "paused": "while the engine was paused",
     "draining": "until the steps that it was still in had completed",

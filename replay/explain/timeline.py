@@ -145,7 +145,9 @@ class Timeline:
             return
         self._emit_flight(min(fact.start_ns, fact.ts), "dispatch")
         is_own = self._flights[0].launched.step == fact.step
-        self._emit_flight(min(fact.end_ns, fact.ts), "step" if is_own else "other_step", fact.step)
+        # Behind another step its own one waits until the first stage is free.
+        until_ns = fact.end_ns if is_own else fact.freed_ns
+        self._emit_flight(min(until_ns, fact.ts), "step" if is_own else "other_step", fact.step)
         if not is_own:
             return
         flight = self._flights.popleft()
@@ -230,7 +232,7 @@ class Timeline:
             self._close_wait(state.now_ns)
             self._wait = self._open_wait(state, reason)
         self._wait.num_lacking = max(self._wait.num_lacking, reason.num_lacking)
-        if reason.cause == "token_budget":
+        if reason.cause in ("token_budget", "micro_batch"):
             self._wait.steps[self._watch.plans[reason.replica].step] = None
         if reason.cause in _BEHIND_OTHERS:
             self._note_order(state, self._wait)
@@ -239,10 +241,10 @@ class Timeline:
         config = state.set_of(self.sequence).config
         cause = reason.cause
         limits: dict[Cause, int] = {
-            "sequence_limit": config.max_num_seqs,
+            "sequence_limit": config.max_residents,
             "blocks": config.num_blocks,
             "token_budget": config.max_num_batched_tokens,
-            "steps_in_flight": config.max_steps_in_flight,
+            "steps_in_flight": config.steps_in_flight,
         }
         if cause == "steps_in_flight" and not state.replicas[reason.replica].has_room(config):
             # Fewer, if the last of them takes long.

@@ -257,7 +257,7 @@ class RunFold:
             step,
             event.s,
             event.ts,
-            *(-1,) * 4,
+            *(-1,) * 5,
             len(event.decodes),
             len(event.chunks),
             event.num_tokens,
@@ -333,6 +333,7 @@ class RunFold:
             columns["start_ns"][row] = completed.start_ns
             columns["end_ns"][row] = completed.end_ns
             columns["completed_ns"][row] = event.ts
+            columns["busy_ns"][row] = completed.busy_ns
             columns["emitted"][row] = event.num_tokens
         decodes = self._flying_decodes.pop(key, [])
         chunks = self._flying_chunks.pop(key, [])
@@ -501,7 +502,7 @@ class RunFold:
             num_tokens = len(step.decodes) + sum(row.end - row.start for row in step.chunks)
             rows = (len(step.decodes), len(step.chunks), num_tokens, step.predicted_ns, 0)
             launch = (replica.index, replica.epoch, step.step, step.launch_seq)
-            self._flying[key] = self.steps.add(*launch, *(-1,) * 5, *rows)
+            self._flying[key] = self.steps.add(*launch, *(-1,) * 6, *rows)
             decodes: list[Identity] = [sequence.id for sequence in step.decodes]
             self._flying_decodes[key] = decodes
             self._flying_chunks[key] = [chunk.sequence.id for chunk in step.chunks]

@@ -30,7 +30,7 @@ _NAMED = {"requests": ("kind", "service_class", "reason"), "marks": ("text",)}
 #: Of a request that goes on: what the later part knows better, and what was reached in either part.
 _LATEST = ("replica", "ended_ns", "ended_s", "reason", "output_tokens", "cached_tokens")
 _FIRST = ("launched_ns", "first_token_ns")
-_DONE = ("done_s", "start_ns", "end_ns", "completed_ns", "emitted")
+_DONE = ("done_s", "start_ns", "end_ns", "completed_ns", "busy_ns", "emitted")
 
 
 class IndexPart:

@@ -105,7 +105,8 @@ PHASES = Schema("phases", ("row", "phase", "start_ns", "end_ns", "replica", "fir
 #: tokens: of the chunks; of decodes the number of steps.
 STRETCHES = Schema("stretches", ("row", "replica", "first_step", "last_step", "is_chunk", "tokens"))
 #: Steps in order of their launches. `done_s`: the completion; -1: under way, or its worker was lost. `start_ns`,
-#: `end_ns`: the worker's own. Of a step that was in flight where the log begins, `launched_ns` is -1.
+#: `end_ns`: the worker's own. `busy_ns`: what lies between them; of a pipeline the time of its slowest stage. Of a
+#: step that was in flight where the log begins, `launched_ns` is -1.
 STEPS = Schema(
     "steps",
     (
@@ -118,6 +119,7 @@ STEPS = Schema(
         "start_ns",
         "end_ns",
         "completed_ns",
+        "busy_ns",
         "decodes",
         "chunks",
         "tokens",

@@ -118,8 +118,8 @@ def _of_replica(inquiry: Inquiry, replica: Replica) -> Iterator[Constraint]:
     yield _trial(inquiry, replica, left_out)
     if not sequence.resident:
         yield _head_of_line(inquiry, replica, plan, left_out)
-        yield _sequence_limit(inquiry, replica, plan)
-    elif replica.config.stages > 1:
+        yield _sequence_limit(inquiry, replica)
+    if replica.config.stages > 1:
         yield _rows_of_step(inquiry, replica, plan, left_out)
     yield _blocks(inquiry, replica, left_out)
     if replica.states is not None:
@@ -239,36 +239,30 @@ def _rows_of_step(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
     """
     config = replica.config
     if inquiry.sequence.state is State.DECODE:
-        name: WaitCause = "micro_batch"
         value = 0 if plan is None else len(plan.decodes)
         limit = ceil_div(len(replica.running) - replica.num_partial, config.decode_batches)
         detail = f"a step takes {limit:,} of {counted(len(replica.running) - replica.num_partial, 'decode')}"
     else:
-        name, value, limit = "sequence_limit", 0 if plan is None else len(plan.most), config.max_num_seqs
+        value, limit = 0 if plan is None else len(plan.most), config.max_num_seqs
         detail = f"a step has at most {counted(limit, 'row')}"
     if plan is not None:
         detail += f"; the plan {_of_step(plan)} has {value:,}"
-    stops = left_out is not None and left_out.cause == name
+    stops = left_out is not None and left_out.cause == "micro_batch"
     return Constraint(
-        name=name,
+        name="micro_batch",
         verdict="stops" if stops else "unasked" if plan is None else "met",
         replica=replica.index,
         value=value,
         limit=limit,
         detail=detail,
-        decides=_is(inquiry, name, replica.index),
+        decides=_is(inquiry, "micro_batch", replica.index),
     )
 
 
-def _sequence_limit(inquiry: Inquiry, replica: Replica, plan: StepPlan | None) -> Constraint:
-    config = replica.config
-    value, limit = len(replica.running), config.max_residents
+def _sequence_limit(inquiry: Inquiry, replica: Replica) -> Constraint:
+    value, limit = len(replica.running), replica.config.max_residents
     decides = _is(inquiry, "sequence_limit", replica.index)
-    before = ""
-    if decides and value < limit:
-        before = ", and there was no slot when the plan was made"
-        if config.stages > 1 and plan is not None and len(plan.most) >= config.max_num_seqs:
-            before = f", but the plan {_of_step(plan)} has {len(plan.most):,} rows, as many as a step can have"
+    before = ", and there was no slot when the plan was made" if decides and value < limit else ""
     return Constraint(
         name="sequence_limit",
         verdict="stops" if value >= limit or decides else "met",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -104,9 +102,6 @@ def loaded_server(tmp_path: Path) -> Iterator[Server]:
         stop.set()
         for thread in threads:
             thread.join()
-        # What exports its spans would try for some seconds to send the last of them.
-        for pid in server.worker_pids:
-            os.kill(pid, signal.SIGKILL)
         server.close()
 
 

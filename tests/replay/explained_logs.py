@@ -164,13 +164,16 @@ def check_steps(explanation: Explanation, log: Log) -> None:
     own = (explanation.request, explanation.index)
     launches = {event.s: event for event in log.events if isinstance(event, Launched)}
     windows = []
+    last_ns = 0
     for event in log.events:
         launched = launches.get(event.c) if isinstance(event, StepCompleted) else None
         if launched is None or not isinstance(event, StepCompleted) or event.ts > explanation.end_ns:
             continue
         if own in [row[:2] for row in [*launched.decodes, *launched.chunks]]:
-            # A drain has a time of its own, which may lie a nanosecond behind the worker's start.
-            start_ns = max(event.start_ns, launched.ts)
+            # A drain has a time of its own, which may lie a nanosecond behind the worker's start. In a pipeline the
+            # next chunk of its prompt follows before this one is through all stages.
+            start_ns = max(event.start_ns, launched.ts, last_ns)
+            last_ns = event.end_ns
             windows.append((launched.replica, launched.step, event.end_ns - start_ns))
     computed = [
         (each.replica, each.steps[0], each.duration_ns) for each in explanation.intervals if each.cause == "step"

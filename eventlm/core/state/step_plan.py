@@ -15,11 +15,11 @@ WaitCause = Literal[
     "steps_in_flight",  # no step has been planned since it could run: the pipeline is full, or has one that takes long
     "batcher",  # the batcher gave its prefill no chunk
     "token_budget",  # the step was full with more urgent rows
-    "micro_batch",  # the step has its share of the decodes of a pipeline, all more urgent
+    "micro_batch",  # the step has its share of a pipeline's decodes, or max_num_seqs rows, all more urgent
     "head_of_line",  # a more urgent one does not fit and may not be passed over
     "trial",  # a suspect is tried alone (see `eventlm.core.poison_requests`)
     "blocks",  # the pool has too few for it
-    "sequence_limit",  # max_num_seqs sequences are resident, or in the step
+    "sequence_limit",  # as many sequences are resident as may be
     "worker",  # no worker is up
     "paused",
     "draining",  # preempted, and rows of it are still in flight

@@ -128,9 +128,9 @@ class RunColumns:
 
     @cached_property
     def step_ns(self) -> Column:
-        """Of completed steps, in the worker; 0 for others."""
+        """Of completed steps, in the worker, or in the slowest stage of a pipeline; 0 for others."""
         steps = self.index.steps
-        return np.where(steps["done_s"] >= 0, steps["end_ns"] - steps["start_ns"], 0)
+        return np.where(steps["done_s"] >= 0, steps["busy_ns"], 0)
 
     def identities(self, rows: Column) -> list[tuple[int, int]]:
         """The sequences of rows of `requests`."""

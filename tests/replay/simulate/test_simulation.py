@@ -15,8 +15,10 @@ from eventlm.config.objectives import Objectives
 from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
+from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.cost.model import LinearCost
+from eventlm.replay.explain.explainer import explain
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.verify.verifier import verify
@@ -24,6 +26,7 @@ from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import what_if
 from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
+from tests.replay.explained_logs import check_sums
 from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engine, make_workload
 
 
@@ -257,3 +260,10 @@ def test_a_simulated_pipeline_verifies_and_repeats(tmp_path: Path) -> None:
     recorded = result.outcome
     sums = [sum(each.e2e_ns or 0 for each in outcome.sequences) for outcome in (baseline, recorded)]
     assert sums[0] == pytest.approx(sums[1], rel=0.01)
+    # Each nanosecond of each sequence has one cause.
+    explained = explain(result.run_folder, [(seq, None) for seq in result.workload_index])
+    assert any(interval.cause == "step" for each in explained.explanations for interval in each.intervals)
+    for explanation in explained.explanations:
+        check_sums(explanation)
+    busy = trace_stats(result.run_folder).snapshot.replicas[0].busy_ns
+    assert 0 < busy <= result.summary.duration_ns

@@ -185,4 +185,4 @@ def test_the_share_of_a_step_of_a_pipeline() -> None:
     assert constraint(found, "rows_in_flight").limit == 1
     assert constraint(found, "steps_in_flight").limit == 3
     assert constraint(rig.ask(first), "micro_batch").verdict == "unasked"
-    assert constraint(rig.ask(prompt), "sequence_limit").limit == 8
+    assert constraint(rig.ask(prompt), "micro_batch").limit == 8
