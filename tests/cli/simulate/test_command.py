@@ -64,6 +64,20 @@ def test_json_has_what_was_simulated(run_here: RunHere, workload: str) -> None:
     assert found["summary"]["latencies"]["ttft"]["p99"] > 0
 
 
+def test_a_replica_can_be_split_into_ranks(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    flags = ("simulate", workload, "--cost-model", MODEL, "--json")
+    alone = json.loads(run_here(*flags)[1])
+    split_flags = ("--tensor-parallel-size", "2", "--pipeline-parallel-size", "3", "--micro-batches", "4")
+    code, output, errors = run_here(*flags, *split_flags, "--record", str(tmp_path / "sims"))
+    assert (code, errors) == (0, "")
+    split = json.loads(output)
+    assert (split["core"]["num_stages"], split["core"]["micro_batches"]) == (3, 4)
+    assert (split["simulated"]["cost_model"]["tensor"], split["simulated"]["cost_model"]["stages"]) == (2, 3)
+    assert any("6 x NVIDIA H200" in note for note in split["notes"])
+    assert split["summary"]["latencies"]["tpot"]["p50"] < alone["summary"]["latencies"]["tpot"]["p50"]
+    assert verify(split["run_folder"]).divergence is None
+
+
 def test_a_recorded_simulation_verifies_and_is_a_workload(run_here: RunHere, workload: str, tmp_path: Path) -> None:
     code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, "--record", "sims", "--json")
     first = json.loads(output)

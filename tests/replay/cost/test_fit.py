@@ -294,3 +294,23 @@ def test_a_resample_without_steps_of_some_shape_gives_them_their_time(num_decodi
     mean_ns = sum(durations(steps)) / len(steps)
     for draw in fitted.draws:
         assert min(structs.replace(draw, ratios_ppm=[]).step_ns(step.shape, 0, 0) for step in steps) > mean_ns / 10**4
+
+
+def test_of_a_pipeline_it_finds_the_slowest_stage_and_the_way_between_them() -> None:
+    random, steps, free_ns = Random(5), list[RecordedStep](), [0, 0]
+    for step in range(400):
+        shape, launched_ns = a_shape(random), max(free_ns[0] - 1000, 0)
+        slowest_ns = TRUE_COST.step_ns(shape, 0, step)
+        first = (free_ns[0] + 300, free_ns[0] + 300 + slowest_ns)
+        # The second stage has half as much to do, and is idle when a step comes.
+        second = (first[1] + 200, first[1] + 200 + slowest_ns // 2)
+        free_ns = [first[1], second[1]]
+        steps.append(
+            RecordedStep(0, 1, step, shape, launched_ns, first[0], second[1], second[1] + 700, step, [first, second])
+        )
+    model, *_ = fit_cost(steps, follows_run=False)
+    assert model.stages_ppm == pytest.approx([MILLION, MILLION // 2], rel=1e-3)
+    assert (model.overheads.between_ns, model.overheads.hand_over_ns) == (300, 200)
+    whole = structs.replace(model, ratios_ppm=[])
+    shape = StepShape(0, 10, 3000, 0, 0)
+    assert whole.step_ns(shape, 0, 0) == pytest.approx(TRUE_COST.step_ns(shape, 0, 0), rel=0.01)
