@@ -102,7 +102,7 @@ def run(workload: Workload, setup: EngineSetup, subscribers: Sequence[Subscriber
         num_steps += type(event) is Launched
 
     core = Core(setup.core, setup.plugins, Predictor.from_coefficients(PREDICTOR))
-    timing = ModelledTiming(COST, 1)
+    timing = ModelledTiming(COST, setup.core)
     began = time.process_time()
     simulator = Simulator(
         header,

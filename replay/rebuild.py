@@ -12,6 +12,7 @@ from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.core.core import Core
 from eventlm.core.plugin import Policy
 from eventlm.core.predictor import Predictor
+from eventlm.core.shards import context_capacity
 from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import TraceVersionError, UsageError
@@ -66,7 +67,7 @@ class Rebuilt(NamedTuple):
 
 
 #: Fields that cannot change if the core is restored from a snapshot.
-FIXED_BY_SNAPSHOT = ("num_blocks",)
+FIXED_BY_SNAPSHOT = ("num_blocks", "num_kv_groups", "kv_shard_tokens")
 
 
 def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
@@ -120,7 +121,7 @@ def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
             f"--set {fixed[0]}: the trace's facts depend on the recorded {getattr(config, fixed[0])}, it cannot change"
         )
     changed = replace_fields(config, settings, where="--set")
-    longest = (changed.num_blocks - 1) * changed.block_size
+    longest = context_capacity(changed.num_blocks, changed.block_size, changed.groups, changed.kv_shard_tokens or 0)
     if settings.get("max_model_len", 0) > longest:
         raise UsageError(
             f"--set max_model_len={changed.max_model_len}: {changed.num_blocks:,} blocks of {changed.block_size} hold "

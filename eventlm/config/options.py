@@ -24,7 +24,8 @@ ENGINE_OPTIONS = (
     "prefix_cache", "state_slots", "state_interval",
     "max_num_seqs", "max_num_batched_tokens", "max_queue_len", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
     "run_ahead_ms", "max_skips", "max_evictions", "predictor",
-    "tensor_parallel_size", "pipeline_parallel_size", "micro_batches",
+    "tensor_parallel_size", "pipeline_parallel_size", "kv_parallel_size", "kv_shard_tokens",
+    "micro_batches",
 )  # fmt: skip
 
 

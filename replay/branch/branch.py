@@ -126,7 +126,8 @@ def branch(
     base, base_ran = rest.simulate("baseline", baseline, costs, None, stage("simulating the rest of the run"))
     unpaced_ran: list[Ran] = []
     if cost_model is None:
-        unpaced = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS).draws[:num_draws]
+        fitted = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS, num_groups=run.header.core.groups)
+        unpaced = fitted.draws[:num_draws]
         _, unpaced_ran = rest.simulate("baseline", baseline, unpaced, None, stage("simulating it at an even pace"))
     simulated, ran = rest.simulate("branch", found, costs, output, stage("simulating the branch"))
     return BranchResult(
@@ -210,9 +211,10 @@ class _Rest(NamedTuple):
                 found.new_core(point),
                 remaining_work(draw_unknown(run.all_work, seed=draw), live, point.s),
                 ModelledTiming(
-                    cost.in_stages(header.core.stages),
-                    header.core.num_replicas,
+                    cost.in_parts(header.core.stages, header.core.groups),
+                    header.core,
                     on_shape=look,
+                    start=self.state,
                     before=self._steps_before(),
                 ),
                 external_facts=facts_after(run, point, found.policy),

@@ -51,10 +51,11 @@ def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> Fit
     """
     collector = StepCollector()
     with LogReader(path) as log:
+        num_groups = log.header.core.groups
         log.fold(collector.apply, on_progress=on_progress)
     if not collector.steps:
         raise UsageError(f"{path}: it has no completed step to fit a cost model to")
-    return fit_cost(collector.steps, follows_run=False)
+    return fit_cost(collector.steps, follows_run=False, num_groups=num_groups)
 
 
 def _from_toml(path: Path) -> LinearCost | RooflineCost:

@@ -105,7 +105,9 @@ class _Windows(NamedTuple):
         return cls(first_ns, width_ns, (starts_ns - first_ns) // width_ns)
 
 
-def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_draws: int = 1) -> FittedCost:
+def fit_cost(
+    steps: Sequence[RecordedStep], *, follows_run: bool = True, num_draws: int = 1, num_groups: int = 1
+) -> FittedCost:
     """Fit coefficients, overheads and residuals.
 
     follows_run: the model will be used on the run's own time axis. Each step is then as slow or fast as the run's steps
@@ -122,6 +124,8 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
     num_draws: how many models to return. All but the first are fitted to a resample of the run (a block bootstrap) and
     draw the ratios that their own prediction leaves; late reports are in their means, not stalls. Simulations with them
     differ by what the run does not determine: how durations depend on the shape, and chance in the schedule.
+
+    num_groups: KV groups of the run.
 
     The first step of each worker is left out if there are others, because it allocates memory. Raises UsageError if
     there is no step.
@@ -149,7 +153,12 @@ def fit_cost(steps: Sequence[RecordedStep], *, follows_run: bool = True, num_dra
             coefficients, predicted = of_run_coefficients, of_run
         named = {name: max(round(float(value)), 0) for name, value in zip(COEFFICIENTS, coefficients, strict=True)}
         model = structs.replace(
-            LinearCost(base_ps=0), seed=draw, overheads=overheads, stages_ppm=_stages_ppm(used), **named
+            LinearCost(base_ps=0),
+            seed=draw,
+            overheads=overheads,
+            stages_ppm=_stages_ppm(used),
+            groups=num_groups,
+            **named,
         )
         if follows_run and windows is not None:
             slowness = _slowness(windows.of_step, durations, predicted)

@@ -12,7 +12,9 @@ from typing import Annotated, Protocol
 from msgspec import Meta, Struct, structs
 
 from eventlm.core.predictor import NotNegative, Predictor, StepShape
-from eventlm.events import Launched
+from eventlm.errors import UsageError
+from eventlm.formatting import counted
+from eventlm.replay.cost.group_work import GroupWork
 
 MILLION = 1_000_000
 Positive = Annotated[int, Meta(ge=1)]
@@ -55,8 +57,8 @@ class CostModel(Protocol):
         """The times around a step."""
         ...
 
-    def in_stages(self, num_stages: int) -> CostModel:
-        """The same work in so many stages. Raises UsageError if the model does not say what that costs."""
+    def in_parts(self, num_stages: int, num_groups: int) -> CostModel:
+        """The same work in so many stages and KV groups. Raises UsageError if the model does not say what it costs."""
         ...
 
     def step_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> int:
@@ -65,8 +67,8 @@ class CostModel(Protocol):
         """
         ...
 
-    def stages_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> list[int]:
-        """The same of each stage; one if there is no pipeline."""
+    def stages_ns(self, work: GroupWork, replica: int, step: int, start_ns: int = 0) -> list[int]:
+        """The same of each stage for what one KV group computes; one stage if there is no pipeline."""
         ...
 
     def hand_over_ns(self, shape: StepShape) -> int:
@@ -82,6 +84,7 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
     `slowness_start_ns`; none outside. Both are in parts per million; empty: none.
 
     stages_ppm: of a pipeline, each stage's part of the duration, which is that of the slowest; empty: one stage.
+    groups: KV groups of the run that it was fitted to. What they exchange is in the coefficients.
     """
 
     first_chunk_ps: NotNegative = 0
@@ -91,10 +94,18 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
     slowness_start_ns: NotNegative = 0
     slowness_window_ns: Positive = 1
     stages_ppm: list[Positive] = []
+    groups: Positive = 1
     overheads: Overheads = Overheads()
 
-    def in_stages(self, num_stages: int) -> LinearCost:
-        """The same work in so many stages, each of which takes as long: the time of all stages is kept."""
+    def in_parts(self, num_stages: int, num_groups: int) -> LinearCost:
+        """The same work in so many stages, each of which takes as long: the time of all stages is kept. Raises
+        UsageError for another number of groups.
+        """
+        if num_groups != self.groups:
+            raise UsageError(
+                f"{counted(num_groups, 'KV group')}: a linear cost model of {self.groups} does not say what that saves "
+                "and exchanges; take a roofline model"
+            )
         if num_stages == (len(self.stages_ppm) or 1):
             return self
         of_all_ppm = sum(self.stages_ppm) or MILLION
@@ -123,9 +134,9 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
                 picoseconds = picoseconds * slowness[window] // MILLION
         return max(picoseconds // 1000, 1)
 
-    def stages_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> list[int]:
+    def stages_ns(self, work: GroupWork, replica: int, step: int, start_ns: int = 0) -> list[int]:
         """The step's duration, in parts as the stages have them."""
-        slowest_ns = self.step_ns(shape, replica, step, start_ns)
+        slowest_ns = self.step_ns(work.shape, replica, step, start_ns)
         return [max(slowest_ns * share // MILLION, 1) for share in self.stages_ppm] or [slowest_ns]
 
     def hand_over_ns(self, shape: StepShape) -> int:
@@ -139,14 +150,3 @@ def draw(seed: int, replica: int, step: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
     return mixed ^ (mixed >> 31)
-
-
-def shape_of(launched: Launched) -> StepShape:
-    """The shape of a launch whose decodes take one token each."""
-    context_tokens = 0
-    for _, _, confirmed, in_flight in launched.decodes:
-        context_tokens += confirmed + in_flight
-    shape = StepShape(num_decodes=len(launched.decodes), context_tokens=context_tokens)
-    for _, _, start, num_tokens, _ in launched.chunks:
-        shape.add_chunk(start, num_tokens)
-    return shape

@@ -6,14 +6,18 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from typing import NamedTuple
 
+import msgspec
+
 from eventlm.core.predictor import StepShape
-from eventlm.events import Event, Launched, StepCompleted
-from eventlm.replay.cost.model import shape_of
+from eventlm.core.state.snapshot import StateSnapshot
+from eventlm.events import Event, Header, Launched, Snapshot, StepCompleted
+from eventlm.replay.cost.group_work import WorkOfSteps, most_of, shape_of
 
 
 class RecordedStep(NamedTuple):
     """A completed step: launched at `launched_ns`, computed from `start_ns` to `end_ns`. Its completion was applied at
-    `completed_ns` as event `s`. stages: of a pipeline, the (start_ns, end_ns) of each stage.
+    `completed_ns` as event `s`. stages: of a pipeline, the (start_ns, end_ns) of each stage. shape: of several KV
+    groups, that of the one with most to do.
     """
 
     replica: int
@@ -43,21 +47,28 @@ class StepCollector:
 
     def __init__(self) -> None:
         self.steps: list[RecordedStep] = []
-        self._launches: dict[int, Launched] = {}
+        self._launches: dict[int, tuple[Launched, StepShape]] = {}
+        #: Of a run with several KV groups.
+        self._work: WorkOfSteps | None = None
 
     def apply(self, event: Event) -> None:
         """Take the next event."""
         if isinstance(event, Launched):
-            self._launches[event.s] = event
+            self._launches[event.s] = event, self._shape(event)
+        elif isinstance(event, Header):
+            self._work = self._work or (WorkOfSteps(event.core) if event.core.groups > 1 else None)
+        elif isinstance(event, Snapshot) and self._work is not None:
+            self._work.resume(msgspec.json.decode(event.state, type=StateSnapshot))
         elif isinstance(event, StepCompleted):
-            launched = self._launches.pop(event.c, None)
-            if launched is not None:
+            found = self._launches.pop(event.c, None)
+            if found is not None:
+                launched, shape = found
                 self.steps.append(
                     RecordedStep(
                         replica=event.replica,
                         epoch=event.epoch,
                         step=event.step,
-                        shape=shape_of(launched),
+                        shape=shape,
                         launched_ns=launched.ts,
                         start_ns=event.start_ns,
                         end_ns=event.end_ns,
@@ -66,6 +77,11 @@ class StepCollector:
                         stages=event.stages,
                     )
                 )
+
+    def _shape(self, launched: Launched) -> StepShape:
+        if self._work is None:
+            return shape_of(launched)
+        return most_of(self._work.of(launched))
 
 
 class RecordedShapes:

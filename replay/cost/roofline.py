@@ -11,7 +11,9 @@ A step has three parts, one after the other:
 A fixed time is added and, on several GPUs, two all-reduces a layer. Ranks of our own (`RooflineCost.in_ranks`) gather
 each other's sums instead, in float32, and add them in order: twice a layer each gets those of all others. A stage of
 a pipeline has some of the layers, the last one the output head too; each has the fixed time, and hands its activations
-on. All arithmetic is in integers, so durations are the same on every machine.
+on. A KV group has all weights of its stage. Of rows that several groups compute, once a layer each gets the others'
+outputs, with the maximum and the sum of each head's scores, in float32. All arithmetic is in integers, so durations are
+the same on every machine.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from eventlm.core.predictor import NotNegative, StepShape
 from eventlm.core.shards import deal_out
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
+from eventlm.replay.cost.group_work import GroupWork
 from eventlm.replay.cost.model import MILLION, Overheads, Positive
 from eventlm.types import ceil_div
 
@@ -92,7 +95,8 @@ class Efficiency(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unknown_fields=True, dict=True):
     """A cost model from a machine, a model's dimensions and efficiencies.
 
-    tensor: ranks that share each layer, each on a machine of its own; stages: stages that share the layers.
+    tensor: ranks that share each layer, each on a machine of its own; stages: stages that share the layers; groups: KV
+    groups, each of which has all of these ranks.
     """
 
     machine: Accelerator
@@ -101,11 +105,12 @@ class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unk
     overheads: Overheads = Overheads()
     tensor: Positive = 1
     stages: Positive = 1
+    groups: Positive = 1
 
-    def in_ranks(self, tensor: int, stages: int) -> RooflineCost:
+    def in_ranks(self, tensor: int, stages: int, groups: int = 1) -> RooflineCost:
         """The same model split over ranks. Raises UsageError if it cannot be, or if the links are not known."""
         machine, model = self.machine, self.model
-        if tensor * stages > 1 and not machine.link_bytes_per_s:
+        if tensor * stages * groups > 1 and not machine.link_bytes_per_s:
             raise UsageError("the cost model does not say how fast ranks are linked: give its machine link_bytes_per_s")
         if tensor > 1 and machine.num_gpus > 1:
             raise UsageError(
@@ -120,11 +125,16 @@ class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unk
             raise UsageError(
                 f"--pipeline-parallel-size {stages}: {model.name} has {counted(model.num_hidden_layers, 'layer')}"
             )
-        return structs.replace(self, tensor=tensor, stages=stages)
+        return structs.replace(self, tensor=tensor, stages=stages, groups=groups)
 
-    def in_stages(self, num_stages: int) -> RooflineCost:
+    def in_parts(self, num_stages: int, num_groups: int) -> RooflineCost:
         """With as many tensor ranks. Raises UsageError as `in_ranks` does."""
-        return self.in_ranks(self.tensor, num_stages)
+        return self.in_ranks(self.tensor, num_stages, num_groups)
+
+    @property
+    def num_gpus(self) -> int:
+        """Of one replica."""
+        return self.machine.num_gpus * self.tensor * self.stages * self.groups
 
     @cached_property
     def rates(self) -> list[Rates]:
@@ -140,11 +150,11 @@ class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unk
 
     def step_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> int:
         """Of the slowest stage."""
-        return max(self.stages_ns(shape, replica, step, start_ns))
+        return max(self.stages_ns(GroupWork(shape), replica, step, start_ns))
 
-    def stages_ns(self, shape: StepShape, replica: int, step: int, start_ns: int = 0) -> list[int]:
+    def stages_ns(self, work: GroupWork, replica: int, step: int, start_ns: int = 0) -> list[int]:
         """Of each stage the parts of the step, one after the other."""
-        return [_stage_ns(rates, shape) for rates in self.rates]
+        return [_stage_ns(rates, work) for rates in self.rates]
 
     def hand_over_ns(self, shape: StepShape) -> int:
         """The activations of the step's tokens go over a link."""
@@ -152,8 +162,9 @@ class RooflineCost(Struct, frozen=True, kw_only=True, tag="roofline", forbid_unk
         return self.overheads.hand_over_ns + self.machine.link_ns + self.hand_over_ps * num_tokens // 1000
 
 
-def _stage_ns(rates: Rates, shape: StepShape) -> int:
+def _stage_ns(rates: Rates, work: GroupWork) -> int:
     """A chunk counts as a row that samples."""
+    shape = work.shape
     num_tokens = shape.prefill_tokens + shape.num_decodes
     compute_ps = rates.token_ps * num_tokens
     head_ps = rates.head_row_ps * (shape.num_decodes + shape.num_chunks)
@@ -165,13 +176,15 @@ def _stage_ns(rates: Rates, shape: StepShape) -> int:
         + rates.pair_ps * shape.chunk_context
         + rates.exchange_token_ps * num_tokens
     )
+    if work.parts:
+        picoseconds += rates.merge_ps + rates.merge_part_ps * work.parts
     return max(picoseconds // 1000, 1)
 
 
 class Rates(NamedTuple):
     """Picoseconds of a stage's part of a step; of a token in it; of reading the weights; the same of the output head,
     0 but in the last stage; of reading a context token's keys and values; of a token pair in attention; of a token's
-    sums, which go to and fro between GPUs or ranks.
+    sums, which go to and fro between GPUs or ranks; of the messages between KV groups, and of a row's part in them.
     """
 
     fixed_ps: int
@@ -182,6 +195,8 @@ class Rates(NamedTuple):
     context_ps: int
     pair_ps: int
     exchange_token_ps: int
+    merge_ps: int
+    merge_part_ps: int
 
 
 def _rates(cost: RooflineCost, num_layers: int, *, is_last: bool) -> Rates:
@@ -208,6 +223,7 @@ def _rates(cost: RooflineCost, num_layers: int, *, is_last: bool) -> Rates:
     # Scores and the weighted sum of values: twice the query's width for each token in its context.
     pair_weights = 2 * num_layers * num_heads * model.head_dim
     exchanges = _exchanges(cost, num_layers)
+    merged_bytes = num_layers * num_heads * (model.head_dim + 2) * _BYTES_PER_SUM
     return Rates(
         fixed_ps=1000 * (efficiency.fixed_ns + exchanges.fixed_ns),
         token_ps=compute_ps(layer_weights, efficiency.compute_ppm),
@@ -217,6 +233,8 @@ def _rates(cost: RooflineCost, num_layers: int, *, is_last: bool) -> Rates:
         context_ps=read_ps(cache_values * model.bytes_per_cache_value, efficiency.attention_memory_ppm),
         pair_ps=compute_ps(pair_weights, efficiency.attention_compute_ppm),
         exchange_token_ps=exchanges.token_ps,
+        merge_ps=1000 * num_layers * machine.link_ns,
+        merge_part_ps=merged_bytes * _PS_PER_SECOND // max(machine.link_bytes_per_s, 1),
     )
 
 

@@ -85,7 +85,7 @@ def _num_blocks(
     """KV blocks of each replica; adds their origin to `notes`. Raises UsageError for too few or too many."""
     block_size, parallel = config.cache.block_size, config.parallel
     num_blocks = config.cache.num_blocks
-    most = most_blocks(config.scheduler.replicas)
+    most = most_blocks(config.scheduler.replicas * parallel.kv_parallel_size)
     if num_blocks:
         if num_blocks < 2:
             raise UsageError(f"--num-blocks {num_blocks}: at least 2 are needed")
@@ -93,14 +93,13 @@ def _num_blocks(
         num_blocks = recorded.num_blocks
         notes.append(f"{num_blocks:,} KV blocks, as recorded")
     elif isinstance(cost, RooflineCost) and cost.machine.memory_bytes:
-        num_blocks = min(
-            machine_blocks(cost.in_ranks(parallel.tensor_parallel_size, parallel.pipeline_parallel_size), block_size),
-            most,
-        )
-        machine = cost.machine
-        num_gpus = machine.num_gpus * parallel.tensor_parallel_size * parallel.pipeline_parallel_size
-        name = f"{num_gpus} x {machine.name}" if num_gpus > 1 else machine.name
-        notes.append(f"{num_blocks:,} KV blocks: what {name} holds besides the weights of {cost.model.name}")
+        split = cost.in_ranks(*_sizes(parallel))
+        num_blocks = min(machine_blocks(split, block_size), most)
+        # KV groups have a pool each, and the weights as often.
+        num_gpus, name = split.num_gpus // split.groups, cost.machine.name
+        name = f"{num_gpus} x {name}" if num_gpus > 1 else name
+        each = f" in each of {split.groups} groups" if split.groups > 1 else ""
+        notes.append(f"{num_blocks:,} KV blocks{each}: what {name} holds besides the weights of {cost.model.name}")
     else:
         ample = ample_blocks(workload, block_size, _most_residents(config))
         num_blocks = min(ample, most)
@@ -134,15 +133,19 @@ def _most_residents(config: Config) -> int:
 
 def in_ranks(cost: CostModel, parallel: ParallelConfig) -> CostModel:
     """The cost model of a replica that is split into ranks. Raises UsageError if it does not say what that costs."""
-    tensor, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    tensor, stages, groups = _sizes(parallel)
     if isinstance(cost, RooflineCost):
-        return cost.in_ranks(tensor, stages)
+        return cost.in_ranks(tensor, stages, groups)
     if tensor > 1:
         raise UsageError(
             f"--tensor-parallel-size {tensor}: a linear cost model does not say what tensor ranks save and exchange; "
             "take a roofline model"
         )
-    return cost.in_stages(stages)
+    return cost.in_parts(stages, groups)
+
+
+def _sizes(parallel: ParallelConfig) -> tuple[int, int, int]:
+    return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.kv_parallel_size
 
 
 def _with_budget(scheduler: SchedulerConfig, recorded: CoreConfig | None) -> SchedulerConfig:

@@ -81,7 +81,7 @@ def simulate(
             header,
             core,
             workload,
-            ModelledTiming(cost, num_replicas),
+            ModelledTiming(cost, setup.core),
             external_facts=for_engine(workload.incidents, num_replicas=num_replicas, policies=setup.plugins.policies),
             closed_loop=closed_loop,
             checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,

@@ -6,9 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
+from eventlm.config import CoreConfig
 from eventlm.core.predictor import StepShape
+from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.events import Launched
-from eventlm.replay.cost.model import CostModel, shape_of
+from eventlm.replay.cost.group_work import WorkOfSteps, most_of
+from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedStep
 
 
@@ -43,9 +46,10 @@ class Timing(Protocol):
 
 class ModelledTiming:
     """A step starts when its launch has reached the worker and the step before has ended. In a pipeline it goes through
-    all stages, each of which has one step at a time.
+    all stages, each of which has one step at a time. Of several KV groups, a stage waits for the slowest.
 
-    before: steps of the recorded run that were launched before the simulation begins; they take as long as they did.
+    config: the limits of the replicas. start: the state in which the simulation begins, if that is in the middle of a
+    run; before: the steps of that run that were launched by then; they take as long as they did.
     """
 
     fires_timers = True
@@ -53,16 +57,20 @@ class ModelledTiming:
     def __init__(
         self,
         cost: CostModel,
-        num_replicas: int,
+        config: CoreConfig,
         *,
         on_shape: Callable[[StepShape], None] | None = None,
+        start: StateSnapshot | None = None,
         before: Iterable[RecordedStep] = (),
     ) -> None:
         self._cost = cost
+        self._work = WorkOfSteps(config)
+        if start is not None:
+            self._work.resume(start)
         self._on_shape = on_shape
         self._overheads = cost.overheads
         #: When each stage of each replica can start the next step; stages that have had none are left out.
-        self._free_ns: list[list[int]] = [[] for _ in range(num_replicas)]
+        self._free_ns: list[list[int]] = [[] for _ in range(config.num_replicas)]
         self._before: dict[tuple[int, int, int], RecordedStep] = {}
         for step in before:
             self._before[step.replica, step.epoch, step.step] = step
@@ -75,16 +83,18 @@ class ModelledTiming:
 
     def step(self, launched: Launched) -> StepTimes:
         overheads, replica = self._overheads, launched.replica
+        works = self._work.of(launched)
         if self._before:
             found = self._before.pop((replica, launched.epoch, launched.step), None)
             if found is not None:
                 return StepTimes(found.start_ns, found.end_ns, found.completed_ns, 0, found.stages)
-        shape = shape_of(launched)
+        shape = most_of(works)
         if self._on_shape is not None:
             self._on_shape(shape)
         free_ns = self._free_ns[replica]
         start_ns = max(launched.ts + overheads.dispatch_ns, free_ns[0] if free_ns else 0)
-        taken_ns = self._cost.stages_ns(shape, replica, launched.step, start_ns)
+        of_groups = [self._cost.stages_ns(work, replica, launched.step, start_ns) for work in works]
+        taken_ns = [max(of_stage) for of_stage in zip(*of_groups, strict=True)]
         if len(free_ns) < len(taken_ns):
             free_ns += [0] * (len(taken_ns) - len(free_ns))
         stages: list[tuple[int, int]] = []

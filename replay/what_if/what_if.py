@@ -158,7 +158,8 @@ def what_if(
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
     unpaced_ran: list[Ran] = []
     if cost_model is None and follows_run:
-        unpaced = machine._replace(costs=fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS).draws)
+        fitted = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS, num_groups=run.header.core.groups)
+        unpaced = machine._replace(costs=fitted.draws)
         _, unpaced_ran = unpaced.simulate("baseline", baseline, None, stage("simulating it at an even pace"))
     simulated = [
         machine.simulate(name, engine, output, stage(f"simulating {name}"))
@@ -222,15 +223,17 @@ def draw_costs(
 ) -> tuple[Sequence[CostModel], FitReport | None]:
     """The cost model of each draw. One draw shows everything if nothing is unknown and nothing is left to chance."""
     if given is None:
-        fitted = fit_cost(run.steps, follows_run=follows_run, num_draws=NUM_DRAWS)
+        fitted = fit_cost(run.steps, follows_run=follows_run, num_draws=NUM_DRAWS, num_groups=run.header.core.groups)
         return fitted.draws, fitted.report
     if isinstance(given, LinearCost):
         num_draws = NUM_DRAWS if given.ratios_ppm or has_unknown(run.workload) else 1
-        return [structs.replace(given, seed=given.seed + draw) for draw in range(num_draws)], None
+        # Whoever gives one for a run means what it took there.
+        groups = run.header.core.groups
+        return [structs.replace(given, seed=given.seed + draw, groups=groups) for draw in range(num_draws)], None
     if isinstance(given, RooflineCost):
         # The core does not know of tensor ranks.
         tensor = run.header.config.get("parallel", {}).get("tensor_parallel_size", 1)
-        given = given.in_ranks(tensor, run.header.core.stages)
+        given = given.in_ranks(tensor, run.header.core.stages, run.header.core.groups)
     return [given] * (NUM_DRAWS if has_unknown(run.workload) else 1), None
 
 
@@ -308,7 +311,7 @@ class _Machine(NamedTuple):
                 engine.rebuilt.new_core(),
                 workload,
                 ModelledTiming(
-                    self.costs[draw].in_stages(engine.config.stages), engine.config.num_replicas, on_shape=look
+                    self.costs[draw].in_parts(engine.config.stages, engine.config.groups), engine.config, on_shape=look
                 ),
                 external_facts=external_facts_of(self.run, engine),
                 closed_loop=alternative.closed_loop,

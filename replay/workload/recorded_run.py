@@ -164,6 +164,8 @@ class _Reader:
             self.markers.append(event)
             # Directly after the header, or the gap before this segment: the log begins here.
             if isinstance(event, Snapshot) and [type(each) for each in self.markers[:-1]] in ([Header], [Header, Gap]):
+                self.first_steps.apply(self.markers[0])
+                self.first_steps.apply(event)
                 self._begin_midway(msgspec.json.decode(event.state, type=StateSnapshot))
         else:
             handler = self._handlers.get(type(event))

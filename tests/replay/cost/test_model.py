@@ -6,25 +6,11 @@ import pytest
 from msgspec import structs
 
 from eventlm.core.predictor import StepShape
-from eventlm.events import Launched
-from eventlm.replay.cost.model import MILLION, LinearCost, Overheads, draw, shape_of
+from eventlm.errors import UsageError
+from eventlm.replay.cost.group_work import GroupWork
+from eventlm.replay.cost.model import MILLION, LinearCost, Overheads, draw
 
 SHAPE = StepShape(prefill_tokens=100, num_decodes=3, context_tokens=700, chunk_context=5_000, num_chunks=2)
-
-
-def test_the_shape_of_a_launch() -> None:
-    launched = Launched(
-        replica=0,
-        epoch=1,
-        step=0,
-        decodes=[(1, 0, 40, 1), (2, 0, 9, 0)],
-        chunks=[(3, 0, 64, 10, 1)],
-        num_tokens=12,
-        predicted_ns=0,
-    )
-    assert shape_of(launched) == StepShape(
-        prefill_tokens=10, num_decodes=2, context_tokens=41 + 9 + 74, chunk_context=10 * 69, num_chunks=1
-    )
 
 
 def test_each_feature_costs_its_coefficient() -> None:
@@ -83,14 +69,21 @@ def test_large_numbers_stay_exact(field: str) -> None:
 
 def test_stages_share_the_work() -> None:
     model = LinearCost(base_ps=8_000_000, prefill_ps=40_000, overheads=Overheads(hand_over_ns=70))
-    assert model.stages_ns(SHAPE, 0, 0) == [model.step_ns(SHAPE, 0, 0)]
-    assert model.in_stages(1) is model
-    split = model.in_stages(4)
-    assert split.stages_ns(SHAPE, 0, 0) == [model.step_ns(SHAPE, 0, 0) // 4] * 4
+    assert model.stages_ns(GroupWork(SHAPE), 0, 0) == [model.step_ns(SHAPE, 0, 0)]
+    assert model.in_parts(1, 1) is model
+    split = model.in_parts(4, 1)
+    assert split.stages_ns(GroupWork(SHAPE), 0, 0) == [model.step_ns(SHAPE, 0, 0) // 4] * 4
     assert split.hand_over_ns(SHAPE) == 70
     # A run of two uneven stages, in one and in three.
     uneven = structs.replace(model, stages_ppm=[MILLION, MILLION // 2])
     slowest_ns = model.step_ns(SHAPE, 0, 0)
-    assert uneven.stages_ns(SHAPE, 0, 0) == [slowest_ns, slowest_ns // 2]
-    assert uneven.in_stages(1).stages_ns(SHAPE, 0, 0) == [slowest_ns * 3 // 2]
-    assert uneven.in_stages(3).stages_ns(SHAPE, 0, 0) == [slowest_ns // 2] * 3
+    assert uneven.stages_ns(GroupWork(SHAPE), 0, 0) == [slowest_ns, slowest_ns // 2]
+    assert uneven.in_parts(1, 1).stages_ns(GroupWork(SHAPE), 0, 0) == [slowest_ns * 3 // 2]
+    assert uneven.in_parts(3, 1).stages_ns(GroupWork(SHAPE), 0, 0) == [slowest_ns // 2] * 3
+
+
+def test_what_groups_exchange_is_in_the_coefficients_of_their_run() -> None:
+    model = LinearCost(base_ps=1_000_000, groups=2)
+    assert model.in_parts(3, 2).groups == 2
+    with pytest.raises(UsageError, match="1 KV group: a linear cost model of 2 does not say"):
+        model.in_parts(1, 1)

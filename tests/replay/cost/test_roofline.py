@@ -8,6 +8,7 @@ import pytest
 from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
 from eventlm.replay.cost.files import built_in_cost_models, load_cost_model
+from eventlm.replay.cost.group_work import GroupWork
 from eventlm.replay.cost.roofline import Dimensions, RooflineCost
 
 
@@ -87,13 +88,13 @@ def test_halving_the_bytes_of_a_weight_nearly_halves_a_decode() -> None:
 
 def test_stages_share_the_layers_and_the_last_has_the_output_head() -> None:
     whole = roofline("a100-llama3-8b")
-    stages_ns = whole.in_ranks(1, 3).stages_ns(prompt(2048), 0, 0)
+    stages_ns = whole.in_ranks(1, 3).stages_ns(GroupWork(prompt(2048)), 0, 0)
     fixed_ns = whole.efficiency.fixed_ns
     # 11, 11 and 10 of 32 layers.
     assert stages_ns[0] == stages_ns[1] == max(stages_ns[:2])
     assert sum(stages_ns) - 2 * fixed_ns == pytest.approx(whole.step_ns(prompt(2048), 0, 0), rel=1e-6)
     decode = decodes(1, 64)
-    stages_ns = whole.in_ranks(1, 4).stages_ns(decode, 0, 0)
+    stages_ns = whole.in_ranks(1, 4).stages_ns(GroupWork(decode), 0, 0)
     assert stages_ns[3] > stages_ns[0]
     assert whole.in_ranks(1, 4).step_ns(decode, 0, 0) == stages_ns[3]
     # A token of 4,096 values of 2 bytes at 300 GB/s, beside 10 us.
@@ -110,6 +111,18 @@ def test_tensor_ranks_share_each_layer_and_exchange_sums() -> None:
         exchanged_ns = 64 * (10_000 + (tensor - 1) * 2048 * 4096 * 4 // 300)
         split_ns = whole.in_ranks(tensor, 1).step_ns(shape, 0, 0) - fixed_ns
         assert split_ns - exchanged_ns == pytest.approx(alone_ns / tensor, rel=1e-3)
+
+
+def test_groups_repeat_the_weights_and_exchange_outputs_of_shared_rows() -> None:
+    whole = roofline("a100-llama3-8b")
+    split = whole.in_ranks(1, 1, 2)
+    shape = decodes(1, 100_000)
+    assert split.stages_ns(GroupWork(shape), 0, 0) == whole.stages_ns(GroupWork(shape), 0, 0)
+    # 32 layers: 10 us and the output of 32 heads, 130 values of 4 bytes each, for each of 8 rows.
+    merged_ns = 32 * (10_000 + 8 * 32 * 130 * 4 // 300)
+    (alone_ns,), (shared_ns,) = (split.stages_ns(GroupWork(shape, parts), 0, 0) for parts in (0, 8))
+    assert shared_ns - alone_ns == pytest.approx(merged_ns, rel=1e-3)
+    assert split.num_gpus == 2
 
 
 def test_heads_of_keys_and_values_are_dealt_out_whole_and_repeated() -> None:

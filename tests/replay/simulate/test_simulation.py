@@ -16,9 +16,12 @@ from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
 from eventlm.metrics.trace_metrics import trace_stats
+from eventlm.replay.branch.branch import branch
+from eventlm.replay.branch.point import BranchPlace, find_point
 from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.explain.explainer import explain
+from eventlm.replay.rebuild import Changes
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.verify.verifier import verify
@@ -267,3 +270,40 @@ def test_a_simulated_pipeline_verifies_and_repeats(tmp_path: Path) -> None:
         check_sums(explanation)
     busy = trace_stats(result.run_folder).snapshot.replicas[0].busy_ns
     assert 0 < busy <= result.summary.duration_ns
+
+
+def test_simulated_groups_verify_repeat_and_branch(tmp_path: Path) -> None:
+    setup = make_engine(num_blocks=24, kv_parallel_size=2, kv_shard_tokens=64, pipeline_parallel_size=2)
+    cost = structs.replace(COST, groups=2)
+    result = simulate(make_workload(7), setup, cost, predictor=PREDICTOR, record=tmp_path, validate_every=1)
+    found = verify(result.run_folder)
+    assert found.divergence is None
+    assert found.num_decisions > 500
+    baseline = what_if(result.run_folder, [Alternative()]).baseline.outcome
+    sums = [sum(each.e2e_ns or 0 for each in outcome.sequences) for outcome in (baseline, result.outcome)]
+    assert sums[0] == pytest.approx(sums[1], rel=0.01)
+    for explanation in explain(result.run_folder, [(seq, None) for seq in result.workload_index]).explanations:
+        check_sums(explanation)
+    # The steps of a branch know where the sequences that are under way begin.
+    middle = find_point(result.run_folder, BranchPlace(time_ns=result.summary.duration_ns // 2))
+    rest = branch(result.run_folder, middle, num_draws=1).what_if
+    sums = [sum(each.e2e_ns or 0 for each in outcome.sequences) for outcome in (rest.baseline.outcome, rest.recorded)]
+    assert sums[0] == pytest.approx(sums[1], rel=0.01)
+    more = Changes(settings={"num_kv_groups": 3})
+    with pytest.raises(UsageError, match="3 KV groups: a linear cost model of 2 does not say"):
+        what_if(result.run_folder, [Alternative(changes=more)])
+    costed = what_if(result.run_folder, [Alternative(changes=more)], cost_model=load_cost_model("a100-llama3-8b"))
+    assert costed.alternatives[0].outcome.num_requests == len(result.workload_index)
+
+
+def test_groups_share_the_reading_of_a_long_context() -> None:
+    cost = load_cost_model("h200-llama3-8b")
+    times: list[tuple[int, int]] = []
+    for options in ({}, {"kv_parallel_size": 4, "kv_shard_tokens": 8192}):
+        setup = make_engine(num_blocks=17_000, max_model_len=270_000, max_num_batched_tokens=8192, **options)
+        (found,) = simulate(requests((0, 262_144, 20)), setup, cost, predictor=PREDICTOR).outcome.sequences
+        times.append((found.tpot_ns or 0, found.ttft_ns or 0))
+    (alone, alone_ttft), (shared, shared_ttft) = times
+    # The weights are read by all, a quarter of the context by each.
+    assert 0.25 * alone < shared < 0.6 * alone
+    assert 0 < shared_ttft < alone_ttft

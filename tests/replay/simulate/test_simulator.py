@@ -72,7 +72,7 @@ def simulate(
 ) -> tuple[Simulator, list[Event]]:
     header = header or header_of()
     events: list[Event] = []
-    timing = ModelledTiming(how.pop("cost", COST), header.core.num_replicas)
+    timing = ModelledTiming(how.pop("cost", COST), header.core)
     ups: list[Fact] = [WorkerUp(replica=index, epoch=1) for index in range(header.core.num_replicas)]
     workload = Workload(source="test", requests=requests, block_size=16, first_free_name=1 << 20)
     simulator = Simulator(
@@ -222,7 +222,7 @@ def cached_tokens(header: Header, workload: Workload) -> list[int]:
     """Of each sequence, in the order in which they end."""
     events: list[Event] = []
     simulator = Simulator(
-        header, rebuild(header).new_core(), workload, ModelledTiming(COST, 1),
+        header, rebuild(header).new_core(), workload, ModelledTiming(COST, header.core),
         external_facts=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
     )  # fmt: skip
     simulator.run()
