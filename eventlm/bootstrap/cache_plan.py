@@ -232,7 +232,9 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
     block = cache.block_size * total(kv_bytes_per_token(part.model, kv_dtype) for part in parts)
     return _Sizes(
         weights=total(_weight_bytes(config, part, dtype, is_on_gpu=is_on_gpu) for part in parts),
-        activations=0 if is_on_gpu else sum(_activation_bytes(config, part.model, block) for part in parts),
+        activations=0
+        if is_on_gpu
+        else sum(_activation_bytes(config, part.model, block) for part in parts) + _exchanged_bytes(config, decoder),
         position=total(rope_bytes(part.model, dtype, is_on_gpu=is_on_gpu) for part in parts),
         block=block,
         sequence=_num_blocks_needed(config) * block,
@@ -246,6 +248,18 @@ def _weight_bytes(config: Config, part: _Part, dtype: str, *, is_on_gpu: bool) -
     if is_on_gpu:
         return gpu_weight_bytes(part.model, dtype, part.types)
     return weight_bytes(part.model, dtype, config.model.quantization, part.types)
+
+
+def _exchanged_bytes(config: Config, decoder: ServedModel) -> int:
+    """Memory that ranks share: twice what each tensor rank gives of a step to the others of its stage, and all steps in
+    flight between two stages.
+    """
+    layout = layout_of(config)
+    of_a_rank = 2 if layout.tensor > 1 else 0
+    num_streams = layout.num_ranks * of_a_rank + (layout.num_ranks - layout.groups * layout.tensor) * (
+        layout.stages + 1
+    )
+    return num_streams * config.scheduler.batched_tokens() * decoder.hidden_size * DTYPE_BYTES["float32"]
 
 
 def _activation_bytes(config: Config, decoder: ServedModel, block: int) -> int:

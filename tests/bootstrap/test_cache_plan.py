@@ -23,6 +23,7 @@ from eventlm.config import Config
 from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
+from eventlm.models.served import read_served
 from tests.checkpoints import make_checkpoint
 
 #: 2 (keys, values) x 2 layers x 2 heads x 8 x 4 bytes.
@@ -411,6 +412,17 @@ def test_weights_that_all_ranks_have_are_counted_for_each(checkpoint: Path) -> N
     with pytest.raises(UsageError, match="its weights take"):
         plan_in(config, checkpoint, free=HELD_BYTES + 16 * BLOCK_BYTES)
     assert plan_in(config, checkpoint, free=2 * HELD_BYTES + (2 << 20)).num_blocks
+
+
+def test_what_ranks_exchange_is_counted(checkpoint: Path) -> None:
+    """Of each of two tensor ranks twice, between two stages three times: the streams of a step of 512 tokens."""
+    stream = 4 * 512 * 32
+    for ranks, num_streams in (({"tensor_parallel_size": 2}, 4), ({"pipeline_parallel_size": 2}, 3)):
+        config = config_with(num_blocks=8, **ranks)
+        sizes = cache_plan._sizes(config, read_served(checkpoint, "auto"), {})
+        parts = cache_plan._parts(config, read_served(checkpoint, "auto"), {})
+        alone = sum(cache_plan._activation_bytes(config, part.model, sizes.block) for part in parts)
+        assert sizes.activations - alone == num_streams * stream
 
 
 def test_what_a_model_cannot_be_split_into_is_refused_by_name(checkpoint: Path) -> None:

@@ -18,7 +18,8 @@ SAME_FACTS = (
 
 
 def agreed(reports: Sequence[WorkerReady], hosts: Sequence[str], answering: int) -> WorkerReady:
-    """The report of all ranks: that of the answering one, with the fewest blocks of any, and the notes of all.
+    """The report of all ranks: that of the answering one, with the fewest blocks of any, the notes of all, and how long
+    each measured step took the slowest.
 
     hosts: where each of them runs; empty: here. Raises CheckpointError where they have different models, and
     EngineUnavailableError where their hosts differ in what tokens depend on.
@@ -31,7 +32,12 @@ def agreed(reports: Sequence[WorkerReady], hosts: Sequence[str], answering: int)
         _check(fact, [str(report.host.get(fact, "none")) for report in reports], hosts)
     notes = list(dict.fromkeys(note for report in reports for note in report.notes))
     num_blocks = min(report.num_blocks for report in reports)
-    return structs.replace(reports[answering], num_blocks=num_blocks, notes=notes)
+    # A step takes a pipeline as long as its slowest stage, and all ranks have measured the same steps.
+    samples = [
+        max(same, key=lambda sample: sample.duration_ns)
+        for same in zip(*(report.samples for report in reports), strict=True)
+    ]
+    return structs.replace(reports[answering], num_blocks=num_blocks, notes=notes, samples=samples)
 
 
 def _check(what: str, values: Sequence[str], hosts: Sequence[str]) -> None:

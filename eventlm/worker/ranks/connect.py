@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eventlm.core.shards import Place
+from eventlm.errors import UsageError
 from eventlm.kernels.cpu.meeting import SHARED_SPIN_US, SPIN_US, slot_bytes_for
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.system.processors import usable_cores
@@ -20,7 +24,7 @@ from eventlm.worker.ranks.stage import Stage
 
 
 class Connections:
-    """Of the rank that `setup` describes. Raises PeerLostError, and OSError if there is no room for what is shared."""
+    """Of the rank that `setup` describes. Raises PeerLostError, and UsageError if what is shared finds no room."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
@@ -43,14 +47,15 @@ class Connections:
             return GlooExchange(self._group(name, place.tensor, size), slot_bytes)
         # All ranks of the host may compute at once.
         has_processors = setup.threads * self._layout.num_ranks <= usable_cores()
-        return SharedMemoryExchange(
-            self._folder,
-            name,
-            size=size,
-            rank=place.tensor,
-            slot_bytes=slot_bytes,
-            spin_us=SPIN_US if setup.threads and has_processors else SHARED_SPIN_US,
-        )
+        with self._in_room():
+            return SharedMemoryExchange(
+                self._folder,
+                name,
+                size=size,
+                rank=place.tensor,
+                slot_bytes=slot_bytes,
+                spin_us=SPIN_US if setup.threads and has_processors else SHARED_SPIN_US,
+            )
 
     def stage(self, hidden_size: int, dtype: torch.dtype) -> Stage:
         """Between its stage and those before and after it. dtype: of the residual stream."""
@@ -66,7 +71,8 @@ class Connections:
     def _receiver(self, name: str, hidden_size: int, dtype: torch.dtype) -> HandOverReceiver:
         stage = self._place.stage - 1
         if self._setup.peers.shared_memory:
-            return SharedReceiver(self._folder, name, **self._ring(hidden_size, dtype), stage=stage)
+            with self._in_room():
+                return SharedReceiver(self._folder, name, **self._ring(hidden_size, dtype), stage=stage)
         return GlooReceiver(self._group(name, 1, 2), hidden_size, dtype, stage=stage)
 
     def _sender(self, name: str, hidden_size: int, dtype: torch.dtype) -> HandOverSender:
@@ -81,6 +87,19 @@ class Connections:
             "hidden_size": hidden_size,
             "dtype": dtype,
         }
+
+    @contextlib.contextmanager
+    def _in_room(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise UsageError(
+                f"{self._folder.parent} has no room for what ranks exchange in a step of "
+                f"{self._setup.max_num_batched_tokens} tokens; make it larger, as with --shm-size of a container, or "
+                "lower --max-num-batched-tokens"
+            ) from error
 
     @property
     def _num_slots(self) -> int:

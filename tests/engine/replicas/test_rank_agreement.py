@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from eventlm.core.predictor import StepShape
 from eventlm.engine.replicas.rank_agreement import agreed
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import CheckpointError, EventLMError
-from eventlm.worker.protocol import WorkerReady
+from eventlm.worker.protocol import StepSample, WorkerReady
 
 
 def report(**changes: Any) -> WorkerReady:
@@ -22,6 +23,16 @@ def test_the_report_of_all() -> None:
     reports = [report(pid=rank, num_blocks=50 - rank, notes=["slow", f"rank {rank}"]) for rank in range(3)]
     found = agreed(reports, ["", "", ""], 1)
     assert (found.pid, found.num_blocks, found.notes) == (1, 48, ["slow", "rank 0", "rank 1", "rank 2"])
+
+
+def test_a_step_takes_as_long_as_the_slowest_rank_does() -> None:
+    shapes = [StepShape(num_decodes=1), StepShape(num_decodes=8)]
+
+    def measured(*times_ns: int) -> list[StepSample]:
+        return [StepSample(shape=shape, duration_ns=each) for shape, each in zip(shapes, times_ns, strict=True)]
+
+    reports = [report(samples=measured(5, 9)), report(samples=measured(7, 8))]
+    assert agreed(reports, ["", ""], 1).samples == measured(7, 9)
 
 
 def test_what_tokens_do_not_depend_on_may_differ() -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
 from eventlm.core.shards import Layout
+from eventlm.errors import UsageError
 from eventlm.kernels.cpu.native import available_builds
 from eventlm.worker.protocol import Peers, WorkerSetup
 from eventlm.worker.ranks.connect import Connections
@@ -77,3 +80,26 @@ def test_tensor_ranks_of_a_stage_meet_and_stages_follow_each_other(
     found = in_threads(6, connect)
     assert [met for met, _ in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
     assert [path for _, path in found[4:]] == [[1, 3, 5, 0], [2, 4, 6, 0]]
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2)])
+def test_memory_without_room_for_a_step_is_refused(
+    layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not available_builds():
+        pytest.skip("no build of the forward pass is compiled")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    place = layout.answering_rank
+    found = connections(place, layout, Peers(shared_memory=str(tmp_path / "own")))
+    (tmp_path / "own").mkdir()
+
+    def connect() -> None:
+        found.exchange(64, 100)
+        found.stage(64, torch.float32)
+
+    with pytest.raises(UsageError, match=f"{tmp_path} has no room for what ranks exchange in a step of 16 tokens"):
+        connect()
