@@ -490,7 +490,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     launcher: Annotated[
         PluginSpec,
         Meta(extra={"plugin_kind": "launcher"}),
-        "what starts the ranks, and where: process, on this host; an installed one or module:Class",
+        "what starts the ranks, and where: process, on this host; ray, on the nodes of a Ray cluster; an installed "
+        "one or module:Class",
     ] = field(default_factory=lambda: {"type": "process"})
 
     @property

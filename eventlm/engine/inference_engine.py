@@ -70,7 +70,7 @@ class InferenceEngine:
     def __init__(self, setup: EngineSetup, system: System) -> None:
         self.setup = setup
         self._system = system
-        #: Called after each change of the state, of `paused` and of `has_worker`.
+        #: Called after each change of the state, of `paused`, of `has_worker` and of `num_waiting_for_room`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
         self.model_names = list(setup.core.models)
@@ -145,6 +145,15 @@ class InferenceEngine:
         """Whether any replica has a worker. Without one, requests wait for the next."""
         return self._replicas.has_worker
 
+    @property
+    def num_waiting_for_room(self) -> int:
+        """Replicas that wait until their launcher has room for a worker."""
+        return self._replicas.num_waiting_for_room
+
+    def room_changed(self) -> None:
+        """As ReplicaOwner.room_changed."""
+        self._tell_state()
+
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
         return self._clock.now_ns()
@@ -175,6 +184,7 @@ class InferenceEngine:
             log=self._metrics.snapshot(),
             state=self.state,
             paused=self.paused,
+            num_waiting_for_room=self.num_waiting_for_room,
             scheduling_time=self._scheduling_time.copy(),
             now_ns=self.now_ns(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,

@@ -239,8 +239,11 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     """
     config, core, layout = setup.config, setup.core, setup.layout
     num_workers = core.num_replicas * layout.num_ranks
-    threads = config.worker.threads or compute_threads(num_workers, usable_cores())
-    processors = _processors(setup, threads) if config.worker.pin_threads else [[]] * num_workers
+    threads = config.worker.threads
+    if not threads and setup.launcher.is_local:
+        threads = compute_threads(num_workers, usable_cores())
+    pins = config.worker.pin_threads and setup.launcher.is_local
+    processors = _processors(setup, threads) if pins else [[]] * num_workers
     devices = setup.devices or [Device()]
     num_devices = len(devices)
     # Four in the shortest silence that counts as death, and never fewer than one a second.

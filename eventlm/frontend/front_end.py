@@ -134,6 +134,7 @@ class FrontEnd:
             paused=engine.paused,
             max_model_len=engine.max_model_len,
             has_worker=engine.has_worker,
+            num_waiting_for_room=engine.num_waiting_for_room,
         )
 
     async def _spawn(self) -> None:

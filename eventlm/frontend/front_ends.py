@@ -128,6 +128,7 @@ class FrontEndController:
             paused=engine.paused,
             max_model_len=engine.max_model_len,
             has_worker=engine.has_worker,
+            num_waiting_for_room=engine.num_waiting_for_room,
         )
         for front_end in self._front_ends:
             try:

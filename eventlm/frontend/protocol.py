@@ -70,17 +70,19 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     state: str = "loading"
     paused: bool = False
     has_worker: bool = True
+    num_waiting_for_room: int = 0
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
-    """The engine's state, whether it is paused, whether any replica has a worker, and its context length, which its
-    workers may have reduced.
+    """The engine's state, whether it is paused, its context length, which its workers may have reduced, whether any
+    replica has a worker, and how many replicas wait for room for one.
     """
 
     state: str
     paused: bool
     max_model_len: int
     has_worker: bool = True
+    num_waiting_for_room: int = 0
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):

@@ -86,6 +86,7 @@ class RemoteEngine:
         self.state = cast(EngineState, setup.state)
         self.paused = setup.paused
         self.has_worker = setup.has_worker
+        self.num_waiting_for_room = setup.num_waiting_for_room
         self.max_model_len = setup.max_model_len
         self.model_names = setup.model_names
         self.objects = Objects(self._call_on_object)
@@ -215,6 +216,7 @@ class RemoteEngine:
                 self.state = cast(EngineState, message.state)
                 self.paused = message.paused
                 self.has_worker = message.has_worker
+                self.num_waiting_for_room = message.num_waiting_for_room
                 self.max_model_len = message.max_model_len
 
     def fail(self, reason: str) -> None:

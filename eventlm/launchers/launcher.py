@@ -6,7 +6,7 @@ The engine talks to each of them through a pipe of messages, whatever started it
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -52,6 +52,13 @@ class RankProcess(Protocol):
     def kill(self) -> None:
         """Send SIGKILL, or have it sent at once. Raises ProcessLookupError if it has ended."""
         ...
+
+
+@runtime_checkable
+class ReportedProcess(RankProcess, Protocol):
+    """A process of which others tell. reason: how it was lost, where its exit status is not known; else empty."""
+
+    reason: str
 
 
 class StartedRank(NamedTuple):
@@ -104,3 +111,8 @@ class Launcher(Struct, frozen=True, kw_only=True):
         PipeError as a spawn does.
         """
         raise NotImplementedError
+
+    async def close(self) -> None:
+        """The engine has stopped, and all ranks with it: give back what the launcher itself has. Harmless when called
+        twice.
+        """

@@ -85,7 +85,7 @@ class SpanExportMetrics(Struct, frozen=True, kw_only=True):
 class EngineMetrics(Struct, frozen=True, kw_only=True):
     """All figures of an engine: those of its log, and those of its own parts. now_ns: when, by the run's clock.
 
-    paused: whether an operator has paused launches.
+    paused: whether an operator has paused launches. num_waiting_for_room: replicas whose launcher has no room for them.
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP, span_export None
     without `--otlp-endpoint`. cache is None before the start. rate_limited: requests refused by a key's limit, which
@@ -96,6 +96,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     state: Literal["loading", "ready", "draining", "dead"]
     scheduling_time: Histogram
     paused: bool = False
+    num_waiting_for_room: int = 0
     now_ns: int = 0
     recorder: RecorderMetrics | None = None
     cache: CacheInfo | None = None

@@ -267,6 +267,8 @@ FAMILIES: tuple[Family, ...] = (
     _engine(GAUGE, "eventlm:engine_state", "1 for the state the engine is in.",
             lambda m: {state: int(state == m.state) for state in STATES}, by="state"),
     _engine(GAUGE, "eventlm:engine_paused", "1 while an operator has paused launches.", lambda m: int(m.paused)),
+    _engine(GAUGE, "eventlm:replicas_waiting_for_room", "Replicas that wait for room for their workers.",
+            lambda m: m.num_waiting_for_room),
     _recorder(COUNTER, "eventlm:log_bytes", "Bytes written to the trace.", lambda r: r.num_bytes),
     _recorder(GAUGE, "eventlm:recorder_lag_events", "Events not written to the trace.", lambda r: r.num_events_behind),
     _recorder(GAUGE, "eventlm:recorder_writing", "0 while the trace cannot be written.", lambda r: int(r.is_writing)),

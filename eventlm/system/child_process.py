@@ -38,6 +38,11 @@ class Ended(NamedTuple):
     errors: str
 
 
+def dying_with_parent(program: str | Path, *arguments: str) -> list[str]:
+    """The command that runs a module, or a file `.py`, until the thread that starts it has ended."""
+    return [sys.executable, "-P", "-c", _LAUNCHER, str(program), *arguments]
+
+
 def run_child(
     program: str | Path,
     *arguments: str,
@@ -50,7 +55,7 @@ def run_child(
 
     `on_poll` gets what the child has printed so far, several times a second. With `shows_errors` its stderr is ours.
     """
-    command = [sys.executable, "-P", "-c", _LAUNCHER, str(program), *arguments]
+    command = dying_with_parent(program, *arguments)
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         output, errors = Path(scratch, "stdout"), Path(scratch, "stderr")
         with output.open("w") as out, errors.open("w") as err, _interruptible():

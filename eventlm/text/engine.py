@@ -37,6 +37,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def num_waiting_for_room(self) -> int:
+        """Replicas that wait until there is room for their workers, on Ray for instance."""
+        ...
+
+    @property
     def max_model_len(self) -> int:
         """Longest context (prompt and output) in tokens."""
         ...

@@ -38,6 +38,7 @@ class EngineStub:
     state = "loading"
     paused = False
     has_worker = True
+    num_waiting_for_room = 0
     max_model_len = 512
 
     def __init__(self) -> None:

@@ -125,7 +125,7 @@ SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff
     [
         SETUP,
         OUTPUTS,
-        StateChanged(state="dead", paused=False, max_model_len=8),
+        StateChanged(state="dead", paused=False, max_model_len=8, num_waiting_for_room=1),
         Signal("reload"),
         Signal("drain"),
         Signal("cut"),

@@ -245,8 +245,12 @@ async def test_the_engine_s_state_is_sent() -> None:
         assert pair.engine.state == "ready"
         assert not pair.engine.paused
         assert pair.engine.has_worker
-        pair.link.send(StateChanged(state="draining", paused=True, max_model_len=512, has_worker=False))
+        changed = StateChanged(
+            state="draining", paused=True, max_model_len=512, has_worker=False, num_waiting_for_room=2
+        )
+        pair.link.send(changed)
         await until(lambda: pair.engine.state == "draining")
         assert pair.engine.paused
         assert not pair.engine.has_worker
+        assert pair.engine.num_waiting_for_room == 2
         assert pair.engine.max_model_len == 512

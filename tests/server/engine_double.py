@@ -95,6 +95,7 @@ class EngineDouble:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
         self.paused = False
         self.has_worker = True
+        self.num_waiting_for_room = 0
         #: What the status says.
         self.num_requests_of_others = 0
         self.max_model_len = 256

@@ -11,7 +11,10 @@ from eventlm.errors import UsageError
 from eventlm.launchers.launcher import Launcher
 
 ENTRY_POINT_GROUP = "eventlm.launchers"
-BUILT_IN = {"process": "eventlm.launchers.process:ProcessLauncher"}
+BUILT_IN = {
+    "process": "eventlm.launchers.process:ProcessLauncher",
+    "ray": "eventlm.launchers.ray.launcher:RayLauncher",
+}
 
 
 def resolve_launcher(spec: PluginSpec) -> Launcher:

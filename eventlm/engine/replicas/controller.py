@@ -67,6 +67,10 @@ class ReplicaOwner(Protocol):
         """Takes which workers are up, and what they have built."""
         ...
 
+    def room_changed(self) -> None:
+        """A replica begins or ends to wait for room."""
+        ...
+
 
 class StartPhases:
     """What one worker does before it is ready. Logs each phase, with its time, once it is over."""
@@ -135,6 +139,8 @@ class ReplicaController:
         self._task: asyncio.Task[Any] | None = None
         self._num_failures = 0
         self._beat_seconds = setups[0].heartbeat_ns / 1e9
+        #: Whether its launcher has no room for another worker at present.
+        self.waits_for_room = False
         #: Heartbeats of the present worker while it had nothing to do; one that hangs in a step sends some as well.
         self._num_idle_beats = 0
 
@@ -290,14 +296,28 @@ class ReplicaController:
             try:
                 await self._spawn(self._setups)
             except (CheckpointError, LaunchError, EngineUnavailableError) as error:
-                log.error("worker did not start", replica=self.index, error=str(error))
-                if isinstance(error, LaunchError) and error.waits_for_room:
-                    self._num_failures -= 1
+                self._note_start_error(error)
                 continue
+            self._note_room(waits=False)
             self._put_up()
             log.info("worker is back", replica=self.index, epoch=self._epoch)
             return True
+        self._note_room(waits=False)
         return False
+
+    def _note_start_error(self, error: EventLMError) -> None:
+        waits = isinstance(error, LaunchError) and error.waits_for_room
+        if waits:
+            # It is no failure of the replica, however long it takes.
+            self._num_failures -= 1
+        if not (waits and self.waits_for_room):
+            log.error("worker did not start", replica=self.index, error=str(error))
+        self._note_room(waits=waits)
+
+    def _note_room(self, *, waits: bool) -> None:
+        if waits != self.waits_for_room:
+            self.waits_for_room = waits
+            self._engine.room_changed()
 
     def _take(self, rank: int, message: FromWorker) -> Loss | None:
         """One message of a rank; how the rank is lost by it, if it is."""

@@ -59,6 +59,11 @@ class Replicas:
         """Whether any replica has a worker that takes steps."""
         return any(replica.is_up for replica in self._all)
 
+    @property
+    def num_waiting_for_room(self) -> int:
+        """Replicas without a worker that wait until there is room for one."""
+        return sum(replica.waits_for_room for replica in self._all)
+
     async def start(
         self,
         *,
@@ -119,7 +124,10 @@ class Replicas:
 
     async def stop(self) -> None:
         """End the workers."""
-        await asyncio.gather(*(replica.stop() for replica in self._all))
+        try:
+            await asyncio.gather(*(replica.stop() for replica in self._all))
+        finally:
+            await self._setup.launcher.close()
 
     def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         """Send a launch to its worker."""

@@ -13,7 +13,7 @@ import structlog
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.formatting import death_in_words
-from eventlm.launchers.launcher import StartedRank
+from eventlm.launchers.launcher import ReportedProcess, StartedRank
 from eventlm.launchers.spawned_worker import kill_process, spawn_worker
 from eventlm.system.clock import Clock
 from eventlm.system.clock_map import ClockMap
@@ -102,8 +102,12 @@ class WorkerProcess:
     @property
     def ending(self) -> str:
         """How the process died, for a person; empty while it lives."""
-        code = self._spawned.process.returncode if self._spawned is not None else None
-        return "" if code is None else death_in_words(code)
+        process = self._spawned.process if self._spawned is not None else None
+        if process is None or process.returncode is None:
+            return ""
+        if isinstance(process, ReportedProcess) and process.reason:
+            return f"was lost ({process.reason})"
+        return death_in_words(process.returncode)
 
     @property
     def crashed(self) -> bool:

@@ -14,10 +14,13 @@ from eventlm.server.errors import unavailable
 from eventlm.server.middleware import HEALTH_PATH, PING_PATH
 
 
-class Health(Struct, frozen=True):
-    """Reply of `/health` while requests are accepted; `paused`: they wait."""
+class Health(Struct, frozen=True, omit_defaults=True):
+    """Reply of `/health` while requests are accepted; `paused`: they wait. waiting_for_room: replicas that wait until a
+    host has room for their workers, if there are any.
+    """
 
     status: Literal["ready", "paused"]
+    waiting_for_room: int = 0
 
 
 class Version(Struct, frozen=True):
@@ -30,9 +33,12 @@ async def health(request: web.Request) -> web.Response:
     """Whether requests are accepted and there is a worker, and whether they wait until an operator resumes."""
     context = request.app[CONTEXT]
     context.check_available()
-    if not context.engine.has_worker:
+    engine = context.engine
+    if not engine.has_worker:
+        if engine.num_waiting_for_room:
+            raise unavailable("No host has room for a worker; requests wait for it.")
         raise unavailable("The worker was lost, and another one is being started; requests wait for it.")
-    return json_response(Health("paused" if context.engine.paused else "ready"))
+    return json_response(Health("paused" if engine.paused else "ready", engine.num_waiting_for_room))
 
 
 async def version(request: web.Request) -> web.Response:

@@ -49,7 +49,7 @@ def test_others_bring_their_parameters(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("proces", "unknown launcher 'proces'; did you mean process? Installed: process, far"),
+        ("proces", "unknown launcher 'proces'; did you mean process? Installed: process, ray, far"),
         ("process:address=x", "launcher process has no parameter 'address' (it takes none)"),
         (
             "elsewhere:NoLauncher",

@@ -24,7 +24,7 @@ from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import worker_setups
 from eventlm.events import End, Fact, WorkerLost, WorkerUp
-from eventlm.launchers.launcher import Launcher, StartedRank
+from eventlm.launchers.launcher import Launcher, LaunchError, StartedRank
 from eventlm.launchers.process import ProcessLauncher
 from eventlm.launchers.spawned_worker import kill_process, spawned_ahead
 from eventlm.system.clock import SystemClock
@@ -274,6 +274,52 @@ class NoEngine:
 
     def complete(self, replica: int, result: StepResult) -> None:
         raise AssertionError
+
+    def room_changed(self) -> None:
+        pass
+
+
+class FullLauncher(Launcher, frozen=True, kw_only=True):
+    """Has no room for a second worker `times` times; then it fails."""
+
+    times: int = 0
+    starts: list[int] = []
+
+    async def start(self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()) -> Any:
+        self.starts.append(setups[0].epoch)
+        if 1 < len(self.starts) <= 1 + self.times:
+            raise LaunchError("no room", waits_for_room=True)
+        if len(self.starts) > 1 + self.times:
+            raise LaunchError("no such host")
+        return SimpleNamespace(ranks=[SimpleNamespace(host="")] * len(setups), setups=setups, release=lambda: None)
+
+
+async def test_one_that_waits_for_room_uses_up_no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, waiting = CapturingLogger(), []
+
+    async def no_wait(seconds: float) -> None:
+        assert seconds <= 0.4
+
+    monkeypatch.setattr(rank_group, "WorkerProcess", ScriptedWorker)
+    monkeypatch.setattr(ScriptedWorker, "num_beats", [1])
+    monkeypatch.setattr(ScriptedWorker, "busy_ns", 0)
+    monkeypatch.setattr(replica_module.asyncio, "sleep", no_wait)
+    monkeypatch.setattr(replica_module, "log", log)
+    [setup] = worker_setups(fake_setup())
+    given_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    engine, launcher = NoEngine(), FullLauncher(times=50)
+    config = WorkerConfig(max_restarts=3)
+    replica = ReplicaController(real_system(), [setup], config, engine, given_up.set_result, launcher)
+    monkeypatch.setattr(engine, "room_changed", lambda: waiting.append(replica.waits_for_room))
+    await replica.start(warm_up=False)
+    replica.run(fake_setup().core)
+    await asyncio.wait_for(given_up, PATIENCE_SECONDS)
+    await replica.stop()
+    assert len(launcher.starts) == 1 + 50 + 3
+    assert waiting == [True, False]
+    # However often it is tried, it is logged once.
+    errors = [call.kwargs["error"] for call in log.calls if call.args == ("worker did not start",)]
+    assert errors == ["no room"] + ["no such host"] * 3
 
 
 async def waits_of(monkeypatch: pytest.MonkeyPatch, num_beats: list[int], *, busy_ns: int = 0) -> list[float]:

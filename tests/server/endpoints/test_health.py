@@ -24,5 +24,10 @@ def test_ready_paused_and_draining(server: RunningServer, method_and_path: str) 
     assert server.request(method, path).status == 503
 
 
+def test_replicas_that_wait_for_room_are_counted(server: RunningServer) -> None:
+    server.engine.num_waiting_for_room = 2
+    assert server.request("GET", "/health").json() == {"status": "ready", "waiting_for_room": 2}
+
+
 def test_version(server: RunningServer) -> None:
     assert server.request("GET", "/version").json() == {"version": __version__}

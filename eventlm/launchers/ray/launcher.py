@@ -1,0 +1,182 @@
+"""The launcher `ray`: ranks run on the nodes of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Annotated
+
+from msgspec import Meta, structs
+
+from eventlm.launchers.launcher import Launcher, StartedRank
+from eventlm.launchers.ray.checkpoint import name_of
+from eventlm.launchers.ray.driver_link import DriverLink
+from eventlm.launchers.ray.messages import PARENT, HostFacts, PlaceReplica
+from eventlm.launchers.ray.placement import Strategy, bundles_of, most_threads
+from eventlm.launchers.ray.remote_process import RemoteProcess
+from eventlm.launchers.spawned_worker import ENVIRONMENT, kill_and_close
+from eventlm.system.remote_pipe import RemoteParentPipe, RunKeys
+from eventlm.system.shared_folder import NO_STEP
+from eventlm.system.system import System
+from eventlm.worker.protocol import FAKE_MODEL, Peers, WorkerSetup
+
+#: How long a replica that has run waits for room before that is told; it goes on waiting.
+RESTART_TIMEOUT_SECONDS = 2
+#: The module that a rank's process runs.
+WORKER = "eventlm.worker.process"
+
+
+class RayRanks:
+    """Processes on the nodes of a cluster. Their room is kept for those that follow them."""
+
+    def __init__(self, ranks: Sequence[StartedRank], setups: Sequence[WorkerSetup]) -> None:
+        self.ranks = ranks
+        self.setups = setups
+
+    def step_in_hand(self, rank: int) -> int:
+        """As StartedRanks says."""
+        return NO_STEP
+
+    def release(self) -> None:
+        """As StartedRanks says."""
+
+
+class RayLauncher(Launcher, frozen=True, kw_only=True, dict=True):
+    """Actors on the nodes of a Ray cluster, each with the worker process of a rank."""
+
+    #: Of the cluster, as in `ray.init`; auto: that of the node on which the engine runs.
+    address: str = "auto"
+    placement: Strategy = "pack"
+    #: How long the first start of a replica waits for the cluster, and for room.
+    timeout_s: Annotated[int, Meta(ge=1)] = 60
+
+    def __post_init__(self) -> None:
+        """Raises ValueError without Ray."""
+        if find_spec("ray") is None:
+            raise ValueError("it needs Ray, which is not installed; run: pip install 'eventlm[ray]'")
+
+    async def start(
+        self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()
+    ) -> RayRanks:
+        """As Launcher.start."""
+        return await self._session.start(system, setups)
+
+    async def close(self) -> None:
+        """As Launcher.close."""
+        await self._session.close()
+
+    @cached_property
+    def _session(self) -> RaySession:
+        return RaySession(self)
+
+
+class RaySession:
+    """What the replicas of one engine have in common: a driver of Ray, which is started again when it has died."""
+
+    def __init__(self, launcher: RayLauncher) -> None:
+        self._launcher = launcher
+        self._link: DriverLink | None = None
+        self._joining = asyncio.Lock()
+        self._keys = RunKeys()
+        #: Those that have begun to start.
+        self._replicas: set[int] = set()
+        #: Of a rank, where the configuration leaves them to be found.
+        self._threads = 0
+        #: Replicas that have run.
+        self._known: set[int] = set()
+
+    async def start(self, system: System, setups: Sequence[WorkerSetup]) -> RayRanks:
+        """As Launcher.start."""
+        self._replicas.add(setups[0].replica)
+        link = await self._joined(system)
+        wanted = self._place(link, setups)
+        hosts = await link.place(wanted)
+        self._known.add(wanted.replica)
+        threads = wanted.bundles[0].cpus // wanted.bundles[0].ranks
+        ranks = await _start_ranks(link, self._keys, setups, hosts)
+        return RayRanks(ranks, placed_setups(setups, hosts, threads))
+
+    async def close(self) -> None:
+        """GiveUpRoom the cluster, with all that was started there."""
+        link, self._link = self._link, None
+        if link is not None:
+            await link.close()
+
+    async def _joined(self, system: System) -> DriverLink:
+        async with self._joining:
+            if self._link is None or self._link.is_lost:
+                await self.close()
+                self._link = await DriverLink.open(system, self._launcher.address, self._launcher.timeout_s)
+            return self._link
+
+    def _place(self, link: DriverLink, setups: Sequence[WorkerSetup]) -> PlaceReplica:
+        first, layout = setups[0], setups[0].layout
+        on_gpu = first.device != "cpu"
+        num_bundles = layout.stages * layout.groups
+        if first.model == FAKE_MODEL:
+            threads = 1
+        else:
+            threads = first.threads or self._most_threads(link, num_bundles, layout.tensor)
+        return PlaceReplica(
+            replica=first.replica,
+            bundles=bundles_of(num_bundles, layout.tensor, threads, on_gpu=on_gpu),
+            strategy=self._launcher.placement,
+            # Of one that has run, the metrics are to say soon that it waits.
+            timeout_s=RESTART_TIMEOUT_SECONDS if first.replica in self._known else self._launcher.timeout_s,
+            model=name_of(first.model) if first.model != FAKE_MODEL else None,
+            tokenizer=name_of(first.tokenizer) if first.tokenizer else None,
+        )
+
+    def _most_threads(self, link: DriverLink, num_bundles: int, num_ranks: int) -> int:
+        if not self._threads:
+            # All replicas of an engine begin to start before the first of them has joined the cluster.
+            num_replicas = len(self._replicas)
+            self._threads = most_threads(link.nodes, self._launcher.placement, num_replicas, num_bundles, num_ranks)
+        return self._threads
+
+
+async def _start_ranks(
+    link: DriverLink, keys: RunKeys, setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts]
+) -> list[StartedRank]:
+    ranks: list[StartedRank] = []
+    processes: list[RemoteProcess] = []
+    try:
+        for setup, host in zip(setups, hosts, strict=True):
+            pipe = RemoteParentPipe(link.address, keys)
+            process = link.run(
+                setup.replica,
+                setup.rank,
+                WORKER,
+                [*pipe.addresses, PARENT],
+                environment=pipe.ends.environment(),
+                defaults=ENVIRONMENT,
+            )
+            processes.append(process)
+            ranks.append(StartedRank(pipe, process, host.address))
+        for process in processes:
+            await process.started()
+    except BaseException:
+        await kill_and_close(ranks)
+        raise
+    return ranks
+
+
+def placed_setups(setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts], threads: int) -> list[WorkerSetup]:
+    """What the ranks of a replica are sent where they are: folders, threads and devices of those hosts, and how they
+    meet. Of the GPUs of its host, Ray shows each of them its own.
+    """
+    meeting = f"{hosts[0].address}:{hosts[0].port}" if len(setups) > 1 else ""
+    return [
+        structs.replace(
+            setup,
+            model=host.model or setup.model,
+            tokenizer=host.tokenizer,
+            threads=threads,
+            processors=[],
+            device=setup.device if setup.device == "cpu" else "cuda:0",
+            peers=Peers(address=meeting, host=host.address) if meeting else Peers(),
+        )
+        for setup, host in zip(setups, hosts, strict=True)
+    ]

@@ -1,0 +1,77 @@
+"""What a replica asks of a cluster's nodes, and the words for what they lack. Plain arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from eventlm.formatting import counted
+
+#: How Ray deals the bundles of a replica out to nodes. `strict_`: it is no wish.
+Strategy = Literal["pack", "strict_pack", "spread", "strict_spread"]
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+
+
+class Bundle(Struct, frozen=True):
+    """What one tensor group needs, all of it on one node: processors and GPUs of all its ranks."""
+
+    ranks: int
+    cpus: int
+    gpus: int = 0
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """As Ray counts them."""
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def __str__(self) -> str:
+        needs = [counted(self.cpus, "CPU")] * (self.cpus > 0) + [counted(self.gpus, "GPU")] * (self.gpus > 0)
+        return " and ".join(needs)
+
+
+class NodeRoom(Struct, frozen=True):
+    """A node of the cluster: its name and address, and what it has and has left."""
+
+    host: str
+    address: str
+    cpus: float
+    free_cpus: float
+    gpus: float = 0
+    free_gpus: float = 0
+
+    def __str__(self) -> str:
+        gpus = f" and {self.free_gpus:g} of {counted(round(self.gpus), 'GPU')}" if self.gpus else ""
+        return f"{self.host} ({self.address}) {self.free_cpus:g} of {counted(round(self.cpus), 'CPU')}{gpus}"
+
+
+def bundles_of(num_bundles: int, ranks: int, threads: int, *, on_gpu: bool) -> list[Bundle]:
+    """The bundles of a replica of so many tensor groups, each of `ranks` ranks. One on a GPU needs one processor."""
+    bundle = Bundle(ranks, ranks, ranks) if on_gpu else Bundle(ranks, ranks * threads)
+    return [bundle] * num_bundles
+
+
+def most_threads(nodes: Sequence[NodeRoom], strategy: Strategy, replicas: int, num_bundles: int, ranks: int) -> int:
+    """With how many threads a rank all replicas have room; 1 if they have none with one either."""
+    threads = 1
+    while _fits(nodes, strategy, replicas, num_bundles, ranks * (threads + 1)):
+        threads += 1
+    return threads
+
+
+def _fits(nodes: Sequence[NodeRoom], strategy: Strategy, replicas: int, num_bundles: int, cpus: int) -> bool:
+    """Whether so many replicas of bundles of `cpus` processors have room."""
+    room = [int(node.free_cpus) // cpus for node in nodes]
+    if strategy == "strict_pack":
+        return sum(each // num_bundles for each in room) >= replicas
+    if strategy == "strict_spread":
+        room = [min(each, replicas) for each in room]
+    return sum(room) >= replicas * num_bundles
+
+
+def no_room(replica: int, bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[NodeRoom]) -> str:
+    """One line: what a replica asks for, and what each node has free."""
+    number = f"{counted(len(bundles), 'bundle')} of {bundles[0]}" + (" each" if len(bundles) > 1 else "")
+    free = "; ".join(map(str, nodes)) or "no node is there"
+    return f"Ray has no room for replica {replica}, which asks for {number} (placement={strategy}); free: {free}"

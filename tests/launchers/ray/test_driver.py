@@ -1,0 +1,53 @@
+"""The words of the driver of Ray. What it does is tested with a cluster, in `test_launcher.py`."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec import structs
+
+from eventlm.launchers.ray.driver import in_one_line, mismatch
+from eventlm.launchers.ray.messages import HostFacts
+
+HERE = HostFacts(host="here", version="1.0", model="/a/model", fingerprint="aa")
+THERE = HostFacts(host="there", address="10.0.0.2", version="1.0", model="/b/model", fingerprint="aa")
+
+
+def test_a_host_with_the_same_can_be_used() -> None:
+    assert mismatch(HERE, THERE) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"version": "0.9", "problem": "there is no /a/model"},
+            "there (10.0.0.2) has eventlm 0.9, and the engine is 1.0; install the same on both",
+        ),
+        ({"problem": "there is no /a/model"}, "there (10.0.0.2) cannot use the model: there is no /a/model"),
+        (
+            {"fingerprint": "bb"},
+            "there (10.0.0.2) has another checkpoint in /b/model: its fingerprint is bb, and that of /a/model on the "
+            "engine's host is aa; copy the same files to both",
+        ),
+    ],
+    ids=["version", "none", "other"],
+)
+def test_what_is_wrong_with_a_host_is_one_line_with_both_values(changes: dict[str, str], message: str) -> None:
+    assert mismatch(HERE, structs.replace(THERE, **changes)) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (
+            "The actor died unexpectedly before finishing this task.\n\tclass_name: RankActor\n"
+            "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR",
+            "its worker process has died",
+        ),
+        ("The actor is dead because its node has died. Node Id: 1234", "its node has died"),
+        ("Version mismatch:\n    Ray: 2.50.0", "Version mismatch: Ray: 2.50.0"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_what_ray_says_one_line_is_enough(text: str, line: str) -> None:
+    assert in_one_line(RuntimeError(text)) == line

@@ -1,0 +1,180 @@
+"""Engines whose ranks are on the nodes of a Ray cluster: one of all tests, a head without processors and two nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from eventlm.core.shards import Layout
+from eventlm.engine.plugins.launchers import resolve_launcher
+from eventlm.engine.setup import worker_setups
+from eventlm.errors import UsageError
+from eventlm.events import WorkerLost, WorkerUp
+from eventlm.launchers.launcher import LaunchError
+from eventlm.launchers.ray.launcher import RayLauncher, placed_setups
+from eventlm.launchers.ray.messages import HostFacts
+from eventlm.system.system import real_system
+from eventlm.worker.fake.tokens import fake_token
+from eventlm.worker.protocol import Peers, WorkerSetup
+from tests.engine.engines import fake_setup
+from tests.launchers.ray.cluster import Cluster, processes_of, running_cluster, worker_pids
+from tests.processes import is_running, wait_until
+from tests.serving import Server, verified
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> None:
+    """Nodes may be, for the next test."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """One for all tests, which leave it with two nodes."""
+    with running_cluster() as found:
+        yield found
+
+
+def setups_of(layout: Layout, **changes: object) -> list[WorkerSetup]:
+    """Of the ranks of one replica of a model that is not the fake one."""
+    [setup] = worker_setups(fake_setup())
+    given = {"threads": 1, **changes}
+    return [structs.replace(setup, layout=layout, rank=rank, **given) for rank in range(layout.num_ranks)]
+
+
+def answers(server: Server) -> bool:
+    """Whether a request is answered with what the fake model says."""
+    reply = server.complete(seed=5, max_tokens=6, return_token_ids=True)
+    return reply.status == 200 and reply.json()["choices"][0]["token_ids"] == [fake_token(5, 0, n) for n in range(6)]
+
+
+def test_an_engine_outlives_its_ranks_and_nodes_and_nothing_outlives_it(cluster: Cluster, tmp_path: Path) -> None:
+    """Two replicas of two tensor ranks, each of which fills a node."""
+    flags = ("--model", "fake", "--replicas", "2", "--tensor-parallel-size", "2", "--router", "round_robin")
+    server = Server(tmp_path, *flags, "--launcher", f"ray:address={cluster.address}", "--log-format", "json")
+    try:
+        server.wait_ready()
+        first, second = cluster.nodes
+        assert [len(worker_pids(node)) for node in cluster.nodes] == [2, 2]
+        assert all(answers(server) for _ in range(4))
+
+        # A rank is killed: the group starts again where it was, in the same actors.
+        actors = {process.pid for process in processes_of(first)} - set(worker_pids(first))
+        killed = worker_pids(first)[1]
+        peer = worker_pids(first)[0]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: not is_running(peer))
+        wait_until(lambda: server.figure("eventlm:replica_up") == 2 and len(worker_pids(first)) == 2)
+        assert actors <= {process.pid for process in processes_of(first)}
+        assert all(answers(server) for _ in range(4))
+
+        # A node is lost: the other one serves, and the replica waits for as long as it takes.
+        second.kill()
+        wait_until(lambda: server.figure("eventlm:replica_up") == 1)
+        wait_until(lambda: b"eventlm:replicas_waiting_for_room 1.0" in server.request("GET", "/metrics").data)
+        health = server.request("GET", "/health")
+        assert (health.status, health.json()) == (200, {"status": "ready", "waiting_for_room": 1})
+        assert all(answers(server) for _ in range(4))
+
+        # A node joins: the replica is back.
+        cluster.nodes.remove(second)
+        third = cluster.add()
+        wait_until(lambda: server.figure("eventlm:replica_up") == 2)
+        wait_until(lambda: server.request("GET", "/health").json() == {"status": "ready"})
+        assert len(worker_pids(third)) == 2
+        assert all(answers(server) for _ in range(4))
+
+        # The engine is killed: nothing is left on any node.
+        left = [process.pid for node in cluster.nodes for process in processes_of(node)]
+        assert len(left) == 8
+        server.process.send_signal(signal.SIGKILL)
+        server.process.wait()
+        wait_until(lambda: not any(map(is_running, left)), seconds=30)
+    finally:
+        server.close()
+    says = [json.loads(line) for line in server.stderr.splitlines() if line.startswith("{")]
+    waits = [line["error"] for line in says if line["event"] == "worker did not start"]
+    assert len(waits) == 1
+    assert waits[0].startswith("Ray has no room for replica ")
+    assert "asks for 1 bundle of 2 CPUs (placement=pack); free: " in waits[0]
+    trace = verified(server.trace)
+    lost = trace.of(WorkerLost)
+    assert lost[0].reason == "died (killed by SIGKILL)"
+    assert lost[1].reason == "was lost (its node has died)"
+    assert len(trace.of(WorkerUp)) >= 4
+
+
+async def test_what_finds_no_room_is_refused_in_time(cluster: Cluster) -> None:
+    launcher = RayLauncher(address=cluster.address, timeout_s=2)
+    begun = time.monotonic()
+    try:
+        with pytest.raises(LaunchError) as caught:
+            await launcher.start(real_system(), setups_of(Layout(tensor=3)))
+    finally:
+        await launcher.close()
+    assert time.monotonic() - begun < 30
+    assert caught.value.waits_for_room
+    message = str(caught.value)
+    assert message.startswith(
+        "Ray has no room for replica 0, which asks for 1 bundle of 3 CPUs (placement=pack); free: "
+    )
+    # What an earlier test had may not be given back yet.
+    for node in cluster.nodes:
+        assert re.search(rf"\({re.escape(node.address)}\) [012] of 2 CPUs", message)
+    assert message.endswith("; waited 2 s")
+
+
+async def test_a_host_without_the_checkpoint_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    launcher = RayLauncher(address=cluster.address)
+    try:
+        with pytest.raises(LaunchError, match=r"^\S+ \(127\.0\.0\.1\d\) cannot use the model: there is no \S+/gone$"):
+            await launcher.start(real_system(), setups_of(Layout(), model=str(tmp_path / "gone")))
+    finally:
+        await launcher.close()
+
+
+async def test_without_a_cluster_there_is_one_line() -> None:
+    launcher = RayLauncher(address="127.0.0.1:9", timeout_s=2)
+    try:
+        with pytest.raises(LaunchError, match=r"Ray cluster .*127\.0\.0\.1:9"):
+            await launcher.start(real_system(), setups_of(Layout()))
+    finally:
+        await launcher.close()
+
+
+def test_without_ray_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.launchers.ray.launcher.find_spec", lambda name: None)
+    with pytest.raises(UsageError) as caught:
+        resolve_launcher({"type": "ray"})
+    assert str(caught.value) == "launcher ray: it needs Ray, which is not installed; run: pip install 'eventlm[ray]'"
+
+
+def test_a_wrong_parameter_is_explained() -> None:
+    with pytest.raises(UsageError, match="placement"):
+        resolve_launcher({"type": "ray", "placement": "heap"})
+    with pytest.raises(UsageError, match="timeout_s"):
+        resolve_launcher({"type": "ray", "timeout_s": 0})
+
+
+def test_ranks_get_what_their_hosts_have() -> None:
+    hosts = [
+        HostFacts(host="a", address="10.0.0.1", port=4000, model="/a/model", tokenizer="/a/tokenizer"),
+        HostFacts(host="b", address="10.0.0.2", port=5000, model="/b/model", tokenizer="/b/tokenizer"),
+    ]
+    setups = setups_of(Layout(stages=2), model="/engine/model", tokenizer="/engine/tokenizer", processors=[3])
+    first, second = placed_setups(setups, hosts, threads=7)
+    assert (first.model, first.tokenizer, first.threads, first.processors) == ("/a/model", "/a/tokenizer", 7, [])
+    assert (second.model, second.tokenizer, second.rank) == ("/b/model", "/b/tokenizer", 1)
+    assert first.peers == Peers(address="10.0.0.1:4000", host="10.0.0.1")
+    assert second.peers == Peers(address="10.0.0.1:4000", host="10.0.0.2")
+    [alone] = placed_setups(setups_of(Layout()), hosts[:1], threads=1)
+    assert alone.peers == Peers()
