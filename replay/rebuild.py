@@ -48,7 +48,8 @@ class Changes(Struct, frozen=True, kw_only=True):
 class Rebuilt(NamedTuple):
     """The parts of a core, and a warning for each plug-in that is not the one that ran.
 
-    config, plugins, predictor: of the first replicaset; others: of the further ones.
+    config, plugins, predictor: of the first replicaset; others: of the further ones. is_changed: they are not those of
+    the run.
     """
 
     config: CoreConfig
@@ -56,6 +57,7 @@ class Rebuilt(NamedTuple):
     predictor: Predictor
     drift: list[str]
     others: list[SetParts] = []
+    is_changed: bool = False
 
     def new_core(self) -> Core:
         """The core at the start of the run."""
@@ -63,7 +65,7 @@ class Rebuilt(NamedTuple):
 
     def restored_core(self, snapshot: bytes) -> Core:
         """The core at the time of the snapshot. Raises InvariantError if the snapshot does not fit."""
-        return Core.restored(self.config, self.plugins, snapshot, self.others)
+        return Core.restored(self.config, self.plugins, snapshot, self.others, is_changed=self.is_changed)
 
 
 #: Fields that cannot change if the core is restored from a snapshot.
@@ -80,7 +82,7 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
         _check_changes_midway(header, changes)
     drift: list[str] = []
     first, *others = [_rebuild_set(record, changes, drift) for record in header.sets]
-    return Rebuilt(*first, drift, others)
+    return Rebuilt(*first, drift, others, is_changed=changes != Changes())
 
 
 def _rebuild_set(run: ReplicasetRecord, changes: Changes, drift: list[str]) -> SetParts:

@@ -50,13 +50,25 @@ class Core:
         self.state = CoreState(config, plugins, predictor, others)
 
     @classmethod
-    def restored(cls, config: CoreConfig, plugins: Plugins, taken: bytes, others: Iterable[SetParts] = ()) -> Core:
-        """The core that a snapshot was taken of; of the other sets the predictors are the snapshot's too.
+    def restored(
+        cls,
+        config: CoreConfig,
+        plugins: Plugins,
+        taken: bytes,
+        others: Iterable[SetParts] = (),
+        *,
+        is_changed: bool = False,
+    ) -> Core:
+        """The core that a snapshot was taken of; of the other sets the predictors are the snapshot's too. is_changed:
+        limits or plug-ins are not those that it had, so that every replica may have something to run.
 
         Raises InvariantError if it was taken of another kind of core.
         """
         core = cls.__new__(cls)
         core.state = snapshot.restore(config, plugins, taken, others)
+        if is_changed:
+            for replicaset in core.state.replicasets:
+                replicaset.note_all()
         return core
 
     @property

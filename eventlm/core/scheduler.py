@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from heapq import heapify, heappop
 
+from eventlm.config import CoreConfig
 from eventlm.core.admission import Fit, admit, measure, note_progress
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
@@ -214,7 +215,7 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
                     plan.leave_out(sequence, "blocks", num_lacking=1)
                 continue
         if in_groups:
-            shares_of(config, replica.pool, sequence, ahead - 1).add_decode(plan.group_loads)
+            shares_of(config, replica.first_group(sequence), ahead - 1).add_decode(plan.group_loads)
         decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
         decoding.append(sequence)
         row_most.append(most)
@@ -242,7 +243,7 @@ def _micro_batch(replica: Replica, plan: StepPlan, num_batches: int) -> list[Seq
 
 def _has_room_in_groups(replica: Replica, plan: StepPlan, sequence: Sequence, ahead: int) -> bool:
     """Whether all KV groups that compute a decode may have its token."""
-    if shares_of(replica.config, replica.pool, sequence, ahead - 1).room(plan.group_loads) > 0:
+    if shares_of(replica.config, replica.first_group(sequence), ahead - 1).room(plan.group_loads) > 0:
         return True
     plan.leave_out(sequence, "token_budget")
     return False
@@ -270,7 +271,7 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     ahead = sequence.num_tokens + sequence.pending_tokens
     num_fresh = ceil_div(ahead + most - 1, block_size) - first
     # Of several groups, one row takes no more than one block.
-    group = group_at(replica.config, replica.pool.group_of(sequence.block_table[0]), first)
+    group = group_at(replica.config, replica.first_group(sequence), first)
     num_available = replica.pool.available_in(group)
     if num_available < num_fresh:
         most_now = first * block_size - ahead + 1
@@ -319,7 +320,9 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             _add_chunk(state, replica, plan, partial.sequence)
         elif head is None:
             break
-        elif (fit := measure(replica, head.sequence)).num_lacking <= 0 and not is_suspect(state, head.sequence):
+        elif (fit := measure(replica, head.sequence)).num_lacking <= 0 and not (
+            is_suspect(state, head.sequence) or _is_full_for(plan, config, fit)
+        ):
             for skipped in passed:
                 skipped.skips += 1
                 state.touch(skipped)
@@ -332,6 +335,9 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             if fit.num_lacking > 0 and not is_held_back(state, head.sequence):
                 plan.leave_out(head.sequence, "blocks", num_lacking=fit.num_lacking)
                 _note_candidate(state, replica, head, "blocks", fit)
+            elif not is_suspect(state, head.sequence):
+                plan.leave_out(head.sequence, "token_budget")
+                _note_candidate(state, replica, head, "token_budget", fit)
             else:
                 plan.leave_out(head.sequence, "trial", other=head.sequence.id)
                 _note_candidate(state, replica, head, "trial", fit)
@@ -346,6 +352,13 @@ def _add_prefills(state: CoreState, replica: Replica, plan: StepPlan) -> None:
         plan.stop("micro_batch")
     for _, sequence in partials:
         plan.leave_out(sequence, "token_budget" if plan.is_full else "micro_batch")
+
+
+def _is_full_for(plan: StepPlan, config: CoreConfig, fit: Fit) -> bool:
+    """Whether a KV group that would compute the first chunk of a waiting sequence may have no further token."""
+    if config.groups == 1:
+        return False
+    return shares_of(config, fit.first_group, len(fit.hits) * config.block_size).room(plan.group_loads) <= 0
 
 
 def _note_candidate(
@@ -391,7 +404,7 @@ def _add_chunk(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
             sequence.cached_tokens += sequence.launched_tokens - before
         note_progress(state, sequence)
     start = sequence.launched_tokens
-    shares = None if config.groups == 1 else shares_of(config, replica.pool, sequence, start)
+    shares = None if config.groups == 1 else shares_of(config, replica.first_group(sequence), start)
     load = plan.load if shares is None else shares.largest(plan.group_loads)
     max_tokens = min(sequence.prefill_tokens - start, config.max_num_batched_tokens - load.num_tokens)
     if config.stages > 1:

@@ -40,6 +40,7 @@ _CANDIDATES = {
     "partial": "next chunk",
     "admitted": "admitted",
     "blocks": "passed over: blocks",
+    "token_budget": "passed over: its KV group is full",
     "trial": "passed over: a trial alone",
 }
 _VICTIMS = {

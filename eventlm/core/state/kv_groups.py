@@ -12,7 +12,6 @@ from eventlm.config import CoreConfig
 from eventlm.core.plugin import StepLoad
 from eventlm.core.shards import group_of
 from eventlm.core.state.block_pool import BlockPool
-from eventlm.core.state.sequence import Sequence
 
 
 def group_at(config: CoreConfig, first_group: int, block: int) -> int:
@@ -87,9 +86,8 @@ class GroupShares(NamedTuple):
             loads[group].add_chunk(before, num_tokens, own_tokens=num_tokens if group == self.own else 0)
 
 
-def shares_of(config: CoreConfig, pool: BlockPool, sequence: Sequence, num_tokens: int) -> GroupShares:
-    """The groups that compute a row of a resident after `num_tokens` others."""
-    first = pool.group_of(sequence.block_table[0])
+def shares_of(config: CoreConfig, first: int, num_tokens: int) -> GroupShares:
+    """The groups that compute a row after `num_tokens` other tokens of a sequence that began in the group `first`."""
     own = group_of(num_tokens, first, config.kv_shard_tokens or config.block_size, config.groups)
     contexts = [(group, tokens_in_group(config, first, group, num_tokens)) for group in range(config.groups)]
     return GroupShares([share for share in contexts if share[1] or share[0] == own], own)

@@ -17,6 +17,7 @@ CandidateVerdict = Literal[
     "partial",  # resident with a half-done prompt: its next chunk was asked for
     "admitted",
     "blocks",  # passed over, because the pool has too few for it
+    "token_budget",  # passed over, because a KV group that would compute it has more urgent rows
     "trial",  # passed over, because it is only computed alone
 ]
 #: What became of a decode that lacks blocks.

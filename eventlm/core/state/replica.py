@@ -159,6 +159,10 @@ class Replica:
         # While a stage has no step, waiting would leave it idle.
         return num_steps < config.stages or not self.in_flight[-1].is_long(config)
 
+    def first_group(self, sequence: Sequence) -> int:
+        """The KV group in which a resident begins."""
+        return self.pool.group_of(sequence.block_table[0])
+
     def settle(self, sequence: Sequence, hits: list[int], first_group: int) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs. The first of all is
         of the KV group `first_group`.

@@ -79,9 +79,9 @@ def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> 
     plugins, slots = rebuilt.plugins, rebuilt.config.state_slots
     if slots is not UNSET:
         # Each that runs must have one.
-        limits["state_slots"] = slots + 2 * PLENTY
+        limits["state_slots"] = slots + 8 * PLENTY
         for replica in taken["replicas"]:
-            replica["states"]["free"] += range(slots, slots + 2 * PLENTY)
+            replica["states"]["free"] += range(slots, slots + 8 * PLENTY)
     if cause == "sequence_limit":
         del limits["max_num_seqs"]
     if cause != "head_of_line":
@@ -100,8 +100,11 @@ def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> 
         limits["max_losses"] = 0
     if cause is None or cause == "trial":
         limits["max_steps_in_flight"] = rebuilt.config.max_steps_in_flight + 1
+        if rebuilt.config.stages > 1:
+            limits["num_stages"] = rebuilt.config.stages + 1
         limits["run_ahead_ms"] = 0
-    return Core.restored(structs.replace(rebuilt.config, **limits), plugins, msgspec.json.encode(taken))
+    taken = msgspec.json.encode(taken)
+    return Core.restored(structs.replace(rebuilt.config, **limits), plugins, taken, is_changed=True)
 
 
 def runs(core: Core, facts: list[Fact], sequence: Sequence) -> tuple[bool, list[Decision]]:
@@ -203,6 +206,9 @@ def test_without_its_cause_a_sequence_runs_and_with_nothing_but_its_cause_it_doe
     for seed in range(NUM_WORKLOADS):
         rng = random.Random(seed)
         rebuilt, explainer, lines = read(tmp_path, seed)
+        if rebuilt.config.groups > 1:
+            # With more blocks, those of all groups but the first would have other numbers.
+            continue
         core = explainer._verifier.core
         tried: Counter[str] = Counter()
         snapshot, drain = b"", list[Fact]()
