@@ -9,11 +9,14 @@ import pytest
 
 from eventlm.core.shards import Layout
 from eventlm.kernels.cpu.native import available_builds
+from eventlm.sampling_params import SamplingParams
 from eventlm.worker.protocol import Peers, StepOutput
 from tests.models.families.proof import SMALL, make_checkpoint
+from tests.worker.launches import launched, new_sequence, payload
 from tests.worker.ranks.replica import Replica, Talk, assert_alike
 from tests.worker.ranks.test_gloo import free_port
 from tests.worker.reference import make_runner
+from tests.worker.test_model_runner_not_finite import BROKEN_ID, break_token
 
 LLAMA: dict[str, Any] = {"architecture": "LlamaForCausalLM", "attention_bias": True}
 MODELS: dict[str, dict[str, Any]] = {
@@ -136,3 +139,28 @@ def test_each_rank_measures_its_own_stage(folders: dict[str, Path], tmp_path: Pa
     # As before.
     expected = talk(make_runner(folders["llama"]), "llama")
     assert_alike(talk(replica, "llama"), expected, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("extras", [{}, {"logprobs": 1, "prompt_logprobs": 1}])
+def test_all_ranks_know_which_rows_are_not_finite(dtype: str, extras: dict[str, Any], tmp_path: Path) -> None:
+    make_checkpoint(tmp_path, **{**SMALL, "vocab_size": 300, **LLAMA})
+    break_token(tmp_path)
+    (tmp_path / "memory").mkdir()
+    params = SamplingParams(temperature=0.0, ignore_eos=True, **extras)
+    fields = fields_of("llama", dtype=dtype, block_size=16)
+
+    def serve(runner: Any) -> list[StepOutput]:
+        new = [new_sequence(number, [9, *middle, 8], params=params) for number, middle in enumerate([[7], [BROKEN_ID]])]
+        chunks = [(0, 0, 0, 3, 1), (1, 0, 0, 3, 1)]
+        first = runner.execute(launched(0, chunks=chunks, blocks=[(0, 0, [1]), (1, 0, [2])]), payload(*new))
+        # The engine learns of the end while a step of both is on its way.
+        decodes = [(0, 0, 4, 0), (1, 0, 3, 0)]
+        second = runner.execute(launched(1, decodes=decodes), payload())
+        return [first, second, runner.execute(launched(2, decodes=[(0, 0, 5, 0)], forget=[(1, 0)]), payload())]
+
+    expected = serve(make_runner(tmp_path, **fields))
+    found = serve(Replica(tmp_path, BOTH, Peers(shared_memory=str(tmp_path / "memory")), **fields))
+    assert [(1, "error")] == expected[0].ends == found[0].ends
+    assert [len(row) for row in found[0].tokens] == [1, 0]
+    assert_alike(found, expected, tolerance=1e-4 if dtype == "float32" else 0.1)
