@@ -55,7 +55,9 @@ VARYING = (
 _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _CONSOLE = re.compile(r"(```console\n)(.*?)(```\n)", re.S)
 _ROW = re.compile(r"^\| `(\w+)` \|.*\| (.*?) \|$")
-_SECTION_OF_OPTIONS = re.compile(r"\(\[[\w.]+\] in the TOML file\)$|^Service classes|^configuration$|^engine \(as of")
+_SECTION_OF_OPTIONS = re.compile(
+    r"\(\[[\w.]+\] in the TOML file\)$|^Service classes|^Replicasets|^configuration$|^engine \(as of"
+)
 
 
 def main() -> int:

@@ -104,6 +104,16 @@ def _rebuild_set(run: ReplicasetRecord, changes: Changes, drift: list[str]) -> S
     return SetParts(config, plugins, Predictor.from_coefficients(run.predictor))
 
 
+def check_one_set(header: Header, path: object, what: str) -> None:
+    """Raise UsageError for a run with several replicasets, of which `what` knows nothing yet."""
+    if header.replicasets:
+        models = ", ".join(each.core.models[0] for each in header.sets)
+        raise UsageError(
+            f"{path}: {what} is for runs of one replicaset, and this one has {len(header.sets)} ({models}); "
+            "`eventlm replay` without it verifies them all"
+        )
+
+
 def _check_changes_midway(header: Header, changes: Changes) -> None:
     """A snapshot depends on the recorded policy and the recorded pool of blocks."""
     fixed = ["--policy"] if changes.policy is not None else []

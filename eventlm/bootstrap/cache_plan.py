@@ -72,6 +72,25 @@ class _Sizes(NamedTuple):
     states: int
 
 
+class Neighbours(NamedTuple):
+    """Replicas of other replicasets on the same machine: how many, and bytes of all their weights."""
+
+    num_replicas: int = 0
+    num_bytes: int = 0
+
+
+#: Of an engine with one replicaset.
+ALONE = Neighbours()
+
+
+def weight_bytes_of(config: Config, folder: Path | None, types: Mapping[WeightKey, str] | None = None) -> int:
+    """Bytes of the weights of all replicas of a replicaset that runs on processors; 0 of the fake model."""
+    if folder is None:
+        return 0
+    sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
+    return config.scheduler.replicas * sizes.weights
+
+
 def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
     """Check that there is the memory that `--kv-memory` asks for, before there is a model. Raises UsageError."""
     cache = config.cache
@@ -85,11 +104,14 @@ def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
 
 
 def plan_states(
-    config: Config, folder: Path | None, types: Mapping[WeightKey, str] | None = None
+    config: Config,
+    folder: Path | None,
+    types: Mapping[WeightKey, str] | None = None,
+    neighbours: Neighbours = ALONE,
 ) -> tuple[Config, list[str]]:
     """The configuration with as many state slots as there will be, 0 without recurrent layers, and warnings.
 
-    types: as of `plan_cache`.
+    types, neighbours: as of `plan_cache`.
 
     By default there are two for every sequence, as far as half of the cache's memory holds them; where that is less
     than enough, `max_num_seqs` is lowered. Raises UsageError for too few slots and CheckpointError.
@@ -108,7 +130,9 @@ def plan_states(
     num_slots = cache.state_slots or 2 * num_seqs * num_batches
     if not cache.state_slots and folder is not None:
         sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
-        num_slots = min(num_slots, _cache_bytes(config, beside=sizes.weights + sizes.activations) // 2 // slot_bytes)
+        num_slots = min(
+            num_slots, _cache_bytes(config, neighbours, beside=sizes.weights + sizes.activations) // 2 // slot_bytes
+        )
         # So that there are copies to start from.
         most_seqs = min(num_seqs, num_slots * 3 // (4 * num_batches))
         if most_seqs < num_seqs:
@@ -151,10 +175,15 @@ def _slot_bytes(config: Config, folder: Path | None, types: Mapping[WeightKey, s
 
 
 def plan_cache(
-    config: Config, folder: Path | None, gpus: Sequence[Gpu] = (), types: Mapping[WeightKey, str] | None = None
+    config: Config,
+    folder: Path | None,
+    gpus: Sequence[Gpu] = (),
+    types: Mapping[WeightKey, str] | None = None,
+    neighbours: Neighbours = ALONE,
 ) -> CachePlan:
     """Size the KV cache for the checkpoint in `folder` (None: the fake model), which runs on `gpus` if there are any.
-    config: from `plan_states`. types: of matrices that are codes, see `matrix_types` and `gpu_types`.
+    config: from `plan_states`. types: of matrices that are codes, see `matrix_types` and `gpu_types`. neighbours: they
+    share the memory.
 
     Without `max_model_len` the context is the model's own, cut to what the cache holds (one block less than it has).
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
@@ -179,8 +208,8 @@ def plan_cache(
             if not num_blocks:
                 return CachePlan(0, asked or longest, warnings)
         else:
-            num_blocks, warnings = _plan_in_memory(config, folder, sizes, longest)
-    num_blocks, cut = _within_limit(config, num_blocks)
+            num_blocks, warnings = _plan_in_memory(config, folder, sizes, longest, neighbours)
+    num_blocks, cut = _within_limit(config, num_blocks, neighbours)
     warnings = [*warnings, *cut]
     parallel = config.parallel
     capacity = context_capacity(
@@ -276,7 +305,7 @@ def _activation_bytes(config: Config, decoder: ServedModel, block: int) -> int:
     )
 
 
-def _cache_bytes(config: Config, *, beside: int) -> int:
+def _cache_bytes(config: Config, neighbours: Neighbours = ALONE, *, beside: int) -> int:
     """Memory for the KV blocks and state slots of each replica, as far as no number of blocks is given.
 
     With `kv_memory` auto, for its rotary tables too. beside: bytes of a replica's weights and activations.
@@ -284,13 +313,13 @@ def _cache_bytes(config: Config, *, beside: int) -> int:
     if config.cache.kv_memory != "auto":
         return memory_bytes(config.cache.kv_memory)
     num_replicas = config.scheduler.replicas
-    left = max(free_bytes() - num_replicas * beside, 0)
-    return min(left // AUTO_DIVISOR // num_replicas, MAX_AUTO_BYTES)
+    left = max(free_bytes() - neighbours.num_bytes - num_replicas * beside, 0)
+    return min(left // AUTO_DIVISOR // (num_replicas + neighbours.num_replicas), MAX_AUTO_BYTES)
 
 
-def _within_limit(config: Config, num_blocks: int) -> tuple[int, list[str]]:
+def _within_limit(config: Config, num_blocks: int, neighbours: Neighbours) -> tuple[int, list[str]]:
     """The number of blocks, at most what an engine can have, and warnings. Raises UsageError if more were asked for."""
-    num_replicas = config.scheduler.replicas
+    num_replicas = config.scheduler.replicas + neighbours.num_replicas
     most = most_blocks(num_replicas)
     if num_blocks <= most:
         return num_blocks, []
@@ -337,14 +366,17 @@ def _plan_on_gpus(
     )
 
 
-def _plan_in_memory(config: Config, folder: Path, sizes: _Sizes, longest: int) -> tuple[int, list[str]]:
+def _plan_in_memory(
+    config: Config, folder: Path, sizes: _Sizes, longest: int, neighbours: Neighbours
+) -> tuple[int, list[str]]:
     """Blocks of each replica, and warnings. longest: context that the model was made for.
 
     UsageError unless each gets its weights, activations and rotary tables and a sequence into free memory.
     """
-    cache, num_replicas, free = config.cache, config.scheduler.replicas, free_bytes()
+    cache, num_replicas = config.cache, config.scheduler.replicas
+    free = max(free_bytes() - neighbours.num_bytes, 0)
     asked = config.model.max_model_len
-    num_blocks = cache.num_blocks or _num_blocks_within(config, sizes, asked or longest)
+    num_blocks = cache.num_blocks or _num_blocks_within(config, sizes, asked or longest, neighbours)
     tables = _table_bytes(config, sizes, num_blocks, longest)
     left = free - num_replicas * (sizes.weights + sizes.activations + tables)
     if num_replicas * (sizes.sequence + sizes.states) > left:
@@ -370,12 +402,12 @@ def _table_bytes(config: Config, sizes: _Sizes, num_blocks: int, longest: int) -
     return sizes.position * (config.model.max_model_len or min(longest, held))
 
 
-def _num_blocks_within(config: Config, sizes: _Sizes, longest: int) -> int:
+def _num_blocks_within(config: Config, sizes: _Sizes, longest: int, neighbours: Neighbours) -> int:
     """KV blocks that the memory for the cache holds, with `kv_memory` auto beside the context's rotary tables.
 
     longest: context in tokens that the tables may have.
     """
-    num_bytes = max(_cache_bytes(config, beside=sizes.weights + sizes.activations) - sizes.states, 0)
+    num_bytes = max(_cache_bytes(config, neighbours, beside=sizes.weights + sizes.activations) - sizes.states, 0)
     if config.cache.kv_memory != "auto":
         return num_bytes // sizes.block
     # The tables are of all positions in the blocks, or of the longest context if that is shorter.

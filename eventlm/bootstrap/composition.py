@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from eventlm.bootstrap.cache_plan import check_kv_memory, plan_cache, plan_states
+from msgspec import structs
+
+from eventlm.bootstrap.cache_plan import Neighbours, check_kv_memory, plan_cache, plan_states, weight_bytes_of
 from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
-from eventlm.bootstrap.model_source import find_model
-from eventlm.bootstrap.text_parts import load_text
+from eventlm.bootstrap.gpus import Gpu
+from eventlm.bootstrap.model_source import ModelSource, find_model
+from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
+from eventlm.config.core import check_together
 from eventlm.config.load import replace_fields
 from eventlm.config.options import options
+from eventlm.config.replicasets import configs_of_replicasets
 from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
 from eventlm.engine.inference_engine import InferenceEngine
@@ -51,7 +56,7 @@ _OF_OUR_FORWARD_PASSES = ("quantization",)
 class Composition(NamedTuple):
     """An engine that has not been started, its tokenizer, and what a request gets that does not say otherwise.
 
-    `vocab_size` and `facts` are the model's; `warnings` are for the user.
+    `vocab_size` and `facts` are the model's; `warnings` are for the user. others: the same of further replicasets.
     """
 
     engine: InferenceEngine
@@ -60,25 +65,105 @@ class Composition(NamedTuple):
     vocab_size: int
     facts: ModelFacts
     warnings: list[str]
+    others: list[ServedText] = []
 
 
-def compose(config: Config, *, tokenizer_folder: str = "") -> Composition:
+def compose(config: Config, *, tokenizer_folder: str = "", all_sets: bool = False) -> Composition:
     """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
 
     `tokenizer_folder`, if given, has the tokenizer to be used in place of the model's own, which need not be there.
-    Raises UsageError, CheckpointError or PullError.
+    all_sets: of a configuration with several replicasets, make all of them and not the first alone. Raises UsageError,
+    CheckpointError or PullError.
     """
-    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder)
-    text = load_text(engine.setup.model, config.model.model_impl, tokenizer_folder)
-    return Composition(engine, text.tokenizer, text.defaults, engine.setup.vocab_size, text.facts, warnings)
+    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder, all_sets=all_sets)
+    first, *others = [load_text(setup.model, setup.config.model.model_impl, setup.tokenizer) for setup in engine.setups]
+    return Composition(
+        engine,
+        first.tokenizer,
+        first.defaults,
+        engine.setup.vocab_size,
+        first.facts,
+        warnings,
+        [
+            ServedText(setup.core.models, text, setup.vocab_size, setup.core.num_replicas * setup.core.max_residents)
+            for setup, text in zip(engine.setups[1:], others, strict=True)
+        ],
+    )
 
 
-def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[InferenceEngine, list[str]]:
+def compose_engine(
+    config: Config, *, tokenizer_folder: str = "", all_sets: bool = False
+) -> tuple[InferenceEngine, list[str]]:
     """As `compose`, without a tokenizer: an engine that has not been started, and warnings for the user."""
-    _check_predictor(config.scheduler.predictor)
-    replace_fields(FakeParameters(), config.model.fake, where="--fake")
     _check_record(config.record)
     _check_telemetry(config)
+    configs = configs_of_replicasets(config)
+    if not all_sets:
+        configs = dict([next(iter(configs.items()))])
+    found = {name: _find_parts(own) for name, own in configs.items()}
+    total = sum(own.scheduler.replicas for own in configs.values())
+    weights = {name: parts.weight_bytes for name, parts in found.items()} if len(found) > 1 else {}
+    setups: list[EngineSetup] = []
+    warnings: list[str] = []
+    for name, parts in found.items():
+        others = Neighbours(total - configs[name].scheduler.replicas, sum(weights.values()) - weights.get(name, 0))
+        setup, own_warnings = _make_set(parts, tokenizer_folder, others)
+        if len(found) > 1:
+            setup = structs.replace(
+                setup,
+                name=name,
+                first_replica=sum(each.core.num_replicas for each in setups),
+                first_worker=sum(each.core.num_replicas * each.layout.num_ranks for each in setups),
+                num_workers=sum(own.scheduler.replicas * num_ranks(own) for own in configs.values()),
+            )
+            own_warnings = [f"replicaset {name}: {warning}" for warning in own_warnings]
+        setups.append(setup)
+        warnings += [*own_warnings, *_pin_warnings(setup, parts.forward)]
+    if len(setups) > 1:
+        _check_sets(setups)
+        recorded = {name: keys for name, keys in config.replicasets.items() if name != setups[0].name}
+        setups[0] = structs.replace(setups[0], config=structs.replace(setups[0].config, replicasets=recorded))
+    engine = InferenceEngine(setups[0], real_system(), setups[1:])
+    return engine, warnings
+
+
+def _check_sets(setups: list[EngineSetup]) -> None:
+    """Raise UsageError for replicasets that cannot be told apart, or are more than an engine can have."""
+    served: dict[str, str] = {}
+    for setup in setups:
+        for model in setup.core.models:
+            if model in served:
+                raise UsageError(
+                    f"the replicasets {served[model]} and {setup.name} both serve {model!r}, and requests go by that "
+                    "name; give one another served_model_name"
+                )
+            served[model] = setup.name
+    try:
+        check_together([setup.core for setup in setups])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+class _SetParts(NamedTuple):
+    """What is known of a replicaset before its memory is divided. weight_bytes: of all its replicas on processors."""
+
+    config: Config
+    source: ModelSource
+    gpus: list[Gpu]
+    forward: ForwardChoice | None
+    vocab_size: int
+    types: dict[WeightKey, str]
+    warnings: list[str]
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0 if self.gpus else weight_bytes_of(self.config, self.source.folder, self.types)
+
+
+def _find_parts(config: Config) -> _SetParts:
+    """Check the options of a replicaset and find its model."""
+    _check_predictor(config.scheduler.predictor)
+    replace_fields(FakeParameters(), config.model.fake, where="--fake")
     # The setup does it too, but only after a model may have been fetched.
     resolve_plugins(config.scheduler)
     check_quantization(config.model.dtype, config.model.quantization)
@@ -122,8 +207,14 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
                     _check_for_torch_compile(decoder, types)
             elif forward is not None and forward.build:
                 types = matrix_types(files, decoder, config.model.quantization)
-    config, state_warnings = plan_states(config, source.folder, types)
-    plan = plan_cache(config, source.folder, gpus, types)
+    return _SetParts(config, source, list(gpus), forward, vocab_size, types, [*device_warnings, *model_warnings])
+
+
+def _make_set(parts: _SetParts, tokenizer_folder: str, neighbours: Neighbours) -> tuple[EngineSetup, list[str]]:
+    """The setup of a replicaset, with its share of the memory, and warnings."""
+    source, gpus = parts.source, parts.gpus
+    config, state_warnings = plan_states(parts.config, source.folder, parts.types, neighbours)
+    plan = plan_cache(config, source.folder, gpus, parts.types, neighbours)
     setup = make_setup(
         config,
         model=str(source.folder) if source.folder else FAKE_MODEL,
@@ -131,12 +222,10 @@ def compose_engine(config: Config, *, tokenizer_folder: str = "") -> tuple[Infer
         num_blocks=plan.num_blocks,
         max_model_len=plan.max_model_len,
         tokenizer=tokenizer_folder,
-        vocab_size=vocab_size,
+        vocab_size=parts.vocab_size,
         devices=[gpu.device for gpu in gpus],
     )
-    engine = InferenceEngine(setup, real_system())
-    warnings = [*device_warnings, *model_warnings, *state_warnings, *plan.warnings]
-    return engine, [*warnings, *_thread_warnings(config), *_pin_warnings(setup, forward)]
+    return setup, [*parts.warnings, *state_warnings, *plan.warnings, *_thread_warnings(config)]
 
 
 def _model_warnings(folder: Path, model: ModelSpec) -> list[str]:

@@ -11,7 +11,7 @@ from msgspec import structs
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.front_ends import FrontEndController
-from eventlm.frontend.protocol import FrontEndSetup
+from eventlm.frontend.protocol import FrontEndModel, FrontEndSetup
 from eventlm.server.context import FINAL_WRITES_SECONDS
 from eventlm.server.http_server import bind_sockets, url_of
 from eventlm.system.system import System
@@ -86,6 +86,16 @@ class ServerWithFrontEnds:
             vocab_size=setup.vocab_size,
             origin_ns=engine.origin_ns,
             created=self._system.clock.unix_ns() // NANOSECONDS_PER_SECOND,
+            others=[
+                FrontEndModel(
+                    model=each.model,
+                    model_impl=each.config.model.model_impl,
+                    model_names=each.core.models,
+                    vocab_size=each.vocab_size,
+                    num_slots=each.core.num_replicas * each.core.max_residents,
+                )
+                for each in engine.setups[1:]
+            ],
         )
 
 

@@ -24,6 +24,15 @@ class TextParts(NamedTuple):
     facts: ModelFacts
 
 
+class ServedText(NamedTuple):
+    """A replicaset's names for requests, its tokenizer with defaults and facts, and its vocabulary's size."""
+
+    model_names: list[str]
+    text: TextParts
+    vocab_size: int
+    num_slots: int
+
+
 def load_text(model: str, impl: ModelImpl, tokenizer_folder: str = "") -> TextParts:
     """Of a checkpoint folder that `impl` computes, with the tokenizer in another if given, or of the fake model.
 

@@ -9,7 +9,7 @@ from typing import Any
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.config.load import load_config, to_toml
-from eventlm.config.options import CLASSES, Option, options, sections
+from eventlm.config.options import CLASSES, REPLICASETS, Option, options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
 from eventlm.config.structs import ServiceClass
 from eventlm.errors import UsageError
@@ -40,6 +40,7 @@ def add_config_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
                 add_flag(group, option)
     if "server" not in without:
         _add_class_flag(parser)
+        _add_replicaset_flag(parser)
 
 
 def _add_class_flag(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +55,20 @@ def _add_class_flag(parser: argparse.ArgumentParser) -> None:
         help=f"defaults for the requests of a class: {keys}; may be repeated. A key of --api-keys-file names its "
         "class, else the request does, by the header x-eventlm-class or by service_tier; `default` is for requests "
         "that name none",
+    )
+
+
+def _add_replicaset_flag(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Replicasets ([replicasets.NAME] in the TOML file)")
+    group.add_argument(
+        "--replicaset",
+        dest=_PREFIX + REPLICASETS,
+        action="append",
+        metavar="NAME:KEY=VALUE,...",
+        default=argparse.SUPPRESS,
+        help="a further model in the same engine, with any option of the groups model, KV cache, scheduling, worker, "
+        "GPU and parallel, such as small:model=smollm2,replicas=2; the rest is as without it; may be repeated. "
+        "Requests go by the name of the model",
     )
 
 

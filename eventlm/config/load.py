@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from eventlm.config.options import CLASSES, Option, did_you_mean, nearest, options, sections
+from eventlm.config.options import CLASSES, REPLICASETS, Option, did_you_mean, nearest, options, sections
 from eventlm.config.other_engines import name_elsewhere
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
+from eventlm.config.replicasets import SECTIONS_OF_REPLICASETS, TOP_REPLICASET
 from eventlm.config.structs import AUTO_CLASS, CLASS_NAME, Config, ServiceClass
 from eventlm.errors import UsageError
 
@@ -43,7 +44,8 @@ def load_config(
     """The configuration of the file under the overrides.
 
     `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
-    line; those of `classes` are specs of whole classes such as `gold:priority=-10`. `environment` is `os.environ` if
+    line; those of `classes` are specs of whole classes such as `gold:priority=-10`, those of `replicasets` specs of
+    options such as `small:model=smollm2,replicas=2`. `environment` is `os.environ` if
     not given. Unless the overrides `are_flags` they are keywords, and messages call them so. Raises UsageError that
     names file, section, key, value and what is allowed.
     """
@@ -54,24 +56,40 @@ def load_config(
     if api_key:
         values["api_key"] = api_key
     classes: dict[str, ServiceClass] = values.pop(CLASSES, {})
+    replicasets: dict[str, dict[str, Any]] = values.pop(REPLICASETS, {})
     for name, value in (overrides or {}).items():
         if name == CLASSES:
             classes |= dict(map(_class_of_spec, value))
+            continue
+        if name == REPLICASETS:
+            for key, table in _replicasets_of_specs(value).items():
+                replicasets[key] = replicasets.get(key, {}) | table
             continue
         option = options().get(name)
         if option is None:
             hint = name_elsewhere(name, str) or did_you_mean(name, options())
             raise UsageError(f"unknown option {name!r}{hint}")
         values[name] = _given_value(option, value, is_flag=are_flags)
+    if replicasets:
+        # The default model is for an engine that has no other.
+        values.setdefault("model", "")
+        if values["model"] and TOP_REPLICASET in replicasets:
+            raise UsageError(
+                f"two replicasets are called {TOP_REPLICASET}: the other is that of --model {values['model']}; give "
+                "one another name, or leave that model out"
+            )
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
         by_section[options()[name].section][name] = value
-    return msgspec.convert({**by_section, CLASSES: classes}, Config)
+    return msgspec.convert({**by_section, CLASSES: classes, REPLICASETS: replicasets}, Config)
 
 
 def redacted(config: Config) -> dict[str, Any]:
     """The configuration by section and key, as a trace's header shows it: secrets as `***`."""
     tables: dict[str, Any] = msgspec.to_builtins(config)
+    if not config.replicasets:
+        # As before there were any.
+        del tables[REPLICASETS]
     for option in options().values():
         if option.is_secret and tables[option.section][option.name]:
             tables[option.section][option.name] = REDACTED
@@ -98,6 +116,9 @@ def to_toml(config: Config) -> str:
                 lines.append(f"{option.name} = {_toml(value)}")
     for name, table in tables[CLASSES].items():
         lines += ["", f"# Service class {name}", f"[{CLASSES}.{name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
+    for name, table in tables[REPLICASETS].items():
+        lines += ["", f"# Replicaset {name}", f"[{REPLICASETS}.{name}]"]
         lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
     return "\n".join(lines[1:]) + "\n"
 
@@ -152,6 +173,11 @@ def _file_values(path: Path) -> dict[str, Any]:
                 name: _service_class(name, keys, f"{path}, [classes.{name}]") for name, keys in table.items()
             }
             continue
+        if section == REPLICASETS and isinstance(table, dict):
+            values[REPLICASETS] = {
+                name: _replicaset(name, keys, f"{path}, [replicasets.{name}]") for name, keys in table.items()
+            }
+            continue
         if section not in sections():
             raise UsageError(f"{path}: {_unknown_top_level(section, table)}")
         if not isinstance(table, dict):
@@ -191,22 +217,75 @@ def _service_class(name: str, table: object, where: str) -> ServiceClass:
     return found
 
 
+def _replicasets_of_specs(specs: list[str]) -> dict[str, dict[str, Any]]:
+    """Replicasets as on the command line, each NAME:KEY=VALUE,..."""
+    found: dict[str, dict[str, Any]] = {}
+    for spec in specs:
+        name, _, text = spec.partition(":")
+        where = f"--replicaset {spec}"
+        if name in found:
+            raise UsageError(f"{where}: two replicasets are called {name}; give one another name")
+        table: dict[str, str] = {}
+        key = ""
+        for part in text.split(",") if text else []:
+            before, equals, value = part.partition("=")
+            if equals and before.strip() in table:
+                raise UsageError(f"{where}: it gives {before.strip()} twice")
+            if equals:
+                key = before.strip()
+                table[key] = value.strip()
+            elif key:
+                # A list, such as the predictor's coefficients.
+                table[key] += f",{part}"
+            else:
+                raise UsageError(f"{where}: {part!r} is not of the form KEY=VALUE")
+        found[name] = _replicaset(name, table, where, is_spec=True)
+    return found
+
+
+def _replicaset(name: str, table: object, where: str, *, is_spec: bool = False) -> dict[str, Any]:
+    """The options of a replicaset; of a spec all values are texts."""
+    if not CLASS_NAME.fullmatch(name):
+        raise UsageError(f"{where}: a replicaset's name has 1 to 64 letters, digits, - or _")
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: must be a table of options such as model and replicas")
+    found: dict[str, Any] = {}
+    own = [option.name for option in options().values() if option.section in SECTIONS_OF_REPLICASETS]
+    for key, value in table.items():
+        option = options().get(key)
+        if option is None:
+            raise UsageError(f"{where}: unknown key {key!r}{name_elsewhere(key, str) or did_you_mean(key, own)}")
+        if key not in own:
+            raise UsageError(f"{where}: {key} is the whole engine's; it belongs in the section [{option.section}]")
+        try:
+            found[key] = _read_value(option, value) if is_spec else _checked(option, _plugin_table(option, value))
+        except (msgspec.ValidationError, UsageError) as error:
+            reason = f" ({error})" if isinstance(error, UsageError) else ""
+            raise UsageError(f"{where}: {key} = {_shown(option, value)}: must be {option.allowed}{reason}") from None
+    return found
+
+
 def _given_value(option: Option, value: object, *, is_flag: bool) -> object:
     try:
-        if not isinstance(value, str) or option.bare_type is str or option.choices:
-            return _checked(option, value)
-        if option.plugin_kind:
-            return parse_plugin_spec(value)
-        if option.bare_type == dict[str, Any]:
-            return parse_parameters(value)
-        if option.bare_type == list[int]:
-            return _checked(option, value.split(",") if value else [], strict=False)
-        return _checked(option, value, strict=False)
+        return _read_value(option, value)
     except msgspec.ValidationError:
         given = f"{option.flag} " if is_flag else f"{option.name}="
         raise UsageError(f"{given}{_shown(option, value)}: must be {option.allowed}") from None
     except UsageError as error:
         raise UsageError(f"{option.flag if is_flag else option.name}: {error}") from None
+
+
+def _read_value(option: Option, value: object) -> object:
+    """A value that is typed, or a text as on the command line. Raises ValidationError or UsageError."""
+    if not isinstance(value, str) or option.bare_type is str or option.choices:
+        return _checked(option, value)
+    if option.plugin_kind:
+        return parse_plugin_spec(value)
+    if option.bare_type == dict[str, Any]:
+        return parse_parameters(value)
+    if option.bare_type in (list[int], list[str]):
+        return _checked(option, value.split(",") if value else [], strict=False)
+    return _checked(option, value, strict=False)
 
 
 def _checked(option: Option, value: object, *, strict: bool = True) -> object:
@@ -252,9 +331,11 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
 def _unknown_top_level(name: str, value: object) -> str:
     if name == CLASSES:
         return f"{name} = {value!r}: must be tables, one [classes.NAME] for each class"
+    if name == REPLICASETS:
+        return f"{name} = {value!r}: must be tables, one [replicasets.NAME] for each model"
     if name in options() or not isinstance(value, dict):
         return _unknown_key("", name)
-    return f"unknown section [{name}]{did_you_mean(name, [*sections(), CLASSES], listed_as='known')}"
+    return f"unknown section [{name}]{did_you_mean(name, [*sections(), CLASSES, REPLICASETS], listed_as='known')}"
 
 
 def _unknown_key(section: str, name: str) -> str:

@@ -18,6 +18,8 @@ from eventlm.config.structs import Config
 
 #: The section whose tables are service classes, see `eventlm.config.structs`.
 CLASSES = "classes"
+#: The section whose tables are replicasets, see `eventlm.config.replicasets`.
+REPLICASETS = "replicasets"
 #: Options of the configuration that apply without a worker, a server and a recorder.
 ENGINE_OPTIONS = (
     "policy", "extra_policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks",
@@ -106,8 +108,8 @@ def sections() -> MappingProxyType[str, str]:
 
 
 def _sections() -> list[msgspec.structs.FieldInfo]:
-    """Service classes are no options: users make up their names."""
-    return [field for field in msgspec.structs.fields(Config) if field.name != CLASSES]
+    """Service classes and replicasets are no options: users make up their names."""
+    return [field for field in msgspec.structs.fields(Config) if field.name not in (CLASSES, REPLICASETS)]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

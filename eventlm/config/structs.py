@@ -582,7 +582,9 @@ class ServiceClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration of an engine and its server. `classes` by name."""
+    """The whole configuration of an engine and its server. `classes` by name. replicasets: by name, the options that
+    each has of its own (see `eventlm.config.replicasets`).
+    """
 
     model: ModelConfig = ModelConfig()
     cache: CacheConfig = CacheConfig()
@@ -595,6 +597,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     classes: dict[str, ServiceClass] = {}
+    replicasets: dict[str, dict[str, Any]] = {}
 
 
 def memory_bytes(size: str) -> int:

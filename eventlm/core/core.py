@@ -13,7 +13,7 @@ from eventlm.config import CoreConfig
 from eventlm.core import scheduler, sequence_manager, worker_facts
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import snapshot
-from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.core_state import CoreState, replica_of
 from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.core.state.sequence import IllegalTransitionError
 from eventlm.core.step_completion import complete_step
@@ -95,6 +95,8 @@ class Core:
         state.cause = event.s
         state.decisions = []
         state.drain_open = not event.p
+        if len(state.replicasets) > 1:
+            state.due |= dict.fromkeys(_sets_of(state, event))
         try:
             _HANDLERS[type(event)](state, event)
             if event.p:
@@ -126,6 +128,18 @@ class Core:
     def digests(self) -> dict[str, str]:
         """16 hex digits for each component of the state."""
         return self.state.digests()
+
+
+def _sets_of(state: CoreState, fact: Fact) -> Iterable[int]:
+    """The numbers of the replicasets that a fact is about."""
+    if isinstance(fact, WorkerUp | WorkerLost | Desynced | StepCompleted):
+        return [replica_of(state, fact.replica).replicaset]
+    if isinstance(fact, Arrived | PredictorSwapped | PolicySwapped | CacheFlushed) and fact.replicaset >= 0:
+        return [fact.replicaset]
+    if isinstance(fact, Cancelled | TextEnded | GrammarReady):
+        request = state.requests.get(fact.request)
+        return [] if request is None else [request.arrival.replicaset]
+    return range(len(state.replicasets))
 
 
 def _swap_predictor(state: CoreState, fact: PredictorSwapped) -> None:

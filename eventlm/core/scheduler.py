@@ -42,12 +42,18 @@ from eventlm.types import ceil_div
 
 
 def plan(state: CoreState) -> None:
-    """Rounds of one step a replica, fewest admitted tokens first, until all have their steps or no sequence can run."""
+    """Rounds of one step a replica, fewest admitted tokens first, until all have their steps or no sequence can run; in
+    each set that a fact of the drain is about.
+    """
     state.plans = {}
     if state.paused:
+        state.due.clear()
         return
     for replicaset in state.replicasets:
-        _plan_set(state, replicaset)
+        # Others' facts must not decide when a set is planned.
+        if len(state.replicasets) == 1 or replicaset.index in state.due:
+            _plan_set(state, replicaset)
+    state.due.clear()
 
 
 def _plan_set(state: CoreState, replicaset: Replicaset) -> None:

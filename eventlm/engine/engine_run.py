@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,15 +19,16 @@ from eventlm.config import RecordConfig
 from eventlm.config.state_folder import runs_folder
 from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
+from eventlm.core.state.replicaset import SetParts
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.core_loop import RunClock
 from eventlm.engine.engine_core import EngineCore, OnBroken, OnCondemned, Ship
-from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.live_requests import LiveRequests, ServedModel
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.setup import EngineSetup, make_header
-from eventlm.events import Event
+from eventlm.engine.setup import EngineSetup, StartedSet, make_header
+from eventlm.events import Event, Header
 from eventlm.metrics.components import RecorderMetrics, TimedCore
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
@@ -57,6 +58,14 @@ class RunParts(NamedTuple):
     on_condemned: OnCondemned
 
 
+class ReadySet(NamedTuple):
+    """A replicaset whose workers are up. first: the report of its first worker. predictor: knows its step times."""
+
+    setup: EngineSetup
+    first: WorkerReady
+    predictor: PredictorSource
+
+
 class EngineRun(NamedTuple):
     """A run under way. Without a record there is no `recorder` and no `folder`."""
 
@@ -65,22 +74,21 @@ class EngineRun(NamedTuple):
     folder: Path | None
 
     @classmethod
-    def open(
-        cls, run: str, setup: EngineSetup, first: WorkerReady, predictor: PredictorSource, parts: RunParts
-    ) -> EngineRun:
-        """Open the log of the run with this name. `first`: the first worker's report.
+    def open(cls, run: str, sets: Sequence[ReadySet], parts: RunParts) -> EngineRun:
+        """Open the log of the run with this name, for these replicasets.
 
         Unless a record was asked for, a full disk keeps the engine from recording, not from starting.
         """
-        record = setup.config.record
+        config = sets[0].setup.config
+        record = config.record
         # Of the digests of steps; only the token log has it too.
         digest_key = parts.system.chance.token_bytes(32)
-        begin = partial(_begin, run, setup, first, predictor, parts, digest_key)
+        begin = partial(_begin, run, sets, parts, digest_key)
         if record.folder:
             try:
                 return begin(make_writer(parts.system, record, run, digest_key))
             except LogWriteError as error:
-                if Path(record.folder) != runs_folder() or record.record_tokens or setup.config.telemetry.otlp_endpoint:
+                if Path(record.folder) != runs_folder() or record.record_tokens or config.telemetry.otlp_endpoint:
                     raise
                 log.warning(f"not recording: {error} with --record DIR")
         return begin(None)
@@ -129,18 +137,25 @@ def make_recorder(system: System, record: RecordConfig, writer: LogWriter, guard
 
 def _begin(
     run: str,
-    setup: EngineSetup,
-    first: WorkerReady,
-    predictor: PredictorSource,
+    sets: Sequence[ReadySet],
     parts: RunParts,
     digest_key: bytes,
     writer: LogWriter | None,
 ) -> EngineRun:
     """Make the engine core, which first writes the header."""
-    coefficients = predictor.coefficients(first.samples)
+    (setup, coefficients, first), *others = [
+        StartedSet(each.setup, each.predictor.coefficients(each.first.samples), each.first) for each in sets
+    ]
     seed = int.from_bytes(parts.system.chance.token_bytes(8), "little")
     header = make_header(
-        setup, run, seed, coefficients, predictor.origin, first, unix_start_ns=parts.system.clock.unix_ns()
+        setup,
+        run,
+        seed,
+        coefficients,
+        sets[0].predictor.origin,
+        first,
+        unix_start_ns=parts.system.clock.unix_ns(),
+        others=others,
     )
     record = setup.config.record
     recorder = make_recorder(parts.system, record, writer, parts.guard) if writer is not None else None
@@ -162,8 +177,12 @@ def _begin(
                 Predictor.from_coefficients(coefficients),
                 parts.scheduling_time,
                 parts.system.clock,
+                [
+                    SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor))
+                    for each in others
+                ],
             ),
-            _make_live(setup, seed, header.block_table_size, parts.system.chance.token_bytes(32), digest_key),
+            _make_live(header, [setup, *(each.setup for each in others)], seed, parts.system, digest_key),
             clock=parts.clock,
             bus=bus,
             ship=parts.ship,
@@ -184,15 +203,27 @@ def _begin(
 
 
 def _make_live(
-    setup: EngineSetup, seed: int, block_table_size: int, names_key: bytes, digest_key: bytes
+    header: Header, setups: Sequence[EngineSetup], seed: int, system: System, digest_key: bytes
 ) -> LiveRequests:
-    block_size = setup.core.block_size
+    first, *others = [
+        ServedModel(
+            setup.core.models,
+            BlockNames(
+                system.chance.token_bytes(32), block_size=setup.core.block_size, capacity=record.block_table_size
+            ),
+            setup.core.block_size,
+            setup.vocab_size,
+            setup.first_replica,
+        )
+        for setup, record in zip(setups, header.sets, strict=True)
+    ]
     return LiveRequests(
-        BlockNames(names_key, block_size=block_size, capacity=block_table_size),
-        block_size=block_size,
+        first.names,
+        block_size=first.block_size,
         seed_key=seed.to_bytes(8, "little"),
         digest_key=digest_key,
-        vocab_size=setup.vocab_size,
+        vocab_size=first.vocab_size,
+        others=others,
     )
 
 

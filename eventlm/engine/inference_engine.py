@@ -18,7 +18,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
-from eventlm.engine.engine_run import EngineRun, RunParts
+from eventlm.engine.engine_run import EngineRun, ReadySet, RunParts
 from eventlm.engine.explanations import ExplainResponse, Explanations
 from eventlm.engine.group_admission import Admission, AdmissionParts, check_room_to_search, with_cache_rules
 from eventlm.engine.object_store.actions import Objects
@@ -35,6 +35,7 @@ from eventlm.engine.request import (
     CLIENT_LEFT,
     OUTPUT_FAILED,
     EngineUnavailableError,
+    ModelState,
     OnOutput,
     Request,
     RequestHandle,
@@ -65,15 +66,21 @@ log = structlog.get_logger("eventlm.engine")
 
 
 class InferenceEngine:
-    """Serves one model on one or more replicas. Use within one event loop: `start`, `submit`, `stop`."""
+    """Serves one model on one or more replicas, or several of them. Use within one event loop: `start`, `submit`,
+    `stop`.
 
-    def __init__(self, setup: EngineSetup, system: System) -> None:
-        self.setup = setup
+    others: the further replicasets, whose replicas have the numbers after those of the sets before.
+    """
+
+    def __init__(self, setup: EngineSetup, system: System, others: Sequence[EngineSetup] = ()) -> None:
+        #: Of each replicaset.
+        self.setups = [setup, *others]
         self._system = system
         #: Called after each change of the state, of `paused`, of `has_worker` and of `num_waiting_for_room`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
-        self.model_names = list(setup.core.models)
+        self.model_names = [name for each in self.setups for name in each.core.models]
+        self._set_numbers = {name: number for number, each in enumerate(self.setups) for name in each.core.models}
         self._clock = AsyncioClock(system.clock, self._wake)
         #: The time on this host's monotonic clock at which the run's clock is 0.
         self.origin_ns = self._clock.origin_ns
@@ -97,7 +104,7 @@ class InferenceEngine:
         self.object_store = ObjectStore(system, setup.config.server)
         #: What is kept between requests.
         self.objects = Objects(self.object_store.carry_out)
-        self._replicas = Replicas(system, setup, self, self._replica_dead)
+        self._replicas = Replicas(system, self.setups, self, self._replica_dead)
         #: Grammars of live requests. The replicas report their workers to it.
         self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
         self._limiter = RateLimiter()
@@ -131,9 +138,33 @@ class InferenceEngine:
                 log.exception("a callback for the engine's state failed: this is a defect, please report it")
 
     @property
+    def setup(self) -> EngineSetup:
+        """Of the first replicaset."""
+        return self.setups[0]
+
+    @property
     def max_model_len(self) -> int:
-        """The longest context in tokens. Start-up may lower it to what the workers' caches hold."""
+        """The longest context in tokens, of the first replicaset. Start-up may lower it to what the workers' caches
+        hold.
+        """
         return self.setup.core.max_model_len
+
+    @property
+    def models(self) -> dict[str, ModelState]:
+        """Each model that requests may name."""
+        return {
+            name: ModelState(self.setups[number].core.max_model_len, self._replicas.set_has_worker(number))
+            for name, number in self._set_numbers.items()
+        }
+
+    def _number_of(self, group: Sequence[Request]) -> int:
+        """The replicaset of a group: that of its model, else the first. Raises EngineUnavailableError if it has no
+        worker left.
+        """
+        number = self._set_numbers.get(group[0].scheduling.model, 0)
+        if not self._replicas.num_live[number]:
+            raise EngineUnavailableError(f"no worker of the model {self.setups[number].core.models[0]!r} is left")
+        return number
 
     @property
     def paused(self) -> bool:
@@ -189,12 +220,14 @@ class InferenceEngine:
             now_ns=self.now_ns(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
             rate_limited=dict(self._limiter.refused),
-            cache=self._cache_info() if self._run is not None else None,
+            cache=self._cache_info(self.setup) if self._run is not None else None,
+            other_caches=[self._cache_info(each) for each in self.setups[1:]],
             span_export=self._span_exporter.metrics(self._metrics.next_s) if self._span_exporter is not None else None,
         )
 
-    def _cache_info(self) -> CacheInfo:
-        core, config = self.setup.core, self.setup.config
+    @staticmethod
+    def _cache_info(setup: EngineSetup) -> CacheInfo:
+        core, config = setup.core, setup.config
         return CacheInfo(
             block_size=core.block_size,
             num_blocks=core.num_blocks,
@@ -216,10 +249,11 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(self._system.disk, folder)
             await self.object_store.open()
-            predictor = PredictorSource(self.setup.config, worker_setups(self.setup)[0])
-            self.setup, first = await self._replicas.start(
-                must_measure=predictor.must_measure, spawned=spawned, on_progress=on_progress
+            predictors = [PredictorSource(setup.config, worker_setups(setup)[0]) for setup in self.setups]
+            started = await self._replicas.start(
+                must_measure=[each.must_measure for each in predictors], spawned=spawned, on_progress=on_progress
             )
+            self.setups = [setup for setup, _ in started]
             parts = RunParts(
                 clock=self._clock,
                 ship=self._replicas.ship,
@@ -234,9 +268,10 @@ class InferenceEngine:
             )
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
-            self._run = EngineRun.open(run, self.setup, first, predictor, parts)
+            sets = [ReadySet(*each, predictor) for each, predictor in zip(started, predictors, strict=True)]
+            self._run = EngineRun.open(run, sets, parts)
             self._engine_core = self._run.engine_core
-            self.worker_host = first.host
+            self.worker_host = sets[0].first.host
         except BaseException:
             self.state = "dead"
             await self._replicas.stop()
@@ -280,18 +315,20 @@ class InferenceEngine:
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
-        check_group(group, self.setup.core, vocab_size=self.setup.vocab_size, submission=submission)
-        group = with_cache_rules(group, submission, self.setup.config.cache)
+        number = self._number_of(group)
+        setup = self.setups[number]
+        check_group(group, setup.core, vocab_size=setup.vocab_size, submission=submission)
+        group = with_cache_rules(group, submission, setup.config.cache)
         engine_core = self._require_engine_core()
         if submission is not None and submission.search_sequences and not group[0].scheduling.offline:
-            num_taken = self.registry.num_searched + engine_core.core.state.num_waiting
-            check_room_to_search(submission, self.setup.core, num_taken)
+            num_taken = self.registry.num_searched + engine_core.core.state.replicasets[number].num_waiting
+            check_room_to_search(submission, setup.core, num_taken)
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
         engine_core.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
         self._wake()
         self._undecided.append(admission)
         try:
-            await admission.wait(self.max_model_len)
+            await admission.wait(setup.core.max_model_len)
         finally:
             self._undecided.remove(admission)
         return admission.handles
@@ -490,13 +527,29 @@ class InferenceEngine:
         for request in requests:
             self.cancel(request, OUTPUT_FAILED)
 
-    def _replica_dead(self, reason: str) -> None:
-        """A replica was given up. The others go on; without any the engine is dead."""
-        if not self._replicas.num_live:
+    def _replica_dead(self, number: int, reason: str) -> None:
+        """A replica was given up. The others go on; without any its replicaset is unavailable, and without any of all
+        sets the engine is dead.
+        """
+        num_live = self._replicas.num_live
+        if not num_live[number]:
             # The loss itself belongs in the log.
             self._drain()
-            self._die(f"no worker is left: {reason}")
-        log.error("replica given up", reason=reason, left=self._replicas.num_live)
+            if any(num_live):
+                self._lose_set(number, reason)
+            else:
+                self._die(f"no worker is left: {reason}")
+        log.error("replica given up", reason=reason, left=sum(num_live))
+
+    def _lose_set(self, number: int, reason: str) -> None:
+        """End the clients of a replicaset with an error."""
+        model = self.setups[number].core.models[0]
+        error = EngineUnavailableError(f"no worker of the model {model!r} is left: {reason}")
+        if self._engine_core is not None:
+            for request in self._engine_core.live.fail_set(number, error):
+                self.cancel(request, AT_SHUTDOWN)
+        log.error("no worker of a model is left", model=model, reason=reason)
+        self._tell_state()
 
     def _die(self, reason: str) -> None:
         """End all waiting clients with an error."""

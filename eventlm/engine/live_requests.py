@@ -7,6 +7,7 @@ fact that the core may see (counts, block integers, a digest); turns decisions i
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
@@ -105,17 +106,38 @@ class _Completing(NamedTuple):
     extras: dict[int, RowExtras]
 
 
+class ServedModel(NamedTuple):
+    """What a replicaset's requests need: by which names they call for it, and what its blocks and tokens are.
+
+    first_replica: the number of its first replica. vocab_size: 0: unknown, so any token id is accepted.
+    """
+
+    models: Sequence[str]
+    names: BlockNames
+    block_size: int
+    vocab_size: int = 0
+    first_replica: int = 0
+
+
 class LiveRequests:
     """All live requests of an engine. `seed_key` makes the seeds of requests without one. `vocab_size` 0: unknown, so
-    any token id is accepted.
+    any token id is accepted. others: the further replicasets, in their order.
     """
 
     def __init__(
-        self, names: BlockNames, *, block_size: int, seed_key: bytes, digest_key: bytes, vocab_size: int = 0
+        self,
+        names: BlockNames,
+        *,
+        block_size: int,
+        seed_key: bytes,
+        digest_key: bytes,
+        vocab_size: int = 0,
+        others: Sequence[ServedModel] = (),
     ) -> None:
-        self._names = names
-        self._vocab_size = vocab_size
-        self._block_size = block_size
+        self._sets = [ServedModel((), names, block_size, vocab_size), *others]
+        #: Of the further ones. What is for none of them is for the first.
+        self._set_numbers = {model: index for index, each in enumerate(others, start=1) for model in each.models}
+        self._first_replicas = [each.first_replica for each in self._sets]
         self._seed_key = seed_key
         self._digest_key = digest_key
         self._requests: dict[int, LiveRequest] = {}
@@ -149,8 +171,10 @@ class LiveRequests:
         self._requests[seq] = live
         if wants_extras(request):
             self._asking.add(seq)
-        root = self._names.root(request.scheduling.model, request.scheduling.adapter, request.cache_salt)
-        names = self._names.extend(root, request.prompt_token_ids)
+        number = self._set_numbers.get(request.scheduling.model, 0)
+        block_names = self._sets[number].names
+        root = block_names.root(request.scheduling.model, request.scheduling.adapter, request.cache_salt)
+        names = block_names.extend(root, request.prompt_token_ids)
         for index in range(request.n):
             sample = LiveSequence(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
             self._samples[SequenceId(seq, index)] = sample
@@ -163,7 +187,20 @@ class LiveRequests:
             group_size=group_size,
             group_index=group_index,
             seed=str(seed),
+            replicaset=number,
         )
+
+    def _of_replica(self, replica: int) -> ServedModel:
+        return self._sets[bisect_right(self._first_replicas, replica) - 1]
+
+    def fail_set(self, number: int, error: EventLMError) -> list[int]:
+        """A replicaset cannot go on: end its requests with this error. Returns them; they must be cancelled."""
+        failed = []
+        for seq, live in self._requests.items():
+            if self._set_numbers.get(live.request.scheduling.model, 0) == number:
+                live.fail(error)
+                failed.append(seq)
+        return failed
 
     def prompt_tokens(self, seq: int) -> PromptTokens:
         """The token log's line of a request that has just arrived; `recorded_request` reverses it."""
@@ -254,7 +291,7 @@ class LiveRequests:
                 for row, identity in enumerate(_rows(launched))
                 if identity.request in self._asking and (sample := self._samples.get(identity)) is not None
             ]
-        check_result(result, launched, asking, vocab_size=self._vocab_size)
+        check_result(result, launched, asking, vocab_size=self._of_replica(replica).vocab_size)
         worker.num_answered += 1
 
     def complete(
@@ -317,7 +354,8 @@ class LiveRequests:
         A decode stores the KV of the last confirmed token and of all it produced but the last; a chunk that of its
         own tokens, and where it produced several, of all of those but the last.
         """
-        size = self._block_size
+        served = self._of_replica(launched.replica)
+        size = served.block_size
         num_decodes = len(launched.decodes)
         filled = []
         for row, identity in enumerate(rows):
@@ -333,7 +371,7 @@ class LiveRequests:
             if stored - first < size:
                 continue
             content = (sample.token_ids[first:] + tokens[row])[: stored - first]
-            names = self._names.extend(sample.last_hash, content)
+            names = served.names.extend(sample.last_hash, content)
             sample.last_hash = names.last_hash
             sample.num_named_blocks += len(names.integers)
             filled.append((row, names.integers))

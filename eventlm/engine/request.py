@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Union
+from typing import Any, NamedTuple, Union
 
 from msgspec import Struct, structs
 
@@ -110,6 +110,13 @@ class Request(Struct, frozen=True, kw_only=True):
     def with_scheduling(self, **changes: Any) -> Request:
         """The same request with other values of these fields of `scheduling`."""
         return structs.replace(self, scheduling=structs.replace(self.scheduling, **changes))
+
+
+class ModelState(NamedTuple):
+    """A served model. max_model_len: its longest context in tokens. is_available: whether a worker of it is up."""
+
+    max_model_len: int
+    is_available: bool = True
 
 
 class Submission(Struct, frozen=True, kw_only=True):

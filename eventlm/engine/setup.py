@@ -26,7 +26,7 @@ from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import UsageError
-from eventlm.events import Header
+from eventlm.events import Header, PluginRecord, ReplicasetRecord
 from eventlm.launchers.launcher import Launcher
 from eventlm.system.processors import compute_threads, deal_processors, spread_processors, usable_cores
 from eventlm.system.system import System
@@ -56,6 +56,10 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
 
     devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers find out how
     many fit, and `with_blocks` makes the setup of the run.
+
+    Where the engine has several replicasets, `name` is this one's, `first_replica` and `first_worker` are the numbers
+    of its first replica and of its first worker process, and `num_workers` how many processes the engine has; 0: only
+    this set's.
     """
 
     config: Config
@@ -69,11 +73,20 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     vocab_size: int = 0
     devices: list[Device] = []
     launcher: Launcher
+    name: str = ""
+    first_replica: int = 0
+    first_worker: int = 0
+    num_workers: int = 0
 
     @property
     def layout(self) -> Layout:
         """The ranks of each replica."""
         return layout_of(self.config)
+
+    @property
+    def plugin_records(self) -> list[PluginRecord]:
+        """As a header lists them."""
+        return [plugin.record for plugin in (self.policy, *self.extra_policies, self.batcher, self.router)]
 
     @property
     def plugins(self) -> Plugins:
@@ -95,6 +108,14 @@ def layout_of(config: Config) -> Layout:
 def num_ranks(config: Config) -> int:
     """Worker processes of each replica."""
     return layout_of(config).num_ranks
+
+
+class StartedSet(NamedTuple):
+    """A replicaset whose workers are up. predictor: its coefficients. first: the report of its first worker."""
+
+    setup: EngineSetup
+    predictor: list[int]
+    first: WorkerReady
 
 
 def resolve_plugins(scheduler: SchedulerConfig) -> ResolvedPlugins:
@@ -238,19 +259,20 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     later.
     """
     config, core, layout = setup.config, setup.core, setup.layout
-    num_workers = core.num_replicas * layout.num_ranks
+    num_own = core.num_replicas * layout.num_ranks
+    first, num_workers = setup.first_worker, setup.num_workers or num_own
     threads = config.worker.threads
     if not threads and setup.launcher.is_local:
         threads = compute_threads(num_workers, usable_cores())
     pins = config.worker.pin_threads and setup.launcher.is_local
-    processors = _processors(setup, threads) if pins else [[]] * num_workers
+    processors = _processors(setup, threads) if pins else [[]] * num_own
     devices = setup.devices or [Device()]
     num_devices = len(devices)
     # Four in the shortest silence that counts as death, and never fewer than one a second.
     heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [
         WorkerSetup(
-            replica=number // layout.num_ranks,
+            replica=setup.first_replica + (number - first) // layout.num_ranks,
             epoch=1,
             model=setup.model,
             tokenizer=setup.tokenizer,
@@ -268,7 +290,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             device=devices[number % num_devices].name,
             gpu=devices[number % num_devices].model,
             threads=threads,
-            processors=processors[number],
+            processors=processors[number - first],
             cpu_kernels=config.worker.cpu_kernels,
             attention_backend=config.gpu.attention_backend,
             graph_buckets=core.graph_buckets,
@@ -281,16 +303,19 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             profile_ops=config.worker.profile_ops,
             fake=config.model.fake,
             layout=layout,
-            rank=number % layout.num_ranks,
+            rank=(number - first) % layout.num_ranks,
             kv_shard_tokens=core.kv_shard_tokens or 0,
         )
-        for number in range(num_workers)
+        for number in range(first, first + num_own)
     ]
 
 
 def _processors(setup: EngineSetup, threads: int) -> list[list[int]]:
     """Those that the threads of each worker are kept on; none if there are too few."""
     num_replicas, num_ranks = setup.core.num_replicas, setup.layout.num_ranks
+    if setup.num_workers:
+        first, num_own = setup.first_worker, num_replicas * num_ranks
+        return deal_processors(setup.num_workers, threads)[first : first + num_own] or [[]] * num_own
     if num_ranks > 1:
         # What ranks exchange in each layer goes through memory: a rank is on one NUMA node.
         return deal_processors(num_replicas * num_ranks, threads) or [[]] * (num_replicas * num_ranks)
@@ -315,8 +340,12 @@ def make_header(
     first: WorkerReady,
     *,
     unix_start_ns: int,
+    others: Sequence[StartedSet] = (),
 ) -> Header:
-    """The trace's first line. Nothing secret is in it. `origin` is where the predictor's coefficients come from."""
+    """The trace's first line. Nothing secret is in it. `origin` is where the predictor's coefficients come from.
+
+    others: the further replicasets, in their order.
+    """
     config = redacted(setup.config)
     return Header(
         run=run,
@@ -325,13 +354,26 @@ def make_header(
         core=setup.core,
         config=config,
         config_hash=config_hash(config),
-        plugins=[plugin.record for plugin in (setup.policy, *setup.extra_policies, setup.batcher, setup.router)],
+        plugins=setup.plugin_records,
         predictor=predictor,
         seeds={"requests": str(seed)},
         model_fingerprint=first.model_fingerprint,
         block_table_size=PAIRS_PER_BLOCK * setup.core.num_blocks,
         host=describe_host() | {"predictor": origin} | first.host,
         level="tokens" if setup.config.record.record_tokens else "default",
+        replicaset=setup.name if others else UNSET,
+        replicasets=[
+            ReplicasetRecord(
+                name=each.setup.name,
+                core=each.setup.core,
+                plugins=each.setup.plugin_records,
+                predictor=each.predictor,
+                model_fingerprint=each.first.model_fingerprint,
+                block_table_size=PAIRS_PER_BLOCK * each.setup.core.num_blocks,
+            )
+            for each in others
+        ]
+        or UNSET,
     )
 
 

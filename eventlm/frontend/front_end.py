@@ -135,6 +135,7 @@ class FrontEnd:
             max_model_len=engine.max_model_len,
             has_worker=engine.has_worker,
             num_waiting_for_room=engine.num_waiting_for_room,
+            models=engine.models,
         )
 
     async def _spawn(self) -> None:

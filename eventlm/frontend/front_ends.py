@@ -129,6 +129,7 @@ class FrontEndController:
             max_model_len=engine.max_model_len,
             has_worker=engine.has_worker,
             num_waiting_for_room=engine.num_waiting_for_room,
+            models=engine.models,
         )
         for front_end in self._front_ends:
             try:

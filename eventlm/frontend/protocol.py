@@ -35,6 +35,7 @@ from eventlm.engine.request import (
     EngineUnavailableError,
     FinishedOutput,
     GroupSizeError,
+    ModelState,
     PooledOutput,
     PromptLogprobsOutput,
     QueueFullError,
@@ -48,8 +49,19 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError, InputError, InvalidTypeError, UsageError
 from eventlm.metrics.components import HttpRequests
+from eventlm.types import ModelImpl
 
 T = TypeVar("T")
+
+
+class FrontEndModel(Struct, frozen=True, kw_only=True):
+    """A further replicaset's model: a checkpoint folder or `fake`, who computes it, and the names that requests use."""
+
+    model: str
+    model_impl: ModelImpl
+    model_names: list[str]
+    vocab_size: int
+    num_slots: int
 
 
 class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
@@ -71,6 +83,8 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     paused: bool = False
     has_worker: bool = True
     num_waiting_for_room: int = 0
+    others: list[FrontEndModel] = []
+    models: dict[str, ModelState] = {}
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
@@ -83,6 +97,7 @@ class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
     max_model_len: int
     has_worker: bool = True
     num_waiting_for_room: int = 0
+    models: dict[str, ModelState] = {}
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):

@@ -89,6 +89,8 @@ class RemoteEngine:
         self.num_waiting_for_room = setup.num_waiting_for_room
         self.max_model_len = setup.max_model_len
         self.model_names = setup.model_names
+        self.models = setup.models
+        self._vocab_sizes = {name: each.vocab_size for each in setup.others for name in each.model_names}
         self.objects = Objects(self._call_on_object)
         self._vocab_size = setup.vocab_size
         self._origin_ns = setup.origin_ns
@@ -118,7 +120,9 @@ class RemoteEngine:
     ) -> list[RequestHandle]:
         """As `InferenceEngine.submit`. Checks that need only the request itself are made here."""
         for request in group:
-            check_request(request, max_model_len=self.max_model_len, vocab_size=self._vocab_size)
+            model = request.scheduling.model
+            longest = self.models[model].max_model_len if model in self.models else self.max_model_len
+            check_request(request, max_model_len=longest, vocab_size=self._vocab_sizes.get(model, self._vocab_size))
         handles = [
             RequestHandle(-1, request.n, self._end_text, self._cancel, put=on_output and partial(on_output, index))
             for index, request in enumerate(group)
@@ -218,6 +222,7 @@ class RemoteEngine:
                 self.has_worker = message.has_worker
                 self.num_waiting_for_room = message.num_waiting_for_room
                 self.max_model_len = message.max_model_len
+                self.models = message.models
 
     def fail(self, reason: str) -> None:
         """The engine's process has gone: fail everything that waits."""

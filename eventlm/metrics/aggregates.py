@@ -80,12 +80,21 @@ class ClassMetrics(_Sums, kw_only=True, gc=False):
     e2e: Histogram = field(default_factory=lambda: Histogram.over(LATENCY))
 
 
+class SetOfReplicas(Struct, frozen=True):
+    """The model that replicas from number `first` on serve, and the KV blocks that each of them has."""
+
+    first: int
+    model: str
+    num_blocks: int
+
+
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     """All sums of the store at one moment.
 
     duration_ns: what the log covers, which is less than the run if its first segments are not kept. num_unseen:
     sequences that ended and whose beginning is not in the log. num_cut: sequences that were live when
-    the log lost events; nothing more is measured of them.
+    the log lost events; nothing more is measured of them. model, num_blocks: of the first replicaset; others: of the
+    further ones.
     """
 
     model: str = ""
@@ -99,3 +108,16 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
     replicas: list[ReplicaMetrics] = []
     #: By name, in its order.
     classes: dict[str, ClassMetrics] = {}
+    others: list[SetOfReplicas] = []
+
+    def set_of(self, replica: int) -> SetOfReplicas:
+        """Of the replicaset of a replica."""
+        for each in reversed(self.others):
+            if replica >= each.first:
+                return each
+        return SetOfReplicas(0, self.model, self.num_blocks)
+
+    @property
+    def total_blocks(self) -> int:
+        """KV blocks of all replicas."""
+        return sum(self.set_of(replica).num_blocks for replica in range(len(self.replicas)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import chain
 from typing import Literal
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
-from eventlm.core.state.replicaset import Plugins
+from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.events import Decision, Fact, Marker
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.histograms import Histogram, seconds
@@ -88,8 +89,9 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     paused: whether an operator has paused launches. num_waiting_for_room: replicas whose launcher has no room for them.
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP, span_export None
-    without `--otlp-endpoint`. cache is None before the start. rate_limited: requests refused by a key's limit, which
-    are not in the log, by service class ('' for none). http_requests: those to the engine's own process.
+    without `--otlp-endpoint`. cache is None before the start; other_caches: of the further replicasets.
+    rate_limited: requests refused by a key's limit, which are not in the log, by service class ('' for none).
+    http_requests: those to the engine's own process.
     """
 
     log: MetricsSnapshot
@@ -100,6 +102,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     now_ns: int = 0
     recorder: RecorderMetrics | None = None
     cache: CacheInfo | None = None
+    other_caches: list[CacheInfo] = []
     span_export: SpanExportMetrics | None = None
     front_ends: list[FrontEndMetrics] = []
     rate_limited: dict[str, int] = {}
@@ -110,9 +113,15 @@ class TimedCore(Core):
     """A core that measures how long it plans. The times are not part of its state."""
 
     def __init__(
-        self, config: CoreConfig, plugins: Plugins, predictor: Predictor, times: Histogram, clock: Clock
+        self,
+        config: CoreConfig,
+        plugins: Plugins,
+        predictor: Predictor,
+        times: Histogram,
+        clock: Clock,
+        others: Iterable[SetParts] = (),
     ) -> None:
-        super().__init__(config, plugins, predictor)
+        super().__init__(config, plugins, predictor, others)
         self._times = times
         self._clock = clock
 

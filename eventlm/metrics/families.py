@@ -7,6 +7,7 @@ to no replica yet counts under engine 0, so that sums are right.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -112,7 +113,8 @@ class _Scope(NamedTuple, Generic[T]):
 
 
 def _replicas(metrics: EngineMetrics) -> Iterator[tuple[list[str], ReplicaMetrics]]:
-    return (([metrics.log.model, str(index)], replica) for index, replica in enumerate(metrics.log.replicas))
+    found = metrics.log
+    return (([found.set_of(index).model, str(index)], replica) for index, replica in enumerate(found.replicas))
 
 
 REPLICA = ("model_name", "engine")
@@ -153,23 +155,26 @@ def _prompt_sources(replica: ReplicaMetrics) -> Mapping[str, float]:
 
 def _cache_info(metrics: EngineMetrics) -> Samples:
     """vLLM spells values as Python does."""
-    cache = metrics.cache
-    if cache is None:
+    if metrics.cache is None:
         return
-    values = (
-        str(cache.block_size),
-        str(cache.num_blocks),
-        str(cache.block_size * cache.num_blocks),
-        cache.dtype,
-        str(cache.prefix_cache),
-        cache.gpu_memory_utilization,
-    )
-    for labels, _ in _replicas(metrics):
+    firsts = [each.first for each in metrics.log.others]
+    caches = [metrics.cache, *metrics.other_caches]
+    for index, (labels, _) in enumerate(_replicas(metrics)):
+        cache = caches[bisect_right(firsts, index)]
+        values = (
+            str(cache.block_size),
+            str(cache.num_blocks),
+            str(cache.block_size * cache.num_blocks),
+            cache.dtype,
+            str(cache.prefix_cache),
+            cache.gpu_memory_utilization,
+        )
         yield [*labels, *values], 1
 
 
 def _cache_usage(metrics: EngineMetrics) -> Samples:
-    return ((labels, each.num_held_blocks / metrics.log.num_blocks) for labels, each in _replicas(metrics))
+    for index, (labels, each) in enumerate(_replicas(metrics)):
+        yield labels, each.num_held_blocks / metrics.log.set_of(index).num_blocks
 
 
 def _finished_reasons(replica: ReplicaMetrics) -> Mapping[str, float]:

@@ -124,7 +124,7 @@ def frame(before: MetricsSnapshot, after: MetricsSnapshot, *, start_ns: int, end
         num_waiting=interval.gauge("num_waiting"),
         num_waiting_for_grammar=interval.gauge("num_waiting_for_grammar"),
         num_held_blocks=interval.gauge("num_held_blocks"),
-        num_blocks=after.num_blocks * len(after.replicas),
+        num_blocks=after.total_blocks,
         batch_size=interval.percentiles("batch_size"),
         batch_tokens=interval.percentiles("batch_num_tokens"),
         step_ns=interval.percentiles("batch_execution_time"),

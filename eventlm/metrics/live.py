@@ -42,6 +42,8 @@ class LiveRequestMetrics(Struct, eq=False):
     prompt_tokens: int
     n: int
     scheduling: SchedulingParams
+    #: The number of the first replica of its replicaset.
+    first_replica: int = 0
     num_unfinished: int = 0
     #: Of its samples that ran to their end; None before one has.
     max_output_tokens: int | None = None

@@ -36,7 +36,7 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
-from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
+from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, SetOfReplicas
 from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.live import (
     Identity,
@@ -67,6 +67,8 @@ class MetricsStore:
         self._num_plugin_failures = 0
         self._classes = ClassSums()
         self._replicas: list[LiveReplica] = []
+        #: By replicaset, its first replica.
+        self._first_replicas: list[int] = []
         #: Requests whose group is not complete, and those admitted.
         self._arriving: dict[int, LiveRequestMetrics] = {}
         self._requests: dict[int, LiveRequestMetrics] = {}
@@ -151,7 +153,7 @@ class MetricsStore:
         self._next_s, self._now_ns = taken.next_seq, taken.now_ns
         for request in taken.requests:
             arrival = request.arrival
-            live = LiveRequestMetrics(arrival.s, arrival.ts, arrival.prompt_tokens, arrival.n, arrival.scheduling)
+            live = self._request(arrival)
             live.num_unfinished = len(request.sequences)
             self._requests[arrival.s] = live
             self._num_requests += not live.is_branch
@@ -200,17 +202,24 @@ class MetricsStore:
             num_plugin_failures=self._num_plugin_failures,
             replicas=[replica.metrics.copy() for replica in self._replicas],
             classes=self._classes.snapshot(),
+            others=[] if header is None else self._other_sets(header),
         )
+
+    def _other_sets(self, header: Header) -> list[SetOfReplicas]:
+        sets = zip(self._first_replicas, header.sets, strict=True)
+        return [SetOfReplicas(first, each.core.models[0], each.core.num_blocks) for first, each in sets][1:]
 
     def _begin(self, header: Header) -> None:
         if self._header is not None:
             return
         self._header = header
-        core = header.core
-        self._replicas = [
-            LiveReplica(ReplicaMetrics(histograms=make_histograms(core.max_model_len)))
-            for _ in range(core.num_replicas)
-        ]
+        self._first_replicas = []
+        for each in header.sets:
+            self._first_replicas.append(len(self._replicas))
+            self._replicas += [
+                LiveReplica(ReplicaMetrics(histograms=make_histograms(each.core.max_model_len)))
+                for _ in range(each.core.num_replicas)
+            ]
 
     def _skip_gap(self) -> None:
         """Events are missing. Sequences that were live before them may have ended since, so drop them all."""
@@ -227,15 +236,19 @@ class MetricsStore:
         """Sums of a replica; the first one for what belongs to none."""
         return self._replicas[max(index, 0)].metrics
 
+    def _request(self, arrival: Arrived) -> LiveRequestMetrics:
+        first = self._first_replicas[arrival.replicaset]
+        return LiveRequestMetrics(arrival.s, arrival.ts, arrival.prompt_tokens, arrival.n, arrival.scheduling, first)
+
     def _arrived(self, event: Arrived) -> None:
         if not event.scheduling.is_branch:
             self._num_requests += 1
             self._classes.arrived(event)
-        self._arriving[event.s] = LiveRequestMetrics(event.s, event.ts, event.prompt_tokens, event.n, event.scheduling)
+        self._arriving[event.s] = self._request(event)
 
     def _rejected(self, event: Rejected) -> None:
         if (request := self._arriving.pop(event.request, None)) is not None:
-            _count(self._of(0).reject_reasons, event.reason)
+            _count(self._of(request.first_replica).reject_reasons, event.reason)
             self._classes.rejected(request.scheduling, request.n, event.reason)
 
     def _admitted(self, event: Admitted) -> None:
@@ -254,7 +267,7 @@ class MetricsStore:
             self._count_waiting(sequence, 1)
 
     def _count_waiting(self, sequence: LiveSequenceMetrics, change: int) -> None:
-        metrics = self._of(sequence.home)
+        metrics = self._of(sequence.home if sequence.home >= 0 else sequence.request.first_replica)
         metrics.num_waiting += change
         if sequence.waits_for_grammar:
             metrics.num_waiting_for_grammar += change

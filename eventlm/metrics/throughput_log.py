@@ -45,7 +45,7 @@ class ThroughputLog:
         sums = Counter({name: sum(getattr(replica, name) for replica in replicas) for name in _COUNTERS})
         new = sums - self._logged
         seconds = self._busy_ns / NANOSECONDS_PER_SECOND
-        used = sum(replica.num_held_blocks for replica in replicas) / (snapshot.num_blocks * len(replicas))
+        used = sum(replica.num_held_blocks for replica in replicas) / snapshot.total_blocks
         log.info(
             "throughput",
             running=sum(replica.num_running for replica in replicas),

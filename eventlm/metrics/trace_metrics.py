@@ -114,7 +114,7 @@ class StatsCollector:
         """Add the next event."""
         if self._header is None and isinstance(event, Header):
             self._header, self._now_ns = event, event.ts
-            self._series = [Series() for _ in range(event.core.num_replicas)]
+            self._series = [Series() for _ in range(event.num_replicas)]
             if self._window is not None:
                 self._sums = WindowSums(event)
         if event.ts != self._now_ns:

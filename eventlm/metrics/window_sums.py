@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import accumulate
 
 from msgspec import structs
 
@@ -28,10 +29,10 @@ class WindowSums:
     """
 
     def __init__(self, header: Header) -> None:
-        core = header.core
-        self._replicas = [
-            ReplicaMetrics(histograms=make_histograms(core.max_model_len)) for _ in range(core.num_replicas)
-        ]
+        cores = header.cores_of_replicas()
+        self._replicas = [ReplicaMetrics(histograms=make_histograms(core.max_model_len)) for core in cores]
+        #: By replicaset, its first replica.
+        self._firsts = list(accumulate((each.core.num_replicas for each in header.sets), initial=0))
         self._classes = ClassSums()
         self._num_requests = 0
         self._num_events = 0
@@ -50,7 +51,7 @@ class WindowSums:
             case Admitted():
                 self._arriving.pop(event.request, None)
             case Rejected() if (request := self._arriving.pop(event.request, None)) is not None:
-                reasons = self._replicas[0].reject_reasons
+                reasons = self._replicas[self._firsts[request.replicaset]].reject_reasons
                 reasons[event.reason] = reasons.get(event.reason, 0) + 1
                 self._classes.rejected(request.scheduling, request.n, event.reason)
 

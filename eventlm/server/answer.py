@@ -38,7 +38,7 @@ class Received(NamedTuple, Generic[BodyT]):
 async def answer(request: web.Request, api: Api[BodyT]) -> web.StreamResponse:
     """Answer a request through an API."""
     received = await receive(request, api)
-    reply = api.without_generation(request.app[CONTEXT], received.body)
+    reply = api.without_generation(request.app[CONTEXT].of_model(received.body.model), received.body)
     return await answer_received(request, api, received) if reply is None else json_response(reply)
 
 
@@ -61,7 +61,8 @@ async def answer_received(request: web.Request, api: Api[BodyT], received: Recei
 async def _answer(
     request: web.Request, api: Api[BodyT], received: Received[BodyT], closing: contextlib.AsyncExitStack
 ) -> web.StreamResponse:
-    context, (body, data, received_ns) = request.app[CONTEXT], received
+    body, data, received_ns = received
+    context = request.app[CONTEXT].of_model(body.model)
     exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
     generation = await exchange.submit(context)
     request[GENERATION] = generation

@@ -189,6 +189,7 @@ def stream_again(
     context: ServerContext, apis: dict[str, Api[Any]], reply: ResumedReply, generation: Generation
 ) -> StreamFormat:
     """The format that makes the same events again from the outputs of a resumable reply."""
+    context = context.of_model(reply.group[0].scheduling.model)
     api = next(api for prefix, api in apis.items() if reply.submission.reply_id.startswith(prefix))
     generation.joins_outputs = not api.numbers_events
     state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)

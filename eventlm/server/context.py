@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import structlog
@@ -26,18 +26,30 @@ from eventlm.server.request_log import error_fields, generation_fields
 from eventlm.system.system import System
 from eventlm.text import generation as generations
 from eventlm.text.decoding import validation_error
-from eventlm.text.engine import Engine
+from eventlm.text.engine import Engine, EngineOfModel
 from eventlm.text.generation import Generation
 from eventlm.text.request_builder import RequestBuilder
 from eventlm.text.request_template import RequestTemplates
 from eventlm.text.tokenizer import Tokenizer
-from eventlm.text.tools.formats import find_formats
+from eventlm.text.tools.formats import Formats, find_formats
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 
 _log = structlog.get_logger("eventlm.server")
 
+#: What Ollama's clients add to a name.
+LATEST_TAG = ":latest"
 #: Time for the final writes of handlers whose requests were cancelled.
 FINAL_WRITES_SECONDS = 5.0
+
+
+class TextOfModel(NamedTuple):
+    """What requests for a model need of it. num_slots: most sequences that run at once."""
+
+    tokenizer: Tokenizer
+    defaults: SamplingParams
+    facts: ModelFacts
+    vocab_size: int
+    num_slots: int
 
 
 class ServerContext:
@@ -79,14 +91,17 @@ class ServerContext:
         self.facts = facts
         self.num_slots = num_slots
         self.formats = find_formats(config, tokenizer.chat_template)
+        self.templates = RequestTemplates(system.processes if config.trust_request_chat_template else None)
         self.requests = RequestBuilder(
             engine,
             tokenizer,
             defaults=self.defaults,
             vocab_size=self.vocab_size,
             formats=self.formats,
-            templates=RequestTemplates(system.processes if config.trust_request_chat_template else None),
+            templates=self.templates,
         )
+        #: Contexts of other replicasets' models, by their names.
+        self._others: dict[str, ServerContext] = {}
         self.engine_pid = engine_pid or system.processes.pid
         self.created = created or system.clock.unix_s()
         self.draining = False
@@ -141,10 +156,36 @@ class ServerContext:
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
 
-    def check_model(self, name: str) -> None:
-        """Raise UnknownModelError for a model that is not served. An empty name stands for the one that is."""
+    def add_model(self, names: Sequence[str], text: TextOfModel) -> None:
+        """Requests may name a model of another replicaset too."""
+        model = ContextOfModel(self, names[0], text)
+        self._others |= dict.fromkeys(names, model)
+
+    def of_model(self, name: str | None) -> ServerContext:
+        """The context of requests for a model: this one, or that of another replicaset's model."""
+        if not self._others or not name:
+            return self
+        return self._others.get(name) or self._others.get(name.removesuffix(LATEST_TAG)) or self
+
+    def text_of(self, name: str) -> tuple[Tokenizer, Formats]:
+        """The tokenizer of a model and its formats of tool calls and reasoning."""
+        context = self.of_model(name)
+        return context.tokenizer, context.formats
+
+    @property
+    def unavailable_models(self) -> list[str]:
+        """Models of which no worker is up, while others are served."""
+        if not self._others:
+            return []
+        return [name for name, model in self.engine.models.items() if not model.is_available]
+
+    def check_model(self, name: str | None) -> ServerContext:
+        """The context of requests for a model; an empty name stands for the first. Raises UnknownModelError for one
+        that is not served.
+        """
         if name and name not in self.engine.model_names:
             raise UnknownModelError(name)
+        return self.of_model(name)
 
     @contextlib.asynccontextmanager
     async def time_for_a_body(self) -> AsyncIterator[None]:
@@ -228,7 +269,8 @@ class ServerContext:
         for task in self._read_on:
             task.cancel()
         await asyncio.gather(*self._read_on, return_exceptions=True)
-        self.requests.close()
+        for context in (self, *self._others.values()):
+            context.requests.close()
 
     def enter(self) -> None:
         """A generating request begins."""
@@ -259,6 +301,40 @@ class ServerContext:
                 awaited.reschedule(0)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), FINAL_WRITES_SECONDS)
+
+
+class ContextOfModel(ServerContext):
+    """The context of requests for a model of another replicaset than the first: what is the server's is the first's."""
+
+    def __init__(self, server: ServerContext, model: str, text: TextOfModel) -> None:
+        self._server = server
+        self.engine = cast(Engine, EngineOfModel(server.engine, model))
+        self.tokenizer = text.tokenizer
+        self.defaults = text.defaults
+        self.vocab_size = text.vocab_size
+        self.facts = text.facts
+        self.num_slots = text.num_slots
+        self.formats = find_formats(server.config, text.tokenizer.chat_template)
+        self.requests = RequestBuilder(
+            self.engine,
+            text.tokenizer,
+            defaults=text.defaults,
+            vocab_size=text.vocab_size,
+            formats=self.formats,
+            templates=server.templates,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
+
+    def of_model(self, name: str | None) -> ServerContext:
+        return self._server.of_model(name)
+
+    def enter(self) -> None:
+        self._server.enter()
+
+    def leave(self) -> None:
+        self._server.leave()
 
 
 CONTEXT = web.AppKey("context", ServerContext)

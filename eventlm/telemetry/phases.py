@@ -213,7 +213,7 @@ class PhaseFold:
 
     def _begin(self, header: Header) -> None:
         if not self._replicas:
-            self._replicas = [_Replica() for _ in range(header.core.num_replicas)]
+            self._replicas = [_Replica() for _ in range(header.num_replicas)]
             self._lacks_events = header.s > 0
 
     def _skip_gap(self) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainResponse
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.oldest_requests import OldestRequests
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
-from eventlm.engine.request import OnOutput, Request, RequestHandle, ResumedReply, Submission
+from eventlm.engine.request import ModelState, OnOutput, Request, RequestHandle, ResumedReply, Submission
 from eventlm.engine.request_registry import ReplyStatus
 from eventlm.metrics.components import EngineMetrics
 
@@ -49,6 +49,11 @@ class Engine(Protocol):
     @property
     def model_names(self) -> list[str]:
         """Names that requests may use."""
+        ...
+
+    @property
+    def models(self) -> dict[str, ModelState]:
+        """Each of them: its own context, and whether a worker of it is up."""
         ...
 
     @property
@@ -119,3 +124,19 @@ class Engine(Protocol):
     async def administer(self, action: AdminAction) -> EngineStatus:
         """Carry out an operator's action. Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError."""
         ...
+
+
+class EngineOfModel:
+    """An engine with several models, as requests for one of them see it: with that one's context."""
+
+    def __init__(self, engine: Engine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest context of the model in tokens."""
+        return self._engine.models[self._model].max_model_len
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

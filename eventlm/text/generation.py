@@ -85,9 +85,11 @@ async def resume(
     owner: str,
     formats: Formats = NO_FORMATS,
     limits: RateLimits = NO_LIMITS,
+    text_of: Callable[[str], tuple[Tokenizer, Formats]] | None = None,
 ) -> tuple[ResumedReply, Generation]:
     """Read a reply again from its start. The generation reports no ends of texts: that is for the first reader.
 
+    text_of: the tokenizer and the formats of a model, where several are served.
     Raises UnknownReplyError, or RateLimitError. If the caller is cancelled meanwhile, the reader leaves.
     """
     outputs = OutputQueue()
@@ -97,7 +99,8 @@ async def resume(
             RequestHandle(seq, request.n, _ignore, _ignore)
             for seq, request in zip(reply.requests, reply.group, strict=True)
         ]
-        return reply, Generation(tokenizer, reply.group, handles, outputs, formats, now_ns=engine.now_ns)
+        text = (tokenizer, formats) if text_of is None else text_of(reply.group[0].scheduling.model)
+        return reply, Generation(text[0], reply.group, handles, outputs, text[1], now_ns=engine.now_ns)
 
     return await _attach(
         engine.resume(reply_id, owner, outputs.put_again, limits),

@@ -288,7 +288,7 @@ def _info(navigator: Navigator, argument: str) -> Result:
         + ("" if facts.is_ended else "; still being written, `goto end` reads on"),
         f"{counted(len(index.requests), 'sequence')}, {counted(len(index.steps), 'step')}, "
         f"{counted(len(index.drains), 'drain')}, {counted(len(index.marks), 'mark')}, "
-        f"{counted(index.header.core.num_replicas, 'replica')}",
+        f"{counted(index.header.num_replicas, 'replica')}",
     ]
     lines += [f"events {first:,} to {last:,} are missing" for first, last in navigator.events.gaps]
     if not facts.is_verified:

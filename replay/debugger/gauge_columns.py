@@ -38,7 +38,7 @@ class GaugeColumns:
 
     def __init__(self, index: Index) -> None:
         self._index = index
-        self.num_replicas = index.header.core.num_replicas
+        self.num_replicas = index.header.num_replicas
         #: Positions of the drains: their last facts.
         self.drains: Column = index.drains["s"]
         self._positions: list[int] = self.drains.tolist()

@@ -17,6 +17,7 @@ from eventlm.kernels.cpu.native import BUILDS, available_builds
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.replay.execute.executable import RecordedHost, computed
+from eventlm.replay.rebuild import check_one_set
 from eventlm.system.system import real_system
 from eventlm.types import ModelImpl
 from eventlm.worker.protocol import (
@@ -68,6 +69,7 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
 
     Raises UsageError for `threads` of a run that was computed on GPUs.
     """
+    check_one_set(header, header.run, "--execute")
     core, recorded = header.core, computed(header)
     on_gpu = runs_on_gpu(header)
     if on_gpu and threads:

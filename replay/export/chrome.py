@@ -33,7 +33,7 @@ class ChromeWriter:
         self._write(self._encode({"run": header.run, "unix_start_ns": header.unix_start_ns}))
         self._write(b',"traceEvents":[\n')
         self._write(self._encode(_process_name(_REQUESTS_PID, "requests")))
-        for index in range(header.core.num_replicas):
+        for index in range(header.num_replicas):
             self._step_lanes.append(Lanes())
             self._add(_process_name(_FIRST_REPLICA_PID + index, f"replica {index}"))
 

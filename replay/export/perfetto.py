@@ -111,11 +111,11 @@ class PerfettoWriter:
             first += _clock_snapshot(snapshot + _primary_clock(_BOOTTIME))
         self._write(_packet(first))
         self._add_process(_REQUESTS_UUID, f"{header.run}: requests")
-        for index in range(header.core.num_replicas):
+        for index in range(header.num_replicas):
             self._add_process(_FIRST_REPLICA_UUID + index, f"replica {index}")
             self._step_lanes.append(Lanes())
             self._step_tracks.append([])
-        self._next_uuid = _FIRST_REPLICA_UUID + header.core.num_replicas
+        self._next_uuid = _FIRST_REPLICA_UUID + header.num_replicas
 
     def _add_process(self, uuid: int, name: str) -> None:
         process = _process(_pid(uuid) + _process_name(name))

@@ -54,14 +54,15 @@ class _Timeline:
         self.num_sequences = self.num_steps = 0
         self._writer = writer
         self._window = window
-        self._num_blocks = header.core.num_blocks
+        #: KV blocks of each replica.
+        self._num_blocks = [core.num_blocks * core.groups for core in header.cores_of_replicas()]
         self._now_ns = header.ts
         self._header = header
         self._store = MetricsStore(sink=self)
         self._phases = PhaseFold(writer, window=window)
         self._written: dict[tuple[int, str], int] = {}
         #: Tokens of each replica since the begin of the current second.
-        self._num_tokens = [0] * header.core.num_replicas
+        self._num_tokens = [0] * header.num_replicas
 
     def apply(self, event: Event) -> None:
         """The next event of the log."""
@@ -86,7 +87,7 @@ class _Timeline:
         for replica, gauges in enumerate(self._store.gauges):
             self._count(replica, "waiting", self._now_ns, gauges.num_waiting)
             self._count(replica, "running", self._now_ns, gauges.num_running)
-            self._count(replica, "free blocks", self._now_ns, self._num_blocks - gauges.num_held_blocks)
+            self._count(replica, "free blocks", self._now_ns, self._num_blocks[replica] - gauges.num_held_blocks)
         second = self._now_ns // NANOSECONDS_PER_SECOND
         if next_ns // NANOSECONDS_PER_SECOND > second:
             self._end_second()

@@ -99,7 +99,7 @@ class Index:
         """By replica: its rows in `gauges`, and their drains."""
         replicas, drains = self.gauges["replica"], self.gauges["drain"]
         found = {}
-        for replica in range(self.header.core.num_replicas):
+        for replica in range(self.header.num_replicas):
             rows = np.flatnonzero(replicas == replica)
             found[replica] = (rows, drains[rows])
         return found

@@ -40,6 +40,7 @@ from eventlm.events import (
     TimerDue,
 )
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
+from eventlm.replay.rebuild import check_one_set
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents
@@ -298,9 +299,10 @@ def read_run(
     on_progress: OnProgress | None = None,
 ) -> RecordedRun:
     """Read a run; `subscribers` get its events too. Raises what LogReader raises, and UsageError if its rows may
-    produce several tokens.
+    produce several tokens or if it has several replicasets.
     """
     with LogReader(path, strict=strict) as log:
+        check_one_set(log.header, path, "a what-if, a branch or a simulation")
         if log.header.core.max_tokens_per_row > 1:
             raise UsageError(f"{path}: rows of several tokens (speculation) cannot be replayed under a change yet")
         reader = _Reader()

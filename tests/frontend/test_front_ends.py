@@ -11,7 +11,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import structlog
@@ -40,6 +40,8 @@ class EngineStub:
     has_worker = True
     num_waiting_for_room = 0
     max_model_len = 512
+    models: ClassVar[dict[str, Any]] = {}
+    setups: ClassVar[list[Any]] = []
 
     def __init__(self) -> None:
         self.on_state: Callable[[], None] | None = None

@@ -68,6 +68,8 @@ examples:
   eventlm serve ~/models/Qwen3-0.6B --record runs
   eventlm serve --policy edf:multiplier=2,min_deadline_ms=300 --replicas 2
   eventlm serve --service-class gold:priority=-10,deadline_ms=500
+  eventlm serve --replicaset small:model=smollm2,replicas=2
+                                      a further model in the same server
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes
   eventlm serve --batch-dir batches   files of requests, at the lowest priority
   eventlm serve --otlp-endpoint http://127.0.0.1:4318
@@ -108,6 +110,7 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
 async def _serve(config: Config) -> None:
     from msgspec import structs
 
+    from eventlm.config.replicasets import configs_of_replicasets
     from eventlm.engine.plugins.launchers import resolve_launcher
     from eventlm.engine.setup import num_ranks, resolve_plugins
     from eventlm.launchers.spawned_worker import spawned_ahead
@@ -117,15 +120,17 @@ async def _serve(config: Config) -> None:
 
     system = real_system()
     # A mistake in them is found before there are processes to end.
-    resolve_plugins(config.scheduler)
-    launcher = resolve_launcher(config.parallel.launcher)
+    configs = list(configs_of_replicasets(config).values())
+    for own in configs:
+        resolve_plugins(own.scheduler)
+    launchers = [resolve_launcher(own.parallel.launcher) for own in configs]
     # Workers inherit the limit.
     server, few_files = raise_file_limit(config.server)
     config = structs.replace(config, server=server)
     # They load torch, which takes as long as everything else up to the engine's start, and a core each.
     num_workers = 0
-    if launcher.is_local and config.model.model != FAKE_MODEL:
-        num_workers = min(config.scheduler.replicas * num_ranks(config), usable_cores())
+    if all(launcher.is_local for launcher in launchers) and configs[0].model.model != FAKE_MODEL:
+        num_workers = min(sum(own.scheduler.replicas * num_ranks(own) for own in configs), usable_cores())
     async with spawned_ahead(system, num_workers, "torch") as spawned:
         await _serve_with(system, config, few_files, spawned)
 
@@ -154,11 +159,11 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     if config.server.batch_dir:
         BatchFolder(system, config.server)
     config, no_record = _choose_record(with_room_for_batches(config))
-    engine, tokenizer, defaults, vocab_size, facts, warnings = compose(config)
+    engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(config, all_sets=True)
     for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
         log.warning(warning)
     text = TextParts(tokenizer, defaults, facts)
-    context = make_context(system, engine, config, text, vocab_size=vocab_size, keys=keys)
+    context = make_context(system, engine, engine.setup.config, text, vocab_size=vocab_size, keys=keys, others=others)
     for warning in check_key_classes(context):
         log.warning(warning)
     front_ends = None

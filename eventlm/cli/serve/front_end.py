@@ -20,7 +20,7 @@ from collections.abc import Sequence
 
 import uvloop
 
-from eventlm.bootstrap.text_parts import TextParts, load_text
+from eventlm.bootstrap.text_parts import ServedText, TextParts, load_text
 from eventlm.cli.logging_setup import configure_logging
 from eventlm.config import Config
 from eventlm.errors import EventLMError
@@ -38,7 +38,7 @@ from eventlm.frontend.protocol import (
 )
 from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.server.auth.api_keys import ApiKeys
-from eventlm.server.context import ServerContext
+from eventlm.server.context import ServerContext, TextOfModel
 from eventlm.server.http_server import run_server
 from eventlm.system.clock import SystemClock
 from eventlm.system.frames import FrameConnection
@@ -109,9 +109,13 @@ def make_context(
     keys: ApiKeys | None = None,
     engine_pid: int | None = None,
     created: int | None = None,
+    others: Sequence[ServedText] = (),
 ) -> ServerContext:
-    """A server's context, in the engine's process or in a front end. Raises UsageError if API keys cannot be read."""
-    return ServerContext(
+    """A server's context, in the engine's process or in a front end. others: of the further replicasets.
+
+    Raises UsageError if API keys cannot be read.
+    """
+    context = ServerContext(
         system,
         engine,
         text.tokenizer,
@@ -126,6 +130,9 @@ def make_context(
         created=created,
         whole_config=config,
     )
+    for each in others:
+        context.add_model(each.model_names, TextOfModel(*each.text, each.vocab_size, each.num_slots))
+    return context
 
 
 async def _serve(control: int, listening: Sequence[int]) -> int:
@@ -141,6 +148,10 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
             vocab_size=setup.vocab_size,
             engine_pid=os.getppid(),
             created=setup.created,
+            others=[
+                ServedText(each.model_names, load_text(each.model, each.model_impl), each.vocab_size, each.num_slots)
+                for each in setup.others
+            ],
         )
     except EventLMError as error:
         front_end.send(FrontEndFailed(str(error)))

@@ -24,6 +24,7 @@ from eventlm.types import NANOSECONDS_PER_SECOND
 if TYPE_CHECKING:
     from eventlm.bus.token_log_check import TokenLogCheck
     from eventlm.bus.trace_info import TraceCheck, TraceInfo
+    from eventlm.events import ReplicasetRecord
 
 END_IN_WORDS = {
     "end": "a clean end",
@@ -137,25 +138,32 @@ def run_repair(arguments: argparse.Namespace) -> int:
 
 
 def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
-    header, check, core = info.header, info.check, info.header.core
+    header, check = info.header, info.check
     started = datetime.fromtimestamp(int(header.unix_start_ns) // NANOSECONDS_PER_SECOND, UTC).isoformat()
     versions = f"format {header.format}, schema {header.schema}, behaviour {header.behaviour}"
     kinds = {"fact": info.num_facts, "decision": info.num_decisions, "marker": info.num_markers}
     in_kinds = ", ".join(counted(number, noun) for noun, number in kinds.items())
-    blocks = f"{counted(core.num_blocks, 'block')} of {counted(core.block_size, 'token')}"
     num_finished = sum(info.finish_reasons.values())
     return [
         ("trace", f"{check.path}, {counted(check.num_bytes, 'byte')}, {END_IN_WORDS[check.end_state]}"),
         ("run", f"{header.run}, started {started}, {info.duration_ns / NANOSECONDS_PER_SECOND:,.3f} s"),
         ("written by", f"eventlm {header.code_version} ({versions})"),
-        ("models", ", ".join(core.models)),
-        ("plug-ins", ", ".join(map(plugin_in_words, header.plugins))),
-        ("replicas", f"{core.num_replicas}, each {blocks}"),
+        *(row for each in header.sets for row in _set_rows(each)),
         ("events", f"{check.num_events:,}: {in_kinds}{_kept(check)}"),
         ("requests", f"{info.num_requests:,}, {info.num_rejected:,} rejected{_counts(info.reject_reasons)}"),
         ("finished", f"{counted(num_finished, 'sequence')}{_counts(info.finish_reasons)}"),
         ("tokens", f"{info.num_prompt_tokens:,} prompt (of all that arrived), {info.num_output_tokens:,} output"),
         ("steps", f"{info.num_steps:,} launched, {counted(info.num_preemptions, 'preemption')}"),
+    ]
+
+
+def _set_rows(found: ReplicasetRecord) -> list[tuple[str, str]]:
+    core = found.core
+    blocks = f"{counted(core.num_blocks, 'block')} of {counted(core.block_size, 'token')}"
+    return [
+        ("models", ", ".join(core.models)),
+        ("plug-ins", ", ".join(map(plugin_in_words, found.plugins))),
+        ("replicas", f"{core.num_replicas}, each {blocks}"),
     ]
 
 

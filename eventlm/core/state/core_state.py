@@ -47,6 +47,8 @@ class CoreState:
         #: What plans look at is appended to it, unless it is None. Nothing is decided by it.
         self.witness: list[PlanEntry] | None = None
         self.paused = False
+        #: Of several sets, the numbers of those that the facts of this drain are about.
+        self.due: dict[int, None] = {}
         #: Facts of one drain share a time; only its last is marked.
         self.drain_open = False
         self.requests: dict[int, AdmittedRequest] = {}

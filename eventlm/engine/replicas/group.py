@@ -22,27 +22,46 @@ log = structlog.get_logger("eventlm.replica")
 
 
 class Replicas:
-    """The replicas by index. `num_live` counts those that were not given up; on_dead gets the reason for each other."""
+    """The replicas of all replicasets by index. `num_live` counts those of each set that were not given up; on_dead
+    gets the set and the reason for each other.
+    """
 
     def __init__(
-        self, system: System, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None]
+        self,
+        system: System,
+        setups: Sequence[EngineSetup],
+        engine: ReplicaOwner,
+        on_dead: Callable[[int, str], None],
     ) -> None:
-        self.num_live = setup.core.num_replicas
-        self._setup = setup
+        self.num_live = [setup.core.num_replicas for setup in setups]
+        self._setups = list(setups)
         self._on_dead = on_dead
-        self._num_ranks = setup.layout.num_ranks
-        workers = worker_setups(setup)
-        self._all = [
-            ReplicaController(
-                system,
-                workers[first : first + self._num_ranks],
-                setup.config.worker,
-                engine,
-                self._given_up,
-                setup.launcher,
-            )
-            for first in range(0, len(workers), self._num_ranks)
+        self._sets = [
+            self._controllers(system, setup, engine, partial(self._given_up, number))
+            for number, setup in enumerate(setups)
         ]
+        self._all = [replica for replicas in self._sets for replica in replicas]
+
+    @staticmethod
+    def _controllers(
+        system: System, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None]
+    ) -> list[ReplicaController]:
+        workers, num_ranks = worker_setups(setup), setup.layout.num_ranks
+        return [
+            ReplicaController(
+                system, workers[first : first + num_ranks], setup.config.worker, engine, on_dead, setup.launcher
+            )
+            for first in range(0, len(workers), num_ranks)
+        ]
+
+    def _spawned_for(self, replica: ReplicaController, spawned: Sequence[StartedRank]) -> Sequence[StartedRank]:
+        """Those of the processes that are there already that a replica takes."""
+        for setup in reversed(self._setups):
+            if replica.index >= setup.first_replica:
+                num_ranks = setup.layout.num_ranks
+                first = setup.first_worker + (replica.index - setup.first_replica) * num_ranks
+                return spawned[first : first + num_ranks]
+        raise AssertionError(f"there is no replica {replica.index}")
 
     @property
     def worker_pids(self) -> list[int]:
@@ -59,6 +78,10 @@ class Replicas:
         """Whether any replica has a worker that takes steps."""
         return any(replica.is_up for replica in self._all)
 
+    def set_has_worker(self, number: int) -> bool:
+        """The same of a replicaset."""
+        return any(replica.is_up for replica in self._sets[number])
+
     @property
     def num_waiting_for_room(self) -> int:
         """Replicas without a worker that wait until there is room for one."""
@@ -67,39 +90,45 @@ class Replicas:
     async def start(
         self,
         *,
-        must_measure: bool,
+        must_measure: Sequence[bool],
         spawned: Sequence[StartedRank] = (),
         on_progress: OnStartProgress | None = None,
-    ) -> tuple[EngineSetup, WorkerReady]:
-        """Bring all first workers up; returns the setup for their KV blocks and the first one's report.
+    ) -> list[tuple[EngineSetup, WorkerReady]]:
+        """Bring all first workers up; returns of each set the setup for their KV blocks and the first one's report.
+
+        must_measure: of each set, whether a worker has to.
 
         The first of their processes may be `spawned` already. `on_progress` is called with what each of them does.
         Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
         """
-        starts = (self._start_in_turns(group, must_measure, spawned, on_progress) for group in self._groups())
+        # All of a set are alike, so only its first measures.
+        measuring = {replicas[0].index for replicas, must in zip(self._sets, must_measure, strict=True) if must}
+        starts = (self._start_in_turns(group, measuring, spawned, on_progress) for group in self._groups())
         started = await asyncio.gather(*starts)
         ready = dict(pair for group in started for pair in group)
-        num_blocks = [worker.num_blocks for worker in ready.values()]
-        planned, self._setup = self._setup, with_blocks(self._setup, num_blocks)
-        core, longest = self._setup.core, planned.core.max_model_len
-        if core.max_model_len < longest:
-            log.warning(
-                f"the context is cut from {longest} to {core.max_model_len} tokens, which {core.num_blocks} KV blocks "
-                "hold; raise --gpu-memory-utilization for more"
-            )
-        return self._setup, ready[0]
+        for number, replicas in enumerate(self._sets):
+            self._setups[number] = _sized(self._setups[number], [ready[each.index].num_blocks for each in replicas])
+        firsts = [ready[replicas[0].index] for replicas in self._sets]
+        return list(zip(self._setups, firsts, strict=True))
 
     def _groups(self) -> list[list[ReplicaController]]:
         """Replicas that must start one after the other: those on one GPU, because each measures the memory that it
         takes, and would count what another one takes at the same time.
         """
-        num_devices = len(self._setup.devices) if not self._setup.core.num_blocks else 0
-        return [self._all[first::num_devices] for first in range(num_devices)] or [[each] for each in self._all]
+        groups: dict[str, list[ReplicaController]] = {}
+        for setup, replicas in zip(self._setups, self._sets, strict=True):
+            for replica in replicas:
+                key = str(replica.index)
+                if setup.devices and not setup.core.num_blocks:
+                    first = setup.first_worker + (replica.index - setup.first_replica) * setup.layout.num_ranks
+                    key = setup.devices[first % len(setup.devices)].name
+                groups.setdefault(key, []).append(replica)
+        return list(groups.values())
 
     async def _start_in_turns(
         self,
         replicas: list[ReplicaController],
-        must_measure: bool,
+        measuring: set[int],
         spawned: Sequence[StartedRank],
         on_progress: OnStartProgress | None,
     ) -> list[tuple[int, WorkerReady]]:
@@ -108,9 +137,8 @@ class Replicas:
             (
                 replica.index,
                 await replica.start(
-                    # All are alike, so only the first measures.
-                    warm_up=must_measure and replica.index == 0,
-                    spawned=spawned[replica.index * self._num_ranks :][: self._num_ranks],
+                    warm_up=replica.index in measuring,
+                    spawned=self._spawned_for(replica, spawned),
                     on_progress=partial(on_progress, replica.index) if on_progress is not None else None,
                 ),
             )
@@ -119,15 +147,16 @@ class Replicas:
 
     def run(self) -> None:
         """The run has begun: listen to the workers."""
-        for replica in self._all:
-            replica.run(self._setup.core)
+        for setup, replicas in zip(self._setups, self._sets, strict=True):
+            for replica in replicas:
+                replica.run(setup.core)
 
     async def stop(self) -> None:
         """End the workers."""
         try:
             await asyncio.gather(*(replica.stop() for replica in self._all))
         finally:
-            await self._setup.launcher.close()
+            await asyncio.gather(*(setup.launcher.close() for setup in self._setups))
 
     def ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         """Send a launch to its worker."""
@@ -143,6 +172,18 @@ class Replicas:
         """Have a replica's worker build a grammar."""
         self._all[replica].prepare_grammar(message)
 
-    def _given_up(self, reason: str) -> None:
-        self.num_live -= 1
-        self._on_dead(reason)
+    def _given_up(self, number: int, reason: str) -> None:
+        self.num_live[number] -= 1
+        self._on_dead(number, reason)
+
+
+def _sized(planned: EngineSetup, num_blocks: Sequence[int]) -> EngineSetup:
+    """The setup of a set for the KV blocks that fit into its workers, with a warning if they cut the context."""
+    setup = with_blocks(planned, num_blocks)
+    core, longest = setup.core, planned.core.max_model_len
+    if core.max_model_len < longest:
+        log.warning(
+            f"the context is cut from {longest} to {core.max_model_len} tokens, which {core.num_blocks} KV blocks "
+            "hold; raise --gpu-memory-utilization for more"
+        )
+    return setup

@@ -88,7 +88,7 @@ def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, s
     is_launched = requests["launched_ns"] >= 0
     prompts = int(requests["prompt_tokens"][is_launched].sum())
     hits = int(requests["cached_tokens"][is_launched].sum())
-    capacity = span_ns * index.header.core.num_replicas
+    capacity = span_ns * index.header.num_replicas
     unfinished = int((requests["ended_ns"] < 0).sum())
     rejected = int((index.marks["kind"] == MarkKind.REJECTED).sum())
     found = [
@@ -171,7 +171,7 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
     durations = np.diff(index.drains["ts"], append=index.facts.last_ns)
     lost = marks["replica"][lost_workers(index)]
     found = []
-    for replica in range(index.header.core.num_replicas):
+    for replica in range(index.header.num_replicas):
         own = (steps["replica"] == replica) & _is_done(index)
         num_steps = int(own.sum())
         busy_ns = int((steps["end_ns"] - steps["start_ns"])[own].sum())

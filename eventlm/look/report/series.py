@@ -33,7 +33,7 @@ GAUGES = ("waiting", "running", "partial", "free", "held", "cached")
 
 def over_time(index: Index, base_ns: int) -> dict[str, Any]:
     """Gauges of all replicas together and of each, rates, and marks. Times are relative to `base_ns`."""
-    replicas = range(index.header.core.num_replicas)
+    replicas = range(index.header.num_replicas)
     by_replica = {name: [np.maximum(index.gauge_by_drain(name, replica), 0) for replica in replicas] for name in GAUGES}
     totals = {name: np.sum(values, axis=0) for name, values in by_replica.items()}
     # Those that wait for no replica yet are in the queue of each.

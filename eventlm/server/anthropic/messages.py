@@ -81,7 +81,7 @@ async def count_tokens(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_request(await read_body(request), CountTokensRequest, UNSUPPORTED_IN_MESSAGES)
-    context.check_model(body.model)
+    context = context.check_model(body.model)
     chat = chat_request(body, context.tokenizer.chat_template, context.formats)
     with own_errors():
         token_ids = await context.requests.encode_messages(chat, requested_tools(chat, context.formats))

@@ -54,4 +54,6 @@ def model_info(context: ServerContext, name: str) -> ModelInfo:
 def model_page(context: ServerContext) -> ModelPage:
     """All served models."""
     names = context.engine.model_names
-    return ModelPage(data=[model_info(context, name) for name in names], first_id=names[0], last_id=names[-1])
+    return ModelPage(
+        data=[model_info(context.of_model(name), name) for name in names], first_id=names[0], last_id=names[-1]
+    )

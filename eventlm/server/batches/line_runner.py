@@ -190,8 +190,9 @@ class LineRunner:
             await self._window.wait_for_change(seconds)
 
     async def _submit(self, line: InputLine, caller: Caller) -> _Running:
-        context, api = self._context, self._apis[line.url]
+        api = self._apis[line.url]
         body = api.decode(line.body)
+        context = self._context.of_model(body.model)
         # What the requests are scheduled by is decided below, so that not even the class of the key has a say.
         body.priority, body.deadline_ms, body.slo, body.drop_if_late = None, None, None, False
         # A line that waits for room must not hold what its key's holder may need, such as a conversation.

@@ -16,11 +16,12 @@ from eventlm.server.middleware import HEALTH_PATH, PING_PATH
 
 class Health(Struct, frozen=True, omit_defaults=True):
     """Reply of `/health` while requests are accepted; `paused`: they wait. waiting_for_room: replicas that wait until a
-    host has room for their workers, if there are any.
+    host has room for their workers, if there are any. unavailable: of several models those of which no worker is up.
     """
 
     status: Literal["ready", "paused"]
     waiting_for_room: int = 0
+    unavailable: list[str] = []
 
 
 class Version(Struct, frozen=True):
@@ -38,7 +39,8 @@ async def health(request: web.Request) -> web.Response:
         if engine.num_waiting_for_room:
             raise unavailable("No host has room for a worker; requests wait for it.")
         raise unavailable("The worker was lost, and another one is being started; requests wait for it.")
-    return json_response(Health("paused" if engine.paused else "ready", engine.num_waiting_for_room))
+    status: Literal["ready", "paused"] = "paused" if engine.paused else "ready"
+    return json_response(Health(status, engine.num_waiting_for_room, context.unavailable_models))
 
 
 async def version(request: web.Request) -> web.Response:

@@ -72,7 +72,13 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
     reply_id, principal = request.match_info["id"], request[PRINCIPAL]
     try:
         reply, generation = await generations.resume(
-            context.engine, context.tokenizer, reply_id, principal.owner, context.formats, principal.limits
+            context.engine,
+            context.tokenizer,
+            reply_id,
+            principal.owner,
+            context.formats,
+            principal.limits,
+            context.text_of,
         )
     except UnknownReplyError as error:
         raise reply_not_found(reply_id) from error

@@ -50,7 +50,7 @@ class AppliedTemplate(Struct, frozen=True):
 async def tokenize_content(context: ServerContext, raw: dict[str, Any]) -> TokenizedContent:
     """The tokens of a body's text. Raises InputError."""
     body = convert_request(raw, TokenizeContentRequest, {})
-    context.check_model(body.model)
+    context = context.check_model(body.model)
     tokenizer = context.tokenizer
     if body.parse_special is False:
         for data in tokenizer.special_bytes.values():
@@ -72,7 +72,7 @@ async def apply_template(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
-    context.check_model(body.model)
+    context = context.check_model(body.model)
     prompt = await context.requests.render_messages(body, requested_tools(body, context.formats))
     return json_response(AppliedTemplate(prompt))
 

@@ -75,7 +75,9 @@ class OllamaVersion(Struct, frozen=True):
 async def ollama_tags(request: web.Request) -> web.Response:
     """The models that requests may name, in Ollama's shapes."""
     context = request.app[CONTEXT]
-    return json_response(OllamaModels([model_card(context, _tagged(name)) for name in context.engine.model_names]))
+    return json_response(
+        OllamaModels([model_card(context.of_model(name), _tagged(name)) for name in context.engine.model_names])
+    )
 
 
 async def ollama_ps(request: web.Request) -> web.Response:
@@ -87,11 +89,11 @@ async def ollama_ps(request: web.Request) -> web.Response:
             RunningModel(
                 name=name,
                 model=name,
-                size=context.facts.num_bytes,
-                digest=digest(context, name),
-                details=model_details(context),
+                size=context.of_model(name).facts.num_bytes,
+                digest=digest(context.of_model(name), name),
+                details=model_details(context.of_model(name)),
                 expires_at=_NEVER,
-                context_length=context.engine.max_model_len,
+                context_length=context.of_model(name).engine.max_model_len,
             )
             for name in names
         ])
@@ -105,7 +107,9 @@ async def ollama_show(request: web.Request) -> web.Response:
     asked = body.model or body.name
     if not asked:
         raise MissingParameterError("model")
-    name, template = served_name(context, asked), context.tokenizer.chat_template
+    name = served_name(context, asked)
+    context = context.of_model(name)
+    template = context.tokenizer.chat_template
     return json_response(
         OllamaShowReply(
             modelfile=f"FROM {name}\n",

@@ -18,7 +18,10 @@ async def list_models(request: web.Request) -> web.Response:
         return json_response(model_page(context))
     names = context.engine.model_names
     return json_response(
-        ModelList(data=[_model(context, name) for name in names], models=[model_card(context, name) for name in names])
+        ModelList(
+            data=[_model(context.of_model(name), name) for name in names],
+            models=[model_card(context.of_model(name), name) for name in names],
+        )
     )
 
 
@@ -28,7 +31,7 @@ async def get_model(request: web.Request) -> web.Response:
     name = request.match_info["model"]
     if name not in context.engine.model_names:
         raise UnknownModelError(name)
-    return json_response((model_info if is_from_anthropic_client(request) else _model)(context, name))
+    return json_response((model_info if is_from_anthropic_client(request) else _model)(context.of_model(name), name))
 
 
 def _model(context: ServerContext, name: str) -> Model:

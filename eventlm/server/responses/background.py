@@ -40,7 +40,8 @@ async def run_in_background(
     request: web.Request, api: Api[ResponsesRequest], received: Received[ResponsesRequest], turn: Turn
 ) -> web.StreamResponse:
     """Submit a response and answer before it has begun. Ends the turn, now or when the response is over."""
-    context, (body, data, received_ns) = request.app[CONTEXT], received
+    body, data, received_ns = received
+    context = request.app[CONTEXT].of_model(body.model)
     try:
         exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
         generation = await exchange.submit(context)
@@ -71,7 +72,7 @@ async def stream_response(
     limits = principal.limits if limits is None else limits
     try:
         reply, generation = await generations.resume(
-            context.engine, context.tokenizer, id, principal.owner, context.formats, limits
+            context.engine, context.tokenizer, id, principal.owner, context.formats, limits, context.text_of
         )
     except UnknownReplyError as error:
         raise ApiError(

@@ -87,6 +87,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer an input, a text or items, after what came before it."""
     context, sender = request.app[CONTEXT], caller(request)
     received = await receive(request, RESPONSES)
+    context = context.of_model(received.body.model)
     if received.body.background and received.body.store is False:
         raise InputError("background", "'background' needs 'store': the response is read after it has ended.")
     turn = await Turn.begin(context, received.body, sender)
@@ -101,7 +102,7 @@ async def count_input_tokens(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_body(await read_body(request), InputTokensRequest)
-    context.check_model(body.model)
+    context = context.check_model(body.model)
     model = body.model or context.engine.model_names[0]
     earlier = await earlier_items(context, body, caller(request))
     conversation = await read_conversation(context, body, caller(request), earlier)

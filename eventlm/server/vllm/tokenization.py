@@ -60,27 +60,28 @@ async def tokenize(request: web.Request) -> web.Response:
     """The tokens of a text or of a conversation."""
     context = request.app[CONTEXT]
     context.check_available()
-    encoder = context.requests.encoder
     raw = decode_object(await read_body(request))
     if "content" in raw:
         return json_response(await tokenize_content(context, raw))
     body: TokenizeRequest | TokenizeChatRequest
     if raw.get("messages") is None:
         body = convert_request(raw, TokenizeRequest, {})
-        context.check_model(body.model)
-        token_ids = await encoder.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+        context = context.check_model(body.model)
+        token_ids = await context.requests.encoder.encode(
+            body.prompt, add_special_tokens=body.add_special_tokens is not False
+        )
     elif raw.get("prompt") is not None:
         raise InputError("prompt", "'prompt' and 'messages' exclude each other.")
     else:
         body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
-        context.check_model(body.model)
+        context = context.check_model(body.model)
         token_ids = await context.requests.encode_messages(body, requested_tools(body, context.formats))
     return json_response(
         Tokenization(
             count=len(token_ids),
             max_model_len=context.engine.max_model_len,
             tokens=token_ids,
-            token_strs=await encoder.token_strings(token_ids) if body.return_token_strs else None,
+            token_strs=await context.requests.encoder.token_strings(token_ids) if body.return_token_strs else None,
         )
     )
 
@@ -90,7 +91,7 @@ async def detokenize(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     context.check_available()
     body = decode_request(await read_body(request), DetokenizeRequest, {})
-    context.check_model(body.model)
+    context = context.check_model(body.model)
     check_token_ids(body.tokens, context.vocab_size, "tokens")
     text = await context.requests.encoder.decode(body.tokens)
     return json_response(Detokenization(text, text))

@@ -28,7 +28,7 @@ from tests.workload import draw_machine, make_core, with_states
 #: What follows from the rest, is the same for all, counts within one event only, or decides nothing.
 DERIVED = {
     CoreState: {
-        "cause", "decisions", "plans", "latest_plans", "drain_open", "group", "timers_digest", "num_dead_timers",
+        "cause", "decisions", "plans", "latest_plans", "drain_open", "group", "due", "timers_digest", "num_dead_timers",
         "touched", "sequences_digest", "witness",
     },
     Replicaset: {

@@ -1,0 +1,112 @@
+"""Configurations of several replicasets: what each gets from the top, and mistakes in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from eventlm.config import Config
+from eventlm.config.load import config_hash, load_config, redacted, to_toml
+from eventlm.config.replicasets import configs_of_replicasets, first_replicaset
+from eventlm.errors import UsageError
+
+
+def load(*specs: str, **options: object) -> Config:
+    return load_config(None, {**options, "replicasets": list(specs)}, environment={})
+
+
+def test_the_top_is_the_first_set_and_the_others_take_from_it_what_they_do_not_say() -> None:
+    config = load("small:model=b,replicas=3,policy=edf:multiplier=2", "wide:max_num_seqs=4", model="a", replicas=2)
+    sets = configs_of_replicasets(config)
+    assert [
+        (name, each.model.model, each.scheduler.replicas, each.scheduler.max_num_seqs) for name, each in sets.items()
+    ] == [
+        ("main", "a", 2, 256),
+        ("small", "b", 3, 256),
+        ("wide", "a", 2, 4),
+    ]
+    assert sets["small"].scheduler.policy == {"type": "edf", "multiplier": 2}
+    assert first_replicaset(config) == sets["main"]
+    assert all(each.replicasets == {} for each in sets.values())
+
+
+def test_what_describes_the_model_at_the_top_is_not_for_another() -> None:
+    config = load(
+        "b:model=b", "c:max_num_seqs=4", model="a", revision="r", served_model_name="n", predictor=[1, 0, 0, 0, 0]
+    )
+    _, other, same = configs_of_replicasets(config).values()
+    assert (other.model.revision, other.model.served_model_name, other.scheduler.predictor) == ("", "", [])
+    assert (same.model.revision, same.model.served_model_name) == ("r", "n")
+
+
+def test_without_a_model_at_the_top_the_named_sets_are_all() -> None:
+    config = load("a:model=x", "main:model=y", max_num_seqs=4)
+    assert [(name, each.model.model) for name, each in configs_of_replicasets(config).items()] == [
+        ("a", "x"),
+        ("main", "y"),
+    ]
+    # As ever where there are none.
+    assert [each.model.model for each in configs_of_replicasets(load_config(None, environment={})).values()] == [
+        "smollm2"
+    ]
+
+
+def test_flags_override_the_file_key_by_key_and_the_printed_configuration_loads_back(tmp_path: Path) -> None:
+    path = tmp_path / "eventlm.toml"
+    path.write_text(
+        '[replicasets.small]\nmodel = "b"\nreplicas = 3\npolicy = "lrs"\n[replicasets.other]\nmodel = "c"\n'
+    )
+    config = load_config(path, {"replicasets": ["small:replicas=2,predictor=1,2,3,4,5"]}, environment={})
+    assert config.replicasets == {
+        "small": {"model": "b", "replicas": 2, "policy": {"type": "lrs"}, "predictor": [1, 2, 3, 4, 5]},
+        "other": {"model": "c"},
+    }
+    path.write_text(to_toml(config))
+    again = load_config(path, environment={})
+    assert again == config
+    assert redacted(again)["replicasets"] == config.replicasets
+    assert config_hash(redacted(again)) != config_hash(redacted(load("small:model=b")))
+    assert "replicasets" not in redacted(Config())
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        (["a:mdel=x"], "--replicaset a:mdel=x: unknown key 'mdel'; did you mean model?"),
+        (["a:tensor_parallel=2"], "unknown key 'tensor_parallel'; did you mean tensor_parallel_size?"),
+        (["a:port=3"], "port is the whole engine's; it belongs in the section [server]"),
+        (["a:replicas=0"], "--replicaset a:replicas=0: replicas = '0': must be an integer from 1 to 1024"),
+        (["a:model=x,model=y"], "it gives model twice"),
+        (["a:quick"], "'quick' is not of the form KEY=VALUE"),
+        (["a:model=x", "a:model=y"], "two replicasets are called a"),
+        (["main:model=x"], "two replicasets are called main: the other is that of --model m"),
+        (["a b:model=x"], "a replicaset's name has 1 to 64 letters, digits, - or _"),
+        (["a:policy="], "policy = '': must be NAME"),
+    ],
+)
+def test_mistakes_in_a_spec(specs: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        load(*specs, model="m")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("toml", "message"),
+    [
+        ("[replicasets.a]\nmodell = 'x'", ", [replicasets.a]: unknown key 'modell'; did you mean model?"),
+        ("[replicasets.a]\nreplicas = '2'", ", [replicasets.a]: replicas = '2': must be an integer from 1 to 1024"),
+        ("[replicasets]\na = 3", ", [replicasets.a]: must be a table of options such as model and replicas"),
+        ("replicasets = 3", ": replicasets = 3: must be tables, one [replicasets.NAME] for each model"),
+        ("[replicaset.a]\nmodel = 'x'", ": unknown section [replicaset]; did you mean replicasets?"),
+        ("[replicasets.a]\n[replicasets.a]\n", "line 2"),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path: Path, toml: str, message: str) -> None:
+    path = tmp_path / "eventlm.toml"
+    path.write_text(toml)
+    with pytest.raises(UsageError) as caught:
+        load_config(path, environment={})
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
