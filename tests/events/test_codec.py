@@ -82,6 +82,10 @@ def structs(struct: type[Any]) -> st.SearchStrategy[Any]:
     if struct is CoreConfig:
         fields |= {"num_blocks": st.integers(2, most_blocks(MAX_REPLICAS)), "state_slots": st.just(msgspec.UNSET)}
         return st.builds(struct, **fields).flatmap(lambda core: st.sampled_from([core, with_states(core)]))
+    if struct is Header:
+        # One is enough, and as large as all the rest.
+        others = st.lists(structs(ReplicasetRecord), min_size=1, max_size=1)
+        fields["replicasets"] = st.one_of([st.just(msgspec.UNSET), others])
     return st.builds(struct, **fields)
 
 
