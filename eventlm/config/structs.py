@@ -22,6 +22,7 @@ from eventlm.config.core import (
     MAX_REPLICAS,
     MAX_STAGES,
     MAX_STATE_SLOTS,
+    MAX_STEPS_IN_FLIGHT,
     Count,
     PositiveCount,
     StepsInFlight,
@@ -200,8 +201,10 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "more",
     ] = 2
     max_decodes_in_flight_per_seq: Annotated[
-        StepsInFlight, "of those, most steps that decode the same sequence; of a pipeline always 1"
-    ] = 2
+        int,
+        Meta(ge=0, le=MAX_STEPS_IN_FLIGHT),
+        "of those, most steps that decode the same sequence; 0: 2, of a pipeline 1, which is all that it can have",
+    ] = 0
     run_ahead_ms: Annotated[
         Count,
         "after a step that is predicted to take this long, the next one is planned only when it ends, so that "

@@ -33,6 +33,9 @@ from eventlm.system.system import System
 from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
 
+#: Most steps that decode the same sequence, unless the configuration says more or less.
+DECODES_IN_FLIGHT = 2
+
 
 class ResolvedPlugins(NamedTuple):
     """The three plug-ins of a scheduler, and the policies that can replace the first."""
@@ -174,7 +177,7 @@ def make_setup(
         max_num_batched_tokens=scheduler.batched_tokens(on_gpu=bool(devices)),
         max_queue_len=scheduler.max_queue_len,
         max_steps_in_flight=scheduler.max_steps_in_flight,
-        max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq,
+        max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq or DECODES_IN_FLIGHT,
         run_ahead_ms=scheduler.run_ahead_ms,
         graph_buckets=default_buckets(scheduler.max_num_seqs) if devices and config.gpu.cuda_graphs else [],
         max_skips=scheduler.max_skips,
@@ -213,6 +216,12 @@ def _layout(config: Config) -> dict[str, int]:
         raise UsageError(
             f"--micro-batches {parallel.micro_batches}: {parallel.pipeline_parallel_size} stages have at most "
             f"{parallel.pipeline_parallel_size + 1} steps in flight, so some sequences would never run; lower it"
+        )
+    decodes = config.scheduler.max_decodes_in_flight_per_seq
+    if decodes > 1 and parallel.pipeline_parallel_size > 1:
+        raise UsageError(
+            f"--max-decodes-in-flight-per-seq {decodes}: the first stage of a pipeline needs the token that the last "
+            "one draws, so a sequence has one decode in flight; leave it out"
         )
     if parallel.kv_parallel_size > 1 and parallel.kv_shard_tokens % config.cache.block_size:
         raise UsageError(

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from eventlm.errors import ExitCode
-from tests.checkpoints import edit_json, make_checkpoint
+from tests.checkpoints import edit_json, make_checkpoint, make_tokenizer
 from tests.cli.conftest import RunHere, StartServer
+from tests.models.families.proof import SMALL
+from tests.models.families.proof import make_checkpoint as make_family
 from tests.processes import PATIENCE_SECONDS, running_children
 from tests.serving import command, run_command
 
@@ -178,11 +180,51 @@ def test_what_is_no_checkpoint(error_of: ErrorOf, tmp_path: Path) -> None:
         (["--cpu-kernels", "sse"], "--cpu-kernels 'sse': must be one of auto, amx, avx512, avx2, baseline, torch"),
         (["--quantization", "int3"], "--quantization 'int3': must be one of none, int8, int4"),
         (["--record-keep", "100MiB"], "--record-keep 100MiB is less than --record-segment 256MiB"),
+        (
+            ["--kv-parallel-size", "2", "--kv-shard-tokens", "100"],
+            "--kv-shard-tokens 100 is no multiple of --block-size",
+        ),
+        (["--micro-batches", "2"], "--micro-batches 2: they are of a pipeline; give --pipeline-parallel-size as well"),
+        (["--pipeline-parallel-size", "2", "--micro-batches", "4"], "--micro-batches 4: 2 stages have at most 3 steps"),
+        (
+            ["--pipeline-parallel-size", "2", "--max-decodes-in-flight-per-seq", "2"],
+            "--max-decodes-in-flight-per-seq 2: the first stage of a pipeline needs the token that the last one draws",
+        ),
+        (["--tensor-parallel-size", "65"], "--tensor-parallel-size '65': must be an integer from 1 to 64"),
+        (["--launcher", "raye"], "unknown launcher 'raye'"),
         (["--host", "203.0.113.1"], "cannot listen on 203.0.113.1:0: Cannot assign requested address"),
     ],
 )
 def test_flags_that_make_no_sense(error_of: ErrorOf, flags: list[str], message: str) -> None:
     assert message in error_of("serve", "--model", "fake", "--port", "0", *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--tensor-parallel-size", "5"], "4 query heads cannot be dealt out to 5 tensor ranks: lower"),
+        (["--pipeline-parallel-size", "3"], "a model of 2 layers cannot have 3 stages: lower --pipeline-parallel-size"),
+        pytest.param(
+            ["--tensor-parallel-size", "2", "--model-impl", "transformers"],
+            "a model that transformers computes runs in one worker: leave out --tensor-parallel-size",
+            # It is asked in a process of its own.
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_ranks_that_a_model_cannot_have(
+    error_of: ErrorOf, tmp_path: Path, checkpoint: Callable[[Path], Path], flags: list[str], message: str
+) -> None:
+    assert error_of("generate", "hi", "--model", str(checkpoint(tmp_path / "model")), *flags).startswith(message)
+
+
+def test_ranks_of_a_model_with_a_norm_over_all_heads(error_of: ErrorOf, tmp_path: Path) -> None:
+    make_family(tmp_path / "model", "Olmo2ForCausalLM", **SMALL)
+    make_tokenizer(tmp_path / "model")
+    flags = ["--model", str(tmp_path / "model"), "--tensor-parallel-size", "2"]
+    assert error_of("generate", "hi", *flags) == (
+        "layer 0 has one norm over the queries of all heads, which no tensor rank has: leave out --tensor-parallel-size"
+    )
 
 
 def test_a_cache_larger_than_memory_is_found_before_the_model_is_looked_for(error_of: ErrorOf) -> None:

@@ -137,3 +137,18 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     config = Config(parallel=ParallelConfig(tensor_parallel_size=3))
     with pytest.raises(UsageError, match="3 ranks of a replica need a GPU each, and there are 2"):
         make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS)
+
+
+def test_a_sequence_of_a_pipeline_has_one_decode_in_flight() -> None:
+    def decodes(in_flight: int, stages: int) -> int:
+        config = Config(
+            scheduler=SchedulerConfig(max_decodes_in_flight_per_seq=in_flight),
+            parallel=ParallelConfig(pipeline_parallel_size=stages),
+        )
+        made = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512)
+        return made.core.decodes_in_flight_per_seq
+
+    assert [decodes(in_flight, 1) for in_flight in (0, 1, 3)] == [2, 1, 3]
+    assert [decodes(in_flight, 2) for in_flight in (0, 1)] == [1, 1]
+    with pytest.raises(UsageError, match="--max-decodes-in-flight-per-seq 2: the first stage of a pipeline needs"):
+        decodes(2, 2)

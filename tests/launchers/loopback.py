@@ -1,18 +1,23 @@
-"""A launcher whose ranks are as on another host: over TCP, with another clock, though they run here."""
+"""A launcher whose ranks are as on another host: over TCP, with another clock and no memory in common, though
+they run here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from eventlm.launchers.launcher import Launcher, StartedRank
 from eventlm.launchers.process import LocalRanks
 from eventlm.system.remote_pipe import RemoteParentPipe, RunKeys
 from eventlm.system.system import System
-from eventlm.worker.protocol import WorkerSetup
+from eventlm.worker.protocol import Peers, WorkerSetup
 
 _SKEWED = """
 import sys, time
@@ -43,4 +48,9 @@ class LoopbackLauncher(Launcher, frozen=True, kw_only=True):
                 env=os.environ | pipe.ends.environment(),
             )
             ranks.append(StartedRank(pipe, process, "elsewhere"))
-        return LocalRanks(ranks, setups, None)
+        started = LocalRanks(ranks, setups, None)
+        # Of a port that is free now.
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            peers = Peers(address=f"127.0.0.1:{free.getsockname()[1]}", host="127.0.0.1")
+        started.setups = [structs.replace(setup, peers=peers) for setup in started.setups]
+        return started

@@ -102,7 +102,7 @@ def check_layout(model: ServedModel, layout: Layout) -> None:
             f"a model of {model.num_layers} layers cannot have {layout.stages} stages: lower --pipeline-parallel-size"
         )
     if layout.tensor > 1 and (reason := next(_against_tensor_ranks(model, layout.tensor), "")):
-        raise UsageError(f"{reason}: lower --tensor-parallel-size")
+        raise UsageError(reason)
     if layout.stages > 1 and (reason := _against_stages(model)):
         raise UsageError(f"{reason}: leave out --pipeline-parallel-size")
 
@@ -167,21 +167,25 @@ def stage_layers(model: ModelSpec, num_stages: int, formats: MatrixFormats | Non
 
 
 def _against_tensor_ranks(model: ModelSpec, size: int) -> Iterator[str]:
+    lower = ": lower --tensor-parallel-size"
     for number, layer in enumerate(model.layers):
         attention, recurrent, experts = layer.attention, layer.recurrent, layer.experts
         if attention is not None and attention.num_heads < size:
-            yield f"{attention.num_heads} query heads cannot be dealt out to {size} tensor ranks"
+            yield f"{attention.num_heads} query heads cannot be dealt out to {size} tensor ranks{lower}"
         if attention is not None and attention.qk_norm == "whole":
-            yield f"layer {number} has one norm over the queries of all heads, which no tensor rank has"
+            yield (
+                f"layer {number} has one norm over the queries of all heads, which no tensor rank has: leave out "
+                "--tensor-parallel-size"
+            )
         if isinstance(recurrent, DeltaSpec) and recurrent.num_value_heads < size:
-            yield f"{recurrent.num_value_heads} value heads cannot be dealt out to {size} tensor ranks"
+            yield f"{recurrent.num_value_heads} value heads cannot be dealt out to {size} tensor ranks{lower}"
         if isinstance(recurrent, ConvolutionSpec) and recurrent.num_channels < size:
-            yield f"{recurrent.num_channels} channels cannot be dealt out to {size} tensor ranks"
+            yield f"{recurrent.num_channels} channels cannot be dealt out to {size} tensor ranks{lower}"
         for part in (layer.dense, experts.expert if experts is not None else None):
             if part is not None and part.size < size:
-                yield f"{part.size} neurons cannot be dealt out to {size} tensor ranks"
+                yield f"{part.size} neurons cannot be dealt out to {size} tensor ranks{lower}"
     if model.vocab_size < size:
-        yield f"a vocabulary of {model.vocab_size} cannot be dealt out to {size} tensor ranks"
+        yield f"a vocabulary of {model.vocab_size} cannot be dealt out to {size} tensor ranks{lower}"
 
 
 def _against_stages(model: ModelSpec) -> str:

@@ -1,0 +1,321 @@
+"""`LLM` with several ranks, against one worker: the same tokens, whatever is asked for and whoever is preempted.
+
+Each run has real processes, and a pool that is too small for all of its requests.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from eventlm import LLM, SamplingParams
+from eventlm.offline import RequestOutput, StructuredOutputsParams
+from eventlm.offline.outputs import CompletionOutput
+from eventlm.replay.execute.execution import execute
+from eventlm.replay.verify.verifier import verify
+from tests.checkpoints import VOCAB_SIZE, make_tokenizer
+from tests.models.families.proof import SMALL, make_checkpoint
+from tests.models.families.test_qwen_next import CASES as HYBRIDS
+
+pytestmark = pytest.mark.long
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "head_dim": 16}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"architecture": "LlamaForCausalLM", "attention_bias": True},
+    "three key heads, tied": {
+        "architecture": "LlamaForCausalLM",
+        "hidden_size": 72,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "qwen3": {"architecture": "Qwen3ForCausalLM", "head_dim": 16},
+    "qwen3, tied": {"architecture": "Qwen3ForCausalLM", "head_dim": 32, "tie_word_embeddings": True},
+    "experts": {"architecture": "Qwen3MoeForCausalLM", **EXPERTS},
+    "delta": HYBRIDS["qwen 3.5"],
+    "convolutions": {"architecture": "Lfm2ForCausalLM", "full_attn_idxs": [1], "block_multiple_of": 32},
+}
+HAVE_STATES = ("delta", "convolutions")
+
+#: Options of `LLM`.
+LAYOUTS: dict[str, dict[str, int]] = {
+    "T2": {"tensor_parallel_size": 2},
+    "T3": {"tensor_parallel_size": 3},
+    "S2": {"pipeline_parallel_size": 2},
+    "S3": {"pipeline_parallel_size": 3},
+    "T2xS2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
+}
+CASES = [(model, layout) for model in MODELS for layout in LAYOUTS]
+#: As on another host: the ranks have no memory in common.
+OVER_GLOO = {"launcher": {"type": "tests.launchers.loopback:LoopbackLauncher"}}
+
+#: Of log-probabilities in float32. Tokens may differ only where the best two are as near.
+TOLERANCE = 1e-4
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.0, "logprobs": 2, "prompt_logprobs": 1},
+    {"temperature": 1.0, "seed": 3, "n": 3},
+    {"temperature": 0.9, "seed": 6, "top_k": 20, "top_p": 0.9, "logprobs": 3, "n": 2},
+    {"temperature": 0.0, "presence_penalty": 0.7, "repetition_penalty": 1.2, "logit_bias": {9: 3.0}},
+    {"temperature": 1.2, "seed": 7, "min_p": 0.02, "frequency_penalty": 0.4},
+]
+GRAMMARS: list[dict[str, Any]] = [
+    {"regex": "[a-c]{3,9}[0-9]+x"},
+    {"choice": ["yes", "no", "perhaps"]},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+]
+
+
+class Run(NamedTuple):
+    """What a layout said, and where it is recorded."""
+
+    outputs: list[RequestOutput]
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """By model; only those that are asked for are made."""
+
+    class Folders(dict[str, Path]):
+        def __missing__(self, name: str) -> Path:
+            folder = self[name] = tmp_path_factory.mktemp("model")
+            made = {**SMALL, "num_hidden_layers": 3, "eos_token_id": 1, **MODELS[name], "vocab_size": VOCAB_SIZE}
+            make_checkpoint(folder, **{key: value for key, value in made.items() if key != "bos_token_id"})
+            make_tokenizer(folder)
+            return folder
+
+    return Folders()
+
+
+@pytest.fixture(scope="module")
+def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What one worker says of so many requests to a model."""
+    found: dict[tuple[str, int], Run] = {}
+
+    def run(name: str, num_requests: int) -> Run:
+        if (name, num_requests) not in found:
+            found[name, num_requests] = serve(folders[name], name, tmp_path_factory.mktemp("run"), num_requests)
+        return found[name, num_requests]
+
+    return run
+
+
+def asked(
+    num_requests: int, *, seed: int = 8, has_grammars: bool = True
+) -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
+    """Prompts, half of which share a beginning with others, and what is asked for with each."""
+    rng = random.Random(seed)
+    shared = [[rng.randrange(5, VOCAB_SIZE) for _ in range(length)] for length in (21, 40)]
+    prompts, params = [], []
+    for number in range(num_requests):
+        own = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randrange(1, 40))]
+        prompts.append({"prompt_token_ids": (shared[number % len(shared)] if number % 4 < 2 else []) + own})
+        if number % 7 == 3 and has_grammars:
+            structure = StructuredOutputsParams(**GRAMMARS[number // 7 % len(GRAMMARS)])
+            params.append(SamplingParams(temperature=1.0, seed=number, max_tokens=24, structured_outputs=structure))
+        else:
+            each = PARAMS[number % len(PARAMS)]
+            params.append(SamplingParams(max_tokens=rng.randrange(4, 28), ignore_eos=number % 3 > 0, **each))
+    return prompts, params
+
+
+def serve(
+    model: Path,
+    name: str,
+    folder: Path,
+    num_requests: int,
+    *,
+    seed: int = 8,
+    has_grammars: bool = True,
+    **options: Any,
+) -> Run:
+    """Generate what is `asked`, and record it."""
+    sizes: dict[str, Any] = {"max_model_len": 160, "num_blocks": 36, "block_size": 8, "max_num_batched_tokens": 48}
+    sizes |= {"max_num_seqs": 12, "threads": 1, "predictor": [1000] * 5, "dtype": "float32"}
+    if name in HAVE_STATES:
+        sizes |= {"state_slots": 56, "state_interval": 16}
+    prompts, params = asked(num_requests, seed=seed, has_grammars=has_grammars)
+    with LLM(model, record=folder, record_tokens=True, **sizes | options) as llm:
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        assert llm.run_folder is not None
+    run = Run(outputs, llm.run_folder)
+    trace = (run.folder / "trace.jsonl").read_text()
+    assert '"t":"preempt"' in trace
+    assert '"t":"worker_lost"' not in trace
+    result = verify(run.folder)
+    assert (result.exit_code, result.divergence, result.clean_end) == (0, None, True)
+    return run
+
+
+def assert_alike(found: Sequence[RequestOutput], expected: Sequence[RequestOutput]) -> int:
+    """The same tokens, and log-probabilities within the tolerance; how many tokens.
+
+    A sequence whose tokens differ is compared up to there, which must be where the best two are equally likely.
+    """
+    num_tokens = 0
+    for number, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert_near(mine.prompt_logprobs, theirs.prompt_logprobs)
+        assert len(mine.outputs) == len(theirs.outputs)
+        for one, other in zip(mine.outputs, theirs.outputs, strict=True):
+            same = num_same(one.token_ids, other.token_ids)
+            if one.token_ids == other.token_ids:
+                assert one.finish_reason == other.finish_reason
+                assert one.text == other.text
+            else:
+                assert is_tie(other, same), (number, one.token_ids, other.token_ids)
+            assert_near((one.logprobs or [])[:same], (other.logprobs or [])[:same])
+            num_tokens += same
+    return num_tokens
+
+
+def num_same(one: list[int], other: list[int]) -> int:
+    """Tokens until they differ."""
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (mine, theirs) in enumerate(pairs) if mine != theirs), min(len(one), len(other)))
+
+
+def is_tie(output: CompletionOutput, place: int) -> bool:
+    """Whether the best two tokens there are as near as rounding may tell."""
+    return bool(output.logprobs) and place < len(output.token_ids) and gap_at(output, place) <= TOLERANCE
+
+
+def gap_at(output: CompletionOutput, place: int) -> float:
+    """Between the best two tokens."""
+    assert output.logprobs is not None
+    best = sorted((each.logprob for each in output.logprobs[place].values()), reverse=True)
+    return best[0] - best[1]
+
+
+def assert_near(found: Any, expected: Any) -> None:
+    """Of logprobs or prompt logprobs: of each token that both name. The last of several may change places."""
+    assert (found is None) == (expected is None)
+    for mine, theirs in zip(found or [], expected or [], strict=True):
+        assert (mine is None) == (theirs is None)
+        both = (mine or {}).keys() & (theirs or {}).keys()
+        assert len(both) >= len(theirs or {}) - 1
+        for token in both:
+            assert mine[token].logprob == pytest.approx(theirs[token].logprob, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "num_requests"),
+    [
+        # Others are in `test_ranks`.
+        ("convolutions", "T2", 40),
+        *(pytest.param(*case, 200, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]) for case in CASES),
+    ],
+)
+def test_ranks_say_what_one_worker_says(
+    folders: dict[str, Path], alone: Any, tmp_path: Path, name: str, layout: str, num_requests: int
+) -> None:
+    run = serve(folders[name], name, tmp_path, num_requests, **LAYOUTS[layout])
+    num_tokens = assert_alike(run.outputs, alone(name, num_requests).outputs)
+    print(f"{name}, {layout}: {num_tokens:,} tokens of {num_requests} requests")
+    assert num_tokens > 12 * num_requests
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["T2", "T3"])
+def test_shared_memory_and_gloo_give_the_same_bits(folders: dict[str, Path], tmp_path: Path, layout: str) -> None:
+    """Where nothing depends on when a step ends: with one in flight, and no grammar that is built beside it."""
+    runs = [
+        serve(
+            folders["three key heads, tied"],
+            "",
+            tmp_path / name,
+            60,
+            max_steps_in_flight=1,
+            has_grammars=False,
+            **LAYOUTS[layout],
+            **others,
+        )
+        for name, others in (("shared", {}), ("carried", OVER_GLOO))
+    ]
+    shared, carried = (
+        [(each.prompt_logprobs, [(one.token_ids, one.logprobs) for one in each.outputs]) for each in run.outputs]
+        for run in runs
+    )
+    assert shared == carried
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", ["T2", "S2", "T2xS2"])
+def test_bfloat16_is_no_farther_from_float32_than_with_one_worker(
+    folders: dict[str, Path], tmp_path: Path, layout: str
+) -> None:
+    """By the root of the mean square of what the prompts' tokens are found to be likely."""
+    model = folders["llama"]
+    prompts, _ = asked(60)
+    params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
+
+    def said(**options: Any) -> list[float]:
+        with LLM(model, max_model_len=160, num_blocks=400, threads=1, predictor=[1000] * 5, **options) as llm:
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        return [
+            each[token].logprob
+            for output in outputs
+            for each, token in zip(output.prompt_logprobs or [], output.prompt_token_ids, strict=True)
+            if each is not None
+        ]
+
+    exact = said(dtype="float32")
+    alone, split = (rms(said(dtype="bfloat16", **options), exact) for options in ({}, LAYOUTS[layout]))
+    print(f"{layout}: {split:.5f}, one worker: {alone:.5f}, of {len(exact):,} tokens")
+    # What is left is chance.
+    assert split <= 1.05 * alone
+
+
+def rms(found: list[float], exact: list[float]) -> float:
+    """Of the differences."""
+    return math.sqrt(statistics.fmean((one - other) ** 2 for one, other in zip(found, exact, strict=True)))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_the_default_model_says_what_one_worker_says(tmp_path: Path) -> None:
+    """In its compiled forward pass, whose activations are rounded: only where the best two are close do they differ."""
+    prompts = ["Once upon a time", "The capital of France is", "def add(a, b):", "Water boils at", "In 1969, "]
+    params = SamplingParams(temperature=0.0, max_tokens=48, logprobs=2, ignore_eos=True)
+    said = []
+    for options in ({}, LAYOUTS["T2"]):
+        with LLM("smollm2", max_model_len=256, num_blocks=64, record=tmp_path, predictor=[1000] * 5, **options) as llm:
+            said.append(llm.generate(prompts, params, use_tqdm=False))
+            assert llm.run_folder is not None
+            assert verify(llm.run_folder).exit_code == 0
+    num_same_tokens = 0
+    for one, other in zip(*said, strict=True):
+        mine, theirs = one.outputs[0], other.outputs[0]
+        same = num_same(theirs.token_ids, mine.token_ids)
+        num_same_tokens += same
+        if same < len(mine.token_ids):
+            gap = gap_at(mine, same)
+            print(f"{one.prompt!r}: {same} tokens, then the best two are {gap:.4f} apart")
+            assert gap < 0.25
+    print(f"{num_same_tokens} tokens")
+    assert num_same_tokens > 100
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("layout", ["T2xS2"])
+def test_twenty_thousand_tokens_are_executed_again(folders: dict[str, Path], tmp_path: Path, layout: str) -> None:
+    """In the recorded layout, in bfloat16."""
+    model, num_tokens, num_runs = folders["three key heads, tied"], 0, 0
+    while num_tokens < 20_000:
+        num_runs += 1
+        folder = tmp_path / f"{num_runs}"
+        run = serve(model, "", folder, 400, seed=num_runs, dtype="bfloat16", **LAYOUTS[layout])
+        result = execute(run.folder, model=str(model))
+        assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+        num_tokens += result.num_tokens
+    print(f"{layout}: {num_tokens:,} tokens")
