@@ -46,7 +46,7 @@ MODELS: dict[str, dict[str, Any]] = {
 HAVE_STATES = ("delta", "convolutions")
 
 #: Options of `LLM`.
-LAYOUTS: dict[str, dict[str, int]] = {
+LAYOUTS: dict[str, dict[str, Any]] = {
     "T2": {"tensor_parallel_size": 2},
     "T3": {"tensor_parallel_size": 3},
     "S2": {"pipeline_parallel_size": 2},
@@ -55,7 +55,7 @@ LAYOUTS: dict[str, dict[str, int]] = {
 }
 CASES = [(model, layout) for model in MODELS for layout in LAYOUTS]
 #: As on another host: the ranks have no memory in common.
-OVER_GLOO = {"launcher": {"type": "tests.launchers.loopback:LoopbackLauncher"}}
+OVER_GLOO: dict[str, Any] = {"launcher": {"type": "tests.launchers.loopback:LoopbackLauncher"}}
 
 #: Of log-probabilities in float32. Tokens may differ only where the best two are as near.
 TOLERANCE = 1e-4
@@ -109,9 +109,7 @@ def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
-def asked(
-    num_requests: int, *, seed: int = 8, has_grammars: bool = True
-) -> tuple[list[dict[str, list[int]]], list[SamplingParams]]:
+def asked(num_requests: int, *, seed: int = 8, has_grammars: bool = True) -> tuple[list[Any], list[SamplingParams]]:
     """Prompts, half of which share a beginning with others, and what is asked for with each."""
     rng = random.Random(seed)
     shared = [[rng.randrange(5, VOCAB_SIZE) for _ in range(length)] for length in (21, 40)]
@@ -227,6 +225,7 @@ def test_ranks_say_what_one_worker_says(
 @pytest.mark.parametrize("layout", ["T2", "T3"])
 def test_shared_memory_and_gloo_give_the_same_bits(folders: dict[str, Path], tmp_path: Path, layout: str) -> None:
     """Where nothing depends on when a step ends: with one in flight, and no grammar that is built beside it."""
+    transports: dict[str, dict[str, Any]] = {"shared": {}, "carried": OVER_GLOO}
     runs = [
         serve(
             folders["three key heads, tied"],
@@ -238,7 +237,7 @@ def test_shared_memory_and_gloo_give_the_same_bits(folders: dict[str, Path], tmp
             **LAYOUTS[layout],
             **others,
         )
-        for name, others in (("shared", {}), ("carried", OVER_GLOO))
+        for name, others in transports.items()
     ]
     shared, carried = (
         [(each.prompt_logprobs, [(one.token_ids, one.logprobs) for one in each.outputs]) for each in run.outputs]
@@ -287,7 +286,8 @@ def test_the_default_model_says_what_one_worker_says(tmp_path: Path) -> None:
     prompts = ["Once upon a time", "The capital of France is", "def add(a, b):", "Water boils at", "In 1969, "]
     params = SamplingParams(temperature=0.0, max_tokens=48, logprobs=2, ignore_eos=True)
     said = []
-    for options in ({}, LAYOUTS["T2"]):
+    cases: tuple[dict[str, Any], ...] = ({}, LAYOUTS["T2"])
+    for options in cases:
         with LLM("smollm2", max_model_len=256, num_blocks=64, record=tmp_path, predictor=[1000] * 5, **options) as llm:
             said.append(llm.generate(prompts, params, use_tqdm=False))
             assert llm.run_folder is not None
