@@ -217,8 +217,12 @@ class Driver:
         look_up = LookUp(model=wanted.model, tokenizer=wanted.tokenizer)
         here = await asyncio.to_thread(facts_here, look_up)
         nodes = await asyncio.to_thread(group.nodes)
+        if len(nodes) > 1 and len({node["NodeID"] for node in nodes}) == 1:
+            first = structs.replace(look_up, num_sharing=len(nodes))
+        else:
+            first = look_up
         asked = [
-            self._facts_of(rank, actor, encode(look_up), node)
+            self._facts_of(rank, actor, encode(look_up if rank else first), node)
             for rank, (actor, node) in enumerate(zip(group.actors, nodes, strict=True))
         ]
         try:

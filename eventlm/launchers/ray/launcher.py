@@ -167,7 +167,8 @@ def placed_setups(setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts], thr
     """What the ranks of a replica are sent where they are: folders, threads and devices of those hosts, and how they
     meet. Of the GPUs of its host, Ray shows each of them its own.
     """
-    meeting = f"{hosts[0].address}:{hosts[0].port}" if len(setups) > 1 else ""
+    shared = hosts[0].shared
+    meeting = f"{hosts[0].address}:{hosts[0].port}" if len(setups) > 1 and not shared else ""
     return [
         structs.replace(
             setup,
@@ -176,7 +177,7 @@ def placed_setups(setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts], thr
             threads=threads,
             processors=[],
             device=setup.device if setup.device == "cpu" else "cuda:0",
-            peers=Peers(address=meeting, host=host.address) if meeting else Peers(),
+            peers=Peers(shared_memory=shared, address=meeting, host=host.address if meeting else ""),
         )
         for setup, host in zip(setups, hosts, strict=True)
     ]

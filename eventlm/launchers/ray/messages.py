@@ -67,7 +67,8 @@ class GiveUpRoom(Struct, frozen=True, kw_only=True, tag="leave"):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank found on its host. node: Ray's id of that. version: of eventlm there. port: a free one.
+    """What a rank found on its host. node: Ray's id of that. version: of eventlm there. port: a free one. shared: a
+    folder in memory, if all ranks of its replica are there.
 
     model, tokenizer: their folders there, empty for none. problem: why it cannot run there.
     """
@@ -77,6 +78,7 @@ class HostFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str = ""
     version: str = ""
     port: int = 0
+    shared: str = ""
     model: str = ""
     tokenizer: str = ""
     fingerprint: str = ""
@@ -134,8 +136,11 @@ class RankEnded(Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class LookUp(Struct, frozen=True, kw_only=True):
-    """What an actor is to look up on its host; see `PlaceReplica`."""
+    """What an actor is to look up on its host; see `PlaceReplica`. num_sharing: so many ranks, which are all of their
+    replica, get a folder in memory there; 0: none does.
+    """
 
+    num_sharing: int = 0
     model: CheckpointName | None = None
     tokenizer: CheckpointName | None = None
 

@@ -13,8 +13,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
+from eventlm.launchers.ray.actor import remove_left_folders
 from tests.processes import PATIENCE_SECONDS, wait_until
 
 _RAY = [
@@ -121,6 +122,8 @@ def running_cluster(num_nodes: int = 2) -> Iterator[Cluster]:
     finally:
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
+        # As the next actor would.
+        remove_left_folders(Path("/dev/shm"))
 
 
 def processes_of(node: Node) -> list[psutil.Process]:

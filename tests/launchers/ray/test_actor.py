@@ -12,10 +12,11 @@ import msgspec
 import pytest
 
 from eventlm._version import __version__
-from eventlm.launchers.ray.actor import RankActor, facts_here
+from eventlm.launchers.ray.actor import RankActor, facts_here, remove_left_folders
 from eventlm.launchers.ray.checkpoint import CheckpointName
 from eventlm.launchers.ray.messages import PARENT, HostFacts, LookUp, News, StartRank, encode
 from eventlm.models.config import model_fingerprint
+from eventlm.system.shared_folder import NO_STEP, StepBoard
 from tests.processes import is_running, wait_until
 
 
@@ -132,3 +133,27 @@ def test_a_fingerprint_is_the_workers(tmp_path: Path, monkeypatch: pytest.Monkey
     found = facts_here(LookUp(model=CheckpointName("", str(file))))
     assert (found.problem, found.model) == ("", str(gguf_folder(file)))
     assert found.fingerprint == model_fingerprint(found.model)
+
+
+def test_ranks_of_one_host_get_a_folder_for_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.system.shared_folder._MEMORY", tmp_path)
+    monkeypatch.setattr("atexit.register", lambda action: None)
+    actor = RankActor()
+    assert msgspec.msgpack.decode(actor.describe(encode(LookUp())), type=HostFacts).shared == ""
+    first, second = (
+        Path(msgspec.msgpack.decode(actor.describe(encode(LookUp(num_sharing=2))), type=HostFacts).shared)
+        for _ in range(2)
+    )
+    assert (first.exists(), list(tmp_path.iterdir())) == (False, [second])
+    assert StepBoard(second).read(1) == NO_STEP
+
+
+def test_folders_of_killed_actors_are_removed(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as ended:
+        pass
+    for name, owner in (("killed", ended.pid), ("mine", os.getpid()), ("odd", "x")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "actor").write_text(str(owner))
+    (tmp_path / "another").mkdir()
+    remove_left_folders(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "mine", "odd"]

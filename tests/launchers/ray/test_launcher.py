@@ -19,15 +19,18 @@ from eventlm.engine.setup import worker_setups
 from eventlm.errors import UsageError
 from eventlm.events import WorkerLost, WorkerUp
 from eventlm.launchers.launcher import LaunchError
+from eventlm.launchers.ray.driver_link import DriverLink
 from eventlm.launchers.ray.launcher import RayLauncher, placed_setups
-from eventlm.launchers.ray.messages import HostFacts
+from eventlm.launchers.ray.messages import HostFacts, PlaceReplica
+from eventlm.launchers.ray.placement import bundles_of
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import Peers, WorkerSetup
+from tests.checkpoints import make_checkpoint
 from tests.engine.engines import fake_setup
 from tests.launchers.ray.cluster import Cluster, processes_of, running_cluster, worker_pids
-from tests.processes import is_running, wait_until
-from tests.serving import Server, verified
+from tests.processes import PATIENCE_SECONDS, is_running, wait_until
+from tests.serving import Server, serve, verified
 
 pytestmark = pytest.mark.long
 
@@ -55,6 +58,13 @@ def answers(server: Server) -> bool:
     """Whether a request is answered with what the fake model says."""
     reply = server.complete(seed=5, max_tokens=6, return_token_ids=True)
     return reply.status == 200 and reply.json()["choices"][0]["token_ids"] == [fake_token(5, 0, n) for n in range(6)]
+
+
+def greedy(server: Server, prompt: str) -> list[int]:
+    """The token ids of a reply without chance."""
+    reply = server.complete(prompt=prompt, max_tokens=12, temperature=0, ignore_eos=True, return_token_ids=True)
+    found: list[int] = reply.json()["choices"][0]["token_ids"]
+    return found
 
 
 def test_an_engine_outlives_its_ranks_and_nodes_and_nothing_outlives_it(cluster: Cluster, tmp_path: Path) -> None:
@@ -113,14 +123,29 @@ def test_an_engine_outlives_its_ranks_and_nodes_and_nothing_outlives_it(cluster:
     assert len(trace.of(WorkerUp)) >= 4
 
 
+@pytest.mark.soak
+def test_stages_on_two_nodes_say_what_one_worker_says(cluster: Cluster, tmp_path: Path) -> None:
+    """They meet over torch.distributed."""
+    flags = ("--model", str(make_checkpoint(tmp_path / "model")), "--dtype", "float32", "--threads", "1")
+    prompts = [f"every step of request {number}" for number in range(4)]
+    with serve(tmp_path, *flags) as server:
+        expected = [greedy(server, prompt) for prompt in prompts]
+    two_stages = ("--pipeline-parallel-size", "2", "--max-decodes-in-flight-per-seq", "1")
+    where = f"ray:address={cluster.address},placement=strict_spread"
+    with serve(tmp_path, *flags, *two_stages, "--launcher", where) as server:
+        assert [len(worker_pids(node)) for node in cluster.nodes] == [1, 1]
+        assert [greedy(server, prompt) for prompt in prompts] == expected
+
+
 async def test_what_finds_no_room_is_refused_in_time(cluster: Cluster) -> None:
-    launcher = RayLauncher(address=cluster.address, timeout_s=2)
+    wanted = PlaceReplica(replica=0, bundles=bundles_of(1, 3, 1, on_gpu=False), strategy="pack", timeout_s=2)
+    link = await DriverLink.open(real_system(), cluster.address, PATIENCE_SECONDS)
     begun = time.monotonic()
     try:
         with pytest.raises(LaunchError) as caught:
-            await launcher.start(real_system(), setups_of(Layout(tensor=3)))
+            await link.place(wanted)
     finally:
-        await launcher.close()
+        await link.close()
     assert time.monotonic() - begun < 30
     assert caught.value.waits_for_room
     message = str(caught.value)
@@ -134,7 +159,7 @@ async def test_what_finds_no_room_is_refused_in_time(cluster: Cluster) -> None:
 
 
 async def test_a_host_without_the_checkpoint_is_named(cluster: Cluster, tmp_path: Path) -> None:
-    launcher = RayLauncher(address=cluster.address)
+    launcher = RayLauncher(address=cluster.address, timeout_s=100)
     try:
         with pytest.raises(LaunchError, match=r"^\S+ \(127\.0\.0\.1\d\) cannot use the model: there is no \S+/gone$"):
             await launcher.start(real_system(), setups_of(Layout(), model=str(tmp_path / "gone")))
@@ -176,5 +201,9 @@ def test_ranks_get_what_their_hosts_have() -> None:
     assert (second.model, second.tokenizer, second.rank) == ("/b/model", "/b/tokenizer", 1)
     assert first.peers == Peers(address="10.0.0.1:4000", host="10.0.0.1")
     assert second.peers == Peers(address="10.0.0.1:4000", host="10.0.0.2")
+    together = [structs.replace(hosts[0], shared="/dev/shm/x"), hosts[0]]
+    assert [setup.peers for setup in placed_setups(setups, together, threads=1)] == [
+        Peers(shared_memory="/dev/shm/x")
+    ] * 2
     [alone] = placed_setups(setups_of(Layout()), hosts[:1], threads=1)
     assert alone.peers == Peers()
