@@ -25,15 +25,20 @@ class Fit(NamedTuple):
     lacking: list[int]
 
 
-def measure(replica: Replica, sequence: Sequence) -> Fit:
-    """How a waiting sequence would fit now."""
+def measure(replica: Replica, sequence: Sequence, first_group: int = -1) -> Fit:
+    """How a waiting sequence would fit now. first_group: where it is to begin if it hits nothing; -1: where there is
+    least to read.
+    """
     config, pool = replica.config, replica.pool
     hits = replica.find_hits(sequence, config.block_size)
     num_blocks, idle = sequence.blocks_to_admit(config.block_size), pool.idle_on(hits)
     if pool.num_groups == 1:
         num_lacking = num_blocks - len(hits) - (pool.num_available - len(idle))
         return Fit(hits, num_lacking, 0, [num_lacking])
-    first_group = pool.group_of(hits[0][0]) if hits else least_held(pool)
+    if hits:
+        first_group = pool.group_of(hits[0][0])
+    elif first_group < 0:
+        first_group = least_held(pool)
     lacking = blocks_by_group(config, first_group, len(hits), num_blocks)
     for group in range(pool.num_groups):
         lacking[group] -= pool.available_in(group)

@@ -93,10 +93,12 @@ def evict_for(state: CoreState, replica: Replica, candidate: Candidate) -> None:
     victims = find_victims(state, replica, candidate)
     if not victims:
         return
+    # They leave what it lacks if it begins in this KV group. Once they have gone, another one may have least to read.
+    first_group = measure(replica, candidate.sequence).first_group
     for victim in victims:
         victim.evictions += 1
         preempt(state, replica, victim, "admission", candidate.sequence)
-    admit(state, replica, candidate, measure(replica, candidate.sequence))
+    admit(state, replica, candidate, measure(replica, candidate.sequence, first_group))
 
 
 def find_victims(state: CoreState, replica: Replica, candidate: Candidate) -> list[Sequence]:

@@ -130,3 +130,14 @@ def test_a_decode_takes_its_block_from_a_victim_in_the_group_that_lacks_one() ->
     assert pool.available_in(0) == 1
     rig.finish_all()
     assert len(rig.finished()) == 2
+
+
+def test_one_that_evicts_begins_in_the_group_for_which_it_did() -> None:
+    rig = rig_of(num_kv_groups=3, kv_shard_tokens=4, num_blocks=3, max_model_len=16)
+    for prompt_tokens, max_tokens, priority in ((1, 3, 4), (7, 5, -2), (1, 4, -2), (5, 1, 3), (1, 5, -5), (4, 2, -3)):
+        rig.arrive(prompt_tokens, max_tokens, priority=priority)
+    rig.arrive(7, 5, priority=4)
+    while not rig.preempted():
+        rig.complete()
+    rig.finish_all()
+    assert len(rig.finished()) == 7
