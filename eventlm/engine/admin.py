@@ -128,11 +128,15 @@ def _facts_of(action: AdminAction, state: CoreState, live: LiveRequests, registr
         case Resume():
             return [Resumed()] if state.paused else []
         case SwapPolicy(name):
-            installed = state.replicasets[0].plugins.policies
-            if name not in installed:
+            sets = state.replicasets
+            having = [each for each in sets if name in each.plugins.policies]
+            if not having:
+                installed = dict.fromkeys(policy for each in sets for policy in each.plugins.policies)
                 hint = did_you_mean(name, installed, listed_as="installed at start")
                 raise UnknownPolicyError(f"unknown policy {name!r}{hint}; others need --extra-policy NAME at the start")
-            return [PolicySwapped(name=name)]
+            if len(having) == len(sets):
+                return [PolicySwapped(name=name)]
+            return [PolicySwapped(name=name, replicaset=each.index) for each in having]
         case FlushCache():
             return [CacheFlushed()]
         case Abort(name):
@@ -195,7 +199,7 @@ def status_of(
         state=engine_state,
         paused=state.paused,
         policy=state.policy_name,
-        policies=list(state.replicasets[0].plugins.policies),
+        policies=list(dict.fromkeys(policy for each in state.replicasets for policy in each.plugins.policies)),
         num_requests=len(state.requests),
         num_at_lowest_priority=sum(
             request.arrival.scheduling.priority == LOWEST_PRIORITY for request in state.requests.values()

@@ -85,6 +85,28 @@ async def test_actions_are_facts(tmp_path: Path) -> None:
     verified(engine)
 
 
+async def test_a_swap_is_for_the_replicasets_that_have_the_policy() -> None:
+    first, other = fake_setup(), fake_setup(extra_policy=["lrs"])
+    other = structs.replace(
+        other,
+        core=structs.replace(other.core, models=["other"]),
+        name="b",
+        first_replica=1,
+        first_worker=1,
+        num_workers=2,
+    )
+    engine = InferenceEngine(first, real_system(), [other])
+    await engine.start()
+    try:
+        status = await engine.administer(SwapPolicy(name="lrs"))
+        assert (status.policy, status.policies) == ("fcfs, lrs", ["fcfs", "lrs"])
+        assert (await engine.administer(SwapPolicy(name="fcfs"))).policy == "fcfs, fcfs"
+        with pytest.raises(UnknownPolicyError, match="installed at start: fcfs, lrs"):
+            await engine.administer(SwapPolicy(name="lpm"))
+    finally:
+        await engine.stop()
+
+
 async def test_a_drain_lets_what_runs_end_and_can_be_taken_back() -> None:
     async with running(fake=SLOW) as engine:
         running_reader = await submit(engine, request(5), submission())
