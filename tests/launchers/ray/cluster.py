@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
@@ -31,9 +31,9 @@ _HEAD = "127.0.0.10"
 class Node:
     """The processes of one node."""
 
-    def __init__(self, folder: Path, address: str, *options: str) -> None:
+    def __init__(self, folder: Path, address: str, *options: str, within: Sequence[str] = ()) -> None:
         self.address = address
-        self._command = [*_RAY, "--node-ip-address", address, *options]
+        self._command = [*within, *_RAY, "--node-ip-address", address, *options]
         self._num_attempts = 0
         self._output = Path(tempfile.mkstemp(dir=folder, prefix="node-")[1])
         self._start()
@@ -74,27 +74,27 @@ class Node:
 class Cluster:
     """A head, and nodes that may come and go."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, head: str = _HEAD) -> None:
         self._folder = folder
-        with socket.create_server((_HEAD, 0)) as listening:
+        with socket.create_server((head, 0)) as listening:
             port = listening.getsockname()[1]
-        self.address = f"{_HEAD}:{port}"
+        self.address = f"{head}:{port}"
         self.nodes: list[Node] = []
         self._num_added = 0
         self._head = Node(
             folder,
-            *(_HEAD, "--head", "--port", str(port), "--num-cpus", "0", "--temp-dir", str(folder)),
+            *(head, "--head", "--port", str(port), "--num-cpus", "0", "--temp-dir", str(folder)),
             *("--include-dashboard", "false", "--no-monitor"),
         )
 
-    def add(self, num_cpus: int = 2) -> Node:
-        """A new node, which may not have joined yet."""
+    def add(self, num_cpus: int = 2, *, address: str = "", within: Sequence[str] = ()) -> Node:
+        """A new node, which may not have joined yet. within: a command that runs another."""
         # Ray numbers the sockets of one host, and nodes that start at once would take the same number.
         sockets = self._folder / "session_latest" / "sockets"
         wait_until(lambda: len(list(sockets.glob("raylet*"))) > self._num_added)
         self._num_added += 1
-        address = f"127.0.0.{10 + self._num_added}"
-        node = Node(self._folder, address, "--address", self.address, "--num-cpus", str(num_cpus))
+        address = address or f"127.0.0.{10 + self._num_added}"
+        node = Node(self._folder, address, "--address", self.address, "--num-cpus", str(num_cpus), within=within)
         self.nodes.append(node)
         return node
 
@@ -110,10 +110,10 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def running_cluster(num_nodes: int = 2) -> Iterator[Cluster]:
+def running_cluster(num_nodes: int = 2, head: str = _HEAD) -> Iterator[Cluster]:
     """A cluster that is up. Its folder's name must be short: Ray makes sockets below it."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
-    cluster = Cluster(folder)
+    cluster = Cluster(folder, head)
     try:
         for _ in range(num_nodes):
             cluster.add()
