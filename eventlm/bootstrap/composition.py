@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +25,7 @@ from eventlm.core.predictor import Predictor
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_ranks, resolve_plugins, worker_setups
-from eventlm.errors import UsageError
+from eventlm.errors import EventLMError, UsageError
 from eventlm.formatting import counted
 from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward, choose_operations
@@ -100,14 +101,18 @@ def compose_engine(
     configs = configs_of_replicasets(config)
     if not all_sets:
         configs = dict([next(iter(configs.items()))])
-    found = {name: _find_parts(own) for name, own in configs.items()}
+    found = {}
+    for name, own in configs.items():
+        with _errors_of(name, is_alone=len(configs) == 1):
+            found[name] = _find_parts(own)
     total = sum(own.scheduler.replicas for own in configs.values())
     weights = {name: parts.weight_bytes for name, parts in found.items()} if len(found) > 1 else {}
     setups: list[EngineSetup] = []
     warnings: list[str] = []
     for name, parts in found.items():
         others = Neighbours(total - configs[name].scheduler.replicas, sum(weights.values()) - weights.get(name, 0))
-        setup, own_warnings = _make_set(parts, tokenizer_folder, others)
+        with _errors_of(name, is_alone=len(found) == 1):
+            setup, own_warnings = _make_set(parts, tokenizer_folder, others)
         if len(found) > 1:
             setup = structs.replace(
                 setup,
@@ -125,6 +130,17 @@ def compose_engine(
         setups[0] = structs.replace(setups[0], config=structs.replace(setups[0].config, replicasets=recorded))
     engine = InferenceEngine(setups[0], real_system(), setups[1:])
     return engine, warnings
+
+
+@contextlib.contextmanager
+def _errors_of(name: str, *, is_alone: bool) -> Iterator[None]:
+    """Say in errors that pass through which replicaset they are about, where there are several."""
+    try:
+        yield
+    except EventLMError as error:
+        if not is_alone:
+            error.args = (f"replicaset {name}: {error}",)
+        raise
 
 
 def _check_sets(setups: list[EngineSetup]) -> None:

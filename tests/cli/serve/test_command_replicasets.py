@@ -125,6 +125,11 @@ def test_front_ends_know_all_models(start_server: StartServer) -> None:
             "two replicasets are called a",
         ),
         (["--replicaset", "a:model=fake,served_model_name=x,replicas=1024"], "up to 1,024"),
+        (["--replicaset", "a:model=/nowhere"], "error: replicaset a: --model /nowhere: no such folder"),
+        (
+            ["--replicaset", "a:served_model_name=x,kv_parallel_size=2,kv_shard_tokens=100"],
+            "error: replicaset a: --kv-shard-tokens 100 is no multiple of --block-size 16",
+        ),
     ],
 )
 def test_mistakes_are_one_line(run_here: RunHere, flags: list[str], message: str) -> None:
