@@ -31,7 +31,7 @@ class SharedFolder:
 
     def remove(self) -> None:
         """Remove it and what is in it. Harmless when called twice."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        remove_folder(self.path)
 
 
 class StepBoard:
@@ -59,3 +59,8 @@ class StepBoard:
     def close(self) -> None:
         """Unmap it. Harmless when called twice."""
         self._board.close()
+
+
+def remove_folder(path: str | Path) -> None:
+    """Remove a shared folder whose maker cannot. What others have mapped of it stays. Harmless if it is gone."""
+    shutil.rmtree(path, ignore_errors=True)

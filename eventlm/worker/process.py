@@ -23,7 +23,7 @@ from eventlm.system.child_pipe import LINGER_MS, ChildPipe, Sender
 from eventlm.system.clock import SystemClock
 from eventlm.system.collector import lasting_objects
 from eventlm.system.remote_ends import RemoteEnds
-from eventlm.system.shared_folder import StepBoard
+from eventlm.system.shared_folder import StepBoard, remove_folder
 from eventlm.worker.loop import WorkerLoop, load
 from eventlm.worker.protocol import (
     FromWorker,
@@ -65,6 +65,8 @@ class Worker:
         self._loop: WorkerLoop | None = None
         self._runner: Runner | None = None
         self._step_in_hand = -1
+        #: With other ranks of this host. Empty: none.
+        self._shared_folder = ""
 
     def run(self, libraries: Sequence[str] = ()) -> int:
         """Import these, then serve until the engine ends it; the exit status."""
@@ -78,6 +80,7 @@ class Worker:
                 print(f"cannot import {name}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         setup = decode_to_worker(self._pipe.receive()[0])
         assert isinstance(setup, WorkerSetup)
+        self._shared_folder = setup.peers.shared_memory
         heart = threading.Thread(target=self._beat, args=(setup,), daemon=True)
         heart.start()
         status = self._serve(setup)
@@ -167,6 +170,8 @@ class Worker:
                 return
         # The engine has died and cannot tidy up.
         self._pipe.remove()
+        if self._shared_folder:
+            remove_folder(self._shared_folder)
         os._exit(1)
 
     def _beat(self, setup: WorkerSetup) -> None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eventlm.events.codec import encode_body
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.clock import SystemClock
 from eventlm.system.pipes import ParentPipe, SystemPipes
+from eventlm.system.shared_folder import StepBoard
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.loop import WorkerLoop
@@ -27,6 +28,7 @@ from eventlm.worker.process import BETWEEN_MS, Worker
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
+    Peers,
     Shutdown,
     StartProgress,
     StepPayload,
@@ -50,9 +52,9 @@ ENDLESS_NS = 3600 * 10**9
 
 
 class Peer:
-    """The engine's end of a worker process."""
+    """The engine's end of a worker process. under: a command that runs it, if not this process."""
 
-    def __init__(self, folder: Path, *, parent_pid: int | None = None) -> None:
+    def __init__(self, folder: Path, *, parent_pid: int | None = None, under: Sequence[str] = ()) -> None:
         self.folder = folder
         self._context = zmq.Context()
         self._inbox = self._context.socket(zmq.PUSH)
@@ -61,7 +63,7 @@ class Peer:
         self._inbox.connect(addresses[0])
         self._outbox.bind(addresses[1])
         command = [sys.executable, "-m", "eventlm.worker.process", *addresses, str(parent_pid or os.getpid())]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([*under, *command], stderr=subprocess.PIPE, text=True)
 
     def set_up(self, **changes: Any) -> None:
         fields: dict[str, Any] = {
@@ -293,6 +295,21 @@ def test_an_orphan_leaves_and_takes_its_folder_along(start: Callable[..., Peer],
         peer.set_up()
     assert peer.process.wait(PATIENCE_SECONDS) == 1
     assert not peer.folder.exists()
+
+
+def test_an_orphan_rank_takes_along_what_ranks_share(start: Callable[..., Peer], tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    StepBoard(shared, size=1).close()
+    # A shell in the engine's place, whose id takes that of the last argument.
+    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ & wait', "sh"])
+    peer.set_up(peers=Peers(shared_memory=str(shared)))
+    peer.word()
+    peer.process.kill()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while shared.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_process_of_a_fake_model_never_loads_torch_and_none_loads_asyncio() -> None:
