@@ -27,7 +27,7 @@ namespace {
 // Raise it, here and in native.py, with every change to what a function below takes or gives: its arguments and their
 // meaning, what program.h has, the order of Part or KVFormat, the numbers of PackedType. native.py takes a library with
 // another for none.
-constexpr int kInterface = 14;
+constexpr int kInterface = 15;
 
 template <class Work>
 std::int32_t run(Work&& work) {
@@ -115,17 +115,19 @@ EVENTLM_EXPORT std::int64_t eventlm_num_meetings(const Meeting* meeting) { retur
 EVENTLM_EXPORT void eventlm_leave(Meeting* meeting) { meeting->leave(); }
 
 // meeting: null for a decoder without peers; vocab_starts: null if each has the whole vocabulary, else see Peers.
+// sharing: null for a decoder without sharers, else see Sharers.
 // Returns null if there is no memory, or the system does not give as many threads.
 EVENTLM_EXPORT Decoder* eventlm_decoder(const eventlm::Shape* shape, const eventlm::Instruction* program,
                                         std::int32_t num_instructions, const float* const* cosines,
                                         const float* const* sines, std::int32_t is_int8,
                                         const eventlm::TypedWeight* types, std::int32_t num_types, Meeting* meeting,
-                                        const std::int32_t* vocab_starts, std::int32_t num_threads) {
+                                        const std::int32_t* vocab_starts, Meeting* sharing, std::int32_t shard_tokens,
+                                        std::int32_t num_threads) {
   try {
     eventlm::Peers peers{meeting, {}};
     if (vocab_starts != nullptr) peers.vocab_starts.assign(vocab_starts, vocab_starts + meeting->size() + 1);
     return new Decoder(*shape, {program, program + num_instructions}, cosines, sines, is_int8 != 0,
-                       {types, types + num_types}, peers, num_threads);
+                       {types, types + num_types}, peers, {sharing, shard_tokens}, num_threads);
   } catch (const std::exception&) {
     return nullptr;
   }
@@ -175,24 +177,30 @@ EVENTLM_EXPORT void eventlm_load_exact(Decoder* decoder, std::int32_t weight, st
 
 // starts, counts, tables: of each row; a table has its block numbers. kv: of each layer, null if it has none. states:
 // of layers that have one, [slots, state_size], else null; then there are of each row its slot, the source, and the
-// number of its copies, which are StateCopy one after the other. given: null if the program embeds the tokens.
+// number of its copies, which are StateCopy one after the other. given: null if the program embeds the tokens. shards,
+// shared: of each row with sharers, see StepRow; else null.
 EVENTLM_EXPORT std::int32_t eventlm_forward(Decoder* decoder, const std::int32_t* token_ids, std::int32_t num_rows,
                                             const std::int32_t* starts, const std::int32_t* counts,
-                                            const std::int32_t* const* tables, std::uint8_t* const* kv,
-                                            std::int32_t format, std::int32_t num_blocks, std::int32_t block_size,
-                                            float* states, std::int64_t state_size, const std::int32_t* slots,
-                                            const std::int32_t* sources, const std::int32_t* num_copies,
-                                            const eventlm::StateCopy* copies, const float* given, float* hidden) {
+                                            const std::int32_t* const* tables, const std::int32_t* shards,
+                                            const std::int32_t* shared, std::int32_t num_shared,
+                                            std::uint8_t* const* kv, std::int32_t format, std::int32_t num_blocks,
+                                            std::int32_t block_size, float* states, std::int64_t state_size,
+                                            const std::int32_t* slots, const std::int32_t* sources,
+                                            const std::int32_t* num_copies, const eventlm::StateCopy* copies,
+                                            const float* given, float* hidden) {
   return run([&] {
     std::vector<eventlm::StepRow> rows;
-    for (int row = 0; row < num_rows; row++) rows.push_back({starts[row], counts[row], tables[row]});
+    for (int row = 0; row < num_rows; row++) {
+      rows.push_back({starts[row], counts[row], tables[row]});
+      if (shards != nullptr) rows.back().first_shard = shards[row], rows.back().first_shared = shared[row];
+    }
     eventlm::States kept{states, static_cast<std::size_t>(state_size), {}};
     for (int row = 0; states != nullptr && row < num_rows; row++) {
       kept.rows.push_back({slots[row], sources[row], num_copies[row], copies});
       copies += num_copies[row];
     }
-    decoder->forward(token_ids, rows, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size}, kept, given,
-                     hidden);
+    decoder->forward(token_ids, rows, num_shared, {kv, static_cast<eventlm::KVFormat>(format), num_blocks, block_size},
+                     kept, given, hidden);
   });
 }
 

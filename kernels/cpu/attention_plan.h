@@ -10,14 +10,44 @@
 
 namespace eventlm {
 
+// How contexts are dealt out to the members of a group, each a decoder of its own: in shards of so many tokens, each to
+// the next member, and after the last one to the first again. A member that is alone has all.
+struct ContextShards {
+  std::int32_t num_tokens = 0;  // of a shard
+  std::int32_t num_members = 1, number = 0;
+
+  // How many of the first `position` tokens this member has, whose first shard of the context is `first_shard`.
+  int own(int position, int first_shard) const {
+    if (num_members == 1) return position;
+    const int num_whole = position / num_tokens, rest = position % num_tokens;
+    const int num_own = num_whole > first_shard ? (num_whole - first_shard - 1) / num_members + 1 : 0;
+    return num_own * num_tokens + (num_whole % num_members == first_shard ? rest : 0);
+  }
+  // Whether it has the token at `position`.
+  bool has(int position, int first_shard) const {
+    return num_members == 1 || position / num_tokens % num_members == first_shard;
+  }
+  // Of a context of so many tokens, how many members have any.
+  int num_holders(int length) const { return std::min(num_members, (length + num_tokens - 1) / num_tokens); }
+  // The member that has the shard `number` of the context.
+  int holder(int shard, int first_shard) const { return (number + num_members - first_shard + shard) % num_members; }
+};
+
 // One row of a step: num_tokens tokens after `start` others.
 struct StepRow {
   std::int32_t start, num_tokens;
+  // Of what this member has of the context, from its shard `first_shard` on.
   const std::int32_t* blocks;
+  std::int32_t first_shard = 0;
+  // Where several members have a part of the context and compute this row: the number of its first token among those
+  // of all such rows; else -1.
+  std::int32_t first_shared = -1;
+
+  bool is_shared() const { return first_shared >= 0; }
 };
 
-// A pass over part of the context by rows of the step that share a head. `partial`: where it leaves what it has of a
-// context of several passes; -1: there is only this one.
+// A pass over part of what a member has of the context, by rows of the step that share a head. `partial`: where it
+// leaves what it has of a context of several passes; -1: there is only this one.
 struct AttentionItem {
   std::int32_t row, first_query, num_queries, begin, end, partial;
   bool is_first;  // of the context's
@@ -44,7 +74,7 @@ class AttentionPlan {
            head_dim == now.head_dim;
   }
 
-  void make(const std::vector<StepRow>& rows, int num_members) {
+  void make(const std::vector<StepRow>& rows, const ContextShards& shards, int num_members) {
     const int group = num_heads / num_kv_heads;
     const int queries_at_once = std::max(1, most_query_rows(head_dim) / group);
     items.clear();
@@ -54,13 +84,14 @@ class AttentionPlan {
       const StepRow& row = rows[number];
       const auto at = static_cast<std::int32_t>(number);
       if (row.num_tokens == 1) {
-        add_decode(at, row.start + 1);
+        const int limit = row.start + 1;
+        add_decode(at, shards.own(first_visible(limit, window), row.first_shard), shards.own(limit, row.first_shard));
         continue;
       }
       for (int first = 0; first < row.num_tokens; first += queries_at_once) {
         const int count = std::min(queries_at_once, row.num_tokens - first), before = row.start + first;
-        const int begin = first_visible(before + 1, window) / kSubBlock * kSubBlock;
-        items.push_back({at, first, count, begin, before + count, -1, true});
+        const int begin = shards.own(first_visible(before + 1, window), row.first_shard) / kSubBlock * kSubBlock;
+        items.push_back({at, first, count, begin, shards.own(before + count, row.first_shard), -1, true});
       }
     }
     divide(num_members);
@@ -81,14 +112,14 @@ class AttentionPlan {
   static constexpr int kPiecesPerMember = 4;
   static constexpr std::size_t kMostPasses = 8;
 
-  void add_decode(std::int32_t row, int length) {
-    const int first = first_visible(length, window);
+  // Of a query that sees the tokens from `first` to before `length`; there is a pass even if it sees none.
+  void add_decode(std::int32_t row, int first, int length) {
     auto end_of = [&](int pass) {
       return std::min((first + (pass + 1) * kContextPerPass + kSubBlock - 1) / kSubBlock * kSubBlock, length);
     };
     const bool is_split = end_of(0) < length;
     if (is_split) splits[row].first_partial = num_partials;
-    for (int pass = 0, begin = first / kSubBlock * kSubBlock; begin < length; begin = end_of(pass++)) {
+    for (int pass = 0, begin = first / kSubBlock * kSubBlock; pass == 0 || begin < length; begin = end_of(pass++)) {
       items.push_back({row, 0, 1, begin, end_of(pass), is_split ? num_partials++ : -1, pass == 0});
       if (is_split) splits[row].num_partials++;
     }

@@ -6,11 +6,13 @@ namespace eventlm {
 
 namespace {
 
-// The most that one of a kind is made of, see Decoder::run. With peers those that leave sums to them have one more.
-std::size_t num_operations(Kind kind, bool has_peers) {
+// The most that one of a kind is made of, see Decoder::run. With peers those that leave sums to them have one more, and
+// so has attention with sharers.
+std::size_t num_operations(Kind kind, bool has_peers, bool has_sharers) {
   if (kind == Kind::experts) return has_peers ? 5 : 4;
   if (kind == Kind::embed || kind == Kind::multiply || kind == Kind::multiply_add) return has_peers ? 2 : 1;
-  if (kind == Kind::attend || kind == Kind::convolve || kind == Kind::delta) return 3;
+  if (kind == Kind::attend) return has_sharers ? 4 : 3;
+  if (kind == Kind::convolve || kind == Kind::delta) return 3;
   if (kind == Kind::activate || kind == Kind::activate_input || kind == Kind::inputs) return 2;
   return kind == Kind::heads || kind == Kind::route ? 2 : 1;
 }
@@ -56,10 +58,12 @@ bool is_whole(const Instruction& now) { return now.kind == Kind::heads && now.qk
 
 Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
                  const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, const Peers& peers,
-                 int num_threads)
+                 const Sharers& sharers, int num_threads)
     : shape_(shape),
       program_(program),
       peers_(peers),
+      sharers_(sharers),
+      shards_(sharers.shards()),
       cosines_(cosines, cosines + most_of(program, num_ropes)),
       sines_(sines, sines + most_of(program, num_ropes)),
       team_(num_threads),
@@ -86,7 +90,7 @@ Decoder::Decoder(const Shape& shape, const std::vector<Instruction>& program, co
   std::size_t count = 0;
   for (const Instruction& now : program_) {
     first_operations_.push_back(count);
-    count += num_operations(now.kind, has_peers());
+    count += num_operations(now.kind, has_peers(), sharers_.meeting != nullptr);
     if (now.kind == Kind::attend) plan_of(now);
   }
   operations_ = std::vector<Operation>(count);
@@ -126,9 +130,9 @@ void Decoder::lap(Part part) {
   last_ns_ = now;
 }
 
-void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
-                      const States& states, const float* given, float* hidden) {
-  Step step{token_ids, rows, kv, states, 0, {}};
+void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, std::int32_t num_shared,
+                      const KVStorage& kv, const States& states, const float* given, float* hidden) {
+  Step step{token_ids, rows, num_shared, kv, states, 0, {}};
   token_rows_.clear();
   for (std::size_t row = 0; row < rows.size(); row++) {
     step.first_token.push_back(static_cast<std::int32_t>(step.num_tokens));
@@ -137,7 +141,7 @@ void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>&
   }
   reserve(step.num_tokens);
   for (AttentionPlan& plan : plans_) {
-    plan.make(rows, team_.size());
+    plan.make(rows, shards_, team_.size());
     grow(partials_, static_cast<std::size_t>(plan.num_partials) * plan.num_heads * (plan.head_dim + 2));
   }
   for (Operation& operation : operations_) operation.reset();
@@ -145,6 +149,12 @@ void Decoder::forward(const std::int32_t* token_ids, const std::vector<StepRow>&
     std::copy_n(given + token * shape_.hidden_size, shape_.hidden_size, &residual_[token * hidden_stride_]);
   }
   last_ns_ = now_ns();
+  if (rows.empty()) {
+    for (const Instruction& now : program_) {
+      if (now.kind == Kind::attend) meet_sharers(now, num_shared);
+    }
+    return throw_if_ended();
+  }
   team_.run([&] { run_program(step); });
   throw_if_ended();
   for (std::size_t token = 0; token < step.num_tokens; token++) {
@@ -218,13 +228,21 @@ void Decoder::run(const Step& step, const Instruction& now, Operation* operation
 }
 
 void Decoder::throw_if_ended() const {
-  if (has_ended()) throw MeetingEnded(peers_.meeting->state());
+  for (const Meeting* meeting : {peers_.meeting, sharers_.meeting}) {
+    if (has_ended(meeting)) throw MeetingEnded(meeting->state());
+  }
 }
 
 // One thread does it, as an operation ends whose result others wait for.
-void Decoder::meet(std::size_t num_bytes) {
-  peers_.meeting->meet(num_bytes);
+void Decoder::meet(Meeting& meeting, std::size_t num_bytes) {
+  meeting.meet(num_bytes);
   lap(Part::meeting);
+}
+
+// Once all that this member has of the shared rows of a layer lies in its slot.
+void Decoder::meet_sharers(const Instruction& now, std::int32_t num_shared) {
+  if (num_shared == 0) return;
+  meet(*sharers_.meeting, num_shared * now.num_heads * (now.head_dim + 2) * sizeof(float));
 }
 
 // id: counted from its own first one.
@@ -423,7 +441,9 @@ void Decoder::store_value(const Step& step, const Instruction& heads, const KVCa
                           const float* sums) const {
   const StepRow& row = step.rows[token_rows_[token]];
   const int position = row.start + static_cast<int>(token) - step.first_token[token_rows_[token]];
-  const int block = row.blocks[position / cache.block_size], slot = position % cache.block_size;
+  if (!shards_.has(position, row.first_shard)) return;
+  const int place = shards_.own(position, row.first_shard);
+  const int block = row.blocks[place / cache.block_size], slot = place % cache.block_size;
   if (!heads.has_value_norm) return cache.put_value(block, head, slot, sums);
   alignas(64) float normed[kMaxHeadDim];
   const float scale = inverse_rms(sums, heads.head_dim, shape_.eps);
@@ -466,8 +486,10 @@ void Decoder::turn_and_store(const Step& step, const Instruction& heads, const K
   }
   turn_head(sums, dim, norm, rotation);
   if (key_head >= 0) {
-    const int block = step.rows[row].blocks[position / cache.block_size];
-    return cache.put_key(block, key_head, position % cache.block_size, sums);
+    const int first_shard = step.rows[row].first_shard;
+    if (!shards_.has(position, first_shard)) return;
+    const int place = shards_.own(position, first_shard);
+    return cache.put_key(step.rows[row].blocks[place / cache.block_size], key_head, place % cache.block_size, sums);
   }
   float scale = kLog2E / heads.score_divisor;
   if (heads.query_scaling_beta != 0) {
@@ -484,10 +506,17 @@ EVENTLM_INLINE void Decoder::put_attended(std::size_t token, std::size_t input, 
 
 StepQueries Decoder::queries_of(const Step& step, const Instruction& now) {
   const Aligned<float>& sinks = weights_.layers[now.layer].sinks;
-  return {
-      plan_of(now),    step.rows,     step.first_token,      step.kv.layer(now.layer, now.num_kv_heads, now.head_dim),
-      queries_.data(), query_stride_, now.soft_cap * kLog2E, sinks.empty() ? nullptr : sinks.data(),
-      partials_.data()};
+  return {plan_of(now),
+          step.rows,
+          step.first_token,
+          step.kv.layer(now.layer, now.num_kv_heads, now.head_dim),
+          queries_.data(),
+          query_stride_,
+          now.soft_cap * kLog2E,
+          sinks.empty() ? nullptr : sinks.data(),
+          partials_.data(),
+          shards_,
+          step.num_shared > 0 ? reinterpret_cast<float*>(sharers_.meeting->mine()) : nullptr};
 }
 
 void Decoder::attend_all(Operation* operation, const Step& step, const Instruction& now) {
@@ -495,8 +524,22 @@ void Decoder::attend_all(Operation* operation, const Step& step, const Instructi
   auto put = [this, &now](std::size_t token, int head, int d, f32x16 values) {
     put_attended(token, static_cast<std::size_t>(head) * now.head_dim + d, values, now.has_output_gate);
   };
-  attend_shared(operation[0], queries, put, [this] { lap(Part::attention); });
-  combine_shared(operation[1], queries, put, [this] { lap(Part::attention); });
+  const bool is_split = queries.plan.num_partials > 0;
+  attend_shared(operation[0], queries, put, [this, &step, &now, is_split] {
+    lap(Part::attention);
+    if (!is_split) meet_sharers(now, step.num_shared);
+  });
+  combine_shared(operation[1], queries, put, [this, &step, &now] {
+    lap(Part::attention);
+    meet_sharers(now, step.num_shared);
+  });
+  if (step.num_shared == 0) return;
+  auto part = [this](int member) { return reinterpret_cast<const float*>(sharers_.meeting->part(member)); };
+  auto merge_token = [&](std::size_t token) {
+    const std::int32_t row = token_rows_[token];
+    if (step.rows[row].is_shared()) merge_shared(queries, row, token, part, put);
+  };
+  operation[3].share(step.num_tokens, kRowsPerPiece, merge_token, [this] { lap(Part::attention); });
 }
 
 }  // namespace eventlm

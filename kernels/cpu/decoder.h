@@ -56,13 +56,25 @@ struct Peers {
   std::vector<std::int32_t> vocab_starts;
 };
 
+// Whom a decoder meets that has a part of each context, if those are long: the others have the rest, and all have the
+// same weights.
+struct Sharers {
+  // Null: it has all. Its slots hold a partial of attention for each head of each token of a step's shared rows.
+  Meeting* meeting = nullptr;
+  std::int32_t shard_tokens = 0;
+
+  ContextShards shards() const {
+    return meeting == nullptr ? ContextShards{} : ContextShards{shard_tokens, meeting->size(), meeting->number()};
+  }
+};
+
 class Decoder {
  public:
   // cosines, sines: of each rotary embedding, a row for each position, as Rotation has them. They are read where they
   // lie, as long as this lives. types: see Weights.
   Decoder(const Shape& shape, const std::vector<Instruction>& program, const float* const* cosines,
           const float* const* sines, bool is_int8, const std::vector<TypedWeight>& types, const Peers& peers,
-          int num_threads);
+          const Sharers& sharers, int num_threads);
 
   // See Team.
   void pin(const int* processors) { team_.pin(processors); }
@@ -92,8 +104,11 @@ class Decoder {
   //
   // Peers call this, and what gives or draws from logits of it, with the same rows in the same order, and get the same.
   // It throws MeetingEnded if one of them does not.
-  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, const KVStorage& kv,
-               const States& states, const float* given, float* hidden);
+  //
+  // Sharers call `forward` together, each with the rows of whose contexts it has a part or will store the tokens.
+  // num_shared: tokens of all shared rows, also of those that it has not.
+  void forward(const std::int32_t* token_ids, const std::vector<StepRow>& rows, std::int32_t num_shared,
+               const KVStorage& kv, const States& states, const float* given, float* hidden);
   // The last norm of what `forward` gave, [rows, hidden_size].
   void norm(const float* hidden, int num_rows, float* out) const;
   // Logits [rows, vocab_size] of what `forward` gave.
@@ -154,12 +169,15 @@ class Decoder {
   bool is_vocab_split() const { return !peers_.vocab_starts.empty(); }
   std::int32_t first_id() const { return is_vocab_split() ? peers_.vocab_starts[peers_.meeting->number()] : 0; }
   std::int32_t num_ids() const { return is_vocab_split() ? peers_.vocab_starts.back() : shape_.vocab_size; }
-  bool has_ended() const { return has_peers() && peers_.meeting->state() != Met::all; }
+  bool has_ended() const { return has_ended(peers_.meeting) || has_ended(sharers_.meeting); }
+  static bool has_ended(const Meeting* meeting) { return meeting != nullptr && meeting->state() != Met::all; }
   void throw_if_ended() const;
   // Rows of the meeting to come.
   float* slot() const { return reinterpret_cast<float*>(peers_.meeting->mine()); }
-  void meet(std::size_t num_bytes);
+  void meet(Meeting& meeting, std::size_t num_bytes);
+  void meet(std::size_t num_bytes) { meet(*peers_.meeting, num_bytes); }
   void meet_rows(std::size_t count) { meet(count * hidden_stride_ * sizeof(float)); }
+  void meet_sharers(const Instruction& now, std::int32_t num_shared);
   template <class Put>
   void add_parts(Operation& operation, std::size_t count, Put&& put);
   void gather_logits(float* logits, std::size_t num_rows);
@@ -172,6 +190,8 @@ class Decoder {
   const Shape shape_;
   const std::vector<Instruction> program_;
   const Peers peers_;
+  const Sharers sharers_;
+  const ContextShards shards_;
   const std::vector<const float*> cosines_, sines_;
   Team team_;
   Weights weights_;
@@ -220,6 +240,7 @@ void Decoder::add_parts(Operation& operation, std::size_t count, Put&& put) {
 struct Decoder::Step {
   const std::int32_t* token_ids;
   const std::vector<StepRow>& rows;
+  std::int32_t num_shared;
   const KVStorage& kv;
   const States& states;
   std::size_t num_tokens;

@@ -35,6 +35,7 @@ PARTS = (
     *("embed", "norm", "qkv_proj", "attention", "recurrent", "layer_inputs"),
     *("o_proj", "gate_up_proj", "down_proj", "router", "experts", "lm_head", "sample", "meeting", "add_parts"),
 )
+_FLOAT_BYTES = 4
 #: The part that multiplies by a matrix.
 _PART_OF = {
     "lm_head": "lm_head",
@@ -52,12 +53,16 @@ _KV_DTYPES = (torch.bfloat16, torch.int8, torch.uint8)
 class DecoderRow(NamedTuple):
     """`num_tokens` tokens after `start` others of a sequence with the blocks `block_table`, of type "i".
 
-    The table is read from where it lies.
+    The table is read from where it lies. Of a decoder with sharers, it has the blocks of its own shards alone, whose
+    first one has the number `first_shard` in the context. first_shared: of a row that several sharers compute, the
+    number of its first token among those of all such rows, in an order that all of them have; -1 of others.
     """
 
     start: int
     num_tokens: int
     block_table: array[int]
+    first_shard: int = 0
+    first_shared: int = -1
 
 
 class KVLayers:
@@ -105,6 +110,23 @@ class DecoderPeers(NamedTuple):
     vocab_starts: Sequence[int] = ()
 
 
+class DecoderSharers(NamedTuple):
+    """Whom a decoder meets that has a part of each context, and all weights of its model.
+
+    Contexts are cut into shards of `shard_tokens`, which are dealt out to the members in turns. A member computes the
+    rows of whose contexts it has a part, and those whose tokens it is to store. Attention over the parts is put
+    together in the order of the members' first shards, so that all get the same.
+    """
+
+    group: PeerGroup
+    shard_tokens: int
+
+
+def shared_bytes_for(num_shared: int, num_heads: int, head_dim: int) -> int:
+    """The slot where sharers meet over a layer of so many query heads, in a step of so many tokens of shared rows."""
+    return num_shared * num_heads * (head_dim + 2) * _FLOAT_BYTES
+
+
 class CpuDecoder:
     """Weights are given one by one, then it runs, all in one thread at a time.
 
@@ -120,6 +142,8 @@ class CpuDecoder:
     peers: who has the other parts of the model. They make the same calls of `forward`, `logits` and `draw_next` in the
     same order, with the same rows, and get the same results. A call raises MeetingEndedError if one of them does not.
 
+    sharers: who has the other parts of contexts. They call `forward` together.
+
     ValueError for tables that are not as instructions have them, and for a vocabulary that peers have not split as they
     say, or of which a part does not fit into their slots. MemoryError if the packed weights find no room, or
     the threads, or what a call works on.
@@ -134,6 +158,7 @@ class CpuDecoder:
         is_int8: bool = False,
         types: Mapping[tuple[str, int, int], str] | None = None,
         peers: DecoderPeers | None = None,
+        sharers: DecoderSharers | None = None,
         num_threads: int,
     ) -> None:
         _check_ropes(model.instructions, ropes)
@@ -149,6 +174,9 @@ class CpuDecoder:
         self._group = peers.group if peers is not None else None
         starts = array("i", peers.vocab_starts) if peers is not None else array("i")
         self._vocab_size = starts[-1] if starts else shape.vocab_size
+        self._sharers = sharers
+        #: Of each shape of attention: query heads, and elements of one.
+        self._heads = {(each.num_heads, each.head_dim) for each in model.instructions if each.kind == HEADS}
         typed = self._typed_weights()
         self._handle = self._functions.eventlm_decoder(
             ctypes.byref(shape),
@@ -161,6 +189,8 @@ class CpuDecoder:
             len(self._types),
             self._group.handle if self._group is not None else None,
             starts.buffer_info()[0] if starts else None,
+            sharers.group.handle if sharers is not None else None,
+            sharers.shard_tokens if sharers is not None else 0,
             num_threads,
         )
         if not self._handle:
@@ -249,24 +279,29 @@ class CpuDecoder:
         kv: KVLayers,
         states: StepStates = NO_STATES,
         residual_TH: Tensor | None = None,
+        num_shared: int = 0,
     ) -> Tensor:
         """The residual stream after the last layer, float32 [T, H]; stores the rows' keys and values.
+
+        num_shared: with sharers, tokens of all rows that several of them compute. One that computes none of the step's
+        rows calls this too, if there are any.
 
         token_ids_T: the rows' tokens, one row after the other. states: of a model whose layers have any, as many rows.
         How a state lies in its slot only this decoder knows. residual_TH: what the stream begins with, float32, where
         the program embeds no tokens; their ids are not read then.
 
-        Raises ValueError if a step has more tokens than the slots where its peers meet.
+        Raises ValueError if a step has more tokens than the slots where its peers or its sharers meet.
         """
         if residual_TH is not None:
             residual_TH = residual_TH.float().contiguous()
         # Arrays, for a step of a small model comes by here a hundred times a second with all of this out of the
         # processor's caches, and numpy's ways are longer.
-        starts, counts, tables = zip(*rows, strict=True)
+        starts, counts, tables, first_shards, first_shared = zip(*rows, strict=True) if rows else [()] * 5
         num_tokens = sum(counts)
         self._check_slots(num_tokens)
         numbers = array("i", token_ids_T), array("i", starts), array("i", counts)
         addresses = array("Q", [table.buffer_info()[0] for table in tables])
+        shares = self._shares(first_shards, first_shared, num_shared)
         token_ids, starts_R, counts_R, tables_R = (values.buffer_info()[0] for values in (*numbers, addresses))
         hidden_TH = torch.empty(num_tokens, self._shape.hidden_size)
         state_rows = _state_rows(states.rows)
@@ -277,6 +312,8 @@ class CpuDecoder:
             starts_R,
             counts_R,
             tables_R,
+            *(values.buffer_info()[0] if values else None for values in shares),
+            num_shared,
             kv.addresses.buffer_info()[0],
             kv.format,
             kv.num_blocks,
@@ -288,6 +325,17 @@ class CpuDecoder:
             hidden_TH.data_ptr(),
         )
         return hidden_TH
+
+    def _shares(
+        self, first_shards: Sequence[int], first_shared: Sequence[int], num_shared: int
+    ) -> tuple[array[int], array[int]]:
+        """What eventlm_forward takes of them, nothing without sharers."""
+        if self._sharers is None:
+            return array("i"), array("i")
+        needed = max((shared_bytes_for(num_shared, *heads) for heads in self._heads), default=0)
+        if needed > (most := self._sharers.group.slot_bytes):
+            raise ValueError(f"{num_shared} tokens of shared rows take {needed} bytes, slots of a meeting have {most}")
+        return array("i", first_shards), array("i", first_shared)
 
     def _check_slots(self, num_tokens: int) -> None:
         if self._group is None:
@@ -331,7 +379,9 @@ class CpuDecoder:
         try:
             function(self._handle, *arguments)
         except MeetingEndedError as error:
-            raise error from (self._group.failure() if self._group is not None else None)
+            groups = [self._group, self._sharers.group if self._sharers is not None else None]
+            failures = [group.failure() for group in groups if group is not None]
+            raise error from next((each for each in failures if each is not None), None)
 
     def times_ns(self) -> dict[str, int]:
         """Time since the start by part of the forward pass."""
@@ -363,8 +413,10 @@ def _check_peers(peers: DecoderPeers, model: NativeModel) -> None:
             f"at {list(starts)}"
         )
     widest = max(end - start for start, end in itertools.pairwise(starts))
-    if widest * 4 > group.slot_bytes:
-        raise ValueError(f"{widest} logits take {widest * 4} bytes, slots of a meeting have {group.slot_bytes}")
+    if widest * _FLOAT_BYTES > group.slot_bytes:
+        raise ValueError(
+            f"{widest} logits take {widest * _FLOAT_BYTES} bytes, slots of a meeting have {group.slot_bytes}"
+        )
 
 
 def _state_rows(rows: Sequence[StateRow]) -> tuple[array[int], ...]:

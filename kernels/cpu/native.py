@@ -25,7 +25,7 @@ BUILDS: dict[str, frozenset[str]] = {
 #: Tokens of a sub-block of the cache; a block holds whole ones.
 SUB_BLOCK = 16
 #: What the functions take and give, by number: kInterface of api.cpp, which says when it is raised.
-_INTERFACE = 14
+_INTERFACE = 15
 _LANES = 16
 #: Outputs of a panel: packed.h's kPanel.
 PANEL = 32
@@ -300,7 +300,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_decoder.restype = c_void_p
     functions.eventlm_decoder.argtypes = (
         *(POINTER(NativeShape), POINTER(Instruction), c_int32, c_void_p, c_void_p),
-        *(c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_int32),
+        *(c_int32, c_void_p, c_int32, c_void_p, c_void_p, c_void_p, c_int32, c_int32),
     )
     functions.eventlm_segment_bytes.restype = c_int64
     functions.eventlm_segment_bytes.argtypes = (c_int32, c_int64)
@@ -341,6 +341,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.eventlm_forward.restype = _raise_if_failed
     functions.eventlm_forward.argtypes = (
         *(c_void_p, c_void_p, c_int32, c_void_p, c_void_p, c_void_p),
+        *(c_void_p, c_void_p, c_int32),
         *(c_void_p, c_int32, c_int32, c_int32),
         *(c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p),
     )

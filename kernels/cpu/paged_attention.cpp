@@ -43,7 +43,7 @@ const AttentionPlan& PagedAttention::plan_of(const LayerAttention& layer) {
     found = plans_.end() - 1;
   }
   if (!found->is_made) {
-    found->plan.make(rows_, team_.size());
+    found->plan.make(rows_, shards_, team_.size());
     found->is_made = true;
   }
   return found->plan;
@@ -58,8 +58,9 @@ void PagedAttention::attend(const LayerAttention& layer, const KVCache& cache, c
   if (queries_.size() < num_tokens * stride) queries_.resize(num_tokens * stride);
   const std::size_t partials_size = static_cast<std::size_t>(plan.num_partials) * num_heads * (dim + 2);
   if (partials_.size() < partials_size) partials_.resize(partials_size);
-  const StepQueries step{plan,  rows_,           first_tokens_, cache, queries_.data(), stride, soft_cap * kLog2E,
-                         sinks, partials_.data()};
+  const StepQueries step{
+      plan,    rows_,  first_tokens_, cache, queries_.data(), stride, soft_cap * kLog2E, sinks, partials_.data(),
+      shards_, nullptr};
 
   auto take_token = [&](std::size_t token) {
     alignas(64) float floats[kMaxHeadDim];

@@ -43,6 +43,7 @@ class PagedAttention {
   const AttentionPlan& plan_of(const LayerAttention& layer);
 
   Team& team_;
+  const ContextShards shards_;  // it has all
   std::vector<StepRow> rows_;
   std::vector<std::int32_t> first_tokens_, token_rows_;
   std::vector<Planned> plans_;  // of each window and shape of heads

@@ -54,7 +54,7 @@ class CompiledAttention:
 
     def begin(self, rows: Sequence[DecoderRow]) -> None:
         """The rows of a step, whose tokens lie one row after the other in the calls that follow."""
-        starts, counts, self._tables = zip(*rows, strict=True)
+        starts, counts, self._tables, *_ = zip(*rows, strict=True)
         numbers = array("i", starts), array("i", counts)
         addresses = array("Q", [table.buffer_info()[0] for table in self._tables])
         self._functions.eventlm_begin_attention(
