@@ -35,7 +35,7 @@ from eventlm.models.weights.matrix_types import matrix_formats
 from eventlm.models.weights.weight_bytes import gpu_weight_bytes, weight_bytes
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
-from eventlm.worker.ranks.shard import check_layout, shard_of
+from eventlm.worker.ranks.shard import check_layout, group_slot_bytes, shard_of
 
 #: The fake model stores no keys and values; these are what a small real one would have.
 FAKE_NUM_BLOCKS = 4096
@@ -280,15 +280,19 @@ def _weight_bytes(config: Config, part: _Part, dtype: str, *, is_on_gpu: bool) -
 
 
 def _exchanged_bytes(config: Config, decoder: ServedModel) -> int:
-    """Memory that ranks share: twice what each tensor rank gives of a step to the others of its stage, and all steps in
-    flight between two stages.
+    """Memory that ranks share: twice what each tensor rank gives of a step to the others of its stage, or each KV group
+    to the others, and all steps in flight between two stages.
     """
     layout = layout_of(config)
     of_a_rank = 2 if layout.tensor > 1 else 0
     num_streams = layout.num_ranks * of_a_rank + (layout.num_ranks - layout.groups * layout.tensor) * (
         layout.stages + 1
     )
-    return num_streams * config.scheduler.batched_tokens() * decoder.hidden_size * DTYPE_BYTES["float32"]
+    of_streams = num_streams * config.scheduler.batched_tokens() * decoder.hidden_size * DTYPE_BYTES["float32"]
+    if layout.groups == 1 or isinstance(decoder, TransformersModel):
+        return of_streams
+    of_a_group = group_slot_bytes(config.scheduler.batched_tokens(), layout.groups, decoder)
+    return of_streams + 2 * layout.stages * layout.groups * of_a_group
 
 
 def _activation_bytes(config: Config, decoder: ServedModel, block: int) -> int:

@@ -73,6 +73,15 @@ def group_of(position: int, first_group: int, shard_tokens: int, num_groups: int
     return (first_group + position // shard_tokens) % num_groups
 
 
+def tokens_of_shards(num_tokens: int, first_shard: int, shard_tokens: int, num_groups: int) -> int:
+    """How many of the first `num_tokens` tokens of a context lie in shard `first_shard` and in every one that comes a
+    multiple of `num_groups` after it.
+    """
+    num_whole, rest = divmod(num_tokens, shard_tokens)
+    num_shards = len(range(first_shard, num_whole, num_groups))
+    return num_shards * shard_tokens + (rest if num_whole % num_groups == first_shard else 0)
+
+
 def context_capacity(num_blocks: int, block_size: int, num_groups: int = 1, shard_tokens: int = 0) -> int:
     """Tokens of the longest context that so many blocks in each KV group hold, one of which is never given away."""
     tokens = (num_blocks - 1) * block_size

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from eventlm.errors import CheckpointError
-from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderPeers
+from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderPeers, DecoderSharers
 from eventlm.kernels.int8_linear import quantize_rows
 from eventlm.models.config import read_model, resolve_dtype
 from eventlm.models.cpu_kernels import native_model
@@ -92,11 +92,12 @@ def load_cpu_decoder(
     num_threads: int,
     part: ModelPart | None = None,
     peers: DecoderPeers | None = None,
+    sharers: DecoderSharers | None = None,
     on_progress: OnProgress | None = None,
 ) -> CpuDecoder:
     """The decoder of the checkpoint in `folder`, its weights packed for a build of `eventlm.kernels.cpu`.
 
-    part: what to take of it. peers: who has the other parts.
+    part: what to take of it. peers: who has the other parts. sharers: who has the other parts of contexts.
 
     Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
     """
@@ -114,6 +115,7 @@ def load_cpu_decoder(
             is_int8=quantization == "int8",
             types={(key.name, key.layer, key.expert): kind for key, kind in types.items()},
             peers=peers,
+            sharers=sharers,
             num_threads=num_threads,
         )
         for key, first_row, values in read_pieces(files, on_progress, in_blocks=kept):

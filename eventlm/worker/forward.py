@@ -17,21 +17,23 @@ from eventlm.kernels.cpu.decoder import CpuDecoder, DecoderPeers, DecoderRow, KV
 from eventlm.kernels.cpu.native import library_hash
 from eventlm.models.config import resolve_dtype, resolve_kv_dtype
 from eventlm.models.cpu_kernels import choose_forward
-from eventlm.models.decoder import Decoder, no_lap
+from eventlm.models.decoder import Attention, Decoder, no_lap
 from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import rope_tables
-from eventlm.models.spec import ModelSpec
+from eventlm.models.spec import AttentionSpec, ModelSpec
 from eventlm.models.transformers_model import ServedModel, TransformersModel
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import matrix_formats, matrix_types
 from eventlm.models.weights.slices import ModelPart
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
-from eventlm.worker.batch import build_batch
+from eventlm.worker.batch import Batch, build_batch
 from eventlm.worker.cache_engine import CacheEngine
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import TORCH_BACKEND, WorkerSetup, backend_name
 from eventlm.worker.ranks.exchange import RankExchange
+from eventlm.worker.ranks.group_attention import GroupAttention, GroupBatch, build_group_batch
+from eventlm.worker.ranks.kv_group import GroupStep, KVGroup
 from eventlm.worker.ranks.partial_decoder import PartialDecoder
 from eventlm.worker.ranks.shard import Shard, check_layout, shard_of
 from eventlm.worker.sampling.row_extras import OutputLayer
@@ -54,10 +56,17 @@ class Forward(OutputLayer, Protocol):
     #: Of the matrices by the operation that multiplies by them, all layers together.
     weight_bytes: dict[str, int]
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        rows: Seq[Row],
+        timer: OpTimer | None,
+        residual_TH: Tensor | None = None,
+        step: GroupStep | None = None,
+    ) -> Tensor:
         """The residual stream after the last layer, [T, H]; stores the keys, values and states of all rows.
 
-        residual_TH: what it begins with, in a part of a model that has no embedding.
+        residual_TH: what it begins with, in a part of a model that has no embedding. step: of several KV groups, what
+        this one has of the step, whose rows are its own.
         """
         ...
 
@@ -103,11 +112,13 @@ def make_forward(
     *,
     shards: Seq[Shard] = (),
     exchange: RankExchange | None = None,
+    group: KVGroup | None = None,
 ) -> Forward:
     """Transformers' if it computes the model, else the one that `setup.cpu_kernels` names.
 
     `auto`: the fastest that can run this model on this machine. `on_progress` gets the bytes of the weights. shards: of
-    all ranks, if there are several; all take the same forward pass. exchange: with the other tensor ranks.
+    all ranks, if there are several; all take the same forward pass. exchange: with the other tensor ranks. group: of
+    several KV groups, the rank's own.
 
     Raises CheckpointError, CacheMemoryError if the states of sequences do not fit into memory, and UsageError if the
     one that it names cannot.
@@ -117,7 +128,7 @@ def make_forward(
         from eventlm.worker.transformers_forward import TransformersForward
 
         return TransformersForward(setup, config, cache, on_progress)
-    part = OwnPart(config, shards[setup.rank] if shards else None, exchange)
+    part = OwnPart(config, shards[setup.rank] if shards else None, exchange, group)
     states = StateCache(part.model, setup.state_slots)
     dtype = resolve_dtype(config, setup.dtype, setup.quantization)
     build, reason = "", ""
@@ -141,11 +152,14 @@ def make_forward(
 
 
 class OwnPart(NamedTuple):
-    """What a rank computes of a model. shard: None: all of it. exchange: with whom it adds up sums; None: nobody."""
+    """What a rank computes of a model. shard: None: all of it. exchange: with whom it adds up sums; None: nobody.
+    group: what it has of contexts; None: all.
+    """
 
     whole: ModelSpec
     shard: Shard | None
     exchange: RankExchange | None
+    group: KVGroup | None = None
 
     @property
     def model(self) -> ModelSpec:
@@ -210,6 +224,7 @@ class CpuForward:
             num_threads=num_threads,
             part=part.weights,
             peers=part.decoder_peers,
+            sharers=part.group.sharers if part.group is not None else None,
             on_progress=on_progress,
         )
         if setup.processors:
@@ -220,10 +235,25 @@ class CpuForward:
         #: At the last lap.
         self._times_ns = self._decoder.times_ns()
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        rows: Seq[Row],
+        timer: OpTimer | None,
+        residual_TH: Tensor | None = None,
+        step: GroupStep | None = None,
+    ) -> Tensor:
         token_ids_T = step_token_ids(rows)
-        steps = [DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
-        hidden_TH = self._decoder.forward(token_ids_T, steps, self._kv, self.states.step(rows), residual_TH)
+        if step is None:
+            num_shared = 0
+            steps = [DecoderRow(row.start, row.num_tokens, row.sequence.block_table) for row in rows]
+        else:
+            num_shared = step.num_shared
+            steps = [
+                DecoderRow(each.row.start, each.row.num_tokens, each.blocks, each.first_shard, each.first_shared)
+                for each in step.own
+            ]
+        states = self.states.step(rows)
+        hidden_TH = self._decoder.forward(token_ids_T, steps, self._kv, states, residual_TH, num_shared)
         if timer:
             self.lap(timer, "prepare")
         return hidden_TH
@@ -261,6 +291,11 @@ class TorchForward:
         self.vocab_size = part.whole.vocab_size
         self._block_size = setup.block_size
         self._device = torch.device("cpu")
+        self._group = part.group
+        self._hidden_size = part.whole.hidden_size
+        self._attentions = {
+            number: each for number, each in part.model.attentions.items() if isinstance(each, AttentionSpec)
+        }
         self._decoder = load_decoder(
             setup.model,
             dtype=setup.dtype,
@@ -272,10 +307,27 @@ class TorchForward:
         self.weight_bytes = self._decoder.weight_bytes()
         self._ropes = rope_tables(part.model, setup.max_model_len, dtype=dtype, device=self._device)
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
-        batch = build_batch(rows, block_size=self._block_size, device=self._device)
+    def run(
+        self,
+        rows: Seq[Row],
+        timer: OpTimer | None,
+        residual_TH: Tensor | None = None,
+        step: GroupStep | None = None,
+    ) -> Tensor:
+        batch: Batch | GroupBatch
+        attention: Attention
+        if step is None or self._group is None:
+            batch = build_batch(rows, block_size=self._block_size, device=self._device)
+            attention = self.cache.attention(batch.slots_T, batch.attention_rows, self._decoder.sinks)
+        else:
+            batch = build_group_batch(step, self._block_size)
+            attention = own = GroupAttention(
+                self._group, self.cache, batch, step.num_shared, self._attentions, self._decoder.sinks
+            )
+            if not rows:
+                own.take_part()
+                return torch.empty(0, self._hidden_size, dtype=self.residual_dtype)
         self.cache.clear_slots(batch.tails_R)
-        attention = self.cache.attention(batch.slots_T, batch.attention_rows, self._decoder.sinks)
         lap = timer.lap if timer else no_lap
         lap("prepare")
         states = self.states.step(rows)

@@ -21,6 +21,7 @@ from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, StepSample, WorkerSetup
 from eventlm.worker.ranks.connect import Connections
+from eventlm.worker.ranks.kv_group import GroupStep
 from eventlm.worker.ranks.stage import StageInput
 from eventlm.worker.runner import AwaitedStep, ExecutedStep, PeerLostError, StepUnderWay, has_rows
 from eventlm.worker.sampling.row_extras import compute_logits_of_extras, row_extras
@@ -50,15 +51,27 @@ class ModelRunner(CheckpointRunner):
         self._exchange = connections.exchange(
             self.config.hidden_size, max((shard.model.vocab_size for shard in shards), default=0)
         )
+        self._group = connections.kv_group(shards[setup.rank].model) if shards else None
         self.report.begin(READING_WEIGHTS)
         self._forward = make_forward(
-            setup, self.config, self.cache, self.report.progress, shards=shards, exchange=self._exchange
+            setup,
+            self.config,
+            self.cache,
+            self.report.progress,
+            shards=shards,
+            exchange=self._exchange,
+            group=self._group,
         )
         self._pages.wait()
         self._stage = connections.stage(self.config.hidden_size, self._forward.residual_dtype)
         self._is_answering = setup.rank == setup.layout.answering_rank
+        #: Whether it has the logits that tokens are drawn from, or a part of them.
+        self._is_drawing = self._stage.is_last and (self._group is None or self._group.number == 0)
         self._table = SequenceTable(
-            block_size=setup.block_size, num_blocks=setup.num_blocks, state_slots=setup.state_slots
+            block_size=setup.block_size,
+            num_blocks=setup.num_blocks * setup.layout.groups,
+            state_slots=setup.state_slots,
+            own_blocks=self._group.own_blocks if self._group is not None else None,
         )
         self._sampler = Sampler(
             self.config.vocab_size,
@@ -70,7 +83,8 @@ class ModelRunner(CheckpointRunner):
     @property
     def waits_for_peers(self) -> bool:
         """Whether a step waits for another rank of the replica."""
-        return self._stage.is_waiting or (self._exchange is not None and self._exchange.is_waiting)
+        exchanges = [self._exchange, self._group.exchange if self._group is not None else None]
+        return self._stage.is_waiting or any(each.is_waiting for each in exchanges if each is not None)
 
     def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:
         """As `execute`, which begins once the stage before has handed the step over."""
@@ -91,20 +105,22 @@ class ModelRunner(CheckpointRunner):
 
         Raises DesyncError, with nothing computed, if the launch disagrees with what the runner holds; PeerLostError.
         """
-        given = self._stage.begin(launch.step, launch.num_tokens) if has_rows(launch) else StageInput()
-        timer = OpTimer() if self.setup.profile_ops else None
         rows = self._table.apply(launch, payload)
+        own = self._group.share(rows) if self._group is not None else None
+        num_tokens = launch.num_tokens if own is None else sum(row.num_tokens for row in own.rows)
+        given = self._stage.begin(launch.step, num_tokens) if rows else StageInput()
+        timer = OpTimer() if self.setup.profile_ops else None
         self._pages.stay_ahead_of(self._table.num_blocks_used)
-        if self._stage.is_last:
+        if self._is_drawing:
             self._update_tables(launch, payload)
         output = StepOutput([[] for _ in rows], [], [], {})
         try:
             if not self._stage.is_last:
-                self._hand_over(launch.step, rows, given, payload.forced, timer)
+                self._hand_over(launch.step, rows, given, payload.forced, timer, own)
             elif self._is_answering:
-                output = self._answer(rows, given, payload.forced, timer)
+                output = self._answer(rows, given, payload.forced, timer, own)
             else:
-                self._accompany(rows, given, payload.forced)
+                self._accompany(rows, given, payload.forced, own)
         except MeetingEndedError as error:
             raise PeerLostError(str(error)) from error
         if timer:
@@ -131,48 +147,81 @@ class ModelRunner(CheckpointRunner):
             if self._is_answering and sequence.params.grammar:
                 self._grammars.add(sequence)
 
+    def _run(self, rows: list[Row], given: StageInput, timer: OpTimer | None, own: GroupStep | None) -> Tensor:
+        """The residual stream after this stage's last layer, of the rows that this rank computes.
+
+        In the last stage, where tokens are drawn, it is that of all rows, as far as it is wanted.
+        """
+        if own is None or self._group is None:
+            return self._forward.run(rows, timer, given.residual_TH)
+        if own.own or own.num_shared:
+            hidden_TH = self._forward.run(own.rows, timer, given.residual_TH, own)
+        else:
+            hidden_TH = torch.empty(0, self.config.hidden_size, dtype=self._forward.residual_dtype)
+        return self._group.gather_hidden(rows, own, hidden_TH) if self._stage.is_last else hidden_TH
+
     def _hand_over(
-        self, step: int, rows: list[Row], given: StageInput, forced: list[list[int]], timer: OpTimer | None
+        self,
+        step: int,
+        rows: list[Row],
+        given: StageInput,
+        forced: list[list[int]],
+        timer: OpTimer | None,
+        own: GroupStep | None,
     ) -> None:
         """A step of a stage that is not the last. Its tokens come later, unless they are `forced`."""
         if rows:
-            hidden_TH = self._forward.run(rows, timer, given.residual_TH)
-            self._stage.end(step, given, hidden_TH)
+            self._stage.end(step, given, self._run(rows, given, timer, own))
         if forced:
             self._table.record(rows, forced)
         else:
             self._table.expect_results(step, rows)
 
-    def _answer(self, rows: list[Row], given: StageInput, forced: list[list[int]], timer: OpTimer | None) -> StepOutput:
+    def _answer(
+        self,
+        rows: list[Row],
+        given: StageInput,
+        forced: list[list[int]],
+        timer: OpTimer | None,
+        own: GroupStep | None,
+    ) -> StepOutput:
         """A step of the last stage, on the rank that draws."""
         tokens: list[list[int]] = [[] for _ in rows]
         extras: list[RowExtras] = []
         not_finite: set[int] = set()
         if rows:
-            tokens, extras, not_finite = self._compute(rows, given, forced, timer)
+            tokens, extras, not_finite = self._compute(rows, given, forced, timer, own)
         ends = self._ends(rows, tokens, forced, not_finite)
         self._table.record(rows, forced or tokens)
         return StepOutput(tokens, ends, extras, {})
 
-    def _accompany(self, rows: list[Row], given: StageInput, forced: list[list[int]]) -> None:
-        """A step of the last stage, on a rank that has a part of the logits, and no more to do with them."""
+    def _accompany(self, rows: list[Row], given: StageInput, forced: list[list[int]], own: GroupStep | None) -> None:
+        """A step of the last stage, on a rank that does not answer it."""
         tokens: list[list[int]] = [[] for _ in rows]
         if rows:
-            hidden_TH = self._forward.run(rows, None, given.residual_TH)
+            hidden_TH = self._run(rows, given, None, own)
             sampled_rows = [number for number, row in enumerate(rows) if row.samples]
-            sampled = [rows[number].sequence for number in sampled_rows]
-            hidden_SH = _last_of(rows, sampled_rows, hidden_TH)
-            drawn = None if _need_logits(sampled) else self._sampler.draw_next(hidden_SH, sampled)
-            needs_telling = drawn is None
-            if drawn is None:
-                self._forward.logits(hidden_SH)
-                drawn = [NOT_FINITE] * len(sampled)
-            compute_logits_of_extras(rows, self._forward, hidden_TH)
-            if needs_telling:
-                drawn = self._tell(drawn)
+            if self._is_drawing:
+                drawn = self._draw_along(rows, sampled_rows, hidden_TH)
+            else:
+                drawn = [NOT_FINITE] * len(sampled_rows)
+            if self._group is not None:
+                drawn = self._group.tell(drawn)
             for number, token in zip(sampled_rows, drawn, strict=True):
                 tokens[number] = [token] if token != NOT_FINITE else []
         self._table.record(rows, forced or tokens)
+
+    def _draw_along(self, rows: list[Row], sampled_rows: list[int], hidden_TH: Tensor) -> list[int]:
+        """What the answering rank draws, on a rank that has a part of the logits, and no more to do with them."""
+        sampled = [rows[number].sequence for number in sampled_rows]
+        hidden_SH = _last_of(rows, sampled_rows, hidden_TH)
+        drawn = None if _need_logits(sampled) else self._sampler.draw_next(hidden_SH, sampled)
+        needs_telling = drawn is None
+        if drawn is None:
+            self._forward.logits(hidden_SH)
+            drawn = [NOT_FINITE] * len(sampled)
+        compute_logits_of_extras(rows, self._forward, hidden_TH)
+        return self._tell(drawn) if needs_telling else drawn
 
     def _tell(self, drawn: list[int]) -> list[int]:
         """What the answering rank has drawn, on all tensor ranks of the last stage."""
@@ -201,7 +250,12 @@ class ModelRunner(CheckpointRunner):
         return ends
 
     def _compute(
-        self, rows: list[Row], given: StageInput, forced: list[list[int]], timer: OpTimer | None
+        self,
+        rows: list[Row],
+        given: StageInput,
+        forced: list[list[int]],
+        timer: OpTimer | None,
+        own: GroupStep | None,
     ) -> tuple[list[list[int]], list[RowExtras], set[int]]:
         """Tokens, extras, and the rows that have neither: they are not finite. Stores the KV of all rows."""
         lap = partial(self._forward.lap, timer) if timer else no_lap
@@ -209,7 +263,7 @@ class ModelRunner(CheckpointRunner):
         sampled = [rows[number].sequence for number in sampled_rows]
         # While the model runs.
         masks = self._grammars.start(sampled)
-        hidden_TH = self._forward.run(rows, timer, given.residual_TH)
+        hidden_TH = self._run(rows, given, timer, own)
         hidden_SH = _last_of(rows, sampled_rows, hidden_TH)
         drawn, logits_SV = None, None
         if not _need_logits(sampled):
@@ -235,8 +289,11 @@ class ModelRunner(CheckpointRunner):
             elif number not in not_finite:
                 tokens[number] = [token]
         lap("extras")
+        told = [tokens[number][0] if tokens[number] else NOT_FINITE for number in sampled_rows]
         if needs_telling:
-            self._tell([tokens[number][0] if tokens[number] else NOT_FINITE for number in sampled_rows])
+            self._tell(told)
+        if self._group is not None:
+            self._group.tell(told)
         return tokens, [each for each in extras if each.row not in not_finite], not_finite
 
     def host_info(self) -> dict[str, Any]:

@@ -105,14 +105,18 @@ def end_of(params: SamplingParams, token_id: int, index: int) -> WorkerEnd | Non
 
 class SequenceTable:
     """The sequences that a worker holds. Block numbers are below `num_blocks`, blocks hold `block_size` tokens, and
-    state slots, if there are any, are below `state_slots`.
+    state slots, if there are any, are below `state_slots`. own_blocks: the numbers of those that this worker has, if
+    others of its replica have the rest.
     """
 
-    def __init__(self, *, block_size: int, num_blocks: int, state_slots: int = 0) -> None:
+    def __init__(
+        self, *, block_size: int, num_blocks: int, state_slots: int = 0, own_blocks: range | None = None
+    ) -> None:
         self._block_size = block_size
         self._num_blocks = num_blocks
         self._state_slots = state_slots
-        #: Blocks below this number have been in a table.
+        self._own_blocks = own_blocks
+        #: Own blocks, counted from the first, of which those below this number have been in a table.
         self.num_blocks_used = 0
         self._sequences: dict[SequenceId, WorkerSequence] = {}
         #: By step, the rows whose tokens come later, with their numbers.
@@ -245,6 +249,8 @@ class SequenceTable:
             if not 0 <= number < self._num_blocks:
                 raise DesyncError(f"sequence {_name(sequence)}: block {number} of {self._num_blocks}")
         table[index : index + len(numbers)] = array("i", numbers)
+        if self._own_blocks is not None:
+            numbers = [number - self._own_blocks.start for number in numbers if number in self._own_blocks]
         self.num_blocks_used = max(self.num_blocks_used, max(numbers, default=-1) + 1)
 
     def _decode_row(self, sequence: WorkerSequence, confirmed: int, in_flight: int) -> Row:

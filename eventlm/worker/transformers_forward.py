@@ -40,6 +40,7 @@ from eventlm.worker.isolation import keeps_apart, num_blocks_written
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.packed_linear import pack_linears
 from eventlm.worker.protocol import WorkerSetup, transformers_backend
+from eventlm.worker.ranks.kv_group import GroupStep
 from eventlm.worker.sampling.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
 
@@ -149,13 +150,19 @@ class TransformersForward:
         """A pass that attends to nothing, to the end."""
         self.logits(self._hidden(_NO_TOKENS, _NO_TOKENS, _NoAttention()))
 
-    def run(self, rows: Seq[Row], timer: OpTimer | None, residual_TH: Tensor | None = None) -> Tensor:
+    def run(
+        self,
+        rows: Seq[Row],
+        timer: OpTimer | None,
+        residual_TH: Tensor | None = None,
+        step: GroupStep | None = None,
+    ) -> Tensor:
         """The hidden states that the output matrix takes, [T, H]: after the last norm, if there is one."""
         batch = build_batch(rows, block_size=self._block_size, device=torch.device("cpu"))
-        step = self._begin(rows, batch)
+        attention = self._begin(rows, batch)
         if timer:
             timer.lap("prepare")
-        hidden_TH = self._hidden(batch.token_ids_T[None], batch.positions_T[None], step)
+        hidden_TH = self._hidden(batch.token_ids_T[None], batch.positions_T[None], attention)
         if timer:
             timer.lap("transformers")
         return hidden_TH

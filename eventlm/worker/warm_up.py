@@ -131,6 +131,8 @@ def _fits(shape: Shape, setup: WorkerSetup) -> bool:
         and shape.num_rows * shape.num_tokens <= setup.max_num_batched_tokens
         and shape.context + shape.num_tokens <= setup.max_model_len
         and (not setup.num_blocks or _num_blocks(shape, setup) <= setup.num_blocks)
+        # All blocks are of the first KV group.
+        and (setup.layout.groups == 1 or shape.context + shape.num_tokens <= setup.kv_shard_tokens)
     )
 
 

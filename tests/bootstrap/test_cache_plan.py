@@ -24,6 +24,7 @@ from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
 from eventlm.models.served import read_served
+from eventlm.models.spec import ModelSpec
 from tests.checkpoints import make_checkpoint
 
 #: 2 (keys, values) x 2 layers x 2 heads x 8 x 4 bytes.
@@ -114,7 +115,8 @@ def test_the_memory_is_that_of_all_ranks(checkpoint: Path, layout: dict[str, int
 
 def test_each_group_has_all_weights(checkpoint: Path) -> None:
     config = config_with(num_blocks=4, kv_parallel_size=2)
-    needed = 2 * (HELD_BYTES + 512 * POSITION_BYTES + 4 * BLOCK_BYTES)
+    exchanged = cache_plan._exchanged_bytes(config, read_served(checkpoint, "auto"))
+    needed = 2 * (HELD_BYTES + 512 * POSITION_BYTES + 4 * BLOCK_BYTES) + exchanged
     assert plan_in(config, checkpoint, free=needed, total=1 << 40).warnings == plan_cache(config, checkpoint).warnings
     with pytest.raises(UsageError, match=f"its weights take {2 * WEIGHT_BYTES:,} bytes"):
         plan_in(config, checkpoint, free=HELD_BYTES, total=1 << 40)
@@ -423,6 +425,14 @@ def test_what_ranks_exchange_is_counted(checkpoint: Path) -> None:
         parts = cache_plan._parts(config, read_served(checkpoint, "auto"), {})
         alone = sum(cache_plan._activation_bytes(config, part.model, sizes.block) for part in parts)
         assert sizes.activations - alone == num_streams * stream
+
+
+def test_what_kv_groups_exchange_is_counted(checkpoint: Path) -> None:
+    """Of each of three groups twice: maximum, sum and output of each head, as each may share all tokens of its step."""
+    config, decoder = config_with(num_blocks=8, kv_parallel_size=3), read_served(checkpoint, "auto")
+    assert isinstance(decoder, ModelSpec)
+    numbers = decoder.num_heads * (decoder.head_dim + 2)
+    assert cache_plan._exchanged_bytes(config, decoder) == 2 * 3 * (3 * 512 // 2) * numbers * 4
 
 
 def test_what_a_model_cannot_be_split_into_is_refused_by_name(checkpoint: Path) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventlm.core.shards import Layout, Place, context_capacity, deal_out, deal_out_granules, group_of
+from eventlm.core.shards import Layout, Place, context_capacity, deal_out, deal_out_granules, group_of, tokens_of_shards
 
 SMALL = st.integers(1, 8)
 
@@ -41,6 +42,13 @@ def test_three_heads_of_two_ranks() -> None:
 
 def test_shards_go_round_the_groups() -> None:
     assert [group_of(position, 2, 16, 3) for position in (0, 15, 16, 31, 32, 48)] == [2, 2, 0, 0, 1, 2]
+
+
+@pytest.mark.parametrize("num_tokens", [0, 15, 16, 47, 48, 50, 64, 200])
+def test_tokens_of_a_group_s_shards_are_counted(num_tokens: int) -> None:
+    held = [group_of(position, 0, 16, 3) for position in range(num_tokens)]
+    found = [tokens_of_shards(num_tokens, first_shard, 16, 3) for first_shard in range(3)]
+    assert found == [held.count(group) for group in range(3)]
 
 
 @given(st.integers(2, 40), SMALL, st.integers(1, 6))

@@ -12,7 +12,7 @@ import pytest
 
 from eventlm import LLM, SamplingParams, StructuredOutputsParams
 from eventlm.core.shards import Layout
-from eventlm.events import StepCompleted, WorkerLost
+from eventlm.events import Launched, Preempted, StepCompleted, WorkerLost
 from tests.checkpoints import make_checkpoint
 from tests.serving import serve, verified
 
@@ -83,6 +83,16 @@ def test_a_split_model_gives_the_tokens_of_one_worker(
         assert len(times) == 2 * layout.stages
         assert times == sorted(times)
     assert trace.result.clean_end
+
+
+def test_kv_groups_give_the_tokens_of_one_worker(folder: Path, expected: list[list[list[int]]], tmp_path: Path) -> None:
+    options = {**OPTIONS, "num_blocks": 14, "kv_parallel_size": 2, "kv_shard_tokens": 8}
+    with LLM(folder, record=tmp_path, **options) as llm:
+        assert tokens_of(llm) == expected
+    trace = verified(tmp_path / "latest" / "trace.jsonl")
+    # Rows that both groups compute.
+    assert any(sum(each.loads) > each.num_tokens and min(each.loads) for each in trace.of(Launched))
+    assert trace.of(Preempted)
 
 
 def test_a_server_splits_its_model(folder: Path, expected: list[list[list[int]]], tmp_path: Path) -> None:

@@ -203,3 +203,12 @@ def test_nothing_ends_before_min_tokens_even_if_nothing_else_can_be_drawn() -> N
 def test_loads_no_torch() -> None:
     code = "import sys, eventlm.worker.sequence_table\nassert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_of_blocks_in_several_groups_the_own_ones_are_counted() -> None:
+    counted = [SequenceTable(block_size=4, num_blocks=48, own_blocks=range(first, first + 16)) for first in (0, 16, 32)]
+    for each in counted:
+        each.apply(
+            launched(0, chunks=[(1, 0, 0, 8, 1)], blocks=[(0, 0, [18, 35])]), payload(new_sequence(1, list(range(8))))
+        )
+    assert [each.num_blocks_used for each in counted] == [0, 3, 4]

@@ -13,7 +13,7 @@ from eventlm.core.shards import Layout
 from eventlm.events import Launched
 from eventlm.worker import warm_up as warm_up_module
 from eventlm.worker.protocol import StepPayload, StepSample
-from eventlm.worker.warm_up import warm_kernels, warm_up
+from eventlm.worker.warm_up import fitting_shapes, warm_kernels, warm_up
 from tests.checkpoints import make_checkpoint
 from tests.worker.launches import launched, new_sequence, payload
 from tests.worker.reference import make_runner
@@ -141,3 +141,11 @@ def test_ranks_measure_the_same_steps_however_slow_one_is(folder: Path, monkeypa
         shapes.append(launches)
     assert shapes[0] == shapes[1]
     assert len(shapes[0]) > 4 * NUM_COEFFICIENTS
+
+
+def test_steps_of_kv_groups_lie_in_the_first(folder: Path) -> None:
+    setup = make_runner(folder, max_model_len=1024).setup
+    shared = structs.replace(setup, layout=Layout(1, 1, 2), kv_shard_tokens=200)
+    lengths = [shape.context + shape.num_tokens for shape in fitting_shapes(shared)]
+    assert len(lengths) >= NUM_COEFFICIENTS
+    assert max(lengths) <= 200 < max(shape.context + shape.num_tokens for shape in fitting_shapes(setup))

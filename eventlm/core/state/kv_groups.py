@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from eventlm.config import CoreConfig
 from eventlm.core.plugin import StepLoad
-from eventlm.core.shards import group_of
+from eventlm.core.shards import group_of, tokens_of_shards
 from eventlm.core.state.block_pool import BlockPool
 
 
@@ -48,11 +48,8 @@ def _runs(config: CoreConfig, first: int, last: int) -> list[tuple[int, int]]:
 
 def tokens_in_group(config: CoreConfig, first_group: int, group: int, num_tokens: int) -> int:
     """How many of the first `num_tokens` tokens of a context that begins in `first_group` lie in `group`."""
-    shard, num_groups = config.kv_shard_tokens or num_tokens, config.groups
-    first_shard = (group - first_group) % num_groups
-    num_whole, rest = divmod(num_tokens, shard)
-    num_shards = len(range(first_shard, num_whole, num_groups))
-    return num_shards * shard + (rest if num_whole % num_groups == first_shard else 0)
+    first_shard = (group - first_group) % config.groups
+    return tokens_of_shards(num_tokens, first_shard, config.kv_shard_tokens or num_tokens, config.groups)
 
 
 class GroupShares(NamedTuple):

@@ -14,11 +14,14 @@ from eventlm.core.shards import Place
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.meeting import SHARED_SPIN_US, SPIN_US, slot_bytes_for
 from eventlm.kernels.cpu.native import available_builds
+from eventlm.models.spec import ModelSpec
 from eventlm.system.processors import usable_cores
 from eventlm.worker.protocol import WorkerSetup
 from eventlm.worker.ranks.exchange import RankExchange
 from eventlm.worker.ranks.gloo import GlooExchange, GlooReceiver, GlooSender, GlooStore
 from eventlm.worker.ranks.hand_over import HandOverReceiver, HandOverSender, SharedReceiver, SharedSender
+from eventlm.worker.ranks.kv_group import KVGroup
+from eventlm.worker.ranks.shard import group_slot_bytes
 from eventlm.worker.ranks.shared_memory import SharedMemoryExchange
 from eventlm.worker.ranks.stage import Stage
 
@@ -41,10 +44,13 @@ class Connections:
         setup, size, place = self._setup, self._layout.tensor, self._place
         if size == 1:
             return None
-        name = f"tensor-{place.stage}-{place.group}"
         slot_bytes = slot_bytes_for(setup.max_num_batched_tokens, hidden_size, most_vocab_rows)
+        return self._meet(f"tensor-{place.stage}-{place.group}", place.tensor, size, slot_bytes)
+
+    def _meet(self, name: str, number: int, size: int, slot_bytes: int) -> RankExchange:
+        setup = self._setup
         if not setup.peers.shared_memory or not available_builds():
-            return GlooExchange(self._group(name, place.tensor, size), slot_bytes)
+            return GlooExchange(self._group(name, number, size), slot_bytes)
         # All ranks of the host may compute at once.
         has_processors = setup.threads * self._layout.num_ranks <= usable_cores()
         with self._in_room():
@@ -52,10 +58,22 @@ class Connections:
                 self._folder,
                 name,
                 size=size,
-                rank=place.tensor,
+                rank=number,
                 slot_bytes=slot_bytes,
                 spin_us=SPIN_US if setup.threads and has_processors else SHARED_SPIN_US,
             )
+
+    def kv_group(self, model: ModelSpec) -> KVGroup | None:
+        """Its KV group, once the ranks of its place in all the others are there; None if there is one group.
+
+        model: the part that this rank has.
+        """
+        if self._layout.groups == 1:
+            return None
+        place, num_groups = self._place, self._layout.groups
+        slot_bytes = group_slot_bytes(self._setup.max_num_batched_tokens, num_groups, model)
+        name = f"groups-{place.stage}-{place.tensor}"
+        return KVGroup(self._setup, self._meet(name, place.group, num_groups, slot_bytes))
 
     def stage(self, hidden_size: int, dtype: torch.dtype) -> Stage:
         """Between its stage and those before and after it. dtype: of the residual stream."""

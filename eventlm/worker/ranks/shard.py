@@ -132,6 +132,18 @@ def shard_of(model: ModelSpec, layout: Layout, place: Place, formats: MatrixForm
     return Shard(smaller, slices, layers, starts)
 
 
+def group_slot_bytes(max_tokens: int, num_groups: int, model: ModelSpec) -> int:
+    """What each KV group gives of a layer to the others at once, at most: maximum, sum and output in float32, for each
+    head of each token whose context lies in several groups.
+
+    max_tokens: that a group computes in a step. model: the part that a rank has.
+    """
+    # A token counts in each group that computes it.
+    most = max_tokens * max(num_groups, 2) // 2
+    attentions = [each for each in model.attentions.values() if isinstance(each, AttentionSpec)]
+    return max((most * each.num_heads * (each.head_dim + 2) * 4 for each in attentions), default=0)
+
+
 def stage_layers(model: ModelSpec, num_stages: int, formats: MatrixFormats | None = None) -> list[range]:
     """The layers of each stage, so that the largest has as few bytes as can be, its embedding and lm_head counted."""
     sizes = [0] * model.num_layers

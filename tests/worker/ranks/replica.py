@@ -20,7 +20,8 @@ from eventlm.worker.protocol import Peers, RowExtras, StepOutput, StepPayload
 from tests.worker.launches import launched, new_sequence
 from tests.worker.reference import make_runner
 
-_PARAMS: tuple[dict[str, Any], ...] = (
+#: What requests ask for, in turns.
+PARAMS: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0},
     {"temperature": 1.0, "seed": 5},
     {"temperature": 0.9, "top_k": 20, "top_p": 0.9, "seed": 6, "logprobs": 3},
@@ -82,7 +83,7 @@ class Talk:
         outputs = []
         histories = [list(prompt) for prompt in self._prompts]
         numbers = range(len(histories))
-        params = [SamplingParams(**_PARAMS[number % len(_PARAMS)], ignore_eos=True) for number in numbers]
+        params = [SamplingParams(**PARAMS[number % len(PARAMS)], ignore_eos=True) for number in numbers]
         new = [
             new_sequence(number, histories[number], num_prompt_tokens=len(self._prompts[number]), params=params[number])
             for number in numbers
@@ -151,10 +152,11 @@ def assert_alike(found: Sequence[StepOutput], expected: Sequence[StepOutput], *,
     for mine, theirs in zip(found, expected, strict=True):
         assert [each.row for each in mine.extras] == [each.row for each in theirs.extras]
         for one, other in zip(mine.extras, theirs.extras, strict=True):
-            assert _numbers(one) == pytest.approx(_numbers(other), abs=tolerance)
+            assert numbers_of(one) == pytest.approx(numbers_of(other), abs=tolerance)
 
 
-def _numbers(extras: RowExtras) -> list[float]:
+def numbers_of(extras: RowExtras) -> list[float]:
+    """All that a row gave beside its tokens."""
     numbers: list[float] = np.frombuffer(extras.embedding, "<f4").tolist()
     for each in (extras.logprobs, extras.prompt_logprobs):
         if each is not None:

@@ -12,11 +12,21 @@ import torch
 from eventlm.core.shards import Layout
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.native import available_builds
+from eventlm.models.config import read_model
+from eventlm.models.spec import ModelSpec
 from eventlm.worker.protocol import Peers, WorkerSetup
 from eventlm.worker.ranks.connect import Connections
 from eventlm.worker.ranks.gloo import GlooExchange
 from eventlm.worker.ranks.shared_memory import SharedMemoryExchange
+from tests.checkpoints import make_checkpoint
 from tests.worker.ranks.test_gloo import free_port, in_threads
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> ModelSpec:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    return read_model(make_checkpoint(folder))
 
 
 def connections(rank: int, layout: Layout, peers: Peers) -> Connections:
@@ -80,6 +90,20 @@ def test_tensor_ranks_of_a_stage_meet_and_stages_follow_each_other(
     found = in_threads(6, connect)
     assert [met for met, _ in found] == [[0, 1], [0, 1], [2, 3], [2, 3], [4, 5], [4, 5]]
     assert [path for _, path in found[4:]] == [[1, 3, 5, 0], [2, 4, 6, 0]]
+
+
+def test_ranks_of_one_place_meet_over_all_kv_groups(tmp_path: Path, model: ModelSpec) -> None:
+    layout, peers = Layout(2, 1, 3), Peers(shared_memory=str(tmp_path))
+    assert connections(0, Layout(2), peers).kv_group(model) is None
+
+    def connect(rank: int) -> tuple[int, list[float]]:
+        group = connections(rank, layout, peers).kv_group(model)
+        assert group is not None
+        kept.append(group)
+        return group.number, group.exchange.gather(torch.tensor(float(rank))).tolist()
+
+    kept: list[object] = []
+    assert in_threads(6, connect) == [(rank // 2, [rank % 2, rank % 2 + 2, rank % 2 + 4]) for rank in range(6)]
 
 
 @pytest.mark.parametrize("layout", [Layout(2, 1), Layout(1, 2)])
