@@ -277,7 +277,8 @@ def _grow(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence
     ahead = sequence.num_tokens + sequence.pending_tokens
     num_fresh = ceil_div(ahead + most - 1, block_size) - first
     # Of several groups, one row takes no more than one block.
-    group = group_at(replica.config, replica.first_group(sequence), first)
+    in_groups = replica.pool.num_groups > 1
+    group = group_at(replica.config, replica.first_group(sequence), first) if in_groups else 0
     num_available = replica.pool.available_in(group)
     if num_available < num_fresh:
         most_now = first * block_size - ahead + 1

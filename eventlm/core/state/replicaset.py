@@ -159,6 +159,12 @@ class Replicaset:
 
         The caller goes on to the next as long as one has changed anything.
         """
+        if len(self.replicas) == 1:
+            # To ask one replica costs less than to find out whether it must be asked.
+            replica = self.replicas[0]
+            while replica.up and replica.has_room(self.config):
+                yield Round([replica.index], iter((replica,)))
+            return
         while self._begin_round(every=every):
             yield Round(self._turns.standing, self._replicas_in_turn(every=every))
 

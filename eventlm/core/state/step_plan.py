@@ -52,9 +52,9 @@ class StepPlan:
         self.replica = replica
         self.step = -1
         self.load = StepLoad(now_ns=now_ns, budget_tokens=budget_tokens)
-        self.group_loads = [
-            StepLoad(now_ns=now_ns, budget_tokens=budget_tokens) for _ in range(num_groups if num_groups > 1 else 0)
-        ]
+        self.group_loads: list[StepLoad] = []
+        if num_groups > 1:
+            self.group_loads = [StepLoad(now_ns=now_ns, budget_tokens=budget_tokens) for _ in range(num_groups)]
         self.decoding: list[Sequence] = []
         self.decodes: list[tuple[int, int, int, int]] = []
         self.chunk_rows: list[ChunkRow] = []
@@ -68,11 +68,15 @@ class StepPlan:
     @property
     def is_full(self) -> bool:
         """Whether no group may have another token."""
-        return all(load.num_tokens >= load.budget_tokens for load in self.group_loads or [self.load])
+        if not self.group_loads:
+            return self.load.num_tokens >= self.load.budget_tokens
+        return all(load.num_tokens >= load.budget_tokens for load in self.group_loads)
 
     def predicted_ns(self, predictor: Predictor) -> int:
         """Predicted duration of the step: that of the group which takes longest."""
-        return max(load.predicted_ns(predictor) for load in self.group_loads or [self.load])
+        if not self.group_loads:
+            return self.load.predicted_ns(predictor)
+        return max(load.predicted_ns(predictor) for load in self.group_loads)
 
     def leave_out(
         self, sequence: Sequence, cause: WaitCause, *, num_lacking: int = 0, other: SequenceId | None = None
