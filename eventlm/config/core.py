@@ -48,7 +48,7 @@ def check_together(configs: Sequence[CoreConfig]) -> None:
         raise ValueError(
             f"{len(configs)} replicasets of {num_replicas:,} replicas: an engine has up to {MAX_REPLICAS:,}"
         )
-    num_blocks = sum(config.num_replicas * config.num_blocks for config in configs)
+    num_blocks = sum(config.num_replicas * config.blocks_per_replica for config in configs)
     if num_blocks > MAX_BLOCKS:
         raise ValueError(
             f"{len(configs)} replicasets of {num_blocks:,} blocks are more than the {MAX_BLOCKS:,} blocks that all "
@@ -124,6 +124,11 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.num_kv_groups or 1
 
     @property
+    def blocks_per_replica(self) -> int:
+        """KV blocks of all groups of a replica."""
+        return self.num_blocks * self.groups
+
+    @property
     def decode_batches(self) -> int:
         """Parts that the decoding sequences of a replica are divided into."""
         return self.micro_batches or self.stages
@@ -148,8 +153,7 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         return self.max_decodes_in_flight_per_seq if self.stages == 1 else 1
 
     def __post_init__(self) -> None:
-        pools = self.num_replicas * self.groups
-        if pools * self.num_blocks > MAX_BLOCKS:
+        if self.num_replicas * self.blocks_per_replica > MAX_BLOCKS:
             what = f"{self.num_replicas} replicas of {self.num_blocks:,} blocks"
             if self.groups > 1:
                 what += f" in each of {self.groups} KV groups"

@@ -230,7 +230,7 @@ class InferenceEngine:
         core, config = setup.core, setup.config
         return CacheInfo(
             block_size=core.block_size,
-            num_blocks=core.num_blocks,
+            num_blocks=core.blocks_per_replica,
             prefix_cache=config.cache.prefix_cache,
             dtype=config.cache.kv_cache_dtype,
             gpu_memory_utilization=config.gpu.gpu_memory_utilization,

@@ -367,7 +367,7 @@ def make_header(
         predictor=predictor,
         seeds={"requests": str(seed)},
         model_fingerprint=first.model_fingerprint,
-        block_table_size=PAIRS_PER_BLOCK * setup.core.num_blocks,
+        block_table_size=PAIRS_PER_BLOCK * setup.core.blocks_per_replica,
         host=describe_host() | {"predictor": origin} | first.host,
         level="tokens" if setup.config.record.record_tokens else "default",
         replicaset=setup.name if others else UNSET,
@@ -378,7 +378,7 @@ def make_header(
                 plugins=each.setup.plugin_records,
                 predictor=each.predictor,
                 model_fingerprint=each.first.model_fingerprint,
-                block_table_size=PAIRS_PER_BLOCK * each.setup.core.num_blocks,
+                block_table_size=PAIRS_PER_BLOCK * each.setup.core.blocks_per_replica,
             )
             for each in others
         ]

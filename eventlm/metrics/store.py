@@ -193,7 +193,7 @@ class MetricsStore:
         header = self._header
         return MetricsSnapshot(
             model=header.core.models[0] if header is not None else "",
-            num_blocks=header.core.num_blocks if header is not None else 0,
+            num_blocks=header.core.blocks_per_replica if header is not None else 0,
             num_events=self._num_events,
             duration_ns=self._now_ns - (header.ts if header is not None else 0),
             num_requests=self._num_requests,
@@ -207,7 +207,7 @@ class MetricsStore:
 
     def _other_sets(self, header: Header) -> list[SetOfReplicas]:
         sets = zip(self._first_replicas, header.sets, strict=True)
-        return [SetOfReplicas(first, each.core.models[0], each.core.num_blocks) for first, each in sets][1:]
+        return [SetOfReplicas(first, each.core.models[0], each.core.blocks_per_replica) for first, each in sets][1:]
 
     def _begin(self, header: Header) -> None:
         if self._header is not None:

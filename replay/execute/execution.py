@@ -246,7 +246,7 @@ class _Execution:
             self._give_up(str(error))
         if self._live is None:
             core = header.core
-            capacity = header.block_table_size or PAIRS_PER_BLOCK * core.num_blocks
+            capacity = header.block_table_size or PAIRS_PER_BLOCK * core.blocks_per_replica
             names = BlockNames(secrets.token_bytes(32), block_size=core.block_size, capacity=capacity)
             key = self._token_log.digest_key
             self._live = LiveRequests(names, block_size=core.block_size, seed_key=b"", digest_key=key)

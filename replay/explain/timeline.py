@@ -242,7 +242,7 @@ class Timeline:
         cause = reason.cause
         limits: dict[Cause, int] = {
             "sequence_limit": config.max_residents,
-            "blocks": config.num_blocks,
+            "blocks": config.blocks_per_replica,
             "token_budget": config.max_num_batched_tokens,
             "steps_in_flight": config.steps_in_flight,
         }

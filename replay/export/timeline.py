@@ -55,7 +55,7 @@ class _Timeline:
         self._writer = writer
         self._window = window
         #: KV blocks of each replica.
-        self._num_blocks = [core.num_blocks * core.groups for core in header.cores_of_replicas()]
+        self._num_blocks = [core.blocks_per_replica for core in header.cores_of_replicas()]
         self._now_ns = header.ts
         self._header = header
         self._store = MetricsStore(sink=self)

@@ -146,7 +146,7 @@ def _notes(header: Header, config: CoreConfig) -> list[str]:
             f"a step is taken to cost with {counted(config.num_replicas, 'replica')} what it cost with "
             f"{recorded.num_replicas}: each has a device, or cores, of its own"
         )
-    num_blocks = config.num_blocks * config.num_replicas
+    num_blocks = config.blocks_per_replica * config.num_replicas
     if 0 < header.block_table_size < num_blocks:
         notes.append(
             f"the run kept the names of {header.block_table_size:,} blocks, and here are {num_blocks:,}: a prefix that "

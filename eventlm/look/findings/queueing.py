@@ -228,7 +228,7 @@ def _is_blocked(run: RunColumns, replica: int, blocked: tuple[int, int]) -> NDAr
     spare = run.gauge("free", replica) + run.gauge("cached", replica)
     is_blocked = np.isin(run.gauge("head_cause", replica), blocked) & (run.gauge("waiting", replica) > 1)
     has_slots = run.gauge("running", replica) * 2 <= run.config.max_residents
-    return is_blocked & has_slots & (spare * 1_000_000 >= run.config.num_blocks * _FREE_BLOCKS_PPM)
+    return is_blocked & has_slots & (spare * 1_000_000 >= run.config.blocks_per_replica * _FREE_BLOCKS_PPM)
 
 
 def find_rejections(run: RunColumns) -> Iterator[Finding]:
