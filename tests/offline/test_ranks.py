@@ -86,7 +86,7 @@ def test_a_split_model_gives_the_tokens_of_one_worker(
 
 
 def test_kv_groups_give_the_tokens_of_one_worker(folder: Path, expected: list[list[list[int]]], tmp_path: Path) -> None:
-    options = {**OPTIONS, "num_blocks": 14, "kv_parallel_size": 2, "kv_shard_tokens": 8}
+    options = {**OPTIONS, "num_blocks": 9, "max_model_len": 64, "kv_parallel_size": 2, "kv_shard_tokens": 8}
     with LLM(folder, record=tmp_path, **options) as llm:
         assert tokens_of(llm) == expected
     trace = verified(tmp_path / "latest" / "trace.jsonl")
