@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
+from eventlm.formatting import counted
 from eventlm.types import ceil_div
 
 
@@ -44,6 +45,17 @@ class Layout(Struct, frozen=True):
         """The place of a rank."""
         group, tensor = divmod(rank, self.tensor)
         return Place(*divmod(group, self.groups), tensor)
+
+    def describe(self) -> str:
+        """In words: "2 stages of 4 tensor ranks"; empty for one process."""
+        sizes = ((self.stages, "stage"), (self.groups, "KV group"), (self.tensor, "tensor rank"))
+        return " of ".join(counted(size, noun) for size, noun in sizes if size > 1)
+
+    def name_of(self, rank: int) -> str:
+        """A rank in words, with its place: "rank 3 of 4 (stage 1, tensor rank 1)"."""
+        sizes = ((self.stages, "stage"), (self.groups, "KV group"), (self.tensor, "tensor rank"))
+        at = [f"{noun} {number}" for (size, noun), number in zip(sizes, self.place_of(rank), strict=True) if size > 1]
+        return f"rank {rank} of {self.num_ranks}" + (f" ({', '.join(at)})" if at else "")
 
     def ranks_of_stage(self, stage: int) -> range:
         """The ranks of a stage, in order."""

@@ -21,6 +21,7 @@ from msgspec import Struct, structs
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.segment_reader import LogLine
 from eventlm.bus.token_log_reader import TokenLogReader, open_token_log
+from eventlm.core.shards import Layout
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recorded_request import recorded_request
@@ -100,6 +101,7 @@ def execute(
     *,
     model: str,
     threads: int | None = None,
+    layout: Layout | None = None,
     teacher_force: bool = False,
     strict: bool = False,
     on_progress: OnProgress | None = None,
@@ -107,13 +109,13 @@ def execute(
 ) -> ExecuteResult:
     """Run the steps of a trace again on the checkpoint in the folder `model` (or the fake one).
 
-    threads: of each worker; None: as recorded. teacher_force: after a mismatch continue with the recorded tokens to
-    find all mismatches; otherwise the first one ends the run.
+    threads: of each worker; layout: of each replica; None: as recorded. teacher_force: after a mismatch continue with
+    the recorded tokens to find all mismatches; otherwise the first one ends the run.
 
     Raises UsageError if the trace cannot be re-executed, EventLMError if a worker fails, and what LogReader raises.
     """
     header = check_executable(path)
-    workers = make_workers(worker_setup(header, model, threads=threads), header)
+    workers = make_workers(worker_setup(header, model, threads=threads, layout=layout), header)
     execution = _Execution(path, workers, is_forcing=teacher_force)
     with LogReader(path, strict=strict) as reader, contextlib.closing(execution):
         asyncio.run(_run(reader, execution, workers, on_progress))

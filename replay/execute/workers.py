@@ -1,19 +1,24 @@
-"""Worker processes of a re-execution: one for each replica and worker epoch, one step at a time."""
+"""Worker processes of a re-execution: those of a replica for each of its worker epochs, one step at a time."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from msgspec import structs
 
 from eventlm._version import __version__
-from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.core.recorded_layouts import recorded_layouts
+from eventlm.core.shards import Layout
+from eventlm.engine.replicas.rank_group import GRACE_SECONDS, Loss, RankGroup
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.engine.setup import Device, describe_host
 from eventlm.errors import CheckpointError, EventLMError, UsageError
 from eventlm.events import Header, Launched
+from eventlm.formatting import counted
 from eventlm.kernels.cpu.native import BUILDS, available_builds
+from eventlm.launchers.process import ProcessLauncher
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.replay.execute.executable import RecordedHost, computed
@@ -40,6 +45,8 @@ HOST_FIELDS = (
     *("device", "dtype", "quantization", "attention_backend", "kernel_library", "torch", "transformers", "threads"),
     *("gpu", "gpu_capability", "cuda", "triton"),
 )
+#: The silence of a worker is waited for after the end of its step.
+SPARE_SECONDS = 60
 #: Parameters of the fake worker that only determine how long a step takes.
 FAKE_TIMES = ("base_ns", "prefill_token_ns", "decode_ns", "context_token_ns")
 
@@ -64,13 +71,20 @@ class Workers(Protocol):
         ...
 
 
-def worker_setup(header: Header, model: str, *, threads: int | None = None) -> WorkerSetup:
-    """A worker as in the run, except for its device, with the model in the folder `model` (or the fake one).
+def worker_setup(
+    header: Header, model: str, *, threads: int | None = None, layout: Layout | None = None
+) -> WorkerSetup:
+    """A worker as in the run, except for its device, with the model in the folder `model` (or the fake one). It stands
+    for all ranks of a replica.
 
-    Raises UsageError for `threads` of a run that was computed on GPUs.
+    layout: None: that of the run. Another number of stages gives the same bits, because each computes its layers as one
+    process does. Other tensor ranks or KV groups do not: they add up other parts of a sum.
+
+    Raises UsageError for `threads` of a run on GPUs, and for a layout whose tokens cannot be compared.
     """
     check_one_set(header, header.run, "--execute")
     core, recorded = header.core, computed(header)
+    layout = _comparable(recorded_layouts(header)[0], layout)
     on_gpu = runs_on_gpu(header)
     if on_gpu and threads:
         raise UsageError(f"--threads {threads} is for runs on CPUs, and this one was computed on a GPU")
@@ -101,7 +115,25 @@ def worker_setup(header: Header, model: str, *, threads: int | None = None) -> W
         graph_buckets=core.graph_buckets,
         warm_up=False,
         fake=fake,
+        layout=layout,
+        kv_shard_tokens=core.kv_shard_tokens or 0,
     )
+
+
+def _comparable(recorded: Layout, given: Layout | None) -> Layout:
+    if given is None:
+        return recorded
+    sizes = (
+        ("--tensor-parallel-size", "tensor rank", recorded.tensor, given.tensor),
+        ("--kv-parallel-size", "KV group", recorded.groups, given.groups),
+    )
+    for flag, noun, was, size in sizes:
+        if size != was:
+            raise UsageError(
+                f"{flag} {size}: the run had {counted(was, noun)}, and the sums of {size} have other last bits, so its "
+                "tokens cannot be compared; only --pipeline-parallel-size may be another"
+            )
+    return given
 
 
 def runs_on_gpu(header: Header) -> bool:
@@ -127,8 +159,8 @@ def _transformers_backends(build: str) -> list[str]:
 
 
 class WorkerProcesses:
-    """Real worker processes. setup: common to all, except for replica, epoch and device. devices: GPUs, which replicas
-    take in turn, for a run that was computed on GPUs.
+    """Real worker processes, on this host. setup: common to all, except for replica, epoch, rank and device. devices:
+    GPUs, which they take in turn, for a run that was computed on GPUs.
 
     Raises UsageError if the model is not the one that ran, or a GPU is missing. Every call may raise EventLMError if a
     worker fails.
@@ -151,46 +183,54 @@ class WorkerProcesses:
         worker = computed(header).worker
         self._start_seconds = worker.start_timeout_seconds
         self._step_seconds = worker.step_timeout_seconds
-        self._workers: dict[int, WorkerProcess] = {}
+        self._launcher = ProcessLauncher()
+        self._workers: dict[int, _Ranks] = {}
         self._host: dict[str, Any] = {}
 
     async def run(self, launched: Launched, body: bytes, payload: StepPayload) -> StepResult:
         """Send the step and wait for its result."""
-        worker = self._workers.get(launched.replica)
-        if worker is None or worker.setup.epoch != launched.epoch:
+        ranks = self._workers.get(launched.replica)
+        if ranks is None or ranks.epoch != launched.epoch:
             await self.lose(launched.replica)
-            worker = await self._start(launched.replica, launched.epoch)
-        worker.send_step(body, payload)
-        message = await worker.answer(self._step_seconds)
-        if isinstance(message, StepResult):
-            return message
+            ranks = await self._start(launched.replica, launched.epoch)
+        found = await ranks.step(body, payload, self._step_seconds)
+        if isinstance(found, StepResult):
+            return found
         what = f"step {launched.step} of replica {launched.replica} (event {launched.s})"
-        if isinstance(message, WorkerDesync):
-            raise EventLMError(f"the worker rejects {what}: {message.detail}; `eventlm replay` verifies the trace")
-        raise EventLMError(f"the worker {_ending(worker, message, self._step_seconds)} in {what}")
+        if found.desynced >= 0:
+            raise EventLMError(
+                f"{ranks.name(found.rank)} rejects {what}: {found.reason}; `eventlm replay` verifies the trace"
+            )
+        raise EventLMError(f"{ranks.name(found.rank)} {found.reason} in {what}")
 
-    async def _start(self, replica: int, epoch: int) -> WorkerProcess:
-        device = self._devices[replica % len(self._devices)]
-        worker = WorkerProcess(
-            real_system(),
-            structs.replace(self._setup, replica=replica, epoch=epoch, device=device.name, gpu=device.model),
-        )
-        self._workers[replica] = worker
-        await worker.start()
-        message = await worker.answer(self._start_seconds)
+    async def _start(self, replica: int, epoch: int) -> _Ranks:
+        num_ranks = self._setup.layout.num_ranks
+        setups = []
+        for rank in range(num_ranks):
+            device = self._devices[(replica * num_ranks + rank) % len(self._devices)]
+            setups.append(
+                structs.replace(
+                    self._setup, replica=replica, epoch=epoch, rank=rank, device=device.name, gpu=device.model
+                )
+            )
+        group = RankGroup(real_system(), setups, self._launcher, silence_seconds=self._step_seconds + SPARE_SECONDS)
+        ranks = self._workers[replica] = _Ranks(group, epoch)
+        await group.start()
+        message, rank = await group.ready(self._start_seconds)
         if isinstance(message, WorkerFailed) and message.exit_code:
             raise CheckpointError(message.message, exit_code=message.exit_code)
         if not isinstance(message, WorkerReady):
-            ending = _ending(worker, message, self._start_seconds)
-            raise EngineUnavailableError(f"the worker {ending} while it started; see its last output above")
+            late = f"sent no valid message in {self._start_seconds} s"
+            ending = _failed(message) if isinstance(message, WorkerFailed) else group.ending(rank) or late
+            raise EngineUnavailableError(f"{ranks.name(rank)} {ending} while it started; see its last output above")
         self._host = describe_host() | message.host
-        return worker
+        return ranks
 
     async def lose(self, replica: int) -> None:
         """Kill the replica's worker, if it has one."""
-        worker = self._workers.pop(replica, None)
-        if worker is not None:
-            await worker.kill()
+        ranks = self._workers.pop(replica, None)
+        if ranks is not None:
+            await ranks.group.kill()
 
     def host_differences(self) -> list[str]:
         """By field of the header; empty before the first step."""
@@ -207,7 +247,7 @@ class WorkerProcesses:
     async def close(self) -> None:
         """Stop all workers."""
         for replica in list(self._workers):
-            await self._workers.pop(replica).stop()
+            await self._workers.pop(replica).group.stop()
 
 
 def _without_number(host: dict[str, Any]) -> dict[str, Any]:
@@ -215,7 +255,50 @@ def _without_number(host: dict[str, Any]) -> dict[str, Any]:
     return host | {"device": host["device"].partition(":")[0]} if "device" in host else host
 
 
-def _ending(worker: WorkerProcess, message: FromWorker | None, timeout_seconds: float) -> str:
-    if isinstance(message, WorkerFailed):
-        return f"failed: {message.message}"
-    return worker.ending or f"sent no valid message in {timeout_seconds} s"
+class _Ranks:
+    """The worker processes of a replica, of an epoch."""
+
+    def __init__(self, group: RankGroup, epoch: int) -> None:
+        self.group = group
+        self.epoch = epoch
+
+    def name(self, rank: int) -> str:
+        """A rank as the subject of a sentence."""
+        layout: Layout = self.group.layout
+        return layout.name_of(max(rank, 0)) if layout.num_ranks > 1 else "the worker"
+
+    async def step(self, body: bytes, payload: StepPayload, timeout_seconds: float) -> StepResult | Loss:
+        """Run a step; how a rank was lost by it, if one was."""
+        results: list[StepResult] = []
+        answered = asyncio.Event()
+
+        def take(rank: int, message: FromWorker) -> Loss | None:
+            if isinstance(message, StepResult):
+                results.append(message)
+                answered.set()
+            elif isinstance(message, WorkerDesync):
+                return Loss(message.detail, desynced=message.step)
+            elif isinstance(message, WorkerFailed):
+                return Loss(_failed(message), noticed=GRACE_SECONDS if message.lost_peer else 0.0)
+            return None
+
+        self.group.send_step(body, payload)
+        listening = asyncio.create_task(self.group.listen(take))
+        waiting = asyncio.create_task(answered.wait())
+        try:
+            both: set[asyncio.Task[Any]] = {listening, waiting}
+            await asyncio.wait(both, timeout=timeout_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if results:
+                self.group.note_result(results[0])
+                return results[0]
+            if listening.done():
+                return listening.result()
+            return Loss(f"sent no valid message in {timeout_seconds} s", rank=self.group.layout.answering_rank)
+        finally:
+            for task in (listening, waiting):
+                task.cancel()
+            await asyncio.gather(listening, waiting, return_exceptions=True)
+
+
+def _failed(message: WorkerFailed) -> str:
+    return f"failed: {message.message}"

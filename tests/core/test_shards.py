@@ -60,3 +60,11 @@ def test_the_longest_context_fits_and_one_more_token_does_not(num_blocks: int, g
         return max((held.count(group) for group in range(groups)), default=0)
 
     assert most_held(capacity) <= (num_blocks - 1) * 4 < most_held(capacity + 1)
+
+
+def test_a_layout_and_its_ranks_in_words() -> None:
+    assert Layout(2, 2, 1).describe() == "2 stages of 2 tensor ranks"
+    assert Layout(2, 2, 1).name_of(3) == "rank 3 of 4 (stage 1, tensor rank 1)"
+    assert Layout(1, 2, 3).name_of(4) == "rank 4 of 6 (stage 1, KV group 1)"
+    assert Layout(4).name_of(2) == "rank 2 of 4 (tensor rank 2)"
+    assert Layout().describe() == ""

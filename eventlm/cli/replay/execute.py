@@ -12,10 +12,12 @@ from eventlm.config.structs import MAX_THREADS
 from eventlm.errors import CheckpointError, EventLMError, PullError, UsageError
 
 if TYPE_CHECKING:
+    from eventlm.core.shards import Layout
     from eventlm.events import Header
 
 #: Flags that mean something with `--execute` only: their names in the arguments.
-OWN_FLAGS = ("model", "threads", "teacher_force")
+SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "kv_parallel_size")
+OWN_FLAGS = ("model", "threads", "teacher_force", *SIZES)
 
 
 def configure(parser: Parser) -> None:
@@ -33,6 +35,19 @@ def configure(parser: Parser) -> None:
         help="the model that ran, if it is no longer where the trace says, or not in the cache: a folder or name",
     )
     add_number(group, "--threads", "compute threads of a worker (default: as recorded)")
+    add_number(
+        group,
+        "--pipeline-parallel-size",
+        "stages to run a replica in (default: as recorded); the tokens are the same",
+        least=1,
+    )
+    for name, noun in (("tensor", "tensor ranks"), ("kv", "KV groups")):
+        add_number(
+            group,
+            f"--{name}-parallel-size",
+            f"{noun} of a replica: as recorded, since the sums of others have other last bits",
+            least=1,
+        )
     group.add_argument(
         "--teacher-force",
         action="store_true",
@@ -74,6 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
             path,
             model=model,
             threads=arguments.threads,
+            layout=_layout(header, arguments),
             teacher_force=bool(arguments.teacher_force),
             strict=arguments.strict,
             on_progress=on_progress,
@@ -82,6 +98,20 @@ def run(arguments: argparse.Namespace) -> int:
     print(render_json(result) if arguments.json else render(result))
     warn(result.warnings)
     return result.exit_code
+
+
+def _layout(header: Header, arguments: argparse.Namespace) -> Layout:
+    """The recorded one, with the sizes that are given."""
+    from eventlm.core.recorded_layouts import recorded_layouts
+    from eventlm.core.shards import Layout
+
+    recorded = recorded_layouts(header)[0]
+    given = zip(
+        (arguments.tensor_parallel_size, arguments.pipeline_parallel_size, arguments.kv_parallel_size),
+        (recorded.tensor, recorded.stages, recorded.groups),
+        strict=True,
+    )
+    return Layout(*(size or was for size, was in given))
 
 
 def _model(header: Header, given: str | None) -> str:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from eventlm.core.recorded_layouts import recorded_layouts
 from eventlm.errors import UsageError
 from eventlm.kernels.cpu.native import available_builds, library_hash
 from eventlm.models.cpu_kernels import choose_build
@@ -19,7 +21,7 @@ from eventlm.replay.execute.executable import check_executable
 from eventlm.replay.execute.execution import execute
 from eventlm.replay.execute.report import render
 from eventlm.replay.verify.verifier import verify
-from eventlm.worker.protocol import TORCH_BACKEND, backend_name, transformers_backend
+from eventlm.worker.protocol import FAKE_MODEL, TORCH_BACKEND, backend_name, transformers_backend
 from tests.checkpoints import VOCAB_SIZE, make_checkpoint, make_tokenizer
 from tests.models.families import proof
 from tests.models.families.test_qwen_next import CASES as HYBRIDS
@@ -48,7 +50,8 @@ def record(folder: Path, model: str | Path, *, num_requests: int, max_tokens: in
         "Once upon a time there was a log. " * (index % 2) + "x y " * rng.randint(1, 9) for index in range(num_requests)
     ]
     params = [SamplingParams(max_tokens=max_tokens, **PARAMS[index % len(PARAMS)]) for index in range(num_requests)]
-    with LLM(model, record=folder, record_tokens=True, threads=1, **options) as llm:
+    threads = {} if model == FAKE_MODEL else {"threads": 1}
+    with LLM(model, record=folder, record_tokens=True, **threads, **options) as llm:
         llm.generate(prompts, params, use_tqdm=False)
         assert llm.run_folder is not None
         return Path(llm.run_folder)
@@ -74,6 +77,31 @@ def test_a_checkpoint_gives_the_same_tokens_again(tiny: Path, checkpoint: Path) 
     assert result.num_requests == 20
     assert result.num_tokens > 250
     assert verify(tiny).exit_code == 0
+
+
+KV = {"kv_parallel_size": 2, "kv_shard_tokens": 32}
+SPLIT = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+
+
+@pytest.mark.filterwarnings("ignore:one thread of each of")
+@pytest.mark.parametrize(("model", "sizes"), [(FAKE_MODEL, SPLIT), (FAKE_MODEL, KV), ("", SPLIT)])
+def test_ranks_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, model: str, sizes: dict[str, int]) -> None:
+    """In as many as there were. In another number of stages too, but not where other parts are added up."""
+    model = model or str(checkpoint)
+    options = {"max_model_len": 160, "num_blocks": 20, "block_size": 16, "max_num_batched_tokens": 48}
+    run = record(
+        tmp_path, model, num_requests=12, max_tokens=16, max_num_seqs=8, predictor=[1000] * 5, **options, **sizes
+    )
+    recorded = recorded_layouts(check_executable(run))[0]
+    assert recorded.num_ranks > 1
+    result = execute(run, model=model)
+    assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
+    assert result.num_tokens > 100
+    assert verify(run).exit_code == 0
+    again = execute(run, model=model, layout=structs.replace(recorded, stages=3 - recorded.stages))
+    assert (again.mismatches, again.num_tokens) == ([], result.num_tokens)
+    with pytest.raises(UsageError, match=r"--tensor-parallel-size 4: the run had \d tensor ranks?, and the sums of 4"):
+        execute(run, model=model, layout=structs.replace(recorded, tensor=4))
 
 
 #: Kernels, the type that is computed in, and that of the KV cache.

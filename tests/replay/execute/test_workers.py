@@ -16,6 +16,7 @@ from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.setup import Device, describe_host
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Header
+from eventlm.launchers.launcher import StartedRank
 from eventlm.replay.execute import workers as execution_workers
 from eventlm.replay.execute.executable import check_executable
 from eventlm.replay.execute.execution import ExecuteResult, execute
@@ -141,9 +142,9 @@ async def test_replicas_take_the_gpus_in_turn(run: Path, monkeypatch: pytest.Mon
     given: list[tuple[int, str, str]] = []
     start = WorkerProcess.start
 
-    async def note(self: WorkerProcess) -> None:
+    async def note(self: WorkerProcess, started: StartedRank) -> None:
         given.append((self.setup.replica, self.setup.device, self.setup.gpu))
-        await start(self)
+        await start(self, started)
 
     monkeypatch.setattr(WorkerProcess, "start", note)
     devices = [Device("cuda:0", "NVIDIA A10"), Device("cuda:1", "NVIDIA H100")]
