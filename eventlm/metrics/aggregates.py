@@ -21,7 +21,7 @@ class _Sums(Struct, kw_only=True, gc=False):
 def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
-    return value.copy() if isinstance(value, Histogram) else value
+    return value.copy() if isinstance(value, Histogram | list) else value
 
 
 class ReplicaMetrics(_Sums, kw_only=True, gc=False):
@@ -55,6 +55,11 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     reject_reasons: dict[str, int] = field(default_factory=dict)
     #: Nanoseconds by operation, with --profile-ops.
     op_ns: dict[str, int] = field(default_factory=dict)
+    #: Of a pipeline, the time of each stage in steps, and that of steps before it: handed over, or behind another one.
+    stage_busy_ns: list[int] = field(default_factory=list)
+    stage_wait_ns: list[int] = field(default_factory=list)
+    #: Of several KV groups, the tokens that each computed. What a row takes in several of them counts in each.
+    group_tokens: list[int] = field(default_factory=list)
 
 
 class ClassMetrics(_Sums, kw_only=True, gc=False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
+from itertools import zip_longest
 from operator import itemgetter
 from typing import Literal, NamedTuple
 
@@ -330,5 +331,16 @@ def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
         value = getattr(row, name)
         if value is not None:
             metrics.histograms[key].observe(value)
+    if row.stages:
+        before_ns = [row.stages[0][0], *(end_ns for _, end_ns in row.stages)]
+        waits_ns = [start_ns - end_ns for (start_ns, _), end_ns in zip(row.stages, before_ns, strict=False)]
+        metrics.stage_busy_ns = _added(metrics.stage_busy_ns, [end_ns - start_ns for start_ns, end_ns in row.stages])
+        metrics.stage_wait_ns = _added(metrics.stage_wait_ns, waits_ns)
+    if row.loads:
+        metrics.group_tokens = _added(metrics.group_tokens, row.loads)
     for gap_ns, num_rows in row.token_gaps:
         metrics.histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)
+
+
+def _added(sums: list[int], values: list[int]) -> list[int]:
+    return [sum(each) for each in zip_longest(sums, values, fillvalue=0)]

@@ -374,6 +374,8 @@ class MetricsStore:
             inter_batch_delay=replica.end_step(launched, fact),
             tokens=tokens,
             token_gaps=gaps,
+            stages=fact.stages,
+            loads=launched.loads,
         )
         observe_step(row, metrics)
         metrics.generation_tokens += event.num_tokens

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from eventlm.core.shards import Layout
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State
@@ -89,10 +90,11 @@ class _Live:
 
 
 class RunFold:
-    """Takes the events of a run in order."""
+    """Takes the events of a run in order. layouts: of its replicas, to name ranks by."""
 
-    def __init__(self, names: NameTable) -> None:
+    def __init__(self, names: NameTable, layouts: list[Layout] | None = None) -> None:
         self.names = names
+        self._layouts = layouts or []
         self.requests = GrowingTable(REQUESTS)
         self.phases = GrowingTable(PHASES)
         self.stretches = GrowingTable(STRETCHES)
@@ -432,6 +434,8 @@ class RunFold:
         self._epochs[event.replica] = event.epoch
         kind = MarkKind.WORKER_LOST if isinstance(event, WorkerLost) else MarkKind.DESYNCED
         text = event.reason if isinstance(event, WorkerLost) else ""
+        if event.rank >= 0 and self._layouts:
+            text = f"{self._layouts[event.replica].name_of(event.rank)}: {text or 'another length of a sequence'}"
         self._mark(event, kind, replica=event.replica, text=text)
         self._lose_steps(event.replica)
 

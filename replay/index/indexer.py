@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from eventlm.bus.log_reader import LogLine
 from eventlm.core.core import Core
+from eventlm.core.recorded_layouts import recorded_layouts
 from eventlm.core.state.block_pool import Node
 from eventlm.core.state.core_state import CoreState
 from eventlm.events import Admitted, Event, Fact, Header, Marker, Snapshot
@@ -46,7 +47,7 @@ class Indexer:
         #: The next event, and the time and the hash of the latest.
         self.next_s = header.s
         self.last_ns = header.ts
-        self.fold = RunFold(self.names)
+        self.fold = RunFold(self.names, recorded_layouts(header))
         self.gauges = GaugeSampler()
         self._verifier = verifier
         self._core: Core | None = None if verifier is None else verifier.core

@@ -16,6 +16,7 @@ from eventlm.cli.trace import importing as trace_import
 from eventlm.cli.trace import ls as trace_ls
 from eventlm.cli.trace import stats as trace_stats
 from eventlm.cli.trace_path import add_trace_argument, last_file, plugin_in_words, trace_file
+from eventlm.core.recorded_layouts import layouts_in_words
 from eventlm.errors import ExitCode, TraceCorruptError
 from eventlm.formatting import counted, tally
 from eventlm.table import aligned
@@ -149,6 +150,7 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
         ("run", f"{header.run}, started {started}, {info.duration_ns / NANOSECONDS_PER_SECOND:,.3f} s"),
         ("written by", f"eventlm {header.code_version} ({versions})"),
         *(row for each in header.sets for row in _set_rows(each)),
+        *([("ranks", words)] if (words := layouts_in_words(header)) else []),
         ("events", f"{check.num_events:,}: {in_kinds}{_kept(check)}"),
         ("requests", f"{info.num_requests:,}, {info.num_rejected:,} rejected{_counts(info.reject_reasons)}"),
         ("finished", f"{counted(num_finished, 'sequence')}{_counts(info.finish_reasons)}"),
@@ -160,10 +162,11 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
 def _set_rows(found: ReplicasetRecord) -> list[tuple[str, str]]:
     core = found.core
     blocks = f"{counted(core.num_blocks, 'block')} of {counted(core.block_size, 'token')}"
+    in_each = f" in each of {core.groups} KV groups" if core.groups > 1 else ""
     return [
         ("models", ", ".join(core.models)),
         ("plug-ins", ", ".join(map(plugin_in_words, found.plugins))),
-        ("replicas", f"{core.num_replicas}, each {blocks}"),
+        ("replicas", f"{core.num_replicas}, each {blocks}{in_each}"),
     ]
 
 

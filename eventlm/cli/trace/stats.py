@@ -12,6 +12,7 @@ from eventlm.cli.output import file_progress, print_report
 from eventlm.cli.parser import Parser
 from eventlm.cli.time_window import WINDOW_HELP, add_window_flags, parse_window, window_in_words
 from eventlm.cli.trace_path import add_trace_argument, trace_file
+from eventlm.core.recorded_layouts import layouts_in_words
 from eventlm.formatting import counted, tally
 from eventlm.table import aligned, table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
@@ -19,6 +20,7 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 if TYPE_CHECKING:
     from eventlm.metrics.trace_metrics import Distribution, TraceStats
 
+_RANK_COLUMNS = {"stages": ("busy, ms", "busy", "wait before it, ms/step"), "KV groups": ("tokens", "share")}
 _COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 #: The usual names, as in every other table here.
 _ROW_NAMES = {
@@ -113,6 +115,10 @@ def render(stats: TraceStats) -> Iterator[str]:
         yield from _class_table(stats)
         yield ""
     yield from _replica_table(stats)
+    for name, rows in (("stages", _stage_rows(stats)), ("KV groups", _group_rows(stats))):
+        if rows:
+            yield ""
+            yield from table([name, *_RANK_COLUMNS[name]], rows)
     operations = _operation_rows(stats)
     if operations:
         yield ""
@@ -130,6 +136,8 @@ def _summary(stats: TraceStats) -> Iterator[tuple[str, str]]:
         with_token = f"{stats.num_unfinished_with_token:,} of them past their first token"
         unfinished = f"; {stats.num_unfinished:,} unfinished, {with_token}"
     yield "run", f"{stats.header.run}, {snapshot.model}, {seconds:,.3f} s"
+    if layouts := layouts_in_words(stats.header):
+        yield "ranks", layouts
     if stats.window is not None:
         yield "window", window_in_words(stats.window, int(stats.header.unix_start_ns))
     yield "requests", f"{snapshot.num_requests:,}, {_total(stats.reject_reasons, 'rejected')}"
@@ -199,11 +207,35 @@ def _replica_table(stats: TraceStats) -> Iterator[str]:
     yield from table([*columns, "workers lost"], rows)
 
 
+def _stage_rows(stats: TraceStats) -> list[list[str]]:
+    """Each stage of each replica: what it was busy for, and what steps waited for before it."""
+    return [
+        [
+            f"{index}: stage {stage}",
+            _milliseconds(busy_ns),
+            _share(busy_ns, stats.snapshot.duration_ns),
+            _milliseconds(wait_ns / max(replica.num_steps, 1)),
+        ]
+        for index, replica in enumerate(stats.snapshot.replicas)
+        for stage, (busy_ns, wait_ns) in enumerate(zip(replica.stage_busy_ns, replica.stage_wait_ns, strict=True))
+    ]
+
+
+def _group_rows(stats: TraceStats) -> list[list[str]]:
+    """Each KV group of each replica, with its share of what all of them computed."""
+    return [
+        [f"{index}: group {group}", f"{num_tokens:,}", _share(num_tokens, sum(replica.group_tokens))]
+        for index, replica in enumerate(stats.snapshot.replicas)
+        for group, num_tokens in enumerate(replica.group_tokens)
+    ]
+
+
 def _operation_rows(stats: TraceStats) -> list[list[str]]:
     """Over all replicas, the longest first, and what no operation was measured in; shares are of the steps' time."""
     replicas = stats.snapshot.replicas
     times = sum((Counter(replica.op_ns) for replica in replicas), Counter[str]())
-    busy_ns = sum(replica.busy_ns for replica in replicas)
+    # Of several ranks the one that answers, in the last stage.
+    busy_ns = sum(replica.stage_busy_ns[-1] if replica.stage_busy_ns else replica.busy_ns for replica in replicas)
     num_steps = max(sum(replica.num_steps for replica in replicas), 1)
     ordered = sorted(times.items(), key=lambda item: (-item[1], item[0]))
     if times and busy_ns > times.total():

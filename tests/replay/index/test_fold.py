@@ -6,8 +6,10 @@ from itertools import groupby
 from pathlib import Path
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.core.shards import Layout
 from eventlm.events import (
     Arrived,
+    Desynced,
     Emitted,
     Event,
     Finished,
@@ -130,3 +132,20 @@ def test_the_late_loss_of_an_older_worker_changes_nothing() -> None:
     assert list(fold.steps.columns["done_s"]) == [5]
     kinds = [MarkKind(kind) for kind in fold.marks.columns["kind"]]
     assert kinds == [MarkKind.WORKER_UP, MarkKind.WORKER_UP, MarkKind.WORKER_LOST]
+
+
+def test_a_lost_worker_of_several_is_named_with_its_place() -> None:
+    names = NameTable()
+    fold = RunFold(names, [Layout(2, 2)])
+    for event in (
+        WorkerUp(s=1, ts=1, replica=0, epoch=1),
+        WorkerLost(s=2, ts=2, replica=0, epoch=1, reason="died", rank=3, step=7),
+        WorkerUp(s=3, ts=3, replica=0, epoch=2),
+        Desynced(s=4, ts=4, replica=0, epoch=2, step=1, rank=0),
+    ):
+        fold.see(event)
+    texts = [names.names[text] for text in fold.marks.columns["text"] if text >= 0]
+    assert texts == [
+        "rank 3 of 4 (stage 1, tensor rank 1): died",
+        "rank 0 of 4 (stage 0, tensor rank 0): another length of a sequence",
+    ]

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from eventlm.bus.log_reader import LogReader
+from eventlm.cli.trace.stats import render
 from eventlm.config import CoreConfig
 from eventlm.config.core import MAX_BLOCKS
 from eventlm.config.load import load_config
@@ -268,8 +270,15 @@ def test_a_simulated_pipeline_verifies_and_repeats(tmp_path: Path) -> None:
     assert any(interval.cause == "step" for each in explained.explanations for interval in each.intervals)
     for explanation in explained.explanations:
         check_sums(explanation)
-    busy = trace_stats(result.run_folder).snapshot.replicas[0].busy_ns
-    assert 0 < busy <= result.summary.duration_ns
+    stats = trace_stats(result.run_folder)
+    (replica,) = stats.snapshot.replicas
+    assert 0 < replica.busy_ns <= result.summary.duration_ns
+    # A step is in a stage, or waits for the next.
+    whole = sum(value * count for value, count in stats.values["batch_execution_time"].items())
+    assert len(replica.stage_busy_ns) == 3
+    assert sum(replica.stage_busy_ns) + sum(replica.stage_wait_ns) == whole
+    assert replica.stage_wait_ns[0] == 0 < sum(replica.stage_wait_ns)
+    assert any("0: stage 2" in line for line in render(stats))
 
 
 def test_simulated_groups_verify_repeat_and_branch(tmp_path: Path) -> None:
@@ -284,6 +293,10 @@ def test_simulated_groups_verify_repeat_and_branch(tmp_path: Path) -> None:
     assert sums[0] == pytest.approx(sums[1], rel=0.01)
     for explanation in explain(result.run_folder, [(seq, None) for seq in result.workload_index]).explanations:
         check_sums(explanation)
+    (replica,) = trace_stats(result.run_folder).snapshot.replicas
+    with LogReader(result.run_folder) as log:
+        loads = [event.loads for event in (line.event() for line in log) if isinstance(event, Launched)]
+    assert replica.group_tokens == [sum(of_group) for of_group in zip(*loads, strict=True)]
     # The steps of a branch know where the sequences that are under way begin.
     middle = find_point(result.run_folder, BranchPlace(time_ns=result.summary.duration_ns // 2))
     rest = branch(result.run_folder, middle, num_draws=1).what_if
