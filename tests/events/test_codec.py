@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from eventlm.config import CoreConfig
 from eventlm.config.core import MAX_REPLICAS, most_blocks
-from eventlm.events import DECISIONS, FACTS, MARKERS, Event, Resumed, UserMark
+from eventlm.events import DECISIONS, FACTS, MARKERS, Event, Header, ReplicasetRecord, Resumed, UserMark
 from eventlm.events.codec import (
     SUFFIX_BYTES,
     SplitLine,
