@@ -137,11 +137,15 @@ class Decoder:
     def to_int8(self) -> None:
         """Allocate int8 matrices with their scales in place of floats, before any are loaded.
 
-        An embedding that is not also `lm_head` is only looked up, and stays as it is.
+        An embedding that is not also `lm_head`, here or in another part of the model, is only looked up, and stays as
+        it is.
         """
         is_tied = self.is_tied
+        kept = {*LOOKED_UP, *FLOAT32_WEIGHTS}
+        if self.model.tie_word_embeddings and not is_tied:
+            kept.discard(_EMBEDDING.name)
         for key, matrix in self.weights.items():
-            if matrix.dim() == 2 and key.name not in (*LOOKED_UP, *FLOAT32_WEIGHTS):
+            if matrix.dim() == 2 and key.name not in kept:
                 num_out, num_in = matrix.shape
                 self.weights[key] = matrix.new_empty(num_out, -(-num_in // BLOCK) * BLOCK, dtype=torch.int8)
                 self.scales[key] = matrix.new_empty(num_out, dtype=torch.float32)

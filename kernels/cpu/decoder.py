@@ -257,7 +257,8 @@ class CpuDecoder:
         self._functions.eventlm_load_packed(self._handle, number, layer, expert, blocks.data_ptr(), first_row, count)
 
     def _count(self, name: str, num_bytes: int, expert: int = -1) -> None:
-        part = "lm_head" if name == "embedding" and self._shape.is_tied else _PART_OF.get(name)
+        is_output = name == "embedding" and self._shape.is_tied and self._shape.has_lm_head
+        part = "lm_head" if is_output else _PART_OF.get(name)
         if expert >= 0:
             part = "experts"
         if part is not None:

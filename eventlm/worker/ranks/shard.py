@@ -124,7 +124,8 @@ def shard_of(model: ModelSpec, layout: Layout, place: Place, formats: MatrixForm
         layers=tuple(share.layer for share in shares),
         has_embedding=is_first,
         has_lm_head=is_last,
-        tie_word_embeddings=model.tie_word_embeddings and layout.stages == 1,
+        # The first stage keeps the embedding as one that is multiplied by too, in the same numbers as the last one's.
+        tie_word_embeddings=model.tie_word_embeddings and is_first,
     )
     own_rows = vocabulary[place.tensor]
     slices = {key: _slice_of(key, model, layers, shares, own_rows) for key in model_weights(smaller)}

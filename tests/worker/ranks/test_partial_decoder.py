@@ -77,7 +77,8 @@ def parts_of(
 ) -> Stages:
     def part_of(shard: Shard, rank: int, group: ThreadGroup) -> Decoder:
         with default_dtype(dtype):
-            decoder = PartialDecoder(shard, rank, group.gather_of(rank))
+            is_alone = layout.tensor == 1
+            decoder = Decoder(shard.model) if is_alone else PartialDecoder(shard, rank, group.gather_of(rank))
         if is_int8:
             decoder.to_int8()
         for key, (whole, rows, columns) in shard.slices.items():
@@ -103,7 +104,7 @@ def stages_of(model: ModelSpec, layout: Layout, make: Callable[[Shard, int, Thre
 
 def forward(decoder: Decoder, residual_TH: Tensor | None = None) -> Tensor:
     model, num_tokens = decoder.model, len(TOKENS)
-    dtype = next(iter(decoder.weights.values())).dtype
+    dtype = next(weight.dtype for weight in decoder.weights.values() if weight.is_floating_point())
     ropes = rope_tables(model, 64, dtype=dtype, device=torch.device("cpu"))
     states = StepStates(torch.full((1, model.state_size), torch.nan), [StateRow(num_tokens, slot=0, source=-1)])
     return decoder.forward(
@@ -189,6 +190,14 @@ def test_int8_is_near() -> None:
     expected = exact.logits(forward(exact))
     logits = logits_of(parts_of(model, weights, Layout(2), is_int8=True))
     assert difference(logits, expected) < 1.5 * difference(rounded.logits(forward(rounded)), expected)
+
+
+def test_stages_in_int8_have_the_bits_of_the_whole() -> None:
+    model = OWN_MODELS["3 heads of keys, tied"]
+    weights = random_weights(model)
+    expected = decoder_of(model, weights, is_int8=True)
+    stages = parts_of(model, weights, Layout(1, 2), is_int8=True)
+    assert torch.equal(logits_of(stages), expected.logits(forward(expected)))
 
 
 def test_parts_of_a_checkpoint_are_loaded(tmp_path: Path) -> None:

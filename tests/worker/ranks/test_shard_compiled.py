@@ -79,6 +79,28 @@ def logits_of(decoders: list[CompiledDecoder], residuals: list[Tensor] | None, *
     return list(found[0])
 
 
+def logits_of_shards(folder: Path, layout: Layout, quantization: str) -> list[Tensor]:
+    """Of each step, by all stages."""
+    build = available_builds()[0]
+    shards, residuals = shards_in(folder, layout, quantization), None
+    hidden_size, vocab_size = shards[0].model.hidden_size, shards[0].vocab_starts[-1]
+    for stage in range(layout.stages):
+        groups = carried(layout.tensor, slot_bytes_for(64, hidden_size, vocab_size))
+        decoders = [
+            CompiledDecoder(
+                folder,
+                build,
+                quantization=quantization,
+                part=shards[rank].part,
+                peers=DecoderPeers(group, shards[rank].vocab_starts),
+            )
+            for rank, group in zip(layout.ranks_of_stage(stage), groups, strict=True)
+        ]
+        residuals = logits_of(decoders, residuals, is_last=stage == layout.stages - 1)
+    assert residuals is not None
+    return residuals
+
+
 @pytest.mark.parametrize("layout", [Layout(2), Layout(2, 2)])
 @pytest.mark.parametrize("name", CHECKPOINTS)
 def test_shards_give_what_the_whole_does(
@@ -88,23 +110,16 @@ def test_shards_give_what_the_whole_does(
     write, quantization = CHECKPOINTS[name]
     folder, build = write(tmp_path), available_builds()[0]
     expected = logits_of([CompiledDecoder(folder, build, quantization=quantization)], None, is_last=True)
-    shards, results = shards_in(folder, layout, quantization), None
-    hidden_size, vocab_size = shards[0].model.hidden_size, shards[0].vocab_starts[-1]
-    for stage in range(layout.stages):
-        groups = carried(layout.tensor, slot_bytes_for(64, hidden_size, vocab_size))
-        own = [shards[rank] for rank in layout.ranks_of_stage(stage)]
-        decoders = [
-            CompiledDecoder(
-                folder,
-                build,
-                quantization=quantization,
-                part=shard.part,
-                peers=DecoderPeers(group, shard.vocab_starts),
-            )
-            for shard, group in zip(own, groups, strict=True)
-        ]
-        results = logits_of(decoders, results, is_last=stage == layout.stages - 1)
-    assert results is not None
+    found = logits_of_shards(folder, layout, quantization)
     # Heads here are no whole blocks of codes, so that inputs of a product stay what they are in place of codes.
     bound = 0.05 if name in ("llama.cpp", "awq") else 0.01
-    assert 0 <= relative_error(torch.cat(results), torch.cat(expected)) < bound
+    assert 0 <= relative_error(torch.cat(found), torch.cat(expected)) < bound
+
+
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_stages_have_the_bits_of_the_whole(quantization: str, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path, Shape(hidden=128, inner=320, tied=True))
+    expected = logits_of(
+        [CompiledDecoder(folder, available_builds()[0], quantization=quantization)], None, is_last=True
+    )
+    assert torch.equal(torch.cat(logits_of_shards(folder, Layout(1, 2), quantization)), torch.cat(expected))
