@@ -73,10 +73,13 @@ class _Sizes(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """Replicas of other replicasets on the same machine: how many, and bytes of all their weights."""
+    """Replicas of other replicasets on the same machine: how many, bytes of all their weights, and how many pools of
+    blocks they have: one for each KV group.
+    """
 
     num_replicas: int = 0
     num_bytes: int = 0
+    num_pools: int = 0
 
 
 #: Of an engine with one replicaset.
@@ -89,6 +92,11 @@ def weight_bytes_of(config: Config, folder: Path | None, types: Mapping[WeightKe
         return 0
     sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
     return config.scheduler.replicas * sizes.weights
+
+
+def num_kv_pools(config: Config) -> int:
+    """Pools of KV blocks of all replicas of a replicaset."""
+    return config.scheduler.replicas * config.parallel.kv_parallel_size
 
 
 def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
@@ -323,11 +331,14 @@ def _cache_bytes(config: Config, neighbours: Neighbours = ALONE, *, beside: int)
 
 def _within_limit(config: Config, num_blocks: int, neighbours: Neighbours) -> tuple[int, list[str]]:
     """The number of blocks, at most what an engine can have, and warnings. Raises UsageError if more were asked for."""
-    num_replicas = config.scheduler.replicas + neighbours.num_replicas
-    most = most_blocks(num_replicas)
+    num_pools = num_kv_pools(config) + neighbours.num_pools
+    most = most_blocks(num_pools)
     if num_blocks <= most:
         return num_blocks, []
-    limit = f"{most:,} for each of {num_replicas} replicas" if num_replicas > 1 else f"{most:,}"
+    limit = f"{most:,}"
+    if num_pools > 1:
+        has_groups = num_pools > config.scheduler.replicas + neighbours.num_replicas
+        limit += f" for each of {num_pools} {'KV groups' if has_groups else 'replicas'}"
     if config.cache.num_blocks:
         raise UsageError(
             f"--num-blocks {num_blocks}: an engine can have at most {limit}; lower it, and raise --block-size for "

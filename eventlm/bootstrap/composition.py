@@ -10,7 +10,14 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from eventlm.bootstrap.cache_plan import Neighbours, check_kv_memory, plan_cache, plan_states, weight_bytes_of
+from eventlm.bootstrap.cache_plan import (
+    Neighbours,
+    check_kv_memory,
+    num_kv_pools,
+    plan_cache,
+    plan_states,
+    weight_bytes_of,
+)
 from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.bootstrap.gpus import Gpu
 from eventlm.bootstrap.model_source import ModelSource, find_model
@@ -110,7 +117,11 @@ def compose_engine(
     setups: list[EngineSetup] = []
     warnings: list[str] = []
     for name, parts in found.items():
-        others = Neighbours(total - configs[name].scheduler.replicas, sum(weights.values()) - weights.get(name, 0))
+        others = Neighbours(
+            num_replicas=total - configs[name].scheduler.replicas,
+            num_bytes=sum(weights.values()) - weights.get(name, 0),
+            num_pools=sum(num_kv_pools(own) for each, own in configs.items() if each != name),
+        )
         with _errors_of(name, is_alone=len(found) == 1):
             setup, own_warnings = _make_set(parts, tokenizer_folder, others)
         if len(found) > 1:

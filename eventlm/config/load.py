@@ -78,6 +78,9 @@ def load_config(
                 f"two replicasets are called {TOP_REPLICASET}: the other is that of --model {values['model']}; give "
                 "one another name, or leave that model out"
             )
+        for key, table in replicasets.items():
+            if not table.get("model", values["model"]):
+                raise UsageError(f"the replicaset {key} has no model: give it one, or --model for those without")
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
         by_section[options()[name].section][name] = value

@@ -307,6 +307,10 @@ def test_no_more_blocks_than_an_engine_can_have(checkpoint: Path) -> None:
         UsageError, match=r"--num-blocks 8388609: an engine can have at most 8,388,608 for each of 2 re"
     ):
         plan_cache(config_with(model="fake", num_blocks=MAX_BLOCKS // 2 + 1, replicas=2), None)
+    of_groups = {"model": "fake", "replicas": 2, "kv_parallel_size": 4}
+    assert plan_cache(config_with(num_blocks=MAX_BLOCKS // 8, **of_groups), None).num_blocks == MAX_BLOCKS // 8
+    with pytest.raises(UsageError, match="at most 2,097,152 for each of 8 KV groups; lower it"):
+        plan_cache(config_with(num_blocks=MAX_BLOCKS // 8 + 1, **of_groups), None)
     with pytest.raises(UsageError, match="--num-blocks 16777217: must be an integer from 0 to 16777216"):
         config_with(model="fake", num_blocks=MAX_BLOCKS + 1)
 

@@ -70,6 +70,12 @@ def test_flags_override_the_file_key_by_key_and_the_printed_configuration_loads_
     assert "replicasets" not in redacted(Config())
 
 
+def test_a_set_needs_a_model() -> None:
+    with pytest.raises(UsageError, match="the replicaset b has no model: give it one, or --model for those without"):
+        load("a:model=x", "b:replicas=2")
+    assert load("b:replicas=2", model="m").replicasets == {"b": {"replicas": 2}}
+
+
 @pytest.mark.parametrize(
     ("specs", "message"),
     [
