@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 _MEMORY = Path("/dev/shm")
+#: The names of such folders begin so.
+PREFIX = "eventlm-"
 _BOARD = "steps"
 _STEP = struct.Struct("q")
 #: On the board: nothing is in hand.
@@ -27,7 +29,7 @@ class SharedFolder:
 
     def __init__(self) -> None:
         parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else None
-        self.path = Path(tempfile.mkdtemp(prefix="eventlm-", dir=parent))
+        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
 
     def remove(self) -> None:
         """Remove it and what is in it. Harmless when called twice."""

@@ -23,7 +23,7 @@ from eventlm.launchers.ray.checkpoint import find_here
 from eventlm.launchers.ray.messages import PARENT, HostFacts, LookUp, News, StartRank, encode
 from eventlm.models.config import model_fingerprint
 from eventlm.system.child_process import dying_with_parent
-from eventlm.system.shared_folder import SharedFolder, StepBoard
+from eventlm.system.shared_folder import PREFIX, SharedFolder, StepBoard
 
 #: Calls that are under way at once: one that waits for news, one that kills, and room for those that a driver gave up.
 MAX_CALLS = 4
@@ -80,7 +80,7 @@ class RankActor:
 
 def remove_left_folders(memory: Path) -> None:
     """Remove the shared folders of actors that were killed."""
-    for owner in memory.glob(f"*/{_OWNER}"):
+    for owner in memory.glob(f"{PREFIX}*/{_OWNER}"):
         with contextlib.suppress(OSError, ValueError):
             if not Path("/proc", str(int(owner.read_text()))).exists():
                 shutil.rmtree(owner.parent, ignore_errors=True)

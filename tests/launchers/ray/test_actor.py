@@ -151,9 +151,11 @@ def test_ranks_of_one_host_get_a_folder_for_each_start(tmp_path: Path, monkeypat
 def test_folders_of_killed_actors_are_removed(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         pass
-    for name, owner in (("killed", ended.pid), ("mine", os.getpid()), ("odd", "x")):
+    owners = {"eventlm-killed": ended.pid, "eventlm-mine": os.getpid(), "eventlm-odd": "x", "other": ended.pid}
+    for name, owner in owners.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "actor").write_text(str(owner))
-    (tmp_path / "another").mkdir()
+    (tmp_path / "eventlm-another").mkdir()
     remove_left_folders(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["another", "mine", "odd"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["eventlm-another", "eventlm-mine", "eventlm-odd", "other"]
