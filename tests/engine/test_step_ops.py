@@ -28,9 +28,9 @@ class Profiled(Simulation):
         super().__init__(seed, **options)
         complete = self.engine_core.complete
 
-        def with_ops(replica: int, result: StepResult, *, start_ns: int, end_ns: int) -> None:
+        def with_ops(replica: int, result: StepResult, **times: Any) -> None:
             result = structs.replace(result, ops={"attention": result.step, "mlp": 2})
-            complete(replica, result, start_ns=start_ns, end_ns=end_ns)
+            complete(replica, result, **times)
 
         self.engine_core.complete = with_ops  # type: ignore[method-assign]
 
