@@ -260,7 +260,7 @@ class ReplicaController:
         return EngineUnavailableError(f"{name} {ending} while it started{phase}; its output is above")
 
     def _name(self, rank: int) -> str:
-        return f"worker {self.index}" + (f", rank {rank}," if len(self._setups) > 1 else "")
+        return (f"rank {rank} of " if len(self._setups) > 1 else "") + f"worker {self.index}"
 
     async def _discard(self) -> None:
         worker, self._worker = self._worker, None

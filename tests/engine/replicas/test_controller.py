@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 from structlog.testing import CapturingLogger
 
-from eventlm.config import WorkerConfig
+from eventlm.config import ParallelConfig, WorkerConfig
 from eventlm.engine.replicas import controller as replica_module
 from eventlm.engine.replicas import rank_group
 from eventlm.engine.replicas.controller import ReplicaController, StartPhases
@@ -385,6 +385,15 @@ async def test_one_that_dies_before_its_setup_was_loading_libraries() -> None:
     async with spawned_ahead(real_system(), 1) as spawned:
         kill_process(spawned[0].process)
         with pytest.raises(EngineUnavailableError, match=r"SIGKILL\) while it started \(loading libraries\)"):
+            await replica.start(warm_up=False, spawned=spawned)
+
+
+async def test_a_rank_that_dies_at_its_start_is_named() -> None:
+    setups = worker_setups(fake_setup(parallel=ParallelConfig(tensor_parallel_size=2)))
+    replica = ReplicaController(real_system(), setups, WorkerConfig(), NoEngine(), print, ProcessLauncher())
+    async with spawned_ahead(real_system(), 2) as spawned:
+        kill_process(spawned[1].process)
+        with pytest.raises(EngineUnavailableError, match=r"^rank 1 of worker 0 died"):
             await replica.start(warm_up=False, spawned=spawned)
 
 
