@@ -110,8 +110,8 @@ def _rows(step: StepInFlight) -> list[_Row]:
 
 
 def _rows_in_hand(replica: Replica, number: int) -> list[_Row]:
-    """The rows of the step in flight with this number, else of the oldest. A decode behind others of its sequence
-    is for a token after all that those may produce.
+    """The rows of the step in flight with this number, else of the oldest. A decode that follows
+    others of its sequence is for a token after all that those may produce.
     """
     ahead: Counter[SequenceId] = Counter()
     for step in replica.in_flight:

@@ -38,7 +38,7 @@ def route_new(state: CoreState, replicaset: Replicaset) -> None:
 
 
 class UpReplicas(ReplicaViews):
-    """The replicas of a set whose workers are up, as the router sees them that is asked about a sequence."""
+    """The replicas of a set whose workers are up, as a router sees them for one sequence."""
 
     def __init__(self, replicaset: Replicaset, sequence: Sequence) -> None:
         self._replicaset = replicaset

@@ -56,7 +56,7 @@ class RankProcess(Protocol):
 
 @runtime_checkable
 class ReportedProcess(RankProcess, Protocol):
-    """A process of which others tell. reason: how it was lost, where its exit status is not known; else empty."""
+    """A process whose state others report. reason: how it was lost, where its exit status is not known; else empty."""
 
     reason: str
 
@@ -107,7 +107,7 @@ class Launcher(Struct, frozen=True, kw_only=True):
     ) -> StartedRanks:
         """Start a process for each rank of a replica. The first of them are there already if they are `spawned`.
 
-        Leaves nothing behind where it raises, or is cancelled, except for those. Raises LaunchError, or OSError or
+        If it raises or is cancelled, only those are left. Raises LaunchError, or OSError or
         PipeError as a spawn does.
         """
         raise NotImplementedError

@@ -55,7 +55,7 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     reject_reasons: dict[str, int] = field(default_factory=dict)
     #: Nanoseconds by operation, with --profile-ops.
     op_ns: dict[str, int] = field(default_factory=dict)
-    #: Of a pipeline, the time of each stage in steps, and that of steps before it: handed over, or behind another one.
+    #: Of a pipeline, the time of each stage in steps, and that of steps before it: handed over, or waiting for another.
     stage_busy_ns: list[int] = field(default_factory=list)
     stage_wait_ns: list[int] = field(default_factory=list)
     #: Of several KV groups, the tokens that each computed. What a row takes in several of them counts in each.

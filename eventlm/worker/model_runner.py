@@ -129,7 +129,7 @@ class ModelRunner(CheckpointRunner):
         return output._replace(ops=timer.times_ns if timer is not None else {}, stages=list(stages))
 
     def work_ahead(self) -> bool:
-        """Have some memory given that later steps will use. False if there is enough."""
+        """Touch some memory that later steps will use. False if there is enough."""
         return self._pages.touch_some()
 
     def _update_tables(self, launch: Launched, payload: StepPayload) -> None:

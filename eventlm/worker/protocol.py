@@ -49,7 +49,7 @@ class Peers(Struct, frozen=True, kw_only=True):
     """How the ranks of one replica meet.
 
     shared_memory: a folder of a file system in memory, empty when the first of them starts and theirs alone, in which
-    they make the files that they share; empty: they are on several hosts. Whoever made it removes it when all have
+    they make the files that they share; empty: they are on several hosts. Its maker removes it when all have
     ended. address: `HOST:PORT` of the store of torch.distributed, which the first rank opens; empty with a folder.
     host: the name or address by which the others reach this rank.
     """

@@ -13,7 +13,7 @@ from eventlm.worker.protocol import StepOutput, StepPayload, StepSample
 
 
 class PeerLostError(EventLMError):
-    """Another rank of the replica is gone, so this one cannot go on. Why is told by that one's own end."""
+    """Another rank of the replica is gone, so this one cannot go on. The end of that one says why."""
 
 
 class StepUnderWay(Protocol):

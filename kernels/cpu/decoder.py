@@ -102,7 +102,7 @@ class DecoderPeers(NamedTuple):
     added once. All members have the residual stream, and take each sum in one order: in float32, from the first
     member's part to the last one's, before bias and multiplier. They must use one build, or the last bits differ.
 
-    vocab_starts: each member's first row of the vocabulary, and behind them how many rows there are; empty if all
+    vocab_starts: each member's first row of the vocabulary, then how many rows there are; empty if all
     members have all rows.
     """
 

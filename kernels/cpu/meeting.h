@@ -5,7 +5,7 @@
 // one, and only after that are its slots written again. So one barrier is enough for one exchange.
 //
 // All members must come to the same meetings in the same order. A member that is gone holds up the others until one of
-// them, or whoever started them, ends the group or the processes.
+// them ends the group, or their parent ends the processes.
 #pragma once
 
 #include <atomic>

@@ -227,7 +227,7 @@ def draw_costs(
         return fitted.draws, fitted.report
     if isinstance(given, LinearCost):
         num_draws = NUM_DRAWS if given.ratios_ppm or has_unknown(run.workload) else 1
-        # Whoever gives one for a run means what it took there.
+        # A user who gives one for a run means the groups of that run.
         groups = run.header.core.groups
         return [structs.replace(given, seed=given.seed + draw, groups=groups) for draw in range(num_draws)], None
     if isinstance(given, RooflineCost):

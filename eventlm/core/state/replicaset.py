@@ -204,7 +204,7 @@ class Replicaset:
         while turn is not None:
             yield self.replicas[turn[1] - self.first]
             turn = self._turns.after(turn, every=every or self._concerns_all())
-        # Whoever takes from the shared queue changes it, so that all look at it again.
+        # A replica that takes from the shared queue changes it, so all look at it again.
         self._num_seen = num_changes
 
     def loads(self) -> Loads:

@@ -1,7 +1,7 @@
 """Whose turn it is: which replicas of a set may have a step to launch, found by what has changed since they were asked.
 
 A plan goes in rounds of one step a replica, fewest admitted tokens first. It would be the same if every replica with
-room for a step were asked in every round: whoever is left out here would have launched nothing and changed nothing,
+room for a step were asked in every round: those that are left out here would have launched nothing and changed nothing,
 because nothing has changed since it was asked before. That holds while
 
 * nothing on the replica has changed: its steps, its residents, its blocks, its own line;

@@ -84,7 +84,7 @@ class RankGroup:
         #: kept this process from listening (a stopped process, a blocked loop) is not the worker's silence.
         self._poll_seconds = setups[0].heartbeat_ns / 1e9
         self._num_silent_polls = [0] * len(setups)
-        #: What stages that do not sample have not been told.
+        #: Results that have not been sent to the stages that do not sample.
         self._results: list[tuple[int, list[list[int]]]] = []
 
     @property
@@ -193,7 +193,7 @@ class RankGroup:
             self._results.append((result.step, result.tokens))
 
     def prepare_grammar(self, message: PrepareGrammar) -> None:
-        """Have a grammar built where tokens are drawn."""
+        """Have the ranks that draw tokens build a grammar."""
         self._workers[self.layout.answering_rank].send(message)
 
     async def listen(self, take: Take) -> Loss:

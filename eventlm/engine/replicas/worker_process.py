@@ -47,7 +47,7 @@ log = structlog.get_logger("eventlm.worker")
 
 
 class StartPatience:
-    """How long somebody waits who sees no progress."""
+    """How long to wait for a start that makes no progress."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock

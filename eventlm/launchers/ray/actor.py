@@ -134,7 +134,7 @@ class _Watched:
         self._output = bytearray()
         self._is_read = False
         self._exit_code: int | None = None
-        #: Whether the exit code has been told.
+        #: Whether `news` has returned the exit code.
         self._is_told = False
         for work in (self._read, self._wait):
             threading.Thread(target=work, daemon=True).start()
@@ -145,7 +145,7 @@ class _Watched:
         return self._process.pid
 
     def news(self) -> News:
-        """What is new; waits for it."""
+        """Wait for news and return it."""
         with self._changed:
             self._changed.wait_for(lambda: self._output or self._is_over or self._has_died_unheard)
             output = bytes(self._output)

@@ -18,7 +18,7 @@ class FakeWait(Exception):
 
 
 class FakeRank:
-    """What one rank of a layout does otherwise than a worker that is alone.
+    """How one rank of a layout differs from a worker alone.
 
     A rank whose stage does not sample knows the tokens of a step from the engine only. Here it has drawn them itself,
     and checks that it gets the same ones, and in time.
@@ -55,14 +55,14 @@ class FakeRank:
             self._owed.pop(SequenceId(*identity), None)
 
     def check_rows(self, launch: Launched) -> None:
-        """Raise DesyncError for a row that goes on behind a token that has not come."""
+        """Raise DesyncError for a row that follows a token that has not come."""
         for request, index, *_ in launch.decodes:
             step = self._owed.get(SequenceId(request, index))
             if step is not None:
-                raise DesyncError(f"sequence {request}/{index} goes on behind step {step}, whose tokens are not here")
+                raise DesyncError(f"sequence {request}/{index} follows step {step}, whose tokens are not here")
 
     def note(self, step: int, rows: Sequence[Row], tokens: Sequence[list[int]]) -> None:
-        """What a step gives, which the engine will tell later."""
+        """Note what a step gives; the engine confirms it later."""
         if self._must_be_told:
             self._drawn[step] = tokens
             self._owed |= {row.sequence.id: step for row in rows if row.samples}

@@ -78,8 +78,8 @@ def header_bytes(num_stages: int) -> int:
 class _Ring:
     """Slots of shared memory, [max_tokens, hidden_size] each, which are used in turn, and a pipe for the headers.
 
-    A pipe can be waited for together with the end of the process at its other side, and what was written to memory
-    before a header is seen by whoever has read it.
+    One call can wait for a pipe and for the end of the process at its other side. A reader of a header sees what was
+    written to memory before it.
     """
 
     def __init__(

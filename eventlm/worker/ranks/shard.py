@@ -366,7 +366,7 @@ def _deal_neurons(
     formats: MatrixFormats,
     num_experts: int = 1,
 ) -> list[range]:
-    """Of each rank; a granule more goes to whoever has the least, so that bytes even out."""
+    """The columns of each rank; those with the least bytes get a granule more, so that bytes even out."""
     size, block = len(num_bytes), formats.of(down).block_inputs
     granule = _fitting(part.size, size, (lcm(formats.granule, block), formats.granule, _CHANNELS))
     names = ("gate", "up") if part.is_gated else ("up",)

@@ -45,7 +45,7 @@ def test_early_stages_need_to_be_told() -> None:
     assert all(each == tokens[0] for each in tokens)
     decode = launched(1, decodes=[(1, 0, 4, 0)])
     for runner in group[:2]:
-        with pytest.raises(DesyncError, match="goes on behind step 0, whose tokens are not here"):
+        with pytest.raises(DesyncError, match="follows step 0, whose tokens are not here"):
             runner.execute(decode, payload())
     for runner in group[2:]:
         runner.execute(decode, payload())
