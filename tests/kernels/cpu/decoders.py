@@ -170,7 +170,7 @@ class TorchDecoder:
 
     def _attend(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor) -> Tensor:
         """Written down from `AttentionSpec`, one key-value head after the other."""
-        spec, sinks_H = self.decoder.model.layers[layer].attention, self.decoder.sinks[layer]
+        spec, sinks_H = self.decoder.model.attentions[layer], self.decoder.sinks[layer]
         count, group = len(q_THD), spec.num_heads // spec.num_kv_heads
         places = torch.arange(count)
         distance = places[:, None] - places
