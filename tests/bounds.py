@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from eventlm.config import CoreConfig
@@ -23,9 +24,10 @@ class EvictionBounds:
     Memory: who has residents preempted gets at least as many blocks in the step being formed, or is preempted itself.
     """
 
-    def __init__(self, config: CoreConfig, policies: list[dict[str, Any]]) -> None:
-        self._max_evictions = config.max_evictions
-        self._never_evicts = policies[0]["type"] in NEVER_EVICT
+    def __init__(self, sets: Sequence[tuple[CoreConfig, list[dict[str, Any]]]]) -> None:
+        # Of several replicasets, what each of them keeps to.
+        self._max_evictions = max(config.max_evictions for config, _ in sets)
+        self._never_evicts = all(policies[0]["type"] in NEVER_EVICT for _, policies in sets)
         self._priorities: dict[int, int] = {}
         self._evictions: Counter[Row] = Counter()
         self._rows: dict[tuple[int, int, int], list[Row]] = {}

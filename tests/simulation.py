@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from msgspec import structs
@@ -17,7 +18,7 @@ from eventlm.bus.recorder import Recorder
 from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import EngineCore
-from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.live_requests import LiveRequests, ServedModel
 from eventlm.engine.request import ClosingOutput, FinishedOutput, Request, TokensOutput
 from eventlm.events import (
     Arrived,
@@ -89,9 +90,11 @@ class MemoryLog:
 class Client:
     """The edge of one request: collects its outputs and owes the ends of its texts."""
 
-    def __init__(self, simulation: Simulation, request: Request) -> None:
+    def __init__(self, simulation: Simulation, request: Request, machine: Machine) -> None:
         self.simulation = simulation
         self.request = request
+        #: Of the replicaset that it is for.
+        self.machine = machine
         self.seq = -1
         self.rejected: str | None = None
         self.tokens: list[list[int]] = [[] for _ in range(request.n)]
@@ -151,8 +154,11 @@ class Simulation:
             core = structs.replace(self.machine.core, max_queue_len=max_queue_len)
             self.machine = self.machine._replace(core=core)
         self.chaos = chaos or Chaos()
-        fake = structs.replace(self.machine.fake, poison_ppm=self.chaos.poison_ppm)
-        self.machine = self.machine._replace(fake=fake)
+        first, *others = [
+            each._replace(fake=structs.replace(each.fake, poison_ppm=self.chaos.poison_ppm))
+            for each in self.machine.sets
+        ]
+        self.machine = first._replace(others=tuple(others))
         self.num_requests = num_requests
         self.clock = VirtualClock()
         self.clients: list[Client] = []
@@ -166,9 +172,13 @@ class Simulation:
         header, core = make_core(self.machine)
         if records_tokens:
             header = with_tokens(header, self.machine, self.recorder.writer.run_folder.name)
-        size = self.machine.core.block_size
-        names = BlockNames(b"names", block_size=size, capacity=PAIRS_PER_BLOCK * self.machine.core.num_blocks)
-        live = LiveRequests(names, block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY)
+        size, first_replica, others = self.machine.core.block_size, 0, []
+        for before, other in pairwise(self.machine.sets):
+            first_replica += before.core.num_replicas
+            others.append(ServedModel(other.core.models, _names(other), other.core.block_size, 0, first_replica))
+        live = LiveRequests(
+            _names(self.machine), block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY, others=others
+        )
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
         self.engine_core = EngineCore(
@@ -183,9 +193,10 @@ class Simulation:
             checkpoint_events=50,
             validate_every=0,
         )
-        self.workers = [VirtualWorker(self, replica) for replica in range(self.machine.core.num_replicas)]
+        machines = [each for each in self.machine.sets for _ in range(each.core.num_replicas)]
+        self.workers = [VirtualWorker(self, replica, each) for replica, each in enumerate(machines)]
         if check_every:
-            bus.attach(EvictionBounds(self.machine.core, self.machine.policies).watch)
+            bus.attach(EvictionBounds([(each.core, each.policies) for each in self.machine.sets]).watch)
             self._decide, core.state.decide = core.state.decide, self._checked_decide  # type: ignore[method-assign]
             self._apply, core.apply = core.apply, self._checked_apply  # type: ignore[method-assign]
 
@@ -227,7 +238,9 @@ class Simulation:
         last_ns = 0
         while len(self.clients) < self.num_requests:
             last_ns += rng.choice([0, 1, 5, 30]) * MILLISECOND
-            group = [self._make_client() for _ in range(rng.choice([1, 1, 1, 2, 4]))]
+            # What comes together is for one model.
+            machine = rng.choice(self.machine.sets) if self.machine.others else self.machine
+            group = [self._make_client(machine) for _ in range(rng.choice([1, 1, 1, 2, 4]))]
             self.at(last_ns, lambda group=group: self._arrive(group))
             for client in group:
                 if rng.random() < self.chaos.cancels:
@@ -256,8 +269,8 @@ class Simulation:
         if when % 7 == 0:
             self.at(when + 10 * MILLISECOND, lambda: engine_core.put_fact(CacheFlushed()))
 
-    def _make_client(self) -> Client:
-        client = Client(self, draw_request(self.rng, self.machine, self.chaos))
+    def _make_client(self, machine: Machine) -> Client:
+        client = Client(self, draw_request(self.rng, machine, self.chaos), machine)
         self.clients.append(client)
         return client
 
@@ -323,8 +336,13 @@ class Simulation:
             assert client.seq >= 0, "a request that nobody answered"
             assert len(client.outcomes) == client.request.n, "a sequence without an end"
             for index, outcome in client.outcomes.items():
-                fitting = is_expected(outcome, client.request, client.seed, index, self.machine.fake)
+                fitting = is_expected(outcome, client.request, client.seed, index, client.machine.fake)
                 assert fitting, f"sequence {client.seq}.{index} ended with {outcome}"
+
+
+def _names(machine: Machine) -> BlockNames:
+    core = machine.core
+    return BlockNames(b"names", block_size=core.block_size, capacity=PAIRS_PER_BLOCK * core.num_blocks)
 
 
 def _raise(handler: object, event: Event, error: Exception) -> None:

@@ -33,11 +33,13 @@ class VirtualWorker:
     all stages, which takes as long in each.
     """
 
-    def __init__(self, simulation: World, replica: int) -> None:
+    def __init__(self, simulation: World, replica: int, machine: Machine | None = None) -> None:
         self.simulation = simulation
         self.replica = replica
+        #: Of its replicaset.
+        self.machine = machine or simulation.machine
         self.epoch = 0
-        self.num_stages = simulation.machine.core.stages
+        self.num_stages = self.machine.core.stages
         self.runner: FakeRunner | None = None
         #: When each stage can begin another step.
         self.free_ns = [0] * self.num_stages
@@ -46,11 +48,11 @@ class VirtualWorker:
 
     def start(self) -> None:
         """Come up with a new epoch and an empty cache."""
-        core = self.simulation.machine.core
+        core = self.machine.core
         self.epoch += 1
         self.is_heard = True
         self.runner = FakeRunner(
-            self.simulation.machine.fake,
+            self.machine.fake,
             epoch=self.epoch,
             block_size=core.block_size,
             num_blocks=core.num_blocks * core.groups,

@@ -16,10 +16,11 @@ from eventlm.config import CoreConfig
 from eventlm.core.core import Core
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
-from eventlm.core.state.replicaset import Plugins
+from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.engine.plugins.registry import resolve
 from eventlm.engine.request import Request
-from eventlm.events import Header
+from eventlm.events import Header, PluginRecord
+from eventlm.events.markers import ReplicasetRecord
 from eventlm.sampling_params import SamplingParams
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.worker.fake.states import fold
@@ -57,6 +58,13 @@ class Machine(NamedTuple):
     batcher: dict[str, Any]
     router: dict[str, Any]
     fake: FakeParameters
+    #: The further replicasets of an engine that has several.
+    others: tuple[Machine, ...] = ()
+
+    @property
+    def sets(self) -> tuple[Machine, ...]:
+        """All replicasets in their order."""
+        return (self, *self.others)
 
 
 class Outcome(NamedTuple):
@@ -195,25 +203,52 @@ def with_states(machine: Machine, seed: int) -> Machine:
     return machine._replace(core=core, fake=structs.replace(machine.fake, recurrent=True))
 
 
+def with_sets(machine: Machine, seed: int) -> Machine:
+    """The same with one or two further replicasets, which have nothing in common with the first."""
+    rng = random.Random(f"{seed}/sets")
+    others = []
+    for number in range(1, rng.choice([2, 3])):
+        other = draw_machine(rng, rng.randrange(1000))
+        others.append(other._replace(core=structs.replace(other.core, models=[f"fake {number}"])))
+    return machine._replace(others=tuple(others))
+
+
 def make_core(machine: Machine) -> tuple[Header, Core]:
     """The header of a run on this machine, and a core as it describes."""
-    policies = [resolve("policy", spec) for spec in machine.policies]
-    batcher, router = resolve("batcher", machine.batcher), resolve("router", machine.router)
+    (records, parts), *others = [_make_set(each) for each in machine.sets]
     header = Header(
         run="simulation",
         unix_start_ns="0",
         code_version="0",
         core=machine.core,
-        plugins=[*(policy.record for policy in policies), batcher.record, router.record],
+        plugins=records,
         predictor=list(COEFFICIENTS),
     )
+    if others:
+        header = structs.replace(
+            header,
+            replicaset=machine.core.models[0],
+            replicasets=[
+                ReplicasetRecord(
+                    name=other.config.models[0], core=other.config, plugins=of_other, predictor=list(COEFFICIENTS)
+                )
+                for of_other, other in others
+            ],
+        )
+    return header, Core(*parts, [other for _, other in others])
+
+
+def _make_set(machine: Machine) -> tuple[list[PluginRecord], SetParts]:
+    policies = [resolve("policy", spec) for spec in machine.policies]
+    batcher, router = resolve("batcher", machine.batcher), resolve("router", machine.router)
     plugins = Plugins(
         policies={policy.record.name: policy.instance for policy in policies},
         policy=policies[0].record.name,
         batcher=batcher.instance,
         router=router.instance,
     )
-    return header, Core(machine.core, plugins, Predictor.from_coefficients(COEFFICIENTS))
+    records = [*(policy.record for policy in policies), batcher.record, router.record]
+    return records, SetParts(machine.core, plugins, Predictor.from_coefficients(COEFFICIENTS))
 
 
 def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> Request:
@@ -231,7 +266,7 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> Request:
             seed=None if rng.random() < chaos.unseeded else rng.getrandbits(64),
         ),
         scheduling=SchedulingParams(
-            model="fake",
+            model=machine.core.models[0],
             kind=kind,
             skip_cache_read=rng.random() < 0.1,
             waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",

@@ -23,7 +23,7 @@ from eventlm.events import DECISIONS, FACTS, MARKERS, Event
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.system import real_system
 from tests.simulation import Simulation
-from tests.workload import draw_large_machine, draw_machine, with_states
+from tests.workload import draw_large_machine, draw_machine, with_sets, with_states
 
 NUM_PROCESSES = 2
 SEGMENT_BYTES = 8192
@@ -39,6 +39,8 @@ def record(folder: Path, seed: int, kind: str = "") -> Counter[str]:
         options = {"check_every": 10, "machine": machine._replace(fake=fake)}
     elif kind == "--large":
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
+    elif seed % 8 == 6:
+        options = {"machine": with_sets(draw_machine(random.Random(seed), seed), seed)}
     # One in five is in many segments; plug-ins are drawn by the seed modulo 48.
     with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
