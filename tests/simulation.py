@@ -172,12 +172,13 @@ class Simulation:
         header, core = make_core(self.machine)
         if records_tokens:
             header = with_tokens(header, self.machine, self.recorder.writer.run_folder.name)
-        size, first_replica, others = self.machine.core.block_size, 0, []
+        size, first_replica = self.machine.core.block_size, 0
+        served: list[ServedModel] = []
         for before, other in pairwise(self.machine.sets):
             first_replica += before.core.num_replicas
-            others.append(ServedModel(other.core.models, _names(other), other.core.block_size, 0, first_replica))
+            served.append(ServedModel(other.core.models, _names(other), other.core.block_size, 0, first_replica))
         live = LiveRequests(
-            _names(self.machine), block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY, others=others
+            _names(self.machine), block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY, others=served
         )
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)

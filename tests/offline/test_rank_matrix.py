@@ -6,6 +6,7 @@ Each run has real processes, and a pool that is too small for all of its request
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import random
@@ -333,6 +334,10 @@ def test_twenty_thousand_tokens_are_executed_again(folders: dict[str, Path], tmp
     print(f"{layout}: {num_tokens:,} tokens")
 
 
+def are_gone(pids: list[int]) -> bool:
+    return not any(map(is_running, pids))
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
 def test_deaths_of_any_rank_change_no_token(
@@ -358,7 +363,7 @@ def test_deaths_of_any_rank_change_no_token(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pids[rank], number)
                     struck.append((rank, number))
-                wait_until(lambda pids=pids: not any(map(is_running, pids)))
+                wait_until(functools.partial(are_gone, pids))
 
     expected = alone(name, 200).outputs
     prompts, params = asked(200)
