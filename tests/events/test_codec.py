@@ -80,13 +80,29 @@ def structs(struct: type[Any]) -> st.SearchStrategy[Any]:
     hints = get_type_hints(struct, include_extras=True)
     fields = {name: values(hints[name]) for name in struct.__struct_fields__}
     if struct is CoreConfig:
-        fields |= {"num_blocks": st.integers(2, most_blocks(MAX_REPLICAS)), "state_slots": st.just(msgspec.UNSET)}
-        return st.builds(struct, **fields).flatmap(lambda core: st.sampled_from([core, with_states(core)]))
+        fields["num_blocks"] = st.integers(2, most_blocks(MAX_REPLICAS))
+        of_some = ("state_slots", "num_stages", "micro_batches", "num_kv_groups", "kv_shard_tokens")
+        fields |= dict.fromkeys(of_some, st.just(msgspec.UNSET))
+        return st.builds(struct, **fields).flatmap(
+            lambda core: st.sampled_from([core, with_states(core), with_ranks(core)])
+        )
     if struct is Header:
         # One is enough, and as large as all the rest.
         others = st.lists(structs(ReplicasetRecord), min_size=1, max_size=1)
         fields["replicasets"] = st.one_of([st.just(msgspec.UNSET), others])
     return st.builds(struct, **fields)
+
+
+def with_ranks(core: CoreConfig) -> CoreConfig:
+    return msgspec.structs.replace(
+        core,
+        num_replicas=1,
+        max_tokens_per_row=1,
+        num_stages=3,
+        micro_batches=4,
+        num_kv_groups=2,
+        kv_shard_tokens=2 * core.block_size,
+    )
 
 
 def with_states(core: CoreConfig) -> CoreConfig:
