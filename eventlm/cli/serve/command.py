@@ -286,12 +286,14 @@ def _begin(url: str, engine: InferenceEngine) -> None:
 def _announce(url: str, engine: InferenceEngine) -> None:
     """Announce that the server is ready, in prose on a terminal, else in the log."""
     setup = engine.setup
-    model = engine.model_names[0]
+    models = engine.model_names
+    model = models[0]
     record = str(engine.run_folder / "trace.jsonl") if engine.run_folder is not None else ""
     hint = _hint(url, model, setup.config.server)
     scheduler = setup.config.scheduler
     plugins = {kind: format_plugin_spec(getattr(scheduler, kind)) for kind in ("policy", "batcher", "router")}
     kv_memory, host, num_slots = _kv_memory(engine), engine.worker_host, setup.core.state_slots or 0
+    num_ranks = setup.layout.num_ranks
     if not _is_read_by_a_person(setup.config):
         import structlog
 
@@ -300,6 +302,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             "ready",
             url=url,
             model=model,
+            **({"models": models} if len(models) > 1 else {}),
             max_model_len=engine.max_model_len,
             **({"kv_memory": kv_memory} if kv_memory else {}),
             num_blocks=setup.core.num_blocks,
@@ -308,6 +311,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             device=host["device"].partition(":")[0],
             **{name: host[name] for name in _MACHINERY if name in host},
             replicas=setup.core.num_replicas,
+            **({"ranks": num_ranks} if num_ranks > 1 else {}),
             api_servers=setup.config.server.api_servers,
             record=record,
             **({} if is_text else {"hint": hint}),
@@ -318,11 +322,13 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
-    processes = f"replicas {setup.core.num_replicas}{_machinery(host)}"
+    processes = f"replicas {setup.core.num_replicas}"
+    processes += f" of {num_ranks} ranks" if num_ranks > 1 else ""
+    processes += _machinery(host)
     processes += f", front ends {num_front_ends}" if num_front_ends else ""
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
-        f"eventlm {__version__} serves {model} on {url}",
+        f"eventlm {__version__} serves {' and '.join(models)} on {url}",
         f"{processes}, {chosen}, context {engine.max_model_len} tokens"
         + (f", KV cache {kv_memory} in {counted(setup.core.num_blocks, 'block')} each" if kv_memory else "")
         + (f", {counted(num_slots, 'state slot')} each" if num_slots else ""),

@@ -45,6 +45,12 @@ def curl_arguments(hint: str, **environment: str) -> list[str]:
     return done.stdout.split("\0")[:-1]
 
 
+def test_the_ready_line_has_the_ranks_and_all_models(start_server: StartServer) -> None:
+    other = "other:model=fake,served_model_name=second"
+    ready = start_server("--model", "fake", "--tensor-parallel-size", "2", "--replicaset", other).log_event("ready")
+    assert (ready["model"], ready["models"], ready["ranks"]) == ("fake", ["fake", "second"], 2)
+
+
 def test_the_ready_line_has_the_specs_and_a_command_that_works(start_server: StartServer) -> None:
     flags = ["--policy", "edf:multiplier=2,min_deadline_ms=300", "--router", "pull"]
     # The command asks for as much as there is room for.
@@ -53,7 +59,7 @@ def test_the_ready_line_has_the_specs_and_a_command_that_works(start_server: Sta
     assert (ready["policy"], ready["router"]) == ("edf:multiplier=2,min_deadline_ms=300", "pull")
     # Nothing computes the fake model.
     assert (ready["num_blocks"], ready["device"]) == (FAKE_NUM_BLOCKS, "none")
-    assert {"gpu", "attention_backend", "threads"}.isdisjoint(ready)
+    assert {"gpu", "attention_backend", "threads", "models", "ranks"}.isdisjoint(ready)
     url, *headers, flag, body = curl_arguments(ready["hint"])
     assert (url, flag) == (f"{server.url}/v1/chat/completions", "-d")
     assert headers == ["-H", "content-type: application/json"]
