@@ -5,6 +5,8 @@ The board outlives a process that is killed, so it says what that was doing.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import mmap
 import os
 import shutil
@@ -15,6 +17,7 @@ from pathlib import Path
 _MEMORY = Path("/dev/shm")
 #: The names of such folders begin so.
 PREFIX = "eventlm-"
+_OWNER = "owner"
 _BOARD = "steps"
 _STEP = struct.Struct("q")
 #: On the board: nothing is in hand.
@@ -22,18 +25,26 @@ NO_STEP = -1
 
 
 class SharedFolder:
-    """A new folder, in memory if the host has a file system for that, which no other user can enter.
+    """A new folder, in memory if the host has a file system for that, which no other user can enter. It is locked as
+    long as its maker lives and keeps it. Those that makers have left when they were killed are removed.
 
     Raises OSError.
     """
 
     def __init__(self) -> None:
-        parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else None
+        parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+        remove_left_folders(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        # It has its name once it is locked: before that, nobody may take it for one that was left.
+        unnamed = self.path / f"new-{_OWNER}"
+        self._lock = unnamed.open("wb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unnamed.rename(self.path / _OWNER)
 
     def remove(self) -> None:
         """Remove it and what is in it. Harmless when called twice."""
         remove_folder(self.path)
+        self._lock.close()
 
 
 class StepBoard:
@@ -61,6 +72,15 @@ class StepBoard:
     def close(self) -> None:
         """Unmap it. Harmless when called twice."""
         self._board.close()
+
+
+def remove_left_folders(parent: Path) -> None:
+    """Remove the shared folders in `parent` whose makers were killed."""
+    for owner in parent.glob(f"{PREFIX}*/{_OWNER}"):
+        # Those of other users cannot be opened.
+        with contextlib.suppress(OSError), owner.open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove_folder(owner.parent)
 
 
 def remove_folder(path: str | Path) -> None:

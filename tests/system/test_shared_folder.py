@@ -19,6 +19,14 @@ from eventlm.system.shared_folder import StepBoard
 StepBoard(sys.argv[1]).write(2, 77)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+LEFT = """
+import os, signal, sys
+from pathlib import Path
+from eventlm.system import shared_folder
+shared_folder._MEMORY = Path(sys.argv[1])
+print(shared_folder.SharedFolder().path, end="", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 def test_a_folder_is_private_and_goes_with_all_that_is_in_it() -> None:
@@ -38,6 +46,19 @@ def test_without_a_file_system_in_memory_it_is_a_temporary_one(tmp_path: Path, m
     folder = SharedFolder()
     assert folder.path.is_dir()
     folder.remove()
+
+
+def test_the_next_folder_removes_those_of_makers_that_were_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_folder, "_MEMORY", tmp_path)
+    mine = SharedFolder()
+    killed = subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], check=False, capture_output=True, text=True)
+    left = Path(killed.stdout)
+    assert left.is_dir()
+    (tmp_path / "eventlm-without-owner").mkdir()
+    other = SharedFolder()
+    assert sorted(tmp_path.iterdir()) == sorted([mine.path, other.path, tmp_path / "eventlm-without-owner"])
 
 
 def test_a_board_says_what_a_process_that_was_killed_had_in_hand(tmp_path: Path) -> None:

@@ -8,11 +8,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import threading
-from pathlib import Path
 
 import msgspec
 from msgspec import structs
@@ -23,15 +21,13 @@ from eventlm.launchers.ray.checkpoint import find_here
 from eventlm.launchers.ray.messages import PARENT, HostFacts, LookUp, News, StartRank, encode
 from eventlm.models.config import model_fingerprint
 from eventlm.system.child_process import dying_with_parent
-from eventlm.system.shared_folder import PREFIX, SharedFolder, StepBoard
+from eventlm.system.shared_folder import SharedFolder, StepBoard
 
 #: Calls that are under way at once: one that waits for news, one that kills, and room for those that a driver gave up.
 MAX_CALLS = 4
 #: How much output is kept for the driver; a process that has printed more waits.
 MAX_BACKLOG_BYTES = 1 << 20
 _CHUNK_BYTES = 65_536
-#: A file in a shared folder with the process id of the actor that made it.
-_OWNER = "actor"
 
 
 class RankActor:
@@ -54,8 +50,6 @@ class RankActor:
         if self._folder is not None:
             self._folder.remove()
         self._folder = SharedFolder()
-        remove_left_folders(self._folder.path.parent)
-        (self._folder.path / _OWNER).write_text(str(os.getpid()))
         StepBoard(self._folder.path, size=num_ranks).close()
         atexit.register(self._folder.remove)
         return str(self._folder.path)
@@ -76,14 +70,6 @@ class RankActor:
         """Send SIGKILL to the process, if it is that of this run. Harmless when called twice."""
         if self._watched is not None and self._watched.run == run:
             self._watched.kill()
-
-
-def remove_left_folders(memory: Path) -> None:
-    """Remove the shared folders of actors that were killed."""
-    for owner in memory.glob(f"{PREFIX}*/{_OWNER}"):
-        with contextlib.suppress(OSError, ValueError):
-            if not Path("/proc", str(int(owner.read_text()))).exists():
-                shutil.rmtree(owner.parent, ignore_errors=True)
 
 
 def facts_here(wanted: LookUp) -> HostFacts:

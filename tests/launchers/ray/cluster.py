@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]
 
-from eventlm.launchers.ray.actor import remove_left_folders
+from eventlm.system.shared_folder import remove_left_folders
 from tests.processes import PATIENCE_SECONDS, wait_until
 
 _RAY = [

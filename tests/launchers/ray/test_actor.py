@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from eventlm._version import __version__
-from eventlm.launchers.ray.actor import RankActor, facts_here, remove_left_folders
+from eventlm.launchers.ray.actor import RankActor, facts_here
 from eventlm.launchers.ray.checkpoint import CheckpointName
 from eventlm.launchers.ray.messages import PARENT, HostFacts, LookUp, News, StartRank, encode
 from eventlm.models.config import model_fingerprint
@@ -146,16 +146,3 @@ def test_ranks_of_one_host_get_a_folder_for_each_start(tmp_path: Path, monkeypat
     )
     assert (first.exists(), list(tmp_path.iterdir())) == (False, [second])
     assert StepBoard(second).read(1) == NO_STEP
-
-
-def test_folders_of_killed_actors_are_removed(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as ended:
-        pass
-    owners = {"eventlm-killed": ended.pid, "eventlm-mine": os.getpid(), "eventlm-odd": "x", "other": ended.pid}
-    for name, owner in owners.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "actor").write_text(str(owner))
-    (tmp_path / "eventlm-another").mkdir()
-    remove_left_folders(tmp_path)
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ["eventlm-another", "eventlm-mine", "eventlm-odd", "other"]
