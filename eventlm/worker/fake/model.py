@@ -56,7 +56,7 @@ class FakeModel:
         self._free_ns = [0] * setup.layout.stages
 
     def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
-        """Queued after what is under way. Every stage takes an equal part of the step's time."""
+        """Queued after what is under way. Every stage takes an equal part of each operation's time."""
         begun_ns = time.monotonic_ns()
         try:
             step = self._runner.execute(launch, payload)
@@ -69,14 +69,16 @@ class FakeModel:
             self.waits_for_peers = True
             self._hang()
         num_stages = len(self._free_ns)
+        shares = {name: [len(share) for share in deal_out(time_ns, num_stages)] for name, time_ns in step.ops.items()}
         stages: list[tuple[int, int]] = []
-        for stage, share in enumerate(deal_out(sum(step.ops.values()), num_stages)):
+        for stage, share in enumerate(zip(*shares.values(), strict=True)):
             start_ns = max(begun_ns, self._free_ns[stage], stages[-1][1] if stages else 0)
-            self._free_ns[stage] = start_ns + len(share)
+            self._free_ns[stage] = start_ns + sum(share)
             stages.append((start_ns, self._free_ns[stage]))
         times_ns = (stages[0][0], stages[-1][1])
-        step = step._replace(ops=step.ops if self._profile_ops else {}, stages=stages if num_stages > 1 else [])
-        return TimedFakeStep(step, times_ns)
+        # The rank that answers is in the last stage.
+        ops = {name: share[-1] for name, share in shares.items()} if self._profile_ops else {}
+        return TimedFakeStep(step._replace(ops=ops, stages=stages if num_stages > 1 else []), times_ns)
 
     def _hang(self) -> NoReturn:
         while True:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
+from eventlm.core.shards import Layout
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
@@ -50,3 +52,13 @@ def test_a_step_that_comes_while_one_is_under_way_begins_when_that_ends(monkeypa
     third = model.start(launched(2, decodes=[(1, 0, 2, 2)]), payload())
     assert second.is_done()
     assert third.times_ns == (1000, 1300)
+
+
+def test_operations_are_those_of_the_last_stage() -> None:
+    """It has the rank that answers."""
+    setup = structs.replace(SETUP, layout=Layout(stages=2), rank=1, profile_ops=True)
+    new = payload(new_sequence(1, [1, 2, 3]))
+    step = FakeModel(setup).start(launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [0, 1])]), new).finish()
+    (_, first_end_ns), (start_ns, end_ns) = step.stages
+    assert start_ns == first_end_ns
+    assert sum(step.ops.values()) == end_ns - start_ns > 0
