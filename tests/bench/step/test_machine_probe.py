@@ -53,6 +53,19 @@ def test_bfloat16_is_left_out_where_a_large_product_of_it_takes_long(
     assert found == large
 
 
+def test_slow_runs_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where ranks share the processors, or other programs use them."""
+    now, runs = [0.0], []
+
+    def action() -> None:
+        runs.append(now[0])
+        now[0] += 0.75
+
+    monkeypatch.setattr(machine_probe.time, "perf_counter", lambda: now[0])
+    assert machine_probe._best_s(action) == 0.75
+    assert len(runs) == 3
+
+
 async def test_an_error_is_reported() -> None:
     with pytest.raises(EventLMError, match=r"could not be measured: RuntimeError: \S+"):
         await machine_probe.probe(-1)
