@@ -1,7 +1,7 @@
 """Where the time of a step goes: steps of one shape, run by an engine and its worker process as they serve.
 
 The worker reports when each of its steps began and ended and what its operations took; the log has the time of the
-engine's decision. A step lasts from the end of the one before it to its own.
+engine's decision. A step lasts from the end of the one before it to its own: of a pipeline, too, whose steps overlap.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from msgspec import structs
 
 from eventlm.bench.draws import random_stream
 from eventlm.bench.step.floor import BatchShape, shape_of
@@ -27,10 +29,14 @@ NUM_WARMUP_STEPS = 4
 NUM_PREFILLS = 5
 #: Parts of a step's time that are not the worker's.
 TRANSPORT, ENGINE = "transport", "engine"
+#: What the last stage of a pipeline spends on waiting for the one before it: ranks that wait for each other call it so.
+STAGE_BEFORE = "meeting"
 
 
 class StepCase(NamedTuple):
-    """A step to measure: `batch` decodes of sequences that hold `context` tokens, or one prompt (batch 0)."""
+    """A step to measure: `batch` decodes of sequences that hold `context` tokens, or one prompt (batch 0). A pipeline
+    decodes as many more sequences in its other steps under way.
+    """
 
     batch: int
     context: int
@@ -108,11 +114,19 @@ class StepRecorder:
 def measured_step(launch: Launched, ended: StepCompleted, from_ns: int, ops: Mapping[str, int]) -> MeasuredStep:
     """A step that could begin at `from_ns`: the time until it did is the engine's if the launch was not decided on by
     then, else the transport's. What the worker's operations leave of its time is its `prepare`.
+
+    Operations are those of a pipeline's last stage. While an earlier one computes the step, the last one waits for it.
     """
-    gap_ns = max(ended.start_ns - from_ns, 0)
-    rest_ns = ended.end_ns - ended.start_ns - sum(ops.values())
+    start_ns = ended.stages[-1][0] if ended.stages else ended.start_ns
+    gap_ns = max(start_ns - from_ns, 0)
+    rest_ns = ended.end_ns - start_ns - sum(ops.values())
     waited = ENGINE if launch.ts > from_ns else TRANSPORT
-    parts = dict(ops) | {"prepare": ops.get("prepare", 0) + rest_ns, TRANSPORT: 0, ENGINE: 0} | {waited: gap_ns}
+    parts = dict(ops) | {"prepare": ops.get("prepare", 0) + rest_ns, TRANSPORT: 0, ENGINE: 0}
+    if ended.stages:
+        before_ns = min(max(ended.stages[-2][1] - max(ended.start_ns, from_ns), 0), gap_ns)
+        parts[STAGE_BEFORE] = parts.get(STAGE_BEFORE, 0) + before_ns
+        gap_ns -= before_ns
+    parts[waited] = gap_ns
     return MeasuredStep(ended.end_ns - from_ns, parts, shape_of(launch))
 
 
@@ -129,20 +143,33 @@ def check_cases(engine: InferenceEngine, cases: Sequence[StepCase], num_steps: i
             )
         if case.batch > core.max_num_seqs:
             raise UsageError(f"{case}: --max-num-seqs is {core.max_num_seqs}; raise it or lower --batch")
-        needed = max(case.batch, 1) * (ceil_div(length, core.block_size) + 1)
-        if 0 < core.num_blocks < needed:
+        needed = max(_num_sequences(engine, case), 1) * (ceil_div(length, core.block_size) + 1)
+        if 0 < core.blocks_per_replica < needed:
             remedy = "--num-blocks" if engine.setup.config.cache.num_blocks else "--kv-memory"
-            raise UsageError(f"{case}: needs {needed:,} KV blocks, there are {core.num_blocks:,}; raise {remedy}")
+            raise UsageError(
+                f"{case}: needs {needed:,} KV blocks, there are {core.blocks_per_replica:,}; raise {remedy}"
+            )
 
 
 def _lengths(engine: InferenceEngine, case: StepCase, num_steps: int) -> tuple[int, int]:
     """Prompt and most output tokens. In the middle of the measured steps a sequence has about `context` tokens."""
     if not case.batch:
         return case.context, 1
+    core = engine.setup.core
     # Steps until the last prompt is computed, in which the first ones decode already.
-    ramp = ceil_div(case.batch * case.context, engine.setup.core.max_num_batched_tokens) + 1
-    num_steps += NUM_WARMUP_STEPS
-    return max(case.context - (num_steps + ramp) // 2, 1), num_steps + 2 * ramp + 8
+    ramp = ceil_div(_num_sequences(engine, case) * case.context, core.max_num_batched_tokens) + 1
+    # A sequence decodes in one of so many.
+    num_steps = ceil_div(num_steps + NUM_WARMUP_STEPS, core.decode_batches)
+    prompt = max(case.context - (num_steps + ramp) // 2, 1)
+    if core.decode_batches > 1:
+        # Whole blocks, which the prefix cache has by then, and a token to compute.
+        prompt -= (prompt - 1) % core.block_size
+    return prompt, num_steps + 2 * ramp + 8
+
+
+def _num_sequences(engine: InferenceEngine, case: StepCase) -> int:
+    """So many that each step of a pipeline, which takes its share of them, decodes the case's batch."""
+    return case.batch * engine.setup.core.decode_batches
 
 
 class StepBench:
@@ -163,7 +190,9 @@ class StepBench:
         recorder = StepRecorder(self._num_steps, lambda launch: len(launch.decodes) == case.batch and not launch.chunks)
         self._engine.bus.attach(recorder)
         try:
-            handles = await self._engine.submit([self._request(case) for _ in range(case.batch)])
+            handles = await self._engine.submit(
+                [self._request(case) for _ in range(_num_sequences(self._engine, case))]
+            )
             ends: asyncio.Future[list[None]] = asyncio.gather(*(_end(handle) for handle in handles))
             found = asyncio.ensure_future(recorder.found.wait())
             either: set[asyncio.Future[Any]] = {ends, found}
@@ -177,6 +206,14 @@ class StepBench:
         if not recorder.steps:
             raise EventLMError(f"{case}: the engine never ran all of them in one step")
         return CaseResult(case, recorder.steps, recorder.engine_cpu_ns)
+
+    async def _compute_prompts(self, requests: Sequence[Request]) -> None:
+        """So that later one step begins all of them: those of a pipeline that begin apart stay in uneven steps."""
+        prompts = [
+            structs.replace(request, sampling=structs.replace(request.sampling, max_tokens=1)) for request in requests
+        ]
+        for handle in await self._engine.submit(prompts):
+            await _end(handle)
 
     async def _prefill(self, case: StepCase) -> CaseResult:
         """Prompts one after the other; the steps of each count as one."""

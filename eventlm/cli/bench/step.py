@@ -36,8 +36,13 @@ of all its bytes and all its FLOPs. x floor is the time as a multiple of it. Pro
 files of codes other than FP8) count at twice the peak of floats, as processors do twice as many of them as of bfloat16;
 with AMX this is not reached with codes, which are multiplied as bfloat16 from some 32 tokens on.
 x floor may be below 1 if all weights of a part fit the processor's last-level cache, which is faster than its memory,
-or if other programs slowed the memory while it was measured.
+or if other programs slowed the memory while it was measured. A model on several ranks has no floors: its parts are
+those of the rank that answers. In a pipeline this is one of the last stage; every step decodes --batch sequences, and
+lasts from the end of the step before it to its own.
 
+  waiting for peers
+                  what a rank waits for others, in a pipeline also for the
+                  stage before
   lm_head         the output matrix, and the draw of tokens whose logits
                   nothing else needs
   sampling        what remains of drawing the tokens
@@ -156,7 +161,8 @@ async def _measured(
     check_cases(engine, cases, arguments.steps)
     host = engine.worker_host
     model = None
-    if host.get("weight_bytes"):
+    # What a rank of several holds is not the whole model.
+    if host.get("weight_bytes") and engine.setup.layout.num_ranks == 1:
         config = read_model(Path(engine.setup.model))
         quantization = engine.setup.config.model.quantization
         # Elsewhere than in the compiled forward pass, codes are unpacked.

@@ -8,6 +8,7 @@ from eventlm.bench.step.floor import BatchShape
 from eventlm.bench.step.measure import (
     ENGINE,
     NUM_PREFILLS,
+    STAGE_BEFORE,
     TRANSPORT,
     StepBench,
     StepCase,
@@ -16,19 +17,20 @@ from eventlm.bench.step.measure import (
     prompt_of,
 )
 from eventlm.bootstrap.composition import compose_engine
-from eventlm.config import CacheConfig, Config, ModelConfig, SchedulerConfig, WorkerConfig
+from eventlm.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig, WorkerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.errors import UsageError
 from eventlm.events import Launched, StepCompleted, StepOps
 
 
-def engine(**scheduler: int) -> InferenceEngine:
+def engine(parallel: ParallelConfig | None = None, **scheduler: int) -> InferenceEngine:
     return compose_engine(
         Config(
             model=ModelConfig(model="fake", max_model_len=512),
             cache=CacheConfig(num_blocks=256),
             scheduler=SchedulerConfig(**scheduler),
             worker=WorkerConfig(profile_ops=True),
+            parallel=parallel or ParallelConfig(),
         )
     )[0]
 
@@ -55,6 +57,25 @@ async def test_cases_are_measured_one_after_the_other() -> None:
     assert prefill.engine_cpu_ns > 0
 
 
+async def test_steps_of_a_pipeline_have_the_batch_each() -> None:
+    running = engine(ParallelConfig(pipeline_parallel_size=2), max_num_seqs=16, max_num_batched_tokens=64)
+    await running.start()
+    try:
+        bench = StepBench(running, num_steps=6, temperature=0.0)
+        decode = await bench.measure(StepCase(7, 60))
+        prefill = await bench.measure(StepCase(0, 100))
+    finally:
+        await running.stop()
+    assert len(decode.steps) == 6
+    assert {step.shape.num_tokens for step in decode.steps} == {7}
+    assert {step.shape.num_tokens for step in prefill.steps} == {100}
+    for step in (*decode.steps, *prefill.steps):
+        assert sum(step.ops.values()) == step.duration_ns
+        assert step.ops[STAGE_BEFORE] >= 0
+    # The first chunk goes through a stage before the last one has anything to do.
+    assert all(step.ops[STAGE_BEFORE] > 0 for step in prefill.steps)
+
+
 def launch_of(step: int, ts: int, start: int = 0) -> Launched:
     chunk = (1, 0, start, 2, 1)
     return Launched(ts=ts, replica=0, epoch=1, step=step, chunks=[chunk], num_tokens=2, predicted_ns=0)
@@ -72,6 +93,17 @@ def test_the_time_before_a_step_counts_for_the_later_of_loop_and_worker(
     step = measured_step(launch_of(3, decided_ns), end_of(3, 1_100, 1_500), 1_000, ops)
     assert step.duration_ns == 500
     assert step.ops == {"attention": 300, "prepare": 100, whose: 100, other: 0}
+
+
+def test_the_last_stage_waits_for_the_one_before_it() -> None:
+    """A step of a pipeline lasts as long as it keeps the last stage, whose operations are measured."""
+    stages = [(700, 1_080), (1_100, 1_500)]
+    ended = StepCompleted(replica=0, epoch=1, step=3, start_ns=700, end_ns=1_500, produced=[1], stages=stages)
+    step = measured_step(launch_of(3, 600), ended, 1_000, {"attention": 300, STAGE_BEFORE: 10})
+    assert step.duration_ns == 500
+    assert step.ops == {"attention": 300, "prepare": 90, STAGE_BEFORE: 10 + 80, TRANSPORT: 20, ENGINE: 0}
+    late = measured_step(launch_of(3, 650), ended, 600, {})
+    assert late.ops == {"prepare": 400, STAGE_BEFORE: 380, TRANSPORT: 0, ENGINE: 120}
 
 
 def test_the_steps_of_a_prompt_are_put_together() -> None:
