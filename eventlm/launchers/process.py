@@ -8,7 +8,6 @@ from typing import ClassVar
 from msgspec import structs
 
 from eventlm.launchers.launcher import Launcher, StartedRank
-from eventlm.launchers.spawned_worker import kill_and_close, spawn_worker
 from eventlm.system.shared_folder import NO_STEP, SharedFolder, StepBoard
 from eventlm.system.system import System
 from eventlm.worker.protocol import Peers, WorkerSetup
@@ -45,6 +44,9 @@ class ProcessLauncher(Launcher, frozen=True, kw_only=True):
         self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()
     ) -> LocalRanks:
         """As Launcher.start."""
+        # A simulation has a launcher, too, and need not wait for asyncio.
+        from eventlm.launchers.spawned_worker import kill_and_close, spawn_worker
+
         ranks = list(spawned[: len(setups)])
         num_spawned = len(ranks)
         folder = None

@@ -213,7 +213,8 @@ def test_a_front_end_that_cannot_be_sent_the_state_keeps_it_from_no_other() -> N
                 raise RuntimeError("broken")
 
     class EngineStub:
-        state, paused, has_worker, max_model_len = "dead", False, False, 512
+        state, paused, has_worker, max_model_len, num_waiting_for_room = "dead", False, False, 512, 0
+        models: list[Any] = []
 
     controller = FrontEndController.__new__(FrontEndController)
     controller._engine = EngineStub()  # type: ignore[assignment]

@@ -27,7 +27,7 @@ class LongRun(Simulation):
         for worker in self.workers:
             self.at(0, worker.start)
         for day in range(0, LAST_DAY + 1, 10):
-            group = [self._make_client() for _ in range(3)]
+            group = [self._make_client(self.machine) for _ in range(3)]
             self.at(day * DAY, lambda group=group: self._arrive(group))
 
 

@@ -70,7 +70,7 @@ async def test_of_a_start_that_fails_nothing_is_left(memory: Path, monkeypatch: 
         begun.append(await spawn_worker(system))
         return begun[-1]
 
-    monkeypatch.setattr("eventlm.launchers.process.spawn_worker", spawn)
+    monkeypatch.setattr("eventlm.launchers.spawned_worker.spawn_worker", spawn)
     with pytest.raises(OSError, match="No such file"):
         await ProcessLauncher().start(real_system(), SETUPS)
     assert [is_running(rank.process.pid) for rank in begun] == [False]

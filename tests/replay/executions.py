@@ -31,7 +31,7 @@ class FakeWorkers:
                 setup.fake,
                 epoch=launched.epoch,
                 block_size=setup.block_size,
-                num_blocks=setup.num_blocks,
+                num_blocks=setup.num_blocks * setup.layout.groups,
                 state_slots=setup.state_slots,
             )
         heard = decode_to_worker(encode(payload))

@@ -243,17 +243,17 @@ class RankGroup:
         """The loss with which it began."""
         noticed: Loss | None = None
         pending = set(listening)
-        loop = asyncio.get_running_loop()
-        deadline = 0.0
+        clock = self._system.clock
+        deadline_ns = 0
         while pending:
-            timeout = max(deadline - loop.time(), 0) if noticed is not None else None
+            timeout = max(deadline_ns - clock.monotonic_ns(), 0) / 1e9 if noticed is not None else None
             done, pending = await asyncio.wait(pending, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for loss in [task.result() for task in listening if task in done]:
                 if not loss.noticed and not self._is_other_dead(loss):
                     return loss
                 if noticed is None or (noticed.noticed and not loss.noticed):
                     noticed = loss
-                    deadline = loop.time() + (loss.noticed or GRACE_SECONDS)
+                    deadline_ns = clock.monotonic_ns() + round((loss.noticed or GRACE_SECONDS) * 1e9)
             if not done:
                 break
         assert noticed is not None

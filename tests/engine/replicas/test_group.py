@@ -54,11 +54,11 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
 
 def replicas_with(*, devices: list[Device], num_blocks: int) -> Replicas:
     setup = setup_with(devices=devices, num_blocks=num_blocks, replicas=3)
-    return Replicas(real_system(), setup, mock.Mock(), mock.Mock())
+    return Replicas(real_system(), [setup], mock.Mock(), mock.Mock())
 
 
 async def test_replicas_that_measure_one_gpu_start_one_after_the_other(starts: Starts) -> None:
-    task = asyncio.create_task(replicas_with(devices=GPUS, num_blocks=0).start(must_measure=False))
+    task = asyncio.create_task(replicas_with(devices=GPUS, num_blocks=0).start(must_measure=[False]))
     await let_run()
     assert starts.begun == [0, 1]
     await starts.end(1, 90)
@@ -66,12 +66,12 @@ async def test_replicas_that_measure_one_gpu_start_one_after_the_other(starts: S
     await starts.end(0, 80)
     assert starts.begun == [0, 1, 2]
     await starts.end(2, 70)
-    setup, first = await task
+    ((setup, first),) = await task
     assert (setup.core.num_blocks, first.num_blocks) == (70, 80)
 
 
 async def test_after_one_that_cannot_start_none_is_started(starts: Starts) -> None:
-    task = asyncio.create_task(replicas_with(devices=GPUS[:1], num_blocks=0).start(must_measure=False))
+    task = asyncio.create_task(replicas_with(devices=GPUS[:1], num_blocks=0).start(must_measure=[False]))
     await let_run()
     await starts.fail(0)
     assert starts.begun == [0]
@@ -83,19 +83,19 @@ async def test_after_one_that_cannot_start_none_is_started(starts: Starts) -> No
 async def test_replicas_that_measure_nothing_start_at_once(
     starts: Starts, devices: list[Device], num_blocks: int
 ) -> None:
-    task = asyncio.create_task(replicas_with(devices=devices, num_blocks=num_blocks).start(must_measure=False))
+    task = asyncio.create_task(replicas_with(devices=devices, num_blocks=num_blocks).start(must_measure=[False]))
     await let_run()
     assert starts.begun == [0, 1, 2]
     for index in starts.begun:
         await starts.end(index, num_blocks)
-    setup, _ = await task
+    ((setup, _),) = await task
     assert setup.core.num_blocks == num_blocks
 
 
 async def test_each_takes_the_process_that_was_spawned_for_it(starts: Starts) -> None:
     spawned: Any = [object(), object()]
     replicas = replicas_with(devices=[], num_blocks=64)
-    task = asyncio.create_task(replicas.start(must_measure=False, spawned=spawned))
+    task = asyncio.create_task(replicas.start(must_measure=[False], spawned=spawned))
     await let_run()
     assert [starts.options[index]["spawned"] for index in range(3)] == [spawned[:1], spawned[1:], []]
     for index in starts.begun:

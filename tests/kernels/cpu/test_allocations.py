@@ -129,7 +129,7 @@ int count_inside(Inputs kind, KVFormat format, bool has_peers) {
   Aligned<char> segment(SharedMeeting::segment_bytes(1, kSlotBytes));
   SharedMeeting meeting(segment.data(), 1, 0, kSlotBytes, 0);
   const Peers peers = has_peers ? Peers{&meeting, {0, kShape.vocab_size}} : Peers{};
-  Decoder decoder(kShape, make_program(), tables, tables, kind == Inputs::int8, types, peers, 1);
+  Decoder decoder(kShape, make_program(), tables, tables, kind == Inputs::int8, types, peers, Sharers{}, 1);
   decoder.load_matrix(Weight::embedding, 0, -1, ones.data(), 0, kShape.vocab_size);
   for (int layer = 0; layer < 2; layer++) {
     const int num_neurons = layer == 0 ? 48 : 33;
@@ -157,7 +157,7 @@ int count_inside(Inputs kind, KVFormat format, bool has_peers) {
   std::vector<float> hidden(kTokens * kShape.hidden_size), logits(kRows * kShape.vocab_size);
   auto run = [&](int start, int count) {
     const States states{memory.data(), kStateSize, {{1, start == 0 ? -1 : 0, 1, &copy}}};
-    decoder.forward(ids.data(), {{start, count, blocks.data()}}, {layers, format, kBlocks, 16}, states, nullptr,
+    decoder.forward(ids.data(), {{start, count, blocks.data()}}, 0, {layers, format, kBlocks, 16}, states, nullptr,
                     hidden.data());
   };
   run(0, kPrompt);

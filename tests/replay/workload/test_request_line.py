@@ -39,7 +39,8 @@ def test_every_field_comes_back() -> None:
     assert {of_scheduling.get(name, name) for name in SchedulingParams.__struct_fields__} <= known
     of_request = {"arrival_ns": "arrival_s", "think_ns": "think_s"}
     assert {of_request.get(name, name) for name in WorkloadRequest.__struct_fields__} - {"arrival"} <= known
-    assert set(Arrived.__struct_fields__) - {"ts", "c", "p", "scheduling"} <= known
+    # A workload is of one replicaset.
+    assert set(Arrived.__struct_fields__) - {"ts", "c", "p", "scheduling", "replicaset"} <= known
 
 
 @pytest.mark.parametrize(
