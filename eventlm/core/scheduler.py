@@ -238,10 +238,13 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
 
 def _micro_batch(replica: Replica, plan: StepPlan, num_batches: int) -> list[Sequence]:
     """The most urgent of the decodes that may run, no more than an equal share of all. If one step took all, the other
-    stages would have nothing to do until it has gone through them.
+    stages would have nothing to do until it has gone through them. None while as many steps as there are shares have
+    decodes: one more would divide them into smaller steps, which would stay so.
     """
     ready = [s for s in replica.running if s.state is State.DECODE and not s.sampling_in_flight]
     num_taken = ceil_div(len(replica.running) - replica.num_partial, num_batches)
+    if sum(1 for step in replica.in_flight if step.decodes) >= num_batches:
+        num_taken = 0
     for sequence in ready[num_taken:]:
         plan.leave_out(sequence, "micro_batch")
     return ready[:num_taken]
