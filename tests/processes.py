@@ -7,6 +7,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -46,4 +47,6 @@ def is_running(pid: int) -> bool:
 
 def running_children() -> list[int]:
     """Process ids of this process's children that have not ended."""
-    return [child for child in children(os.getpid()) if is_running(child)]
+    # Python's own, which lives as long as this process once a test has used multiprocessing.
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    return [child for child in children(os.getpid()) if child != tracker and is_running(child)]
