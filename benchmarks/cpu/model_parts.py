@@ -170,7 +170,7 @@ def group_of(setup: Setup) -> Meeting | CarriedMeeting:
 
 
 def slot_bytes_of(setup: Setup) -> int:
-    """For the tokens of a step, and logits that nobody asks for."""
+    """Take the tokens of a step; its logits are not wanted."""
     return slot_bytes_for(setup.batch, setup.model.hidden_size, setup.model.vocab_size)
 
 

@@ -46,7 +46,7 @@ class UpReplicas(ReplicaViews):
         #: Their numbers, in order.
         self._ups = replicaset.tally.ups
         self._views: dict[int, ReplicaView] = {}
-        #: How many leading blocks of the sequence may be hit; 0 if nobody asks.
+        #: How many leading blocks of the sequence may be hit; 0 if no router reads prefixes.
         self._num_blocks = 0
         if replicaset.plugins.router.reads_prefixes and not sequence.arrival.scheduling.skip_cache_read:
             self._num_blocks = sequence.max_hit_blocks(replicaset.config.block_size)

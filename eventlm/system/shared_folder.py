@@ -35,7 +35,7 @@ class SharedFolder:
         parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
         remove_left_folders(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        # It has its name once it is locked: before that, nobody may take it for one that was left.
+        # It has its name once it is locked: until then no sweep takes it for one that was left.
         unnamed = self.path / f"new-{_OWNER}"
         self._lock = unnamed.open("wb")
         fcntl.flock(self._lock, fcntl.LOCK_EX)

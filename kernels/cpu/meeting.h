@@ -18,7 +18,7 @@ namespace eventlm {
 // Numbers are part of the interface with Python.
 enum class Met : std::int32_t {
   all = 0,
-  // A member has left, or an exchange has failed: nobody meets any more.
+  // A member has left, or an exchange has failed: there are no more meetings.
   ended = 2,
   // Members came with different numbers of bytes, so they do not compute the same. It has ended for the others.
   differing = 3,

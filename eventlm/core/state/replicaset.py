@@ -89,7 +89,7 @@ class Replicaset:
         self._turns = Turns()
         self._loads = Loads(first)
         has_readers = plugins.router.reads_prefixes or any(each.reads_prefixes for each in plugins.policies.values())
-        #: None where nobody asks it, or there is one replica.
+        #: None if no router or policy reads prefixes, or there is one replica.
         self.prefixes = PrefixIndex() if config.num_replicas > 1 and has_readers else None
         self.replicas = [
             Replica(
@@ -194,7 +194,7 @@ class Replicaset:
         return not self.policy.static or self._num_changes != self._num_seen or self._turns.has_standing
 
     def resume(self) -> None:
-        """As after a plan, when nobody is due: for a set that has been restored."""
+        """Restore the state after a plan: no replica is due until something changes."""
         self._begin_round(every=False)
         self._num_seen = self._num_changes
 

@@ -1,7 +1,7 @@
 """The ranks of one replica, which start together, take the same launches and end together.
 
 One of them answers. What ends any of them ends all, and the reason is that of the one with which it began: a rank that
-has only noticed that another is gone, or waits for it, is not believed while there is a chance to hear of that one.
+only noticed that another is gone, or waits for it, is not blamed while the other may still report.
 """
 
 from __future__ import annotations

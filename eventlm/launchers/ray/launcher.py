@@ -22,7 +22,7 @@ from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from eventlm.worker.protocol import FAKE_MODEL, Peers, WorkerSetup
 
-#: How long a replica that has run waits for room before the engine hears of it; it goes on waiting.
+#: How long a replica that has run waits for room before it tells the engine. It goes on waiting.
 RESTART_TIMEOUT_SECONDS = 2
 #: The module that a rank's process runs.
 WORKER = "eventlm.worker.process"

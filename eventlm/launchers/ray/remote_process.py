@@ -36,13 +36,9 @@ class RemoteProcess:
         assert self.returncode is not None
         return self.returncode
 
-    async def communicate(self, input: bytes) -> tuple[bytes, bytes]:
-        """Not for a process without an input."""
-        raise NotImplementedError
-
     def kill(self) -> None:
-        """As Process.kill. One that nobody can reach counts as lost after a while; it leaves by itself when it hears
-        nothing from the engine.
+        """As Process.kill. A process that cannot be reached counts as lost after a while. It leaves by itself when
+        it hears nothing from the engine.
         """
         if self.returncode is not None:
             raise ProcessLookupError
