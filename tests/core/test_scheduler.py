@@ -334,3 +334,16 @@ def test_in_a_pipeline_dynamic_chunks_take_equally_long() -> None:
     assert sizes[0] > 1.5 * sizes[-1]
     assert max(times) <= 40 * MILLISECOND
     assert max(times) - min(times) < 0.05 * max(times)
+
+
+def test_decodes_of_a_pipeline_that_began_apart_come_together_in_equal_steps() -> None:
+    rig = Rig(num_stages=2)
+    for _ in range(3):
+        rig.arrive_all(arrival(4, 30), arrival(4, 30))
+    sizes = []
+    for _ in range(16):
+        rig.complete()
+        sizes += [len(launched.decodes) for launched in rig.of(Launched)]
+        assert sum(1 for step in rig.state.replicas[0].in_flight if step.decodes) <= 2
+    # Three steps of two would go on as they are.
+    assert sizes[-4:] == [3, 3, 3, 3]
