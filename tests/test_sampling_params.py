@@ -134,7 +134,7 @@ def test_an_assigned_value_is_checked_at_its_use() -> None:
 FILES_OF_A_PARAMETER = {
     "eventlm/models/gguf/tokenizer_json.py",
     "eventlm/sampling_params.py",
-    "eventlm/text/beam_search_fields.py",
+    "eventlm/text/beam_search/fields.py",
     "eventlm/text/generation_config.py",
     "eventlm/worker/sampling/sampling_table.py",
 }

@@ -81,7 +81,7 @@ class Request(Struct, frozen=True, kw_only=True):
     `InferenceEngine.now_ns`. The engine ignores the rest, which only the caller's text needs: `visible_token_ids` are
     special tokens that are always shown, and `message_format`, a struct of the caller's own, describes what a chat
     message may hold. A request with `beams` is not for the engine: its `n` sequences are the best that
-    `eventlm.text.beam_search` finds.
+    `eventlm.text.beam_search.search` finds.
     """
 
     prompt_token_ids: list[int]

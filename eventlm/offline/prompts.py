@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict, TypeGuard, Union
 
 from eventlm.errors import CheckpointError, InputError, InvalidTypeError
-from eventlm.text.chat_messages import render_chat
+from eventlm.text.chat.messages import render_chat
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.decoding import convert_request
 from eventlm.text.protocol import ChatCompletionRequest

@@ -25,11 +25,11 @@ from eventlm.server.http.tls import Tls
 from eventlm.server.request_log import error_fields, generation_fields
 from eventlm.system.system import System
 from eventlm.text import generation as generations
+from eventlm.text.chat.request_template import RequestTemplates
 from eventlm.text.decoding import validation_error
 from eventlm.text.engine import Engine, EngineOfModel
 from eventlm.text.generation import Generation
 from eventlm.text.request_builder import RequestBuilder
-from eventlm.text.request_template import RequestTemplates
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import Formats, find_formats
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE

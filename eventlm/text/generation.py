@@ -25,7 +25,7 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.metrics.rows import RequestRow
-from eventlm.text.beam_search import submit_searches
+from eventlm.text.beam_search.search import submit_searches
 from eventlm.text.choice_output import ChoiceOutput, Portion, part_of
 from eventlm.text.engine import Engine
 from eventlm.text.generated_sequence import GeneratedSequence, generated_sequences

@@ -13,8 +13,9 @@ from eventlm.errors import InputError, InvalidTypeError, NoChatTemplateError, Pr
 from eventlm.field_errors import out_of_bounds
 from eventlm.sampling_params import SMALLEST_TEMPERATURE, SamplingParams
 from eventlm.scheduling_params import SchedulingParams
-from eventlm.text.beam_search_fields import requested_beams
-from eventlm.text.chat_messages import render_chat
+from eventlm.text.beam_search.fields import requested_beams
+from eventlm.text.chat.messages import render_chat
+from eventlm.text.chat.request_template import UNTRUSTED_TEMPLATES, RequestTemplates
 from eventlm.text.echo import Echo
 from eventlm.text.engine import Engine
 from eventlm.text.grammar_checker import GrammarChecker
@@ -29,7 +30,6 @@ from eventlm.text.protocol import (
     CompletionRequest,
     GenerationRequest,
 )
-from eventlm.text.request_template import UNTRUSTED_TEMPLATES, RequestTemplates
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.call_grammar import reply_grammar
 from eventlm.text.tools.definitions import ToolUse, requested_tools

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from eventlm import LLM, BeamSearchParams
 from eventlm.errors import InputError
 from eventlm.events import Arrived, Finished
-from eventlm.text.beam_search import BRANCH_TOKENS
+from eventlm.text.beam_search.search import BRANCH_TOKENS
 from tests.checkpoints import EOS_ID, VOCAB_SIZE, edit_json, make_checkpoint
 from tests.serving import verified
 

@@ -1,6 +1,6 @@
 """A few of each of the clients that mean no good: everyone is answered or cut off, and nothing is left of them.
 
-`python benchmarks/abuse.py` is the same with thousands against a real server.
+`python benchmarks/server/abuse.py` is the same with thousands against a real server.
 """
 
 from __future__ import annotations

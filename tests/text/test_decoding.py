@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventlm.text.chat_messages import chat_messages
+from eventlm.text.chat.messages import chat_messages
 from eventlm.text.decoding import decode_object, decode_request
 from eventlm.text.protocol import ChatCompletionRequest
 from tests.server.conftest import INVALID, RunningServer, assert_error
@@ -134,7 +134,7 @@ def test_many_messages_are_made_ready_in_a_thread(server: RunningServer, monkeyp
         threads.append(threading.current_thread().name)
         return chat_messages(*args, **kwargs)
 
-    monkeypatch.setattr("eventlm.text.chat_messages.chat_messages", noted)
+    monkeypatch.setattr("eventlm.text.chat.messages.chat_messages", noted)
     server.engine.max_model_len = 10**6
     for num_messages in (1, 500):
         assert server.chat(messages=[{"role": "user", "content": "x"}] * num_messages).status == 200

@@ -32,7 +32,7 @@ from eventlm.server.openai.replies import (
     null_if_unset,
 )
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
-from eventlm.text.chat_messages import echoed_text
+from eventlm.text.chat.messages import echoed_text
 from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo

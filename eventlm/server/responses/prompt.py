@@ -13,7 +13,7 @@ from eventlm.server.responses.history import resolved
 from eventlm.server.responses.items import ItemMessages, input_items, is_reference
 from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
-from eventlm.text.chat_messages import reads_effort
+from eventlm.text.chat.messages import reads_effort
 from eventlm.text.protocol import ChatCompletionRequest, ChatMessage
 from eventlm.text.tools.definitions import requested_tools
 

@@ -1,0 +1,1 @@
+"""What the core costs, without a worker or a server."""
