@@ -126,8 +126,13 @@ class SystemDisk:
     """The host's own. Methods are described at Disk."""
 
     def create(self, path: Path) -> WritableFile:
-        # Waits for the lock: a reader that probes it holds it for a moment.
-        return _WritableFile(path, os.O_CREAT | os.O_EXCL, fcntl.LOCK_EX)
+        while True:
+            # Waits for the lock: a reader that probes it holds it for a moment. One that cleans up may have
+            # removed the file before it was locked.
+            file = _WritableFile(path, os.O_CREAT | os.O_EXCL, fcntl.LOCK_EX)
+            if file.has_name():
+                return file
+            file.close()
 
     def append(self, path: Path) -> WritableFile:
         return _WritableFile(path, 0, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,6 +204,9 @@ class _WritableFile:
         except OSError:
             os.close(self._fd)
             raise
+
+    def has_name(self) -> bool:
+        return os.fstat(self._fd).st_nlink > 0
 
     def write(self, content: bytes) -> int:
         return os.write(self._fd, content)

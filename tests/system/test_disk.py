@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import stat
 from pathlib import Path
 
@@ -86,6 +88,25 @@ def test_a_torn_trace_is_repaired_in_memory() -> None:
 @pytest.fixture(params=["memory", "system"])
 def disk(request: pytest.FixtureRequest) -> Disk:
     return MemoryDisk() if request.param == "memory" else SYSTEM_DISK
+
+
+def test_a_new_file_that_is_removed_before_it_is_locked_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock, removed = tmp_path / "file", fcntl.flock, []
+
+    def remove_first(fd: int, operation: int) -> None:
+        if not removed:
+            removed.append(os.fstat(fd).st_ino)
+            path.unlink()
+        flock(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    file = SYSTEM_DISK.create(path)
+    assert file.write(b"kept") == 4
+    assert path.read_bytes() == b"kept"
+    assert removed
+    file.close()
 
 
 def test_disks_agree(disk: Disk, tmp_path: Path) -> None:

@@ -285,19 +285,20 @@ class OwnerFolder:
         for name in names:
             stem, _, kind = name.partition(".")
             is_ours = kind in ("upload", "jsonl") and _FILE_ID.fullmatch(stem)
-            if is_ours and stem not in known and not self._is_written(self._files / name):
-                self.disk.unlink(self._files / name)
+            if is_ours and stem not in known:
+                self._remove_unless_written(self._files / name)
         for record in batches:
             if record.batch.status in TERMINAL and record.created_ns < batch_cutoff_ns:
                 self.remove_batch(record.batch.id)
 
-    def _is_written(self, path: Path) -> bool:
+    def _remove_unless_written(self, path: Path) -> None:
         try:
-            file = self.disk.open(path)
-        except FileNotFoundError:
-            return True
+            file = self.disk.append(path)
+        except (FileNotFoundError, BlockingIOError):
+            return
         try:
-            return file.is_locked()
+            # Under the lock, so that one who has just created the file notices.
+            self.disk.unlink(path)
         finally:
             file.close()
 
