@@ -9,7 +9,9 @@ from typing import Any, Self
 
 from msgspec import Struct, field
 
-from eventlm.metrics.histograms import LATENCY, TTFT, Histogram
+from eventlm.config import CoreConfig
+from eventlm.core.shards import Layout
+from eventlm.metrics.histograms import LATENCY, TTFT, Histogram, make_histograms
 
 
 class _Sums(Struct, kw_only=True, gc=False):
@@ -55,11 +57,28 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     reject_reasons: dict[str, int] = field(default_factory=dict)
     #: Nanoseconds by operation, with --profile-ops.
     op_ns: dict[str, int] = field(default_factory=dict)
-    #: Of a pipeline, the time of each stage in steps, and that of steps before it: handed over, or waiting for another.
+    #: Of a pipeline, the time of each stage in steps, that of steps before it while it computed others, and that of
+    #: steps on their way to it. Together they are the whole time of the steps.
     stage_busy_ns: list[int] = field(default_factory=list)
     stage_wait_ns: list[int] = field(default_factory=list)
-    #: Of several KV groups, the tokens that each computed. What a row takes in several of them counts in each.
+    stage_exchange_ns: list[int] = field(default_factory=list)
+    #: Of several KV groups, the tokens that each computed, and as a gauge the blocks in use. What a row takes in several
+    #: groups counts in each.
     group_tokens: list[int] = field(default_factory=list)
+    group_held_blocks: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, core: CoreConfig) -> ReplicaMetrics:
+        """Those of a replica to which nothing has happened."""
+        stages, groups = core.num_stages or 0, core.num_kv_groups or 0
+        return cls(
+            histograms=make_histograms(core.max_model_len),
+            stage_busy_ns=[0] * stages,
+            stage_wait_ns=[0] * stages,
+            stage_exchange_ns=[0] * stages,
+            group_tokens=[0] * groups,
+            group_held_blocks=[0] * groups,
+        )
 
 
 class ClassMetrics(_Sums, kw_only=True, gc=False):
@@ -86,11 +105,12 @@ class ClassMetrics(_Sums, kw_only=True, gc=False):
 
 
 class SetOfReplicas(Struct, frozen=True):
-    """The model that replicas from number `first` on serve, and the KV blocks that each of them has."""
+    """The model that replicas from number `first` on serve, and the KV blocks and ranks that each of them has."""
 
     first: int
     model: str
     num_blocks: int
+    layout: Layout = Layout()
 
 
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
@@ -98,12 +118,13 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
 
     duration_ns: what the log covers, which is less than the run if its first segments are not kept. num_unseen:
     sequences that ended and whose beginning is not in the log. num_cut: sequences that were live when
-    the log lost events; nothing more is measured of them. model, num_blocks: of the first replicaset; others: of the
-    further ones.
+    the log lost events; nothing more is measured of them. model, num_blocks, layout: of the first replicaset; others:
+    of the further ones.
     """
 
     model: str = ""
     num_blocks: int = 0
+    layout: Layout = Layout()
     num_events: int = 0
     duration_ns: int = 0
     num_requests: int = 0
@@ -120,7 +141,7 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
         for each in reversed(self.others):
             if replica >= each.first:
                 return each
-        return SetOfReplicas(0, self.model, self.num_blocks)
+        return SetOfReplicas(0, self.model, self.num_blocks, self.layout)
 
     @property
     def total_blocks(self) -> int:

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.utils import floatToGoString
 
+from eventlm.core.shards import Layout
 from eventlm.metrics.aggregates import ClassMetrics, ReplicaMetrics
 from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics, SpanExportMetrics, added
 from eventlm.metrics.histograms import HISTOGRAMS, HistogramFamily
@@ -117,9 +118,36 @@ def _replicas(metrics: EngineMetrics) -> Iterator[tuple[list[str], ReplicaMetric
     return (([found.set_of(index).model, str(index)], replica) for index, replica in enumerate(found.replicas))
 
 
+class _Part(NamedTuple):
+    """A stage or a KV group of a replica, by its number."""
+
+    number: int
+    of: ReplicaMetrics
+
+
+def _stages(metrics: EngineMetrics) -> Iterator[tuple[list[str], _Part]]:
+    for labels, replica in _replicas(metrics):
+        yield from (([*labels, str(stage)], _Part(stage, replica)) for stage in range(len(replica.stage_busy_ns)))
+
+
+def _kv_groups(metrics: EngineMetrics) -> Iterator[tuple[list[str], _Part]]:
+    for labels, replica in _replicas(metrics):
+        yield from (([*labels, str(group)], _Part(group, replica)) for group in range(len(replica.group_tokens)))
+
+
+def _split(metrics: EngineMetrics) -> Iterator[tuple[list[str], Layout, ReplicaMetrics]]:
+    """Replicas of several ranks."""
+    for index, (labels, replica) in enumerate(_replicas(metrics)):
+        layout = metrics.log.set_of(index).layout
+        if layout.num_ranks > 1:
+            yield labels, layout, replica
+
+
 REPLICA = ("model_name", "engine")
 HTTP = ("handler", "method", "status")
 _replica = _Scope(REPLICA, _replicas)
+_stage = _Scope((*REPLICA, "stage"), _stages, is_optional=True)
+_kv_group = _Scope((*REPLICA, "kv_group"), _kv_groups, is_optional=True)
 #: Over all replicas. Requests without a class count nowhere.
 _class = _Scope[ClassMetrics](("service_class",), lambda m: (([key], each) for key, each in m.log.classes.items()))
 _engine = _Scope[EngineMetrics]((), lambda m: [([], m)])
@@ -172,6 +200,16 @@ def _cache_info(metrics: EngineMetrics) -> Samples:
         yield [*labels, *values], 1
 
 
+def _layout_info(metrics: EngineMetrics) -> Samples:
+    for labels, layout, _ in _split(metrics):
+        yield [*labels, str(layout.tensor), str(layout.stages), str(layout.groups)], 1
+
+
+def _ranks_up(metrics: EngineMetrics) -> Samples:
+    for labels, layout, replica in _split(metrics):
+        yield labels, layout.num_ranks if replica.is_up else 0
+
+
 def _cache_usage(metrics: EngineMetrics) -> Samples:
     for index, (labels, each) in enumerate(_replicas(metrics)):
         yield labels, each.num_held_blocks / metrics.log.set_of(index).num_blocks
@@ -217,6 +255,11 @@ FAMILIES: tuple[Family, ...] = (
     _replica(GAUGE, "vllm:num_requests_running", "Requests on a worker.", lambda r: r.num_running),
     _replica(GAUGE, "vllm:num_requests_waiting", "Requests that wait for a worker.", lambda r: r.num_waiting),
     _replica(GAUGE, "eventlm:replica_up", "1 while the replica has a worker.", lambda r: int(r.is_up)),
+    Family(GAUGE, "eventlm:ranks_up", "Ranks of the replica, 0 while it has none; of several only.", REPLICA, _ranks_up,
+           is_optional=True),
+    Family(GAUGE, "eventlm:parallel_config_info", "How the replica is split into ranks, if it is; always 1.",
+           (*REPLICA, "tensor_parallel_size", "pipeline_parallel_size", "kv_parallel_size"), _layout_info,
+           is_optional=True),
     _replica(GAUGE, "vllm:num_requests_waiting_by_reason", "Waiting requests by reason.", _waiting, by="reason"),
     Family(GAUGE, "vllm:kv_cache_usage_perc", "KV blocks in use, 1 is all.", REPLICA, _cache_usage),
     Family(GAUGE, "vllm:cache_config_info", "How the KV cache is configured; always 1.",
@@ -241,6 +284,16 @@ FAMILIES: tuple[Family, ...] = (
     _replica(COUNTER, "eventlm:deadlines_missed", "First tokens too late or never.", lambda r: r.num_deadlines_missed),
     _replica(COUNTER, "eventlm:steps", "Completed steps.", lambda r: r.num_steps),
     _replica(COUNTER, "eventlm:step_busy_seconds", "Time in steps.", lambda r: r.busy_ns),
+    _stage(COUNTER, "eventlm:stage_busy_seconds", "Time of each stage of a pipeline in steps.",
+           lambda s: s.of.stage_busy_ns[s.number]),
+    _stage(COUNTER, "eventlm:stage_wait_seconds", "Time of steps before a stage that computed others.",
+           lambda s: s.of.stage_wait_ns[s.number]),
+    _stage(COUNTER, "eventlm:stage_exchange_seconds", "Time of steps on their way to a stage.",
+           lambda s: s.of.stage_exchange_ns[s.number]),
+    _kv_group(GAUGE, "eventlm:kv_group_blocks_used", "KV blocks in use of each KV group.",
+              lambda g: g.of.group_held_blocks[g.number]),
+    _kv_group(COUNTER, "eventlm:kv_group_tokens", "Tokens that each KV group computed.",
+              lambda g: g.of.group_tokens[g.number]),
     _replica(COUNTER, "eventlm:workers_lost", "Workers lost.", lambda r: r.num_workers_lost),
     _replica(COUNTER, "vllm:request_success", "Finished requests.", _finished_reasons, by="finished_reason"),
     _replica(COUNTER, "eventlm:sequences_finished", "Finished sequences, in eventlm's words.",

@@ -6,7 +6,7 @@ time, and only those that join or leave between two steps are updated one by one
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
 from itertools import zip_longest
 from operator import itemgetter
@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from eventlm.config import CoreConfig
 from eventlm.events import Launched, StepCompleted
 from eventlm.metrics.aggregates import ReplicaMetrics
 from eventlm.metrics.histograms import fields_of
@@ -156,8 +157,10 @@ class TokenTimes:
 class LiveReplica:
     """A replica: its sums, its launches that have not completed, and the references to its blocks."""
 
-    def __init__(self, metrics: ReplicaMetrics) -> None:
+    def __init__(self, metrics: ReplicaMetrics, core: CoreConfig) -> None:
         self.metrics = metrics
+        #: Of several KV groups, the blocks of each; their numbers run across the groups.
+        self._group_blocks = core.num_blocks if core.groups > 1 else 0
         self.epoch = 0
         self.launches: dict[int, Launched] = {}
         #: The completion whose `emit` is due, with its launch.
@@ -165,6 +168,8 @@ class LiveReplica:
         #: When the latest step left room for the next one, by its worker and by the engine.
         self.last_freed_ns: int | None = None
         self.last_known_ns = 0
+        #: When each stage ended its latest step.
+        self._stages_freed_ns: list[int] = []
         self.token_times = TokenTimes()
         self._references: dict[int, int] = {}
 
@@ -177,11 +182,23 @@ class LiveReplica:
         self.last_freed_ns, self.last_known_ns = fact.freed_ns, fact.freed_ns if fact.stages else fact.ts
         return delay_ns
 
+    def wait_for_stages(self, stages: Sequence[tuple[int, int]]) -> list[int]:
+        """How long the next step waited for each stage that computed another one; stages: when each had it."""
+        freed_ns, self._stages_freed_ns = self._stages_freed_ns, [end_ns for _, end_ns in stages]
+        before_ns = [end_ns for _, end_ns in stages[:-1]]
+        # Steps do not wait in front of the first stage, but in the scheduler.
+        return [0] * bool(stages) + [
+            max(min(start_ns, free_ns) - there_ns, 0)
+            for (start_ns, _), there_ns, free_ns in zip(stages[1:], before_ns, freed_ns[1:] or before_ns, strict=False)
+        ]
+
     def write_blocks(self, table: list[int], index: int, blocks: list[int]) -> None:
         """Put blocks at a place of a sequence's table, in place of any that are there."""
         self._release(table[index : index + len(blocks)])
         table[index : index + len(blocks)] = blocks
         references = self._references
+        if self._group_blocks:
+            self._count_in_groups((block for block in blocks if block not in references), 1)
         for block in blocks:
             references[block] = references.get(block, 0) + 1
         self.metrics.num_held_blocks = len(references)
@@ -199,12 +216,19 @@ class LiveReplica:
                 del references[block]
             else:
                 references[block] -= 1
+        if self._group_blocks:
+            self._count_in_groups((block for block in blocks if block not in references), -1)
+
+    def _count_in_groups(self, blocks: Iterable[int], change: int) -> None:
+        for block in blocks:
+            self.metrics.group_held_blocks[block // self._group_blocks] += change
 
     def lose_worker(self) -> None:
         """Steps in flight are gone. Resident sequences return their blocks with their `preempt` events."""
         self.launches.clear()
         self.completed = None
         self.last_freed_ns = None
+        self._stages_freed_ns = []
         self.token_times.leave_all()
 
 
@@ -333,9 +357,14 @@ def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
             metrics.histograms[key].observe(value)
     if row.stages:
         before_ns = [row.stages[0][0], *(end_ns for _, end_ns in row.stages)]
-        waits_ns = [start_ns - end_ns for (start_ns, _), end_ns in zip(row.stages, before_ns, strict=False)]
+        exchanges_ns = [
+            # Clocks of several hosts differ a little.
+            max(start_ns - end_ns, 0) - wait_ns
+            for (start_ns, _), end_ns, wait_ns in zip(row.stages, before_ns, row.stage_waits_ns, strict=False)
+        ]
         metrics.stage_busy_ns = _added(metrics.stage_busy_ns, [end_ns - start_ns for start_ns, end_ns in row.stages])
-        metrics.stage_wait_ns = _added(metrics.stage_wait_ns, waits_ns)
+        metrics.stage_wait_ns = _added(metrics.stage_wait_ns, row.stage_waits_ns)
+        metrics.stage_exchange_ns = _added(metrics.stage_exchange_ns, exchanges_ns)
     if row.loads:
         metrics.group_tokens = _added(metrics.group_tokens, row.loads)
     for gap_ns, num_rows in row.token_gaps:

@@ -78,7 +78,8 @@ class StepRow(Struct, frozen=True, kw_only=True):
     batch_execution_time: from the start to the end, in a pipeline through all stages; busy_ns: what it kept the
     replica from other steps, there the time of its slowest stage, which is what was predicted.
     tokens: (request, index) of each token that it showed. token_gaps: (ns between two tokens of a sequence, in how many
-    rows). stages: of a pipeline, the (start_ns, end_ns) of each. loads: of several KV groups, the tokens of each.
+    rows). stages: of a pipeline, the (start_ns, end_ns) of each; stage_waits_ns: how long the step waited for each that
+    computed another one. loads: of several KV groups, the tokens of each.
     """
 
     replica: int
@@ -93,6 +94,7 @@ class StepRow(Struct, frozen=True, kw_only=True):
     tokens: list[tuple[int, int]]
     token_gaps: list[tuple[int, int]]
     stages: list[tuple[int, int]] = []
+    stage_waits_ns: list[int] = []
     loads: list[int] = []
 
     @property

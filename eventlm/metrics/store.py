@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from eventlm.core.recorded_layouts import recorded_layouts
 from eventlm.core.state.sequence import State
 from eventlm.core.state.snapshot import SequenceRow, StateSnapshot
 from eventlm.events import (
@@ -37,7 +38,6 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, SetOfReplicas
-from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.live import (
     Identity,
     LiveReplica,
@@ -67,8 +67,7 @@ class MetricsStore:
         self._num_plugin_failures = 0
         self._classes = ClassSums()
         self._replicas: list[LiveReplica] = []
-        #: By replicaset, its first replica.
-        self._first_replicas: list[int] = []
+        self._sets = [SetOfReplicas(0, "", 0)]
         #: Requests whose group is not complete, and those admitted.
         self._arriving: dict[int, LiveRequestMetrics] = {}
         self._requests: dict[int, LiveRequestMetrics] = {}
@@ -190,36 +189,32 @@ class MetricsStore:
 
     def snapshot(self) -> MetricsSnapshot:
         """A copy of all sums and gauges."""
-        header = self._header
+        first, *others = self._sets
         return MetricsSnapshot(
-            model=header.core.models[0] if header is not None else "",
-            num_blocks=header.core.blocks_per_replica if header is not None else 0,
+            model=first.model,
+            num_blocks=first.num_blocks,
+            layout=first.layout,
             num_events=self._num_events,
-            duration_ns=self._now_ns - (header.ts if header is not None else 0),
+            duration_ns=self._now_ns - (self._header.ts if self._header is not None else 0),
             num_requests=self._num_requests,
             num_unseen=self._num_unseen,
             num_cut=self._num_cut,
             num_plugin_failures=self._num_plugin_failures,
             replicas=[replica.metrics.copy() for replica in self._replicas],
             classes=self._classes.snapshot(),
-            others=[] if header is None else self._other_sets(header),
+            others=others,
         )
-
-    def _other_sets(self, header: Header) -> list[SetOfReplicas]:
-        sets = zip(self._first_replicas, header.sets, strict=True)
-        return [SetOfReplicas(first, each.core.models[0], each.core.blocks_per_replica) for first, each in sets][1:]
 
     def _begin(self, header: Header) -> None:
         if self._header is not None:
             return
         self._header = header
-        self._first_replicas = []
+        self._sets = []
+        layouts = recorded_layouts(header)
         for each in header.sets:
-            self._first_replicas.append(len(self._replicas))
-            self._replicas += [
-                LiveReplica(ReplicaMetrics(histograms=make_histograms(each.core.max_model_len)))
-                for _ in range(each.core.num_replicas)
-            ]
+            core, first = each.core, len(self._replicas)
+            self._sets.append(SetOfReplicas(first, core.models[0], core.blocks_per_replica, layouts[first]))
+            self._replicas += [LiveReplica(ReplicaMetrics.of(core), core) for _ in range(core.num_replicas)]
 
     def _skip_gap(self) -> None:
         """Events are missing. Sequences that were live before them may have ended since, so drop them all."""
@@ -237,7 +232,7 @@ class MetricsStore:
         return self._replicas[max(index, 0)].metrics
 
     def _request(self, arrival: Arrived) -> LiveRequestMetrics:
-        first = self._first_replicas[arrival.replicaset]
+        first = self._sets[arrival.replicaset].first
         return LiveRequestMetrics(arrival.s, arrival.ts, arrival.prompt_tokens, arrival.n, arrival.scheduling, first)
 
     def _arrived(self, event: Arrived) -> None:
@@ -375,6 +370,7 @@ class MetricsStore:
             tokens=tokens,
             token_gaps=gaps,
             stages=fact.stages,
+            stage_waits_ns=replica.wait_for_stages(fact.stages),
             loads=launched.loads,
         )
         observe_step(row, metrics)

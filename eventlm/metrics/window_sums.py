@@ -9,7 +9,6 @@ from msgspec import structs
 
 from eventlm.events import Admitted, Arrived, Event, Header, Rejected
 from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
-from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.live import observe_request, observe_step
 from eventlm.metrics.rows import COMPLETED, RequestRow, StepRow
 from eventlm.metrics.service_classes import ClassSums
@@ -19,7 +18,7 @@ _COUNTED_AS_IT_HAPPENS = (
     "prompt_tokens", "cached_tokens", "queried_tokens", "hit_tokens", "num_deadlines_met", "num_deadlines_missed",
     "num_workers_lost",
 )  # fmt: skip
-_GAUGES = ("num_running", "num_waiting", "num_waiting_for_grammar", "num_held_blocks", "is_up")
+_GAUGES = ("num_running", "num_waiting", "num_waiting_for_grammar", "num_held_blocks", "group_held_blocks", "is_up")
 
 
 class WindowSums:
@@ -29,8 +28,7 @@ class WindowSums:
     """
 
     def __init__(self, header: Header) -> None:
-        cores = header.cores_of_replicas()
-        self._replicas = [ReplicaMetrics(histograms=make_histograms(core.max_model_len)) for core in cores]
+        self._replicas = [ReplicaMetrics.of(core) for core in header.cores_of_replicas()]
         #: By replicaset, its first replica.
         self._firsts = list(accumulate((each.core.num_replicas for each in header.sets), initial=0))
         self._classes = ClassSums()

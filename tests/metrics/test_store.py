@@ -18,7 +18,7 @@ from msgspec import structs
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.run_folder import closed_segments
-from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
+from eventlm.config import Config, CoreConfig, ModelConfig, RecordConfig, SchedulerConfig, WorkerConfig
 from eventlm.core.core import Core
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS
 from eventlm.core.state.in_flight import launches_in_flight
@@ -40,7 +40,9 @@ from eventlm.events import (
     StepCompleted,
     WorkerUp,
 )
-from eventlm.metrics.aggregates import MetricsSnapshot
+from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
+from eventlm.metrics.live import LiveReplica, observe_step
+from eventlm.metrics.rows import StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.rebuild import rebuild
 from eventlm.scheduling_params import SchedulingParams
@@ -253,7 +255,17 @@ def assert_phases_add_up(rows: object) -> None:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_gauges_are_those_of_the_core_at_every_tick(name: str) -> None:
     """Running, waiting and held blocks, which the core knows and the store only reads off the log."""
-    events = read(FOLDER / f"{name}.jsonl")
+    assert_gauges_are_those_of_the_core(read(FOLDER / f"{name}.jsonl"))
+
+
+def test_blocks_of_kv_groups_are_those_of_the_core(tmp_path: Path) -> None:
+    events = log_of(7, tmp_path)
+    assert isinstance(events[0], Header)
+    assert events[0].core.groups == 3
+    assert_gauges_are_those_of_the_core(events)
+
+
+def assert_gauges_are_those_of_the_core(events: list[Event]) -> None:
     header = events[0]
     assert isinstance(header, Header)
     core = rebuild(header).new_core()
@@ -271,16 +283,62 @@ def test_gauges_are_those_of_the_core_at_every_tick(name: str) -> None:
 
 def gauges_of(snapshot: MetricsSnapshot) -> list[object]:
     replicas = snapshot.replicas
-    per_replica = [(replica.is_up, replica.num_running, replica.num_held_blocks) for replica in replicas]
+    per_replica = [
+        (each.is_up, each.num_running, each.group_held_blocks or [each.num_held_blocks]) for each in replicas
+    ]
     return [per_replica, sum(replica.num_waiting for replica in replicas)]
 
 
 def gauges_in(core: Core) -> list[object]:
-    def held(replica: Replica) -> int:
-        return replica.pool.num_blocks - replica.pool.num_available
+    def held(replica: Replica) -> list[int]:
+        pool = replica.pool
+        return [pool.blocks_per_group - pool.available_in(group) for group in range(pool.num_groups)]
 
     per_replica = [(replica.up, len(replica.running), held(replica)) for replica in core.state.replicas]
     return [per_replica, core.state.num_waiting]
+
+
+# --- stages
+
+
+def test_a_step_is_in_a_stage_or_waits_for_it_or_is_on_its_way() -> None:
+    core = CoreConfig(models=["fake"], block_size=4, num_blocks=9, max_model_len=32, num_stages=3)
+    replica = LiveReplica(ReplicaMetrics.of(core), core)
+    steps = [
+        # The first meets no other. The second is there before the second stage is free, and reaches the third late.
+        [(0, 10), (12, 20), (20, 50)],
+        [(10, 15), (21, 30), (55, 60)],
+        # By the clock of its host the third stage begins before the second has ended.
+        [(15, 25), (30, 40), (39, 49)],
+    ]
+    waits = []
+    for stages in steps:
+        waits.append(replica.wait_for_stages(stages))
+        row = StepRow(
+            replica=0,
+            step=len(waits),
+            completed_ns=stages[-1][1],
+            batch_size=1,
+            batch_num_tokens=1,
+            batch_execution_time=stages[-1][1] - stages[0][0],
+            busy_ns=30,
+            predicted_ns=30,
+            inter_batch_delay=None,
+            tokens=[],
+            token_gaps=[],
+            stages=stages,
+            stage_waits_ns=waits[-1],
+        )
+        observe_step(row, replica.metrics)
+    assert waits == [[0, 0, 0], [0, 5, 20], [0, 5, 0]]
+    metrics = replica.metrics
+    assert metrics.stage_busy_ns == [25, 27, 45]
+    assert metrics.stage_wait_ns == [0, 10, 20]
+    assert metrics.stage_exchange_ns == [0, 3, 5]
+    # After a loss nothing is waited for.
+    replica.lose_worker()
+    assert replica.wait_for_stages([(0, 1), (2, 3), (4, 5)]) == [0, 0, 0]
+    assert replica.wait_for_stages([]) == []
 
 
 # --- logs with holes

@@ -20,7 +20,10 @@ from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND
 if TYPE_CHECKING:
     from eventlm.metrics.trace_metrics import Distribution, TraceStats
 
-_RANK_COLUMNS = {"stages": ("busy, ms", "busy", "wait before it, ms/step"), "KV groups": ("tokens", "share")}
+_RANK_COLUMNS = {
+    "stages": ("busy, ms", "busy", "waiting, ms/step", "exchange, ms/step"),
+    "KV groups": ("tokens", "share"),
+}
 _COLUMNS = ("count", "mean", "p50", "p90", "p95", "p99", "max")
 #: The usual names, as in every other table here.
 _ROW_NAMES = {
@@ -53,6 +56,8 @@ request once, and launched steps.
 """
         + WINDOW_HELP
         + """
+
+Of a pipeline, a step waits for a stage while that computes another one, and exchange is the rest of its way there.
 
 The pictures (--plot) show time of day in UTC, as the server's log does. A replica without a step in flight is drawn
 with a batch of 0."""
@@ -208,16 +213,17 @@ def _replica_table(stats: TraceStats) -> Iterator[str]:
 
 
 def _stage_rows(stats: TraceStats) -> list[list[str]]:
-    """Each stage of each replica: what it was busy for, and what steps waited for before it."""
+    """Each stage of each replica: what it was busy for, how long steps waited for it, and took to reach it."""
     return [
         [
             f"{index}: stage {stage}",
-            _milliseconds(busy_ns),
-            _share(busy_ns, stats.snapshot.duration_ns),
-            _milliseconds(wait_ns / max(replica.num_steps, 1)),
+            _milliseconds(replica.stage_busy_ns[stage]),
+            _share(replica.stage_busy_ns[stage], stats.snapshot.duration_ns),
+            _milliseconds(replica.stage_wait_ns[stage] / max(replica.num_steps, 1)),
+            _milliseconds(replica.stage_exchange_ns[stage] / max(replica.num_steps, 1)),
         ]
         for index, replica in enumerate(stats.snapshot.replicas)
-        for stage, (busy_ns, wait_ns) in enumerate(zip(replica.stage_busy_ns, replica.stage_wait_ns, strict=True))
+        for stage in range(len(replica.stage_busy_ns))
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +12,17 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_writer import LogWriter
+from eventlm.events import WorkerLost
 from eventlm.metrics.aggregates import ClassMetrics
 from eventlm.metrics.families import FINISHED_REASONS, families
 from eventlm.metrics.histograms import Histogram
+from eventlm.system.system import real_system
 from eventlm.types import FinishReason
 from tests.replay.golden import FOLDER
 from tests.server.conftest import RunningServer
 from tests.server.dashboards import GIVEN, NOT_GIVEN, SELECTED
+from tests.simulation import Simulation
 
 #: What dashboards for vLLM ask for, by kind.
 GAUGES = {
@@ -288,6 +293,42 @@ def test_values_are_those_of_the_log(server: RunningServer) -> None:
     assert reasons == {"stop": 6, "length": 4, "abort": 2, "error": 3}
     assert total(found["eventlm:events"], "_total") == snapshot.num_events
     assert total(found["eventlm:workers_lost"], "_total") == 3
+
+
+def test_a_replica_of_several_ranks(server: RunningServer, tmp_path: Path) -> None:
+    """Three replicas of three stages of three KV groups, one of which loses its worker before the end."""
+    with LogWriter(real_system(), tmp_path, "run") as writer:
+        Simulation(7, writer=writer, check_every=0).run()
+    with LogReader(writer.path) as reader:
+        for line in reader:
+            server.engine.store.apply(line.event())
+    server.engine.store.apply(
+        WorkerLost(s=server.engine.store.next_s, ts=10**12, replica=2, epoch=10**6, reason="died", rank=8)
+    )
+    found = scrape(server)
+    assert [total(found["eventlm:ranks_up"], engine=engine) for engine in "012"] == [9, 9, 0]
+    sizes = {"tensor_parallel_size": "1", "pipeline_parallel_size": "3", "kv_parallel_size": "3"}
+    assert total(found["eventlm:parallel_config_info"], **sizes) == 3
+    (replica, *_) = server.engine.store.snapshot().replicas
+    for stage in range(3):
+        labels = {"engine": "0", "stage": str(stage)}
+        for name in ("busy", "wait", "exchange"):
+            seconds = total(found[f"eventlm:stage_{name}_seconds"], "_total", **labels)
+            assert seconds == getattr(replica, f"stage_{name}_ns")[stage] / 1e9
+        assert replica.stage_busy_ns[stage] > 0
+    for group in range(3):
+        labels = {"engine": "0", "kv_group": str(group)}
+        assert total(found["eventlm:kv_group_tokens"], "_total", **labels) == replica.group_tokens[group] > 0
+        assert total(found["eventlm:kv_group_blocks_used"], **labels) == 0
+
+
+def test_of_one_process_there_is_nothing_on_ranks(server: RunningServer) -> None:
+    feed(server)
+    assert not [
+        name
+        for name in scrape(server)
+        if name.startswith(("eventlm:ranks", "eventlm:parallel", "eventlm:stage", "eventlm:kv_group"))
+    ]
 
 
 def test_slack_may_be_negative(server: RunningServer) -> None:
