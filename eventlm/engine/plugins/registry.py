@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from importlib import metadata
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 
@@ -235,13 +235,19 @@ def instantiate(kind: str, name: str, plugin_class: type[msgspec.Struct], parame
                 raise msgspec.ValidationError("Expected a finite number")
             msgspec.convert(value, fields[key].type, strict=True)
         except msgspec.ValidationError as error:
-            raise UsageError(f"{kind} {name}: {key}={format_value(value)}: {lower_first(str(error))}") from error
+            problem = _one_of(fields[key].type) or lower_first(str(error))
+            raise UsageError(f"{kind} {name}: {key}={format_value(value)}: {problem}") from error
     try:
         return msgspec.convert(parameters, plugin_class, strict=True)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise UsageError(f"{kind} {name}: {error}") from error
     except RAISED as error:  # from code of its own, as above
         raise UsageError(f"{kind} {name}: failed at {_place(error)}: {type(error).__name__}: {error}") from error
+
+
+def _one_of(type_: Any) -> str:
+    """What a parameter takes whose values have names, in words; empty for any other type."""
+    return f"must be one of {', '.join(map(str, get_args(type_)))}" if get_origin(type_) is Literal else ""
 
 
 def _parameters(kind: PluginKind, name: str, instance: msgspec.Struct) -> dict[str, Any]:

@@ -55,6 +55,11 @@ def test_others_bring_their_parameters(name: str) -> None:
             "elsewhere:NoLauncher",
             "is not a launcher: it must be a class derived from eventlm.launchers.launcher.Launcher",
         ),
+        (
+            "ray:placement=heap",
+            "launcher ray: placement=heap: must be one of pack, strict_pack, spread, strict_spread",
+        ),
+        ("ray:timeout=3", "launcher ray has no parameter 'timeout'; did you mean timeout_s? (it takes address, "),
         ("nowhere:Class", "no module 'nowhere'"),
     ],
 )
