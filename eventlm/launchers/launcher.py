@@ -112,6 +112,9 @@ class Launcher(Struct, frozen=True, kw_only=True):
         """
         raise NotImplementedError
 
+    def give_up(self, replica: int) -> None:
+        """A replica has ended for good, and all of its ranks have: give back the room that is kept for it."""
+
     async def close(self) -> None:
         """The engine has stopped, and all ranks with it: give back what the launcher itself has. Harmless when called
         twice.

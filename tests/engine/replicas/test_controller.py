@@ -284,6 +284,7 @@ class FullLauncher(Launcher, frozen=True, kw_only=True):
 
     times: int = 0
     starts: list[int] = []
+    given_up: list[int] = []
 
     async def start(self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()) -> Any:
         self.starts.append(setups[0].epoch)
@@ -292,6 +293,9 @@ class FullLauncher(Launcher, frozen=True, kw_only=True):
         if len(self.starts) > 1 + self.times:
             raise LaunchError("no such host")
         return SimpleNamespace(ranks=[SimpleNamespace(host="")] * len(setups), setups=setups, release=lambda: None)
+
+    def give_up(self, replica: int) -> None:
+        self.given_up.append(replica)
 
 
 async def test_one_that_waits_for_room_uses_up_no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +320,7 @@ async def test_one_that_waits_for_room_uses_up_no_restarts(monkeypatch: pytest.M
     await asyncio.wait_for(given_up, PATIENCE_SECONDS)
     await replica.stop()
     assert len(launcher.starts) == 1 + 50 + 3
+    assert launcher.given_up == [0]
     assert waiting == [True, False]
     # However often it is tried, it is logged once.
     errors = [call.kwargs["error"] for call in log.calls if call.args == ("worker did not start",)]
