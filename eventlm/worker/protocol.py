@@ -12,6 +12,7 @@ grammars and answers steps. The others only say that they are still there, or ho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Union
 
 import msgspec
@@ -49,14 +50,20 @@ class Peers(Struct, frozen=True, kw_only=True):
     """How the ranks of one replica meet.
 
     shared_memory: a folder of a file system in memory, empty when the first of them starts and theirs alone, in which
-    they make the files that they share; empty: they are on several hosts. Its maker removes it when all have
-    ended. address: `HOST:PORT` of the store of torch.distributed, which the first rank opens; empty with a folder.
-    host: the name or address by which the others reach this rank.
+    those of one host make the files that they share; empty: this one is alone on its host. Its maker removes it when
+    all have ended. address: `HOST:PORT` of the store of torch.distributed, which the first rank opens; empty: all are
+    on one host. host: the name or address by which the others reach this rank. neighbours: with an address and a
+    folder, the ranks that have this folder.
     """
 
     shared_memory: str = ""
     address: str = ""
     host: str = ""
+    neighbours: list[int] = []
+
+    def share_memory(self, ranks: Sequence[int]) -> bool:
+        """Whether these ranks have the folder."""
+        return bool(self.shared_memory) and (not self.address or set(ranks).issubset(self.neighbours))
 
 
 class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):

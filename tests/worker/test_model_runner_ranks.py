@@ -124,7 +124,7 @@ def test_gloo_and_shared_memory_give_the_same_bits(
     assert talk_over("carried") == shared
 
 
-def test_ranks_of_several_hosts(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_ranks_of_several_hosts(folders: dict[str, Path]) -> None:
     """They have no memory in common."""
     expected = talk(make_runner(folders["llama"]), "llama")
     peers = Peers(address=f"127.0.0.1:{free_port()}", host="127.0.0.1")

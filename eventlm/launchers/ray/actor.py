@@ -46,7 +46,7 @@ class RankActor:
         return encode(facts)
 
     def _new_folder(self, num_ranks: int) -> str:
-        """An empty one for the ranks that are started next, in place of that of the last ones."""
+        """An empty one for those of a replica's ranks that are started here next, in place of that of the last ones."""
         if self._folder is not None:
             self._folder.remove()
         self._folder = SharedFolder()

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 import msgspec
@@ -217,12 +217,10 @@ class Driver:
         look_up = LookUp(model=wanted.model, tokenizer=wanted.tokenizer)
         here = await asyncio.to_thread(facts_here, look_up)
         nodes = await asyncio.to_thread(group.nodes)
-        if len(nodes) > 1 and len({node["NodeID"] for node in nodes}) == 1:
-            first = structs.replace(look_up, num_sharing=len(nodes))
-        else:
-            first = look_up
+        makers = folder_makers([node["NodeID"] for node in nodes])
+        maker = structs.replace(look_up, num_sharing=len(nodes))
         asked = [
-            self._facts_of(rank, actor, encode(look_up if rank else first), node)
+            self._facts_of(rank, actor, encode(maker if rank in makers.values() else look_up), node)
             for rank, (actor, node) in enumerate(zip(group.actors, nodes, strict=True))
         ]
         try:
@@ -232,7 +230,8 @@ class Driver:
         for host in hosts:
             if problem := mismatch(here, host):
                 raise RefusedError(problem)
-        return list(hosts)
+        shared = {node: hosts[rank].shared for node, rank in makers.items()}
+        return [structs.replace(host, shared=shared.get(host.node, "")) for host in hosts]
 
     async def _facts_of(self, rank: int, actor: Any, look_up: bytes, node: dict[str, Any]) -> HostFacts:
         host, address = node["NodeManagerHostname"], node["NodeManagerAddress"]
@@ -310,6 +309,11 @@ def nodes_of_cluster() -> list[NodeRoom]:
                 )
             )
     return found
+
+
+def folder_makers(nodes: Sequence[str]) -> dict[str, int]:
+    """The first rank of each node that has several, which makes their folder. nodes: of each rank."""
+    return {node: nodes.index(node) for node in nodes if nodes.count(node) > 1}
 
 
 def mismatch(here: HostFacts, there: HostFacts) -> str:

@@ -14,7 +14,7 @@ from eventlm.launchers.launcher import Launcher, StartedRank
 from eventlm.launchers.ray.checkpoint import name_of
 from eventlm.launchers.ray.driver_link import DriverLink
 from eventlm.launchers.ray.messages import PARENT, HostFacts, PlaceReplica
-from eventlm.launchers.ray.placement import Strategy, bundles_of, most_threads
+from eventlm.launchers.ray.placement import BundleOf, Strategy, bundles_of, most_threads
 from eventlm.launchers.ray.remote_process import RemoteProcess
 from eventlm.launchers.spawned_worker import ENVIRONMENT, kill_and_close
 from eventlm.system.remote_pipe import RemoteParentPipe, RunKeys
@@ -49,6 +49,8 @@ class RayLauncher(Launcher, frozen=True, kw_only=True, dict=True):
     #: Of the cluster, as in `ray.init`; auto: that of the node on which the engine runs.
     address: str = "auto"
     placement: Strategy = "pack"
+    #: rank: those of a tensor group, which meet in each layer, may be on several hosts.
+    bundle: BundleOf = "tensor_group"
     #: How long the first start of a replica waits for the cluster, and for room.
     timeout_s: Annotated[int, Meta(ge=1)] = 60
 
@@ -62,6 +64,10 @@ class RayLauncher(Launcher, frozen=True, kw_only=True, dict=True):
     ) -> RayRanks:
         """As Launcher.start."""
         return await self._session.start(system, setups)
+
+    def give_up(self, replica: int) -> None:
+        """As Launcher.give_up."""
+        self._session.give_up(replica)
 
     async def close(self) -> None:
         """As Launcher.close."""
@@ -98,8 +104,13 @@ class RaySession:
         ranks = await _start_ranks(link, self._keys, setups, hosts)
         return RayRanks(ranks, placed_setups(setups, hosts, threads))
 
+    def give_up(self, replica: int) -> None:
+        """As Launcher.give_up."""
+        if self._link is not None:
+            self._link.leave(replica)
+
     async def close(self) -> None:
-        """GiveUpRoom the cluster, with all that was started there."""
+        """Leave the cluster, with all that was started there."""
         link, self._link = self._link, None
         if link is not None:
             await link.close()
@@ -114,14 +125,15 @@ class RaySession:
     def _place(self, link: DriverLink, setups: Sequence[WorkerSetup]) -> PlaceReplica:
         first, layout = setups[0], setups[0].layout
         on_gpu = first.device != "cpu"
-        num_bundles = layout.stages * layout.groups
+        ranks = layout.tensor if self._launcher.bundle == "tensor_group" else 1
+        num_bundles = layout.num_ranks // ranks
         if first.model == FAKE_MODEL:
             threads = 1
         else:
-            threads = first.threads or self._most_threads(link, num_bundles, layout.tensor)
+            threads = first.threads or self._most_threads(link, num_bundles, ranks)
         return PlaceReplica(
             replica=first.replica,
-            bundles=bundles_of(num_bundles, layout.tensor, threads, on_gpu=on_gpu),
+            bundles=bundles_of(num_bundles, ranks, threads, on_gpu=on_gpu),
             strategy=self._launcher.placement,
             # Of one that has run, the metrics are to say soon that it waits.
             timeout_s=RESTART_TIMEOUT_SECONDS if first.replica in self._known else self._launcher.timeout_s,
@@ -167,8 +179,7 @@ def placed_setups(setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts], thr
     """What the ranks of a replica are sent where they are: folders, threads and devices of those hosts, and how they
     meet. Of the GPUs of its host, Ray shows each of them its own.
     """
-    shared = hosts[0].shared
-    meeting = f"{hosts[0].address}:{hosts[0].port}" if len(setups) > 1 and not shared else ""
+    meeting = f"{hosts[0].address}:{hosts[0].port}" if len({host.node for host in hosts}) > 1 else ""
     return [
         structs.replace(
             setup,
@@ -177,7 +188,17 @@ def placed_setups(setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts], thr
             threads=threads,
             processors=[],
             device=setup.device if setup.device == "cpu" else "cuda:0",
-            peers=Peers(shared_memory=shared, address=meeting, host=host.address if meeting else ""),
+            peers=Peers(
+                shared_memory=host.shared,
+                address=meeting,
+                host=host.address if meeting else "",
+                neighbours=_neighbours(host, hosts) if meeting else [],
+            ),
         )
         for setup, host in zip(setups, hosts, strict=True)
     ]
+
+
+def _neighbours(host: HostFacts, hosts: Sequence[HostFacts]) -> list[int]:
+    """The ranks with which one shares memory."""
+    return [rank for rank, other in enumerate(hosts) if other.node == host.node] if host.shared else []

@@ -68,7 +68,7 @@ class GiveUpRoom(Struct, frozen=True, kw_only=True, tag="leave"):
 
 class HostFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a rank found on its host. node: Ray's id of that. version: of eventlm there. port: a free one. shared: a
-    folder in memory, if all ranks of its replica are there.
+    folder in memory of the ranks of its replica that are there, if there are several.
 
     model, tokenizer: their folders there, empty for none. problem: why it cannot run there.
     """
@@ -136,8 +136,8 @@ class RankEnded(Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class LookUp(Struct, frozen=True, kw_only=True):
-    """What an actor is to look up on its host; see `PlaceReplica`. num_sharing: so many ranks, which are all of their
-    replica, get a folder in memory there; 0: none does.
+    """What an actor is to look up on its host; see `PlaceReplica`. num_sharing: make a folder in memory for those there
+    of a replica of so many ranks; 0: make none.
     """
 
     num_sharing: int = 0

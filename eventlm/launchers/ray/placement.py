@@ -12,10 +12,12 @@ from eventlm.formatting import counted
 #: How Ray deals the bundles of a replica out to nodes. `strict_`: it is no wish.
 Strategy = Literal["pack", "strict_pack", "spread", "strict_spread"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
+#: Whose ranks are in one bundle, and so on one node.
+BundleOf = Literal["tensor_group", "rank"]
 
 
 class Bundle(Struct, frozen=True):
-    """What one tensor group needs, all of it on one node: processors and GPUs of all its ranks."""
+    """What ranks that must be on one node need together: processors and GPUs."""
 
     ranks: int
     cpus: int
@@ -41,13 +43,17 @@ class NodeRoom(Struct, frozen=True):
     gpus: float = 0
     free_gpus: float = 0
 
+    def could_hold(self, bundle: Bundle) -> bool:
+        """Whether it has room for a bundle when nothing else is there."""
+        return self.cpus >= bundle.cpus and self.gpus >= bundle.gpus
+
     def __str__(self) -> str:
         gpus = f" and {self.free_gpus:g} of {counted(round(self.gpus), 'GPU')}" if self.gpus else ""
         return f"{self.host} ({self.address}) {self.free_cpus:g} of {counted(round(self.cpus), 'CPU')}{gpus}"
 
 
 def bundles_of(num_bundles: int, ranks: int, threads: int, *, on_gpu: bool) -> list[Bundle]:
-    """The bundles of a replica of so many tensor groups, each of `ranks` ranks. One on a GPU needs one processor."""
+    """So many bundles, each of `ranks` ranks. A rank on a GPU needs one processor."""
     bundle = Bundle(ranks, ranks, ranks) if on_gpu else Bundle(ranks, ranks * threads)
     return [bundle] * num_bundles
 
@@ -74,4 +80,10 @@ def no_room(replica: int, bundles: Sequence[Bundle], strategy: Strategy, nodes: 
     """One line: what a replica asks for, and what each node has free."""
     number = f"{counted(len(bundles), 'bundle')} of {bundles[0]}" + (" each" if len(bundles) > 1 else "")
     free = "; ".join(map(str, nodes)) or "no node is there"
-    return f"Ray has no room for replica {replica}, which asks for {number} (placement={strategy}); free: {free}"
+    message = f"Ray has no room for replica {replica}, which asks for {number} (placement={strategy}); free: {free}"
+    if bundles[0].ranks > 1 and not any(node.could_hold(bundles[0]) for node in nodes):
+        message += (
+            f"; no node is large enough for the {bundles[0].ranks} ranks of a tensor group: lower "
+            "--tensor-parallel-size or --threads, or give bundle=rank, which lets them be on several"
+        )
+    return message

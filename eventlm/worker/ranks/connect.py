@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ class Connections:
         self._setup = setup
         self._layout = setup.layout
         self._place = setup.layout.place_of(setup.rank)
-        #: Once something goes over Gloo.
+        #: Once something goes over Gloo. The first rank's is for those of other hosts, too.
         self._store: GlooStore | None = None
+        if setup.peers.address and setup.rank == 0:
+            self._store = self._open_store()
 
     def exchange(self, hidden_size: int, most_vocab_rows: int) -> RankExchange | None:
         """With the other tensor ranks of its stage and KV group, once all are there; None if there are none.
@@ -45,14 +47,16 @@ class Connections:
         if size == 1:
             return None
         slot_bytes = slot_bytes_for(setup.max_num_batched_tokens, hidden_size, most_vocab_rows)
-        return self._meet(f"tensor-{place.stage}-{place.group}", place.tensor, size, slot_bytes)
+        peers = [self._layout.rank_at(place._replace(tensor=number)) for number in range(size)]
+        return self._meet(f"tensor-{place.stage}-{place.group}", peers, slot_bytes)
 
-    def _meet(self, name: str, number: int, size: int, slot_bytes: int) -> RankExchange:
-        setup = self._setup
-        if not setup.peers.shared_memory or not available_builds():
+    def _meet(self, name: str, ranks: Sequence[int], slot_bytes: int) -> RankExchange:
+        setup, size, number = self._setup, len(ranks), ranks.index(self._setup.rank)
+        if not setup.peers.share_memory(ranks) or not available_builds():
             return GlooExchange(self._group(name, number, size), slot_bytes)
         # All ranks of the host may compute at once.
-        has_processors = setup.threads * self._layout.num_ranks <= usable_cores()
+        num_here = len(setup.peers.neighbours) or self._layout.num_ranks
+        has_processors = setup.threads * num_here <= usable_cores()
         with self._in_room():
             return SharedMemoryExchange(
                 self._folder,
@@ -73,7 +77,8 @@ class Connections:
         place, num_groups = self._place, self._layout.groups
         slot_bytes = group_slot_bytes(self._setup.max_num_batched_tokens, num_groups, model)
         name = f"groups-{place.stage}-{place.tensor}"
-        return KVGroup(self._setup, self._meet(name, place.group, num_groups, slot_bytes))
+        peers = [self._layout.rank_at(place._replace(group=number)) for number in range(num_groups)]
+        return KVGroup(self._setup, self._meet(name, peers, slot_bytes))
 
     def stage(self, hidden_size: int, dtype: torch.dtype) -> Stage:
         """Between its stage and those before and after it. dtype: of the residual stream."""
@@ -81,20 +86,21 @@ class Connections:
         before: HandOverReceiver | None = None
         after: HandOverSender | None = None
         if place.stage > 0:
-            before = self._receiver(self._name(place), hidden_size, dtype)
+            before = self._receiver(place, hidden_size, dtype)
         if place.stage < last:
-            after = self._sender(self._name(place._replace(stage=place.stage + 1)), hidden_size, dtype)
+            after = self._sender(place._replace(stage=place.stage + 1), hidden_size, dtype)
         return Stage(hidden_size, dtype, before, after)
 
-    def _receiver(self, name: str, hidden_size: int, dtype: torch.dtype) -> HandOverReceiver:
-        stage = self._place.stage - 1
-        if self._setup.peers.shared_memory:
+    def _receiver(self, end: Place, hidden_size: int, dtype: torch.dtype) -> HandOverReceiver:
+        name, stage = self._name(end), end.stage - 1
+        if self._setup.peers.share_memory([self._layout.rank_at(end._replace(stage=stage)), self._setup.rank]):
             with self._in_room():
                 return SharedReceiver(self._folder, name, **self._ring(hidden_size, dtype), stage=stage)
         return GlooReceiver(self._group(name, 1, 2), hidden_size, dtype, stage=stage)
 
-    def _sender(self, name: str, hidden_size: int, dtype: torch.dtype) -> HandOverSender:
-        if self._setup.peers.shared_memory:
+    def _sender(self, end: Place, hidden_size: int, dtype: torch.dtype) -> HandOverSender:
+        name = self._name(end)
+        if self._setup.peers.share_memory([self._setup.rank, self._layout.rank_at(end)]):
             return SharedSender(self._folder, name, **self._ring(hidden_size, dtype))
         return GlooSender(self._group(name, 0, 2), self._num_slots)
 
@@ -134,5 +140,8 @@ class Connections:
 
     def _group(self, name: str, number: int, size: int) -> Any:
         if self._store is None:
-            self._store = GlooStore(self._setup.peers, self._setup.rank, self._layout.num_ranks)
+            self._store = self._open_store()
         return self._store.group(name, number, size)
+
+    def _open_store(self) -> GlooStore:
+        return GlooStore(self._setup.peers, self._setup.rank, self._layout.num_ranks)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.launchers.ray.driver import in_one_line, mismatch
+from eventlm.launchers.ray.driver import folder_makers, in_one_line, mismatch
 from eventlm.launchers.ray.messages import HostFacts
 
 HERE = HostFacts(host="here", version="1.0", model="/a/model", fingerprint="aa")
@@ -34,6 +34,11 @@ def test_a_host_with_the_same_can_be_used() -> None:
 )
 def test_what_is_wrong_with_a_host_is_one_line_with_both_values(changes: dict[str, str], message: str) -> None:
     assert mismatch(HERE, structs.replace(THERE, **changes)) == message
+
+
+def test_one_rank_of_each_node_that_has_several_makes_their_folder() -> None:
+    assert folder_makers(["a", "b", "a", "c", "b", "a"]) == {"a": 0, "b": 1}
+    assert folder_makers(["a", "b"]) == {}
 
 
 @pytest.mark.parametrize(

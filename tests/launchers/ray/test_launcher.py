@@ -22,7 +22,7 @@ from eventlm.launchers.launcher import LaunchError
 from eventlm.launchers.ray.driver_link import DriverLink
 from eventlm.launchers.ray.launcher import RayLauncher, placed_setups
 from eventlm.launchers.ray.messages import HostFacts, PlaceReplica
-from eventlm.launchers.ray.placement import bundles_of
+from eventlm.launchers.ray.placement import Bundle
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import Peers, WorkerSetup
@@ -124,38 +124,47 @@ def test_an_engine_outlives_its_ranks_and_nodes_and_nothing_outlives_it(cluster:
 
 
 @pytest.mark.soak
-def test_stages_on_two_nodes_say_what_one_worker_says(cluster: Cluster, tmp_path: Path) -> None:
-    """They meet over torch.distributed."""
+def test_ranks_on_two_nodes_say_what_one_worker_says(cluster: Cluster, tmp_path: Path) -> None:
+    """They meet over torch.distributed, stages and tensor ranks alike."""
     flags = ("--model", str(make_checkpoint(tmp_path / "model")), "--dtype", "float32", "--threads", "1")
     prompts = [f"every step of request {number}" for number in range(4)]
     with serve(tmp_path, *flags) as server:
         expected = [greedy(server, prompt) for prompt in prompts]
     two_stages = ("--pipeline-parallel-size", "2", "--max-decodes-in-flight-per-seq", "1")
-    where = f"ray:address={cluster.address},placement=strict_spread"
-    with serve(tmp_path, *flags, *two_stages, "--launcher", where) as server:
-        assert [len(worker_pids(node)) for node in cluster.nodes] == [1, 1]
-        assert [greedy(server, prompt) for prompt in prompts] == expected
+    where = f"ray:address={cluster.address},placement=strict_spread,bundle=rank"
+    for layout in (two_stages, ("--tensor-parallel-size", "2")):
+        with serve(tmp_path, *flags, *layout, "--launcher", where) as server:
+            assert [len(worker_pids(node)) for node in cluster.nodes] == [1, 1]
+            assert [greedy(server, prompt) for prompt in prompts] == expected
 
 
-async def test_what_finds_no_room_is_refused_in_time(cluster: Cluster) -> None:
-    wanted = PlaceReplica(replica=0, bundles=bundles_of(1, 3, 1, on_gpu=False), strategy="pack", timeout_s=2)
+async def test_what_finds_no_room_is_refused_in_time_until_room_is_given_back(cluster: Cluster) -> None:
+    patience = round(PATIENCE_SECONDS)
+    bundles = [Bundle(ranks=2, cpus=2), Bundle(ranks=1, cpus=2)]
+    first = PlaceReplica(replica=0, bundles=bundles, strategy="pack", timeout_s=patience)
+    second = PlaceReplica(replica=1, bundles=bundles[1:], strategy="pack", timeout_s=1)
     link = await DriverLink.open(real_system(), cluster.address, PATIENCE_SECONDS)
-    begun = time.monotonic()
     try:
+        hosts = await link.place(first)
+        # Those of one node share a folder.
+        assert hosts[0].shared
+        assert [host.shared for host in hosts] == [hosts[0].shared] * 2 + [""]
+        begun = time.monotonic()
         with pytest.raises(LaunchError) as caught:
-            await link.place(wanted)
+            await link.place(second)
+        assert time.monotonic() - begun < 30
+        link.leave(0)
+        assert len(await link.place(structs.replace(second, timeout_s=patience))) == 1
     finally:
         await link.close()
-    assert time.monotonic() - begun < 30
     assert caught.value.waits_for_room
     message = str(caught.value)
     assert message.startswith(
-        "Ray has no room for replica 0, which asks for 1 bundle of 3 CPUs (placement=pack); free: "
+        "Ray has no room for replica 1, which asks for 1 bundle of 2 CPUs (placement=pack); free: "
     )
-    # What an earlier test had may not be given back yet.
     for node in cluster.nodes:
-        assert re.search(rf"\({re.escape(node.address)}\) [012] of 2 CPUs", message)
-    assert message.endswith("; waited 2 s")
+        assert re.search(rf"\({re.escape(node.address)}\) 0 of 2 CPUs", message)
+    assert message.endswith("; waited 1 s")
 
 
 async def test_a_host_without_the_checkpoint_is_named(cluster: Cluster, tmp_path: Path) -> None:
@@ -192,8 +201,8 @@ def test_a_wrong_parameter_is_explained() -> None:
 
 def test_ranks_get_what_their_hosts_have() -> None:
     hosts = [
-        HostFacts(host="a", address="10.0.0.1", port=4000, model="/a/model", tokenizer="/a/tokenizer"),
-        HostFacts(host="b", address="10.0.0.2", port=5000, model="/b/model", tokenizer="/b/tokenizer"),
+        HostFacts(host="a", address="10.0.0.1", node="a", port=4000, model="/a/model", tokenizer="/a/tokenizer"),
+        HostFacts(host="b", address="10.0.0.2", node="b", port=5000, model="/b/model", tokenizer="/b/tokenizer"),
     ]
     setups = setups_of(Layout(stages=2), model="/engine/model", tokenizer="/engine/tokenizer", processors=[3])
     first, second = placed_setups(setups, hosts, threads=7)
@@ -201,9 +210,13 @@ def test_ranks_get_what_their_hosts_have() -> None:
     assert (second.model, second.tokenizer, second.rank) == ("/b/model", "/b/tokenizer", 1)
     assert first.peers == Peers(address="10.0.0.1:4000", host="10.0.0.1")
     assert second.peers == Peers(address="10.0.0.1:4000", host="10.0.0.2")
-    together = [structs.replace(hosts[0], shared="/dev/shm/x"), hosts[0]]
-    assert [setup.peers for setup in placed_setups(setups, together, threads=1)] == [
+    sharing = [structs.replace(hosts[0], shared="/dev/shm/x")] * 2
+    assert [setup.peers for setup in placed_setups(setups, sharing, threads=1)] == [
         Peers(shared_memory="/dev/shm/x")
     ] * 2
+    # Two on one host, one alone on another.
+    of_three = [setup.peers for setup in placed_setups(setups_of(Layout(stages=3)), [*sharing, hosts[1]], threads=1)]
+    first_two = Peers(shared_memory="/dev/shm/x", address="10.0.0.1:4000", host="10.0.0.1", neighbours=[0, 1])
+    assert of_three == [first_two, first_two, Peers(address="10.0.0.1:4000", host="10.0.0.2")]
     [alone] = placed_setups(setups_of(Layout()), hosts[:1], threads=1)
     assert alone.peers == Peers()

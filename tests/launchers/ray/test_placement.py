@@ -68,3 +68,16 @@ def test_a_refusal_says_what_was_asked_for_and_what_is_free() -> None:
         "Ray has no room for replica 0, which asks for 1 bundle of 1 CPU and 1 GPU (placement=pack); free: "
         "no node is there"
     )
+
+
+def test_a_tensor_group_that_no_node_can_hold_is_told_what_to_do() -> None:
+    nodes = [node(4, host="a"), node(4, host="b", free=0)]
+    message = no_room(0, bundles_of(1, 3, 2, on_gpu=False), "pack", nodes)
+    assert message.endswith(
+        "; no node is large enough for the 3 ranks of a tensor group: lower --tensor-parallel-size or --threads, or "
+        "give bundle=rank, which lets them be on several"
+    )
+    assert "bundle=rank" in no_room(0, bundles_of(1, 2, 1, on_gpu=True), "pack", nodes)
+    # One of them could, and one rank has nothing to divide.
+    assert "bundle=rank" not in no_room(0, bundles_of(2, 2, 2, on_gpu=False), "pack", nodes)
+    assert "bundle=rank" not in no_room(0, bundles_of(1, 1, 8, on_gpu=False), "pack", nodes)

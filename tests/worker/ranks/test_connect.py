@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -66,14 +67,36 @@ def test_tensor_ranks_of_a_stage_meet_and_stages_follow_each_other(
     by_address = Peers(address=f"127.0.0.1:{free_port()}", host="127.0.0.1")
     peers = by_address if kind == "hosts" else Peers(shared_memory=str(tmp_path))
     layout = Layout(2, 3)
+    carrier = SharedMemoryExchange if kind == "shared" else GlooExchange
+    assert_connected(layout, [peers] * 6, [carrier] * 6)
+
+
+@pytest.mark.skipif(not available_builds(), reason="no build of the forward pass is compiled")
+@pytest.mark.parametrize("num_first", [4, 3], ids=["groups within a host", "a group on two hosts"])
+def test_ranks_of_one_host_meet_in_memory_and_others_over_gloo(num_first: int, tmp_path: Path) -> None:
+    """The first rank, which has the store, needs Gloo for the others only."""
+    layout, address = Layout(2, 3), f"127.0.0.1:{free_port()}"
+    peers: list[Peers] = []
+    for name, ranks in (("a", range(num_first)), ("b", range(num_first, 6))):
+        (tmp_path / name).mkdir()
+        here = Peers(shared_memory=str(tmp_path / name), address=address, host="127.0.0.1", neighbours=list(ranks))
+        peers += [here] * len(ranks)
+    middle = SharedMemoryExchange if num_first == 4 else GlooExchange
+    assert_connected(layout, peers, [SharedMemoryExchange] * 2 + [middle] * 2 + [SharedMemoryExchange] * 2)
+
+
+def assert_connected(
+    layout: Layout, peers: Sequence[Peers], carriers: Sequence[type[GlooExchange | SharedMemoryExchange]]
+) -> None:
+    """Tensor ranks meet, by what carries each, and a step goes through all stages."""
     # None leaves before all are done.
     kept: list[object] = []
 
     def connect(rank: int) -> tuple[list[float], list[float]]:
         """Whom it meets, and the ranks through which a step has come here."""
-        found = connections(rank, layout, peers)
+        found = connections(rank, layout, peers[rank])
         exchange = found.exchange(64, 100)
-        assert isinstance(exchange, SharedMemoryExchange if kind == "shared" else GlooExchange)
+        assert isinstance(exchange, carriers[rank])
         assert exchange.group.slot_bytes >= 16 * 64 * 4
         met = exchange.gather(torch.tensor(float(rank))).tolist()
         stage = found.stage(4, torch.float32)
