@@ -3,8 +3,8 @@
 1. A lost worker makes suspects of the sequences in the step that it had in hand, for the tokens that were in flight.
    Where that is not known, it is the oldest one that is not answered: its answer may have been lost with the worker, so
    nothing later is suspected.
-2. A suspect is computed in a step of its own, with nothing else in flight on its replica, before anybody else runs
-   there. If the step reaches the suspected tokens, the suspect is cleared. If the worker is lost in it, the suspect
+2. A suspect is computed in steps of its own, with nothing else in flight on its replica, before anybody else runs
+   there. Once one reaches the suspected tokens, the suspect is cleared. If the worker is lost in one, the suspect
    goes to the end of the line. After each loss all suspects are held back until a step has completed, if anything
    else can run: so the others make progress between the losses, and the replica is not given up for them.
 3. It ends with `error` once chance is ruled out. Workers may be lost for other reasons, at a rate that the run itself

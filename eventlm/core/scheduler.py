@@ -127,9 +127,8 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
             return False
         _add_trial(state, replica, plan, trial)
     else:
-        _add_decodes(state, replica, plan)
-        if replica.states is not None:
-            keep_decode_states(replica.config, replica.states, plan)
+        residents = replica.running[:] if config.stages == 1 else _micro_batch(replica, plan, config.decode_batches)
+        _add_decodes(state, replica, plan, residents)
         if replica.num_partial or head is not None:
             _add_prefills(state, replica, plan)
             replica.queue.end_plan()
@@ -180,7 +179,11 @@ def waiting_head(state: CoreState, replica: Replica) -> Candidate | None:
 
 
 def _add_trial(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence) -> None:
-    """The next chunk of a suspect, which waits and fits or is half done, and nothing else."""
+    """The next row of a suspect, which waits and fits or is half done, and nothing else."""
+    if sequence.state is State.DECODE:
+        # It was lost in a decode behind others, whose tokens are not known.
+        _add_decodes(state, replica, plan, [sequence])
+        return
     if not sequence.resident:
         candidate, fit = state.set_of(sequence).queue_of(sequence).candidate(sequence), measure(replica, sequence)
         _note_candidate(state, replica, candidate, "admitted", fit)
@@ -190,8 +193,8 @@ def _add_trial(state: CoreState, replica: Replica, plan: StepPlan, sequence: Seq
     _add_chunk(state, replica, plan, sequence)
 
 
-def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
-    """One row for each decode that may run, most urgent first, as far as the token budget goes.
+def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan, residents: list[Sequence]) -> None:
+    """One row for each of the residents that decodes and may run, most urgent first, as far as the token budget goes.
 
     This loop runs once for every sequence and step: it is written for speed.
     """
@@ -204,7 +207,6 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     decoding, decodes, row_most = plan.decoding, plan.decodes, plan.most
     context_tokens = 0
     decode_state = State.DECODE
-    residents = replica.running[:] if config.stages == 1 else _micro_batch(replica, plan, config.decode_batches)
     for sequence in residents:
         if sequence.state is not decode_state or sequence.sampling_in_flight >= max_in_flight:
             continue
@@ -234,6 +236,8 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan) -> None:
     load.decode_tokens = config.max_num_batched_tokens * config.groups - budget
     load.num_decodes = len(decodes)
     load.context_tokens = context_tokens
+    if replica.states is not None:
+        keep_decode_states(config, replica.states, plan)
 
 
 def _micro_batch(replica: Replica, plan: StepPlan, num_batches: int) -> list[Sequence]:
