@@ -15,9 +15,10 @@ import tempfile
 from pathlib import Path
 
 _MEMORY = Path("/dev/shm")
-#: The names of such folders begin so.
-PREFIX = "eventlm-"
-_OWNER = "owner"
+#: The names of such folders begin so, and of nothing else: a temporary folder may be among those that are looked at.
+PREFIX = "eventlm-ranks-"
+#: Put before that until the folder is locked.
+_UNLOCKED = "new-"
 _BOARD = "steps"
 _STEP = struct.Struct("q")
 #: On the board: nothing is in hand.
@@ -34,17 +35,18 @@ class SharedFolder:
     def __init__(self) -> None:
         parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
         remove_left_folders(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        # It has its name once it is locked: until then no sweep takes it for one that was left.
-        unnamed = self.path / f"new-{_OWNER}"
-        self._lock = unnamed.open("wb")
+        unlocked = Path(tempfile.mkdtemp(prefix=_UNLOCKED + PREFIX, dir=parent))
+        self._lock = _open_folder(unlocked)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
-        unnamed.rename(self.path / _OWNER)
+        # Until here no sweep takes it for one that was left.
+        self.path = unlocked.rename(parent / unlocked.name.removeprefix(_UNLOCKED))
 
     def remove(self) -> None:
         """Remove it and what is in it. Harmless when called twice."""
-        remove_folder(self.path)
-        self._lock.close()
+        if self._lock >= 0:
+            remove_folder(self.path)
+            os.close(self._lock)
+            self._lock = -1
 
 
 class StepBoard:
@@ -75,12 +77,22 @@ class StepBoard:
 
 
 def remove_left_folders(parent: Path) -> None:
-    """Remove the shared folders in `parent` whose makers were killed."""
-    for owner in parent.glob(f"{PREFIX}*/{_OWNER}"):
-        # Those of other users cannot be opened.
-        with contextlib.suppress(OSError), owner.open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            remove_folder(owner.parent)
+    """Remove this user's shared folders in `parent` whose makers were killed."""
+    for path in parent.glob(f"{PREFIX}*"):
+        # Most folders of others cannot be opened, and what lives is locked.
+        with contextlib.suppress(OSError):
+            lock = _open_folder(path)
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_folder(path)
+            finally:
+                os.close(lock)
+
+
+def _open_folder(path: Path) -> int:
+    """Raises OSError, also for what only leads to a folder: where anybody may write, others may have put it there."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def remove_folder(path: str | Path) -> None:

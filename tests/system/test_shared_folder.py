@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,12 +23,16 @@ from eventlm.system.shared_folder import StepBoard
 StepBoard(sys.argv[1]).write(2, 77)
 os.kill(os.getpid(), signal.SIGKILL)
 """
+#: Its child goes on, with whatever can be inherited.
 LEFT = """
-import os, signal, sys
+import os, signal, subprocess, sys
 from pathlib import Path
 from eventlm.system import shared_folder
 shared_folder._MEMORY = Path(sys.argv[1])
-print(shared_folder.SharedFolder().path, end="", flush=True)
+folder = shared_folder.SharedFolder()
+(folder.path / "part").write_bytes(b"1")
+child = subprocess.Popen(["sleep", "60"], close_fds=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+print(folder.path, child.pid, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -48,17 +56,63 @@ def test_without_a_file_system_in_memory_it_is_a_temporary_one(tmp_path: Path, m
     folder.remove()
 
 
-def test_the_next_folder_removes_those_of_makers_that_were_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_folder, "_MEMORY", tmp_path)
-    mine = SharedFolder()
-    killed = subprocess.run([sys.executable, "-c", LEFT, str(tmp_path)], check=False, capture_output=True, text=True)
-    left = Path(killed.stdout)
-    assert left.is_dir()
-    (tmp_path / "eventlm-without-owner").mkdir()
-    other = SharedFolder()
-    assert sorted(tmp_path.iterdir()) == sorted([mine.path, other.path, tmp_path / "eventlm-without-owner"])
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders are made."""
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    monkeypatch.setattr(shared_folder, "_MEMORY", folder)
+    return folder
+
+
+@pytest.fixture
+def left(memory: Path) -> Iterator[Path]:
+    """A folder whose maker was killed."""
+    killed = subprocess.run([sys.executable, "-c", LEFT, str(memory)], check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL
+    path, child = killed.stdout.split()
+    assert (Path(path) / "part").exists()
+    yield Path(path)
+    os.kill(int(child), signal.SIGKILL)
+
+
+def test_the_next_folder_removes_those_of_makers_that_were_killed(memory: Path, left: Path) -> None:
+    mine, other = SharedFolder(), SharedFolder()
+    assert sorted(memory.iterdir()) == sorted([mine.path, other.path])
+    mine.remove()
+    other.remove()
+
+
+def test_nothing_else_is_removed(memory: Path, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = left.rename(tmp_path / left.name)
+    left.symlink_to(elsewhere)
+    (memory / f"{shared_folder.PREFIX}file").touch()
+    os.mkfifo(memory / f"{shared_folder.PREFIX}pipe")
+    (memory / "eventlm-something").mkdir()
+    before = sorted(memory.iterdir())
+    shared_folder.remove_left_folders(memory)
+    assert sorted(memory.iterdir()) == before
+    assert (elsewhere / "part").exists()
+    # Another user's.
+    monkeypatch.setattr("os.geteuid", lambda: elsewhere.stat().st_uid + 1)
+    shared_folder.remove_left_folders(tmp_path)
+    assert (elsewhere / "part").exists()
+    monkeypatch.undo()
+    shared_folder.remove_left_folders(tmp_path)
+    assert not elsewhere.exists()
+
+
+def test_no_folder_is_removed_by_those_who_make_others_meanwhile(memory: Path) -> None:
+    def make(number: int) -> None:
+        for _ in range(100):
+            folder = SharedFolder()
+            StepBoard(folder.path, size=1).close()
+            assert list(folder.path.iterdir())
+            folder.remove()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(make, range(8)))
+    assert list(memory.iterdir()) == []
 
 
 def test_a_board_says_what_a_process_that_was_killed_had_in_hand(tmp_path: Path) -> None:
