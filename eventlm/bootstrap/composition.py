@@ -21,6 +21,7 @@ from eventlm.bootstrap.cache_plan import (
 from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.bootstrap.gpus import Gpu
 from eventlm.bootstrap.model_source import ModelSource, find_model
+from eventlm.bootstrap.num_workers import check_num_ranks, check_room_for_workers, thread_warnings
 from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
 from eventlm.config.core import check_together
@@ -30,7 +31,6 @@ from eventlm.config.replicasets import configs_of_replicasets
 from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_ranks, resolve_plugins, worker_setups
 from eventlm.errors import EventLMError, UsageError
 from eventlm.formatting import counted
@@ -45,7 +45,6 @@ from eventlm.models.transformers_model import TransformersModel, check_files
 from eventlm.models.weights.find_weights import find_weights
 from eventlm.models.weights.matrix_types import gpu_types, matrix_types
 from eventlm.sampling_params import SamplingParams
-from eventlm.system.processors import usable_cores
 from eventlm.system.system import real_system
 from eventlm.telemetry.endpoint import headers_of, traces_url
 from eventlm.text.fake_tokenizer import FakeTokenizer
@@ -139,6 +138,7 @@ def compose_engine(
         _check_sets(setups)
         recorded = {name: keys for name, keys in config.replicasets.items() if name != setups[0].name}
         setups[0] = structs.replace(setups[0], config=structs.replace(setups[0].config, replicasets=recorded))
+    check_room_for_workers(list(configs.values()))
     engine = InferenceEngine(setups[0], real_system(), setups[1:])
     return engine, warnings
 
@@ -189,6 +189,7 @@ class _SetParts(NamedTuple):
 
 def _find_parts(config: Config) -> _SetParts:
     """Check the options of a replicaset and find its model."""
+    check_num_ranks(config)
     _check_predictor(config.scheduler.predictor)
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
     # The setup does it too, but only after a model may have been fetched.
@@ -252,7 +253,7 @@ def _make_set(parts: _SetParts, tokenizer_folder: str, neighbours: Neighbours) -
         vocab_size=parts.vocab_size,
         devices=[gpu.device for gpu in gpus],
     )
-    return setup, [*parts.warnings, *state_warnings, *plan.warnings, *_thread_warnings(config)]
+    return setup, [*parts.warnings, *state_warnings, *plan.warnings, *thread_warnings(config)]
 
 
 def _model_warnings(folder: Path, model: ModelSpec) -> list[str]:
@@ -261,29 +262,6 @@ def _model_warnings(folder: Path, model: ModelSpec) -> list[str]:
     if method is None or method.source == CONFIG_FILE:
         return []
     return [f"{folder / method.source} says that the weights are quantized ({method.name}), and config.json does not"]
-
-
-def _thread_warnings(config: Config) -> list[str]:
-    """A warning if there are more threads than processors."""
-    threads, replicas, ranks, cores = (
-        config.worker.threads,
-        config.scheduler.replicas,
-        num_ranks(config),
-        usable_cores(),
-    )
-    if not resolve_launcher(config.parallel.launcher).is_local:
-        return []
-    if (threads or ranks > 1) * replicas * ranks <= cores:
-        return []
-    what = f"--threads {threads}" if threads else "one thread"
-    if ranks > 1:
-        of_all = f" of each of {replicas * ranks} ranks"
-    else:
-        of_all = f" of each of {replicas} replicas" if replicas > 1 else ""
-    return [
-        f"{what}{of_all} is more than the {counted(cores, 'processor')} that can be kept "
-        "busy here: they will wait for each other, and nothing gets faster"
-    ]
 
 
 def _pin_warnings(setup: EngineSetup, forward: ForwardChoice | None) -> list[str]:

@@ -25,6 +25,8 @@ MAX_STEPS_IN_FLIGHT = 16
 MAX_RANKS = 64
 MAX_STAGES = 15
 MAX_KV_GROUPS = 64
+#: All of those together.
+MAX_RANKS_OF_REPLICA = 1024
 #: Characters of a model's name.
 MAX_NAME_LENGTH = 1024
 #: What any number of a header can be: it has 64 bits.

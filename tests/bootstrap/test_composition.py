@@ -148,26 +148,6 @@ def test_weights_are_checked_before_any_worker_is_there(tmp_path: Path) -> None:
             compose(load_config(None, {"model": str(tmp_path), "cpu_kernels": kernels}, environment={}))
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"threads": 3}, "--threads 3 is more than the 2 processors"),
-        ({"threads": 2, "replicas": 2}, "--threads 2 of each of 2 replicas is more than"),
-        ({"threads": 2}, ""),
-        ({}, ""),
-        ({"tensor_parallel_size": 2}, ""),
-        ({"pipeline_parallel_size": 2, "replicas": 2}, "one thread of each of 4 ranks is more than the 2 processors"),
-    ],
-)
-def test_threads_without_a_processor(
-    options: dict[str, int], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eventlm.bootstrap.composition.usable_cores", lambda: 2)
-    folder = make_checkpoint(tmp_path)
-    warnings = compose_engine(load_config(None, {"model": str(folder), "num_blocks": 100} | options))[1]
-    assert [said in warning for warning in warnings] == [True] * bool(said)
-
-
 @pytest.fixture(scope="module")
 def compilable(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What transformers tells of a folder is asked for once."""
@@ -191,7 +171,7 @@ def compilable(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_threads_that_are_not_pinned(
     options: dict[str, object], said: str, compilable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eventlm.bootstrap.composition.usable_cores", lambda: 8)
+    monkeypatch.setattr("eventlm.bootstrap.num_workers.usable_cores", lambda: 8)
     monkeypatch.setattr("eventlm.engine.setup.spread_processors", lambda: [0])
     wish = {"model": str(compilable), "num_blocks": 300, "threads": 1, "pin_threads": True} | options
     engine, warnings = compose_engine(load_config(None, wish, environment={}))
