@@ -234,8 +234,8 @@ def _head_of_line(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
 
 
 def _rows_of_step(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, left_out: WaitReason | None) -> Constraint:
-    """What a step of a pipeline leaves to the other steps: of the decodes all but a share, of the rest what would give
-    it too many rows.
+    """What a step of a pipeline leaves to the other steps: of the decodes all but a share, or all if each share has a
+    step; of the rest what would give it too many rows.
     """
     config = replica.config
     if inquiry.sequence.state is State.DECODE:
@@ -248,6 +248,8 @@ def _rows_of_step(inquiry: Inquiry, replica: Replica, plan: StepPlan | None, lef
     if plan is not None:
         detail += f"; the plan {_of_step(plan)} has {value:,}"
     stops = left_out is not None and left_out.cause == "micro_batch"
+    if stops and not value:
+        limit, detail = 0, f"in flight: {counted(config.decode_batches, 'step')} with decodes, one for each share"
     return Constraint(
         name="micro_batch",
         verdict="stops" if stops else "unasked" if plan is None else "met",

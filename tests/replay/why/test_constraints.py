@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from eventlm.core.plugin import Batcher, SequenceView, StepLoad
 from eventlm.core.predictor import Predictor
+from eventlm.core.state.sequence import State
 from eventlm.core.state.snapshot import take
 from eventlm.events import Paused, TextEnded, WorkerLost, WorkerUp
 from tests.core.rig import Rig, arrival
@@ -186,3 +187,16 @@ def test_the_share_of_a_step_of_a_pipeline() -> None:
     assert constraint(found, "steps_in_flight").limit == 3
     assert constraint(rig.ask(first), "micro_batch").verdict == "unasked"
     assert constraint(rig.ask(prompt), "micro_batch").limit == 8
+
+
+def test_no_step_of_a_pipeline_has_decodes_beyond_the_micro_batches() -> None:
+    rig = WatchedRig(num_stages=2)
+    rig.arrive_all(*(arrival(2, 20) for _ in range(4)))
+    rig.complete()
+    rig.complete()
+    late = rig.arrive(4, 20)
+    while rig.sequence(late).state is not State.DECODE or rig.sequence(late).in_flight:
+        rig.complete()
+    share = constraint(rig.ask(late), "micro_batch")
+    assert (share.value, share.limit, share.verdict, share.decides) == (0, 0, "stops", True)
+    assert share.detail == "in flight: 2 steps with decodes, one for each share"
