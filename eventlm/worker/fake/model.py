@@ -11,10 +11,14 @@ from typing import Any, NamedTuple, NoReturn
 from eventlm.core.predictor import StepShape
 from eventlm.core.shards import deal_out
 from eventlm.events import Launched
-from eventlm.worker.fake.rank import FakeWait
+from eventlm.system.shared_folder import StepBoard
+from eventlm.worker.fake.rank import FakeNotice, FakeWait
 from eventlm.worker.fake.runner import FakeDeath, FakeHang, FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
+
+#: How often a rank looks where another one is.
+_POLL_S = 0.001
 
 
 class TimedFakeStep(NamedTuple):
@@ -52,6 +56,7 @@ class FakeModel:
         self.num_blocks = setup.num_blocks
         self.notes: list[str] = []
         self.waits_for_peers = False
+        self._board = StepBoard(setup.peers.shared_memory) if setup.peers.shared_memory else None
         #: When the device of each stage will have done all that it was given.
         self._free_ns = [0] * setup.layout.stages
 
@@ -68,6 +73,11 @@ class FakeModel:
         except FakeWait:
             self.waits_for_peers = True
             self._hang()
+        except FakeNotice as notice:
+            # Nobody can notice it before the other has come there.
+            while self._board is not None and self._board.read(notice.rank) < launch.step:
+                time.sleep(_POLL_S)
+            raise
         num_stages = len(self._free_ns)
         shares = {name: [len(share) for share in deal_out(time_ns, num_stages)] for name, time_ns in step.ops.items()}
         stages: list[tuple[int, int]] = []

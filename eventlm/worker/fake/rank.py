@@ -17,6 +17,14 @@ class FakeWait(Exception):
     """The step never ends, because another rank will not come to the end of it."""
 
 
+class FakeNotice(PeerLostError):
+    """This rank notices that another one, whose number is `rank`, is gone."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__("another rank is gone")
+        self.rank = rank
+
+
 class FakeRank:
     """How one rank of a layout differs from a worker alone.
 
@@ -36,12 +44,13 @@ class FakeRank:
     def check_fault(self, name: str, *where: int) -> None:
         """A replica fails like this here. Returns if it begins with this rank.
 
-        Else raises what this rank makes of it: PeerLostError, or FakeWait.
+        Else raises what this rank makes of it: FakeNotice or FakeWait.
         """
-        if draw("rank", name, *where) % self._layout.num_ranks == self._rank:
+        struck = draw("rank", name, *where) % self._layout.num_ranks
+        if struck == self._rank:
             return
         if name != "hang" and draw("notice", name, *where, self._rank) % 2:
-            raise PeerLostError("another rank is gone")
+            raise FakeNotice(struck)
         raise FakeWait
 
     def take_results(self, launch: Launched, payload: StepPayload) -> None:

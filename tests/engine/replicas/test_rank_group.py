@@ -168,9 +168,13 @@ async def suffer(folder: Path, num_deaths: int) -> None:
             if not engine.has_worker or len(pids) != LAYOUT.num_ranks:
                 continue
             rank, number = rng.randrange(4), rng.choice([signal.SIGKILL] * 4 + [signal.SIGSTOP])
-            struck[engine._replicas._all[0]._epoch] = (rank, number)
             begun = time.monotonic()
-            os.kill(pids[rank], number)
+            try:
+                os.kill(pids[rank], number)
+            except ProcessLookupError:
+                # A fault has ended it just now.
+                continue
+            struck[engine._replicas._all[0]._epoch] = (rank, number)
             await until(lambda pids=pids: not any(map(is_running, pids)))
             took = time.monotonic() - begun
             assert took < 2 + (SILENCE_SECONDS + 1 if number == signal.SIGSTOP else 0)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from msgspec import structs
 
 from eventlm.core.shards import Layout
 from eventlm.sampling_params import SamplingParams
+from eventlm.system.shared_folder import StepBoard
 from eventlm.worker.fake.model import FakeModel, fake_samples
-from eventlm.worker.fake.tokens import FakeParameters, fake_token
-from eventlm.worker.protocol import FAKE_MODEL
+from eventlm.worker.fake.tokens import FakeParameters, draw, fake_token
+from eventlm.worker.protocol import FAKE_MODEL, Peers
+from eventlm.worker.runner import PeerLostError
 from tests.worker.launches import launched, new_sequence, payload
 from tests.worker.test_loop import SETUP
 
@@ -62,3 +66,23 @@ def test_operations_are_those_of_the_last_stage() -> None:
     (_, first_end_ns), (start_ns, end_ns) = step.stages
     assert start_ns == first_end_ns
     assert sum(step.ops.values()) == end_ns - start_ns > 0
+
+
+def test_a_fault_of_another_rank_is_noticed_once_it_has_come_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = StepBoard(tmp_path, size=8)
+    steps = iter([3, 4, 5])
+    monkeypatch.setattr("eventlm.worker.fake.model.time.sleep", lambda _: board.write(struck, next(steps)))
+    setup = structs.replace(
+        SETUP,
+        layout=Layout(tensor=8),
+        fake=FakeParameters(raise_ppm=1_000_000),
+        peers=Peers(shared_memory=str(tmp_path)),
+    )
+    where = ("raise", setup.epoch, 0, 5)
+    struck = draw("rank", *where) % 8
+    rank = next(each for each in range(8) if each != struck and draw("notice", *where, each) % 2)
+    with pytest.raises(PeerLostError):
+        FakeModel(structs.replace(setup, rank=rank)).start(launched(5), payload())
+    assert next(steps, None) is None

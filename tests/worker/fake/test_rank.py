@@ -6,10 +6,9 @@ import pytest
 
 from eventlm.core.shards import Layout
 from eventlm.errors import EventLMError
-from eventlm.worker.fake.rank import FakeWait
+from eventlm.worker.fake.rank import FakeNotice, FakeWait
 from eventlm.worker.fake.runner import FakeDeath, FakeHang, FakeRunner
 from eventlm.worker.protocol import StepPayload
-from eventlm.worker.runner import PeerLostError
 from eventlm.worker.sequence_table import DesyncError
 from tests.worker.launches import launched, new_sequence, payload
 
@@ -30,7 +29,7 @@ def test_one_rank_is_struck_and_the_others_wait_or_notice(name: str, fault: type
             runner.execute(FIRST, NEW)
         met.append(caught.type)
     assert met.count(fault) == 1
-    others = {FakeWait} if name == "hang" else {FakeWait, PeerLostError}
+    others = {FakeWait} if name == "hang" else {FakeWait, FakeNotice}
     assert {each for each in met if each is not fault} <= others
 
 
