@@ -34,6 +34,9 @@ from eventlm.worker.protocol import (
 GRACE_SECONDS = 0.3
 #: A rank that has been silent for so many heartbeats is the reason of what another one has noticed.
 SILENT_POLLS = 2
+#: One that starts may be silent for so many times as long as one that serves: a library that is loaded may keep all of
+#: its threads from running.
+START_SILENCE = 3
 
 
 class Loss(NamedTuple):
@@ -93,8 +96,8 @@ class RankGroup:
         return [worker.pid for worker in self._workers]
 
     def ending(self, rank: int) -> str:
-        """How a rank died, for a person; empty while it lives."""
-        return self._workers[rank].ending if self._workers else ""
+        """How a rank died, or was given up while it started, for a person; empty while it lives."""
+        return (self._workers[rank].ending or self._workers[rank].silence) if self._workers else ""
 
     async def start(self, spawned: Sequence[StartedRank] = ()) -> None:
         """Start all of them, some in processes that were spawned before, and send their setups.
@@ -126,11 +129,11 @@ class RankGroup:
         self, timeout_seconds: float, on_progress: Callable[[StartProgress], None] | None = None
     ) -> StartAnswer:
         """Wait until all are ready: the answering rank's report, with the fewest blocks of any. Progress of any rank
-        renews the time; on_progress gets that of the answering one.
+        renews the time, and none may be silent for long; on_progress gets the progress of the answering one.
 
         Raises CheckpointError or EngineUnavailableError where they disagree.
         """
-        patience = StartPatience(self._system.clock, timeout_seconds)
+        patience = StartPatience(self._system.clock, timeout_seconds, START_SILENCE * self._silence_seconds)
         answer = await self._all_ready(patience, on_progress)
         if isinstance(answer.message, WorkerReady):
             for rank, worker in enumerate(self._workers):

@@ -47,9 +47,13 @@ log = structlog.get_logger("eventlm.worker")
 
 
 class StartPatience:
-    """How long to wait for a start that makes no progress."""
+    """How long to wait for a start that makes no progress.
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    silence_seconds: for a process that has begun to send, and sends nothing at all; 0: as long.
+    """
+
+    def __init__(self, clock: Clock, seconds: float, silence_seconds: float = 0) -> None:
+        self.silence_seconds = silence_seconds
         self._clock = clock
         self._ns = round(seconds * 1e9)
         self.renew()
@@ -75,6 +79,10 @@ class WorkerProcess:
         self._printing: asyncio.Task[None] | None = None
         #: Of a process on another host.
         self.clock: ClockMap | None = None
+        #: How it was given up while it started, for a person; empty: it was not.
+        self.silence = ""
+        #: While it starts: since its last message, counted in waits for one; None before the first.
+        self._silent_seconds: float | None = None
         #: The message being waited for. It outlives a call of `receive`: a cancelled future may lose its message.
         self._message: asyncio.Future[bytes] | None = None
 
@@ -160,9 +168,9 @@ class WorkerProcess:
         """
         if not isinstance(patience, StartPatience):
             patience = StartPatience(self._system.clock, patience)
-        while (left_seconds := patience.left_seconds) > 0:
+        while patience.left_seconds > 0:
             with contextlib.suppress(TimeoutError):
-                message = await self.receive(left_seconds)
+                message = await self._hear(patience)
                 if isinstance(message, StartProgress):
                     patience.renew()
                     if on_progress is not None:
@@ -173,11 +181,27 @@ class WorkerProcess:
 
     async def learn_time(self, patience: StartPatience) -> bool:
         """Wait until the clock of a process that is ready is known; False if it dies, or does not tell in time."""
-        while self.clock is not None and not self.clock.is_known and (left_seconds := patience.left_seconds) > 0:
+        while self.clock is not None and not self.clock.is_known and patience.left_seconds > 0:
             with contextlib.suppress(TimeoutError):
-                if await self.receive(left_seconds) is None:
+                if await self._hear(patience) is None:
                     return False
         return self.clock is None or self.clock.is_known
+
+    async def _hear(self, patience: StartPatience) -> FromWorker | None:
+        """As `receive`, for as long as a heartbeat may take; None also for one that has been silent for too long."""
+        wait_seconds = min(patience.left_seconds, self.setup.heartbeat_ns / 1e9)
+        try:
+            message = await self.receive(wait_seconds)
+        except TimeoutError:
+            if self._silent_seconds is None or not patience.silence_seconds:
+                raise
+            self._silent_seconds += wait_seconds
+            if self._silent_seconds < patience.silence_seconds:
+                raise
+            self.silence = f"was silent for {patience.silence_seconds:g} s"
+            return None
+        self._silent_seconds = 0.0
+        return message
 
     async def _log_output(self, output: asyncio.StreamReader) -> None:
         """Log what the worker and its libraries print, line by line, to its end."""

@@ -19,7 +19,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.engine.replicas import worker_process
-from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.engine.replicas.worker_process import StartPatience, WorkerProcess
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
@@ -291,6 +291,7 @@ class SlowWorker(WorkerProcess):
     words: list[FromWorker]
     gap_s: float
     now_s = 0.0
+    waited_s = 0.0
 
     def __init__(self) -> None:
         super().__init__(real_system()._replace(clock=self), SETUP)
@@ -302,10 +303,11 @@ class SlowWorker(WorkerProcess):
         raise NotImplementedError
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
-        if not self.words or timeout_seconds < self.gap_s:
-            self.now_s += timeout_seconds
+        self.now_s += timeout_seconds
+        self.waited_s += timeout_seconds
+        if not self.words or self.waited_s < self.gap_s:
             raise TimeoutError
-        self.now_s += self.gap_s
+        self.waited_s = 0.0
         return self.words.pop(0)
 
 
@@ -317,6 +319,29 @@ async def answer_of(words: list[FromWorker], *, gap_s: float) -> FromWorker | No
         return await worker.answer(10)
     finally:
         await worker.kill()
+
+
+@pytest.mark.parametrize(
+    ("words", "gap_s", "seconds", "silence"),
+    [
+        ([Heartbeat(epoch=1)], 1, 31, "was silent for 30 s"),
+        # Each message counts as a sign.
+        ([Heartbeat(epoch=1), *PROGRESS], 29, 5 * 29 + 30, "was silent for 30 s"),
+        # A process that has not begun to send loads libraries.
+        ([], 1, 600, ""),
+    ],
+    ids=["stopped", "later", "not begun"],
+)
+async def test_one_that_is_silent_is_given_up_before_its_time(
+    words: list[FromWorker], gap_s: float, seconds: float, silence: str
+) -> None:
+    worker = SlowWorker()
+    worker.words, worker.gap_s = words, gap_s
+    try:
+        assert await worker.answer(StartPatience(worker, 600, 30)) is None
+    finally:
+        await worker.kill()
+    assert (worker.now_s, worker.silence) == (seconds, silence)
 
 
 async def test_a_start_that_goes_on_is_waited_for() -> None:
