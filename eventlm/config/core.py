@@ -7,6 +7,7 @@ would be refused when it is read, and no forged one takes more memory than a rea
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -64,7 +65,7 @@ def check_together(configs: Sequence[CoreConfig]) -> None:
         )
 
 
-class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The machine and its limits as the core has them. Part of the header: it and the facts make a run.
 
     Lengths are in tokens. `max_model_len` has been cut to (num_blocks - 1) x block_size before it gets here.
@@ -115,39 +116,39 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     #: Tokens of a sequence that lie in one group before the next one goes on; set with the groups.
     kv_shard_tokens: PositiveCount | UnsetType = UNSET
 
-    @property
+    @cached_property
     def stages(self) -> int:
         """Stages of each replica."""
         return self.num_stages or 1
 
-    @property
+    @cached_property
     def groups(self) -> int:
         """KV groups of each replica."""
         return self.num_kv_groups or 1
 
-    @property
+    @cached_property
     def blocks_per_replica(self) -> int:
         """KV blocks of all groups of a replica."""
         return self.num_blocks * self.groups
 
-    @property
+    @cached_property
     def decode_batches(self) -> int:
         """Parts that the decoding sequences of a replica are divided into."""
         return self.micro_batches or self.stages
 
-    @property
+    @cached_property
     def max_residents(self) -> int:
         """Most sequences that hold blocks and a slot on a replica."""
         return self.max_num_seqs * self.decode_batches
 
-    @property
+    @cached_property
     def steps_in_flight(self) -> int:
         """Most steps of a replica that are launched and not completed. A pipeline has one for each stage, so that none
         stands idle, and one that waits; there is room for no more between the stages.
         """
         return self.max_steps_in_flight if self.stages == 1 else self.stages + 1
 
-    @property
+    @cached_property
     def decodes_in_flight_per_seq(self) -> int:
         """Most of them that decode the same sequence. In a pipeline the first stage needs the token that the last one
         draws.

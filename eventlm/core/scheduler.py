@@ -61,11 +61,12 @@ def _plan_set(state: CoreState, replicaset: Replicaset) -> None:
     replicaset.margin = ask_margin(state, replicaset) if replicaset.num_waiting else None
     plan_one = plan_step if state.witness is None else _plan_witnessed
     # What a witness sees shall not depend on when a core was restored, which does not know who was asked before.
-    for planned in replicaset.rounds(every=state.witness is not None):
+    every = state.witness is not None
+    while replicaset.begin_round(every=every):
         if not replicaset.policy.static:
-            _read_keys(state, replicaset, planned.standing)
+            _read_keys(state, replicaset)
         num_decided = len(state.decisions)
-        launched = [plan_one(state, replica) for replica in planned.replicas]
+        launched = [plan_one(state, replica) for replica in replicaset.replicas_in_turn(every=every)]
         # A sequence preempted on one replica may run on another, whose turn was over by then.
         if not any(launched) and not _has_preempted(state, num_decided):
             return
@@ -78,11 +79,11 @@ def _has_preempted(state: CoreState, num_before: int) -> bool:
     return any(isinstance(decision, Preempted) for decision in state.decisions[num_before:])
 
 
-def _read_keys(state: CoreState, replicaset: Replicaset, standing: list[int]) -> None:
+def _read_keys(state: CoreState, replicaset: Replicaset) -> None:
     """One call of a policy that is not static, over all that wait and all partial prefills, where there is room for a
     step: on the replicas `standing`, and in the shared queue.
     """
-    replicas = [state.replicas[index] for index in standing]
+    replicas = replicaset.standing
     queues = [replicaset.shared_queue, *(replica.queue for replica in replicas)]
     waiting = [sequence for queue in queues for sequence in queue.members]
     if replicaset.policy.reads_prefixes:
@@ -110,13 +111,13 @@ def _read_prefixes(replicaset: Replicaset, waiting: list[Sequence]) -> None:
 
 def plan_step(state: CoreState, replica: Replica) -> bool:
     """Form and launch a step; False if there is nothing to run."""
-    config = replica.config
+    config, replicaset = replica.config, state.set_of(replica)
     plan = StepPlan(replica.index, state.now_ns, config.max_num_batched_tokens, config.groups)
     state.plans[replica.index] = state.latest_plans[replica.index] = plan
     head = None
-    trial = find_trial(state, replica)
+    trial = find_trial(state, replica) if replicaset.suspects else None
     if trial is None:
-        head = waiting_head(state, replica)
+        head = waiting_head(state, replica) if replicaset.num_waiting else None
         if head is not None and not is_held_back(state, head.sequence):
             evict_for(state, replica, head)
             # The head may be a suspect that did not fit before.
@@ -132,8 +133,8 @@ def plan_step(state: CoreState, replica: Replica) -> bool:
         if replica.num_partial or head is not None:
             _add_prefills(state, replica, plan)
             replica.queue.end_plan()
-            state.set_of(replica).shared_queue.end_plan()
-    if not plan.decodes and not plan.chunks and not replica.in_flight:
+            replicaset.shared_queue.end_plan()
+    if replicaset.suspects and not plan.decodes and not plan.chunks and not replica.in_flight:
         trial = find_trial(state, replica, held_back=True)
         if trial is not None:
             plan.stop("trial", trial)
@@ -201,9 +202,10 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan, residents: 
     config = replica.config
     max_in_flight = config.decodes_in_flight_per_seq
     per_row = config.max_tokens_per_row
-    # Of several groups, each has this budget; `_has_room_in_groups` keeps to it.
+    # Each of several groups has a budget, so what its rows leave is looked at row by row: nothing is to spare.
     budget = config.max_num_batched_tokens * config.groups
-    in_groups = config.groups > 1
+    reserved = budget if config.groups > 1 else 0
+    spare = budget - reserved
     decoding, decodes, row_most = plan.decoding, plan.decodes, plan.most
     context_tokens = 0
     decode_state = State.DECODE
@@ -212,28 +214,20 @@ def _add_decodes(state: CoreState, replica: Replica, plan: StepPlan, residents: 
             continue
         ahead = sequence.num_tokens + sequence.pending_tokens
         most = per_row
-        if in_groups and not _has_room_in_groups(replica, plan, sequence, ahead):
-            continue
-        if ahead + most > sequence.room_tokens or most > budget:
-            most = _fit_decode(state, replica, plan, sequence, budget)
+        if ahead + most > sequence.room_tokens or most > spare:
+            most = _fit_decode(state, replica, plan, sequence, spare + reserved)
             if not most:
-                if budget <= 0:
-                    plan.leave_out(sequence, "token_budget")
-                elif not sequence.resident:
-                    plan.leave_out(sequence, "blocks", num_lacking=1)
                 continue
-        if in_groups:
-            shares_of(config, replica.first_group(sequence), ahead - 1).add_decode(plan.group_loads)
         decodes.append((sequence.request, sequence.index, sequence.num_tokens, sequence.in_flight))
         decoding.append(sequence)
         row_most.append(most)
         sequence.in_flight += 1
         sequence.sampling_in_flight += 1
         sequence.pending_tokens += most
-        budget -= most
+        spare -= most
         context_tokens += ahead
     load = plan.load
-    load.decode_tokens = config.max_num_batched_tokens * config.groups - budget
+    load.decode_tokens = budget - reserved - spare
     load.num_decodes = len(decodes)
     load.context_tokens = context_tokens
     if replica.states is not None:
@@ -254,22 +248,23 @@ def _micro_batch(replica: Replica, plan: StepPlan, num_batches: int) -> list[Seq
     return ready[:num_taken]
 
 
-def _has_room_in_groups(replica: Replica, plan: StepPlan, sequence: Sequence, ahead: int) -> bool:
-    """Whether all KV groups that compute a decode may have its token."""
-    if shares_of(replica.config, replica.first_group(sequence), ahead - 1).room(plan.group_loads) > 0:
-        return True
-    plan.leave_out(sequence, "token_budget")
-    return False
-
-
 def _fit_decode(state: CoreState, replica: Replica, plan: StepPlan, sequence: Sequence, budget: int) -> int:
-    """Most tokens of a decode that is near its limit or lacks blocks, or for which `budget` is less than a whole row;
-    0 if it has no row in this step.
+    """Most tokens of a decode that is near its limit or lacks blocks, for which `budget` is less than a whole row, or
+    that is of several KV groups; 0 if it has no row in this step.
     """
+    config = replica.config
     ahead = sequence.num_tokens + sequence.pending_tokens
-    most = min(sequence.max_total_tokens - ahead, replica.config.max_tokens_per_row, budget)
+    shares = shares_of(config, replica.first_group(sequence), ahead - 1) if config.groups > 1 else None
+    if budget <= 0 or (shares is not None and shares.room(plan.group_loads) <= 0):
+        plan.leave_out(sequence, "token_budget")
+        return 0
+    most = min(sequence.max_total_tokens - ahead, config.max_tokens_per_row, budget)
     if most and ahead + most > sequence.room_tokens:
         most = _grow(state, replica, plan, sequence, most)
+        if not most and not sequence.resident:
+            plan.leave_out(sequence, "blocks", num_lacking=1)
+    if most and shares is not None:
+        shares.add_decode(plan.group_loads)
     return most
 
 
@@ -486,7 +481,7 @@ def _launch(state: CoreState, replica: Replica, plan: StepPlan) -> None:
             predicted_ns=plan.predicted_ns(state.set_of(replica).predictor),
             bucket=0 if plan.chunks else bucket_of(replica.config.graph_buckets, len(plan.decodes)),
             states=plan.states,
-            loads=[load.num_tokens for load in plan.group_loads],
+            loads=[load.num_tokens for load in plan.group_loads] if plan.group_loads else [],
         )
     )
     plan.step = launched.step

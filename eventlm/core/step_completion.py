@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import count as count_up
 from operator import le
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from eventlm.core.poison_requests import note_step
 from eventlm.core.sequence_manager import end, enqueue
@@ -16,12 +17,12 @@ from eventlm.events import Emitted, StepCompleted
 from eventlm.types import FinishReason, WorkerEnd
 
 
-class Outcome(NamedTuple):
+class Outcome(Struct, eq=False):
     """What a step's rows led to: (row, tokens) dropped, sequences whose end was seen, preempted ones that drained."""
 
-    dropped: list[tuple[int, int]]
-    ends: list[tuple[Sequence, FinishReason]]
-    drained: list[Sequence]
+    dropped: list[tuple[int, int]] = []
+    ends: list[tuple[Sequence, FinishReason]] = []
+    drained: list[Sequence] = []
 
 
 def complete_step(state: CoreState, fact: StepCompleted) -> None:
@@ -36,7 +37,7 @@ def complete_step(state: CoreState, fact: StepCompleted) -> None:
     note_step(state.set_of(replica), step)
     replica.complete()
     reasons = dict(fact.ends)
-    outcome = Outcome([], [], [])
+    outcome = Outcome()
     _confirm_decodes(step, fact.produced, reasons, outcome)
     if step.chunks:
         _confirm_chunks(step, fact.produced, reasons, outcome)
@@ -71,7 +72,9 @@ def _check_rows(step: StepInFlight, fact: StepCompleted) -> None:
     # Nearly always every row produced the most.
     fits = produced == most or (len(produced) == len(most) and min(produced) >= 0 and all(map(le, produced, most)))
     # A row that computes part of a prompt ends only by an error.
-    if not fits or any(not 0 <= row < len(most) or not (most[row] or end == "error") for row, end in fact.ends):
+    if not fits or (
+        fact.ends and any(not 0 <= row < len(most) or not (most[row] or end == "error") for row, end in fact.ends)
+    ):
         raise InvariantError(f"step {fact.step} of replica {fact.replica} produced what it was not launched for")
     if fact.filled and any(not 0 <= row < len(most) for row, _ in fact.filled):
         raise InvariantError(f"step {fact.step} of replica {fact.replica} filled blocks of rows it does not have")
@@ -84,7 +87,7 @@ def _confirm_decodes(
     outcome: Outcome,
 ) -> None:
     """Runs once for every sequence and step: written for speed. `zip` stops at the last decode."""
-    dropped, ends, drained = outcome
+    dropped, ends, drained = outcome.dropped, outcome.ends, outcome.drained
     decode_state = State.DECODE
     for row, sequence, count, most in zip(count_up(), step.decodes, produced, step.most, strict=False):
         sequence.in_flight -= 1
@@ -112,7 +115,7 @@ def _confirm_chunks(
     reasons: dict[int, WorkerEnd],
     outcome: Outcome,
 ) -> None:
-    dropped, ends, drained = outcome
+    dropped, ends, drained = outcome.dropped, outcome.ends, outcome.drained
     for row, chunk in enumerate(step.chunks, start=len(step.decodes)):
         sequence, count, most = chunk.sequence, produced[row], step.most[row]
         sequence.in_flight -= 1

@@ -246,7 +246,7 @@ class Timeline:
             "token_budget": config.max_num_batched_tokens,
             "steps_in_flight": config.steps_in_flight,
         }
-        if cause == "steps_in_flight" and not state.replicas[reason.replica].has_room(config):
+        if cause == "steps_in_flight" and not state.replicas[reason.replica].has_room():
             # Fewer, if the last of them takes long.
             limits[cause] = len(state.replicas[reason.replica].in_flight)
         held_by: list[SequenceId] = []

@@ -143,15 +143,15 @@ def _steps_in_flight(inquiry: Inquiry, replica: Replica, plan: StepPlan | None) 
     config = replica.config
     num_steps = len(replica.in_flight)
     detail = f"{num_steps} of at most {config.steps_in_flight} in flight"
-    if num_steps < config.steps_in_flight and not replica.has_room(config):
+    if num_steps < config.steps_in_flight and not replica.has_room():
         predicted_ms = replica.in_flight[-1].predicted_ns / NANOSECONDS_PER_MILLISECOND
         detail += f", and none is planned after one predicted to take {predicted_ms:,.1f} ms (run_ahead_ms)"
     decides = _is(inquiry, "steps_in_flight", replica.index)
     if decides and plan is not None:
         detail += f"; the plan {_of_step(plan)} had looked at the line before it was there"
-    elif plan is not None and not replica.has_room(config):
+    elif plan is not None and not replica.has_room():
         detail += f"; the plan {_of_step(plan)} could have taken it"
-    stops = plan is None and not replica.has_room(config) and not inquiry.sequence.in_flight
+    stops = plan is None and not replica.has_room() and not inquiry.sequence.in_flight
     return Constraint(
         name="steps_in_flight",
         verdict="stops" if stops or decides else "met",

@@ -11,6 +11,8 @@ from collections import deque
 from operator import attrgetter
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from eventlm.config import CoreConfig
 from eventlm.core.state.block_pool import ROOT, BlockPool, Node
 from eventlm.core.state.kv_groups import allocate
@@ -33,7 +35,7 @@ class ChunkRow(NamedTuple):
     final: bool
 
 
-class StepInFlight(NamedTuple):
+class StepInFlight(Struct, frozen=True, eq=False):
     """A launched step. Rows are `decodes`, then `chunks`; `most` has one entry a row."""
 
     step: int
@@ -108,11 +110,11 @@ class Replica:
         """A step is in flight."""
         self.in_flight.append(step)
         self.next_step += 1
-        self._tally.note(self.index)
+        self._tally.changed[self.index] = None
 
     def complete(self) -> StepInFlight:
         """The oldest step in flight is done."""
-        self._tally.note(self.index)
+        self._tally.changed[self.index] = None
         return self.in_flight.popleft()
 
     def line_up(self, sequence: Sequence, key: int) -> None:
@@ -151,9 +153,9 @@ class Replica:
         if self._awaiting is not None:
             self._awaiting.drop(gone)
 
-    def has_room(self, config: CoreConfig) -> bool:
+    def has_room(self) -> bool:
         """Whether another step may be in flight here."""
-        num_steps = len(self.in_flight)
+        config, num_steps = self.config, len(self.in_flight)
         if num_steps >= config.steps_in_flight:
             return False
         # While a stage has no step, waiting would leave it idle.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec import UNSET, Struct
@@ -54,15 +54,6 @@ class LossCounts(Struct):
     num_steps: int = 0
     num_losses: int = 0
     in_a_row: int = 0
-
-
-class Round(NamedTuple):
-    """A round of a plan. standing: replicas with room that have half-done prompts, or a line whose order depends on
-    time. replicas: those that are to be asked, each when its turn comes.
-    """
-
-    standing: list[int]
-    replicas: Iterator[Replica]
 
 
 class Replicaset:
@@ -154,26 +145,18 @@ class Replicaset:
         """How many more sequences could be resident, as far as workers are up."""
         return len(self.tally.ups) * self.config.max_residents - self.tally.num_running
 
-    def rounds(self, *, every: bool) -> Iterator[Round]:
-        """The rounds of a plan, while there is anybody to ask. every: ask all replicas with room for a step.
-
-        The caller goes on to the next as long as one has changed anything.
+    def begin_round(self, *, every: bool) -> bool:
+        """Whether there is anybody to ask in a further round of a plan. every: all replicas with room for a step are to
+        be asked.
         """
         if len(self.replicas) == 1:
             # To ask one replica costs less than to find out whether it must be asked.
-            replica = self.replicas[0]
-            while replica.up and replica.has_room(self.config):
-                yield Round([replica.index], iter((replica,)))
-            return
-        while self._begin_round(every=every):
-            yield Round(self._turns.standing, self._replicas_in_turn(every=every))
-
-    def _begin_round(self, *, every: bool) -> bool:
-        config, turns, changed = self.config, self._turns, self.tally.changed
+            return self.replicas[0].up and self.replicas[0].has_room()
+        turns, changed = self._turns, self.tally.changed
         is_static = self.policy.static
         for index in changed:
             replica = self.replicas[index - self.first]
-            has_room = replica.up and replica.has_room(config)
+            has_room = replica.up and replica.has_room()
             turns.update(
                 index,
                 (replica.admitted_tokens, index) if has_room else None,
@@ -195,10 +178,21 @@ class Replicaset:
 
     def resume(self) -> None:
         """Restore the state after a plan: no replica is due until something changes."""
-        self._begin_round(every=False)
+        self.begin_round(every=False)
         self._num_seen = self._num_changes
 
-    def _replicas_in_turn(self, *, every: bool) -> Iterator[Replica]:
+    @property
+    def standing(self) -> list[Replica]:
+        """In a round, the replicas with room that have half-done prompts, or a line whose order depends on time."""
+        if len(self.replicas) == 1:
+            return self.replicas
+        return [self.replicas[index - self.first] for index in self._turns.standing]
+
+    def replicas_in_turn(self, *, every: bool) -> Iterable[Replica]:
+        """Those that are to be asked in a round, each when its turn comes."""
+        return self.replicas if len(self.replicas) == 1 else self._in_turn(every=every)
+
+    def _in_turn(self, *, every: bool) -> Iterator[Replica]:
         num_changes = self._num_changes
         turn = self._turns.after((-1, -1), every=every or self._concerns_all())
         while turn is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from eventlm.core.plugin import StepLoad
-from eventlm.core.predictor import Predictor
+from eventlm.core.predictor import PICOSECONDS_PER_NANOSECOND, Predictor
 from eventlm.core.state.replica import ChunkRow
 from eventlm.core.state.sequence import Sequence
 from eventlm.types import SequenceId
@@ -48,6 +48,22 @@ class StepPlan:
     step, where there are several; `load` counts every row once.
     """
 
+    __slots__ = (
+        "blocks",
+        "chunk_rows",
+        "chunks",
+        "decodes",
+        "decoding",
+        "group_loads",
+        "left_out",
+        "load",
+        "most",
+        "replica",
+        "rest",
+        "states",
+        "step",
+    )
+
     def __init__(self, replica: int, now_ns: int, budget_tokens: int, num_groups: int = 1) -> None:
         self.replica = replica
         self.step = -1
@@ -74,9 +90,8 @@ class StepPlan:
 
     def predicted_ns(self, predictor: Predictor) -> int:
         """Predicted duration of the step: that of the group which takes longest."""
-        if not self.group_loads:
-            return self.load.predicted_ns(predictor)
-        return max(load.predicted_ns(predictor) for load in self.group_loads)
+        longest_ps = max(map(predictor.step_ps, self.group_loads)) if self.group_loads else predictor.step_ps(self.load)
+        return longest_ps // PICOSECONDS_PER_NANOSECOND
 
     def leave_out(
         self, sequence: Sequence, cause: WaitCause, *, num_lacking: int = 0, other: SequenceId | None = None

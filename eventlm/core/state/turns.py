@@ -35,7 +35,7 @@ class Tally:
         self.num_running = 0
 
     def note(self, replica: int) -> None:
-        """A replica has changed."""
+        """A replica has changed, and its load with it."""
         self.changed[replica] = None
         self.moved[replica] = None
 
@@ -75,9 +75,8 @@ class Turns:
     def begin_round(self, changed: dict[int, None]) -> None:
         """Those of `changed` that have room are due, and those for which time may matter."""
         listed = self._listed
-        due = {listed[replica] for replica in changed if replica in listed}
-        due.update(listed[replica] for replica in self._standing)
-        self._due = sorted(due)
+        asked = changed | self._standing if self._standing else changed
+        self._due = sorted([listed[replica] for replica in asked if replica in listed])
 
     @property
     def standing(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from eventlm.events import CacheFlushed, Cancelled, Fact, Paused, PolicySwapped, PredictorSwapped, Resumed, TimerDue
 from eventlm.policies.lrs import Lrs
@@ -51,7 +52,7 @@ def test_how_long_a_step_in_flight_will_take_is_part_of_the_state() -> None:
     rig.arrive(4, 9)
     before = rig.core.digests()
     steps = rig.state.replicas[0].in_flight
-    steps[0] = steps[0]._replace(predicted_ns=steps[0].predicted_ns + 1)
+    steps[0] = structs.replace(steps[0], predicted_ns=steps[0].predicted_ns + 1)
     assert changed(before, rig.core.digests()) == {"replicas"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from msgspec import structs
 
 from eventlm.core.state.sequence import State
 from eventlm.core.state.validate import validate, validate_liveness
@@ -105,9 +106,9 @@ def test_a_step_that_is_planned_after_a_long_one_is_named() -> None:
     rig = Rig(max_steps_in_flight=2, max_decodes_in_flight_per_seq=2, run_ahead_ms=10)
     rig.arrive(4, 9)
     steps = rig.state.replicas[0].in_flight
-    steps[1] = steps[1]._replace(predicted_ns=10 * MILLISECOND)
+    steps[1] = structs.replace(steps[1], predicted_ns=10 * MILLISECOND)
     validate(rig.state)
-    steps[0] = steps[0]._replace(predicted_ns=10 * MILLISECOND)
+    steps[0] = structs.replace(steps[0], predicted_ns=10 * MILLISECOND)
     with pytest.raises(InvariantError, match="replica 0: a step is planned after step 0, which takes 10000000 ns"):
         validate(rig.state)
 
