@@ -75,6 +75,7 @@ class FakeModel:
             self._hang()
         except FakeNotice as notice:
             # Nobody can notice it before the other has come there.
+            self.waits_for_peers = True
             while self._board is not None and self._board.read(notice.rank) < launch.step:
                 time.sleep(_POLL_S)
             raise

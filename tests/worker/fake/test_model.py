@@ -83,6 +83,8 @@ def test_a_fault_of_another_rank_is_noticed_once_it_has_come_there(
     where = ("raise", setup.epoch, 0, 5)
     struck = draw("rank", *where) % 8
     rank = next(each for each in range(8) if each != struck and draw("notice", *where, each) % 2)
+    model = FakeModel(structs.replace(setup, rank=rank))
     with pytest.raises(PeerLostError):
-        FakeModel(structs.replace(setup, rank=rank)).start(launched(5), payload())
+        model.start(launched(5), payload())
+    assert model.waits_for_peers
     assert next(steps, None) is None
