@@ -62,8 +62,8 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     stage_busy_ns: list[int] = field(default_factory=list)
     stage_wait_ns: list[int] = field(default_factory=list)
     stage_exchange_ns: list[int] = field(default_factory=list)
-    #: Of several KV groups, the tokens that each computed, and as a gauge the blocks in use. What a row takes in several
-    #: groups counts in each.
+    #: Of several KV groups, the tokens that each computed, and the blocks in use now. What a row takes in several of
+    #: them counts in each.
     group_tokens: list[int] = field(default_factory=list)
     group_held_blocks: list[int] = field(default_factory=list)
 

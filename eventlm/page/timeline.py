@@ -13,8 +13,9 @@ from numpy.typing import ArrayLike
 
 from eventlm.page.columns import pack_columns
 
-#: What a request can be doing; codes are places in this list. A `stalled` one is admitted, but in no step.
-PHASES = ("waiting", "prefill", "decode", "preempted", "recompute", "swapped", "stalled")
+#: What a request can be doing; codes are places in this list. A `stalled` one is admitted, but in no step. An exchange
+#: is of a step, on its way to a lane.
+PHASES = ("waiting", "prefill", "decode", "preempted", "recompute", "swapped", "stalled", "exchange")
 #: What can happen; codes are places in this list. A gap is a stretch of which nothing was recorded.
 MARKS = ("preempted", "swapped out", "worker lost", "gap", "rejected", "failed", "cancelled")
 
@@ -22,6 +23,7 @@ _REQUESTS = ("arrived", "ended", "replica", "class")
 _INTERVALS = ("request", "phase", "start", "end", "first", "last")
 _STEPS = ("replica", "step", "start")
 _MARKS = ("kind", "time", "until", "request", "replica", "step")
+_LANES = ("lane", "step", "phase", "tokens", "most", "start", "end", "came")
 
 
 def pack_timeline(
@@ -34,6 +36,8 @@ def pack_timeline(
     marks: Mapping[str, ArrayLike],
     end_ns: int,
     unit_ns: int = 1,
+    lanes: Mapping[str, ArrayLike] | None = None,
+    lane_names: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The data of a timeline as an object for JSON.
 
@@ -46,13 +50,19 @@ def pack_timeline(
     marks: `kind` (its place in MARKS), `time`, `until` (the same, unless it lasted), `request` and `replica` (-1: it
         concerns all), `step`.
     unit_ns: times are rounded down to multiples of it, which makes the page smaller.
+    lanes: what is drawn above the requests, by lane, then by start: `lane` (its place in lane_names), `step`, `phase`
+        (its place in PHASES), `start` and `end`, `came` (since when the step could have begun in this lane), `tokens`
+        and `most` (of a step that several lanes share, the lane's, and the most that one of them has; else 0).
 
     Raises ValueError for columns that are missing, out of order or out of range.
     """
     tables = {"requests": requests, "intervals": intervals, "steps": steps, "marks": marks}
+    needed = {"requests": _REQUESTS, "intervals": _INTERVALS, "steps": _STEPS, "marks": _MARKS}
+    if lanes is not None:
+        tables["lanes"], needed["lanes"] = lanes, _LANES
     arrays = {table: {name: numpy.asarray(each) for name, each in tables[table].items()} for table in tables}
-    for table, needed in (("requests", _REQUESTS), ("intervals", _INTERVALS), ("steps", _STEPS), ("marks", _MARKS)):
-        missing = [name for name in needed if name not in arrays[table]]
+    for table, names_of_table in needed.items():
+        missing = [name for name in names_of_table if name not in arrays[table]]
         if missing:
             raise ValueError(f"{table} have no column {', '.join(missing)}")
     _check_order("intervals", arrays["intervals"]["request"], arrays["intervals"]["start"])
@@ -63,17 +73,22 @@ def pack_timeline(
     _check_range("requests", "class", arrays["requests"]["class"], 0, len(classes))
     _check_range("marks", "kind", arrays["marks"]["kind"], 0, len(MARKS))
     _check_range("marks", "request", arrays["marks"]["request"], -1, num_requests)
+    if lanes is not None:
+        _check_order("lanes", arrays["lanes"]["lane"], arrays["lanes"]["start"])
+        _check_range("lanes", "lane", arrays["lanes"]["lane"], 0, len(lane_names))
+        _check_range("lanes", "phase", arrays["lanes"]["phase"], 0, len(PHASES))
     if len(names) != num_requests:
         raise ValueError(f"{len(names)} names for {num_requests} requests")
-    units = dict.fromkeys(("arrived", "ended", "start", "end", "time", "until"), unit_ns)
-    relative_to = {"ended": "arrived", "end": "start", "last": "first", "until": "time"}
+    units = dict.fromkeys(("arrived", "ended", "start", "end", "time", "until", "came"), unit_ns)
+    relative_to = {"ended": "arrived", "end": "start", "last": "first", "until": "time", "came": "start"}
     packed = {
         table: pack_columns(
             columns, relative_to={name: other for name, other in relative_to.items() if name in columns}, units=units
         )
         for table, columns in arrays.items()
     }
-    return {"end": end_ns, "names": list(names), "classes": list(classes), **packed}
+    shown = {"end": end_ns, "names": list(names), "classes": list(classes), **packed}
+    return shown if lanes is None else shown | {"laneNames": list(lane_names)}
 
 
 def _check_order(table: str, first: Any, second: Any) -> None:

@@ -39,9 +39,11 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.replay.index.tables import (
+    LOADS,
     MARKS,
     PHASES,
     REQUESTS,
+    STAGES,
     STEPS,
     STRETCHES,
     GrowingTable,
@@ -99,6 +101,8 @@ class RunFold:
         self.phases = GrowingTable(PHASES)
         self.stretches = GrowingTable(STRETCHES)
         self.steps = GrowingTable(STEPS)
+        self.stages = GrowingTable(STAGES)
+        self.loads = GrowingTable(LOADS)
         self.marks = GrowingTable(MARKS)
         self._arriving: dict[int, Arrived] = {}
         self._live: dict[Identity, _Live] = {}
@@ -266,6 +270,8 @@ class RunFold:
             event.predicted_ns,
             0,
         )
+        for group, num_tokens in enumerate(event.loads):
+            self.loads.add(replica, step, group, num_tokens)
         decodes = self._flying_decodes[replica, step] = [(request, index) for request, index, _, _ in event.decodes]
         self._flying_chunks[replica, step] = [(request, index) for request, index, _, _, _ in event.chunks]
         self._note_decodes(replica, step, decodes)
@@ -337,6 +343,8 @@ class RunFold:
             columns["completed_ns"][row] = event.ts
             columns["busy_ns"][row] = completed.busy_ns
             columns["emitted"][row] = event.num_tokens
+            for stage, times_ns in enumerate(completed.stages):
+                self.stages.add(*key, stage, *times_ns)
         decodes = self._flying_decodes.pop(key, [])
         chunks = self._flying_chunks.pop(key, [])
         if completed is not None:
@@ -436,7 +444,7 @@ class RunFold:
         text = event.reason if isinstance(event, WorkerLost) else ""
         if event.rank >= 0 and self._layouts:
             text = f"{self._layouts[event.replica].name_of(event.rank)}: {text or 'another length of a sequence'}"
-        self._mark(event, kind, replica=event.replica, text=text)
+        self._mark(event, kind, replica=event.replica, text=text, rank=event.rank)
         self._lose_steps(event.replica)
 
     def _lose_steps(self, replica: int) -> None:
@@ -462,9 +470,10 @@ class RunFold:
         index: int = -1,
         text: str = "",
         by: tuple[int, int] = (-1, -1),
+        rank: int = -1,
     ) -> None:
         position = self.names.position(text) if text else -1
-        self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by)
+        self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by, rank)
 
     def resume(self, state: CoreState) -> None:
         """The log begins, or goes on after a gap, with a snapshot of this state."""

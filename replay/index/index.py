@@ -51,6 +51,14 @@ class Index:
         return self.tables["steps"]
 
     @property
+    def stages(self) -> Table:
+        return self.tables["stages"]
+
+    @property
+    def loads(self) -> Table:
+        return self.tables["loads"]
+
+    @property
     def drains(self) -> Table:
         return self.tables["drains"]
 

@@ -130,6 +130,8 @@ class Indexer:
             fold.phases,
             fold.stretches,
             fold.steps,
+            fold.stages,
+            fold.loads,
             fold.marks,
             gauges.drains,
             gauges.gauges,

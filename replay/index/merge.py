@@ -14,12 +14,10 @@ from eventlm.replay.index.indexer import CoreSnapshot
 from eventlm.replay.index.tables import (
     DRAINS,
     GAUGES,
+    LOADS,
     MARKS,
-    PHASES,
-    REQUESTS,
     SCHEMAS,
-    STEPS,
-    STRETCHES,
+    STAGES,
     Column,
     NameTable,
     Table,
@@ -83,7 +81,7 @@ class Merger:
         self._add_steps(columns["steps"])
         columns["gauges"]["drain"] += self._num_rows["drains"]
         self._carry_heads(columns["gauges"])
-        for schema in (DRAINS, GAUGES, MARKS):
+        for schema in (STAGES, LOADS, DRAINS, GAUGES, MARKS):
             self._append(schema.name, columns[schema.name])
         self._snapshots += part.snapshots
 
@@ -236,6 +234,6 @@ class Merger:
                     for column in schema.columns
                 },
             )
-            for schema in (REQUESTS, PHASES, STRETCHES, STEPS, DRAINS, GAUGES, MARKS)
+            for schema in SCHEMAS
         }
         return IndexPart(self._names.names, tables, self._snapshots)

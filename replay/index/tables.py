@@ -127,6 +127,10 @@ STEPS = Schema(
         "emitted",
     ),
 )
+#: When each stage of a pipeline had a step; a row for each, in order of the steps' completions.
+STAGES = Schema("stages", ("replica", "step", "stage", "start_ns", "end_ns"))
+#: Of several KV groups, the tokens that each computes of a step, in order of the launches.
+LOADS = Schema("loads", ("replica", "step", "group", "tokens"))
 #: One row for each drain. `s`: its last fact; `next_s`: the first event after its decisions. `waiting`: sequences.
 DRAINS = Schema("drains", ("s", "next_s", "ts", "waiting", "live"))
 #: A replica after a drain (a row of `drains`), wherever anything differs from the row before. `waiting`: sequences in
@@ -152,10 +156,11 @@ GAUGES = Schema(
         "head_lacking",
     ),
 )
-#: Points of the run. `kind`: a MarkKind. `text`: a name. `by_*`: the sequence that a preemption was for.
-MARKS = Schema("marks", ("s", "ts", "kind", "replica", "request", "index", "text", "by_request", "by_index"))
+#: Points of the run. `kind`: a MarkKind. `text`: a name. `by_*`: the sequence that a preemption was for. `rank`: which
+#: of several was lost.
+MARKS = Schema("marks", ("s", "ts", "kind", "replica", "request", "index", "text", "by_request", "by_index", "rank"))
 
-SCHEMAS = (REQUESTS, PHASES, STRETCHES, STEPS, DRAINS, GAUGES, MARKS)
+SCHEMAS = (REQUESTS, PHASES, STRETCHES, STEPS, STAGES, LOADS, DRAINS, GAUGES, MARKS)
 
 
 class GrowingTable:

@@ -30,6 +30,8 @@ def windowed(index: Index, window: TimeWindow) -> Index:
         "phases": _of_rows(index.phases, rows),
         "stretches": _of_rows(index.stretches, rows),
         "steps": _chosen(steps, overlaps),
+        "stages": _of_steps(index.stages, steps, overlaps),
+        "loads": _of_steps(index.loads, steps, overlaps),
         "drains": _chosen(drains, is_drain),
         "gauges": _gauges(index, is_drain),
         "marks": _chosen(index.marks, _within(index.marks["ts"], window)),
@@ -57,6 +59,15 @@ def _of_rows(table: Table, rows: Column) -> Table:
     new = np.where(table["row"] >= 0, rows[table["row"]], -1) if len(rows) else np.full(len(table), -1)
     columns = {name: table[name][new >= 0] for name in table.schema.columns}
     return Table(table.schema, columns | {"row": new[new >= 0]})
+
+
+def _of_steps(table: Table, steps: Table, chosen: NDArray[np.bool_]) -> Table:
+    """What belongs to the chosen steps."""
+    if not len(table):
+        return table
+    num_replicas = int(steps["replica"].max()) + 1
+    numbers = steps["step"] * num_replicas + steps["replica"]
+    return _chosen(table, np.isin(table["step"] * num_replicas + table["replica"], numbers[chosen]))
 
 
 def _gauges(index: Index, is_drain: NDArray[np.bool_]) -> Table:

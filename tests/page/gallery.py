@@ -60,11 +60,12 @@ def gallery_data(**texts: Any) -> dict[str, Any]:
 
 
 def timeline_data(
-    num_requests: int = 60, num_steps: int = 400, step_ns: int = 10_000_000, name: str = ""
+    num_requests: int = 60, num_steps: int = 400, step_ns: int = 10_000_000, name: str = "", *, has_lanes: bool = False
 ) -> dict[str, Any]:
     """A timeline on two replicas: each request waits, is prefilled, decodes, and one in five is preempted meanwhile.
 
     A worker is lost in the middle of the run, and some of it was not recorded. name: of all requests and classes.
+    has_lanes: with the lanes of two stages and two KV groups.
     """
     random = numpy.random.default_rng(3)
     arrived = numpy.sort(random.integers(0, num_steps * 3 // 4, num_requests))
@@ -117,4 +118,29 @@ def timeline_data(
             "step": time,
         },
         end_ns=last * step_ns,
+        lanes=_lanes(num_steps // 40, step_ns) if has_lanes else None,
+        lane_names=LANES if has_lanes else (),
     )
+
+
+LANES = ("stage 0", "stage 1", "group 0", "group 1")
+
+
+def _lanes(num_steps: int, step_ns: int) -> dict[str, Any]:
+    """In every 20 units of time the first stage has a step for 14. It waits for 1 until the second stage is free, which
+    gets it after another 1 and has it for 19. The first of two groups has half as many tokens as the other.
+    """
+    steps = numpy.arange(num_steps)
+    nothing = numpy.zeros_like(steps)
+    starts = (steps * 20, 16 + steps * 20, steps * 20, steps * 20)
+    lengths, tokens = (14, 19, 14, 14), (0, 0, 50, 100)
+    return {
+        "lane": numpy.repeat(range(len(LANES)), num_steps),
+        "step": numpy.tile(steps, len(LANES)),
+        "phase": numpy.tile(1 + (steps > 0), len(LANES)),
+        "tokens": numpy.repeat(tokens, num_steps),
+        "most": numpy.concatenate([nothing, nothing, nothing + 100, nothing + 100]),
+        "start": numpy.concatenate(starts) * step_ns,
+        "end": (numpy.concatenate(starts) + numpy.repeat(lengths, num_steps)) * step_ns,
+        "came": numpy.concatenate([starts[0], starts[0] + 14, starts[2], starts[3]]) * step_ns,
+    }

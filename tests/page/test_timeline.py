@@ -81,11 +81,21 @@ def tables(**columns: Any) -> dict[str, Any]:
         },
         "steps": {"replica": [0, 0], "step": [0, 1], "start": [0, 4]},
         "marks": {"kind": [0], "time": [4], "until": [4], "request": [1], "replica": [0], "step": [1]},
+        "lanes": {
+            "lane": [0, 0],
+            "step": [0, 1],
+            "phase": [1, 2],
+            "tokens": [0, 0],
+            "most": [0, 0],
+            "start": [0, 4],
+            "end": [4, 9],
+            "came": [0, 4],
+        },
     }
     for path, values in columns.items():
         table, _, name = path.partition("__")
         made[table][name] = values
-    return {"names": ["a", "b"], "classes": ["chat"], "end_ns": 9} | made
+    return {"names": ["a", "b"], "classes": ["chat"], "end_ns": 9, "lane_names": ["stage 0"]} | made
 
 
 def test_names_of_phases_and_marks_are_those_of_the_scripts() -> None:
@@ -102,11 +112,14 @@ def test_names_of_phases_and_marks_are_those_of_the_scripts() -> None:
         ({"intervals__request": [1, 0, 0]}, "intervals are not in order"),
         ({"intervals__start": [4, 0, 5]}, "intervals are not in order"),
         ({"steps__step": [1, 0]}, "steps are not in order"),
-        ({"intervals__phase": [0, 1, 7]}, "intervals: phase must be from 0 to 6"),
+        ({"intervals__phase": [0, 1, 8]}, "intervals: phase must be from 0 to 7"),
         ({"requests__class": [0, 1]}, "requests: class must be from 0 to 0"),
         ({"marks__kind": [9]}, "marks: kind must be from 0 to 6"),
         ({"marks__request": [2]}, "marks: request must be from -1 to 1"),
         ({"intervals__request": [0, 0, 2]}, "intervals: request must be from 0 to 1"),
+        ({"lanes__start": [4, 0]}, "lanes are not in order"),
+        ({"lanes__lane": [0, 1]}, "lanes: lane must be from 0 to 0"),
+        ({"lanes__phase": [2, 8]}, "lanes: phase must be from 0 to 7"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(columns: dict[str, Any], says: str) -> None:
@@ -169,6 +182,64 @@ def test_legend_has_what_occurs(open_file: OpenFile) -> None:
     expect(legend.get_by_role("listitem")).to_have_text(
         ["waiting", "prefill", "decode", "preempted", "recompute", "▼preempted", "✕worker lost", "?gap"]
     )
+
+
+def lanes_of(page: OpenedFile) -> numpy.ndarray[Any, Any]:
+    """The pixels of the lanes without their names: height, width, RGBA."""
+    drawn(page)
+    url = page.page.locator(".lanes canvas").evaluate("canvas => canvas.toDataURL()")
+    return numpy.asarray(Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))).convert("RGBA"))[:, LEFT:]
+
+
+def test_lanes_are_in_line_with_the_requests(open_file: OpenFile) -> None:
+    """A lane is 18 pixels high: steps, and below them a thin line of those that wait."""
+    page = open_timeline(open_file, timeline=timeline_data(has_lanes=True))
+    expect(page.page.get_by_role("img", name="Steps of stage 0, stage 1, group 0, group 1")).to_be_visible()
+    whole = lanes_of(page)
+    # Ten steps, each 14 of 380 units of time; group 0 has half of what group 1 has.
+    shares = [(whole[18 * lane + 5, :, 3] > 0).mean() for lane in range(4)]
+    assert shares == pytest.approx([10 * 14 / 380, 10 * 20 / 380, 5 * 14 / 380, 10 * 14 / 380], abs=0.03)
+    waits = [(whole[18 * lane + 13, :, 3] > 0).mean() for lane in range(4)]
+    assert waits == pytest.approx([0, 9 / 380, 0, 0], abs=0.02)
+    # Zoomed with them, and with a line before each step.
+    page.page.mouse.move(*place_of(page, 0, 0))
+    page.page.keyboard.down("Shift")
+    page.page.mouse.wheel(0, -300)
+    page.page.keyboard.up("Shift")
+    assert ((lanes_of(page)[5, :, 3] > 0).mean() - shares[0]) > 0.1
+
+
+def test_lanes_are_named_with_what_they_do(open_file: OpenFile) -> None:
+    page = open_timeline(open_file, timeline=timeline_data(has_lanes=True))
+    expect(page.page.get_by_role("list", name="Legend")).to_contain_text("exchange")
+    said = page.page.locator(".of-lanes")
+    box = page.page.locator(".lanes").bounding_box()
+    assert box
+
+    def over(unit: float) -> None:
+        page.page.mouse.move(box["x"] + LEFT + unit / 380 * (box["width"] - LEFT), box["y"] + 5)
+
+    over(52)
+    expect(said).to_contain_text(
+        ": stage 0: step 2 for 140 ms; stage 1: step 1 for 190 ms; "
+        "group 0: 50 tokens of step 2 for 140 ms; group 1: 100 tokens of step 2 for 140 ms"
+    )
+    over(54.5)
+    expect(said).to_contain_text(
+        "stage 0: nothing; stage 1: step 1 for 190 ms, step 2 waits for 20 ms; group 0: nothing"
+    )
+    over(55.5)
+    expect(said).to_contain_text("stage 1: step 2 is on its way for 20 ms")
+    # The same for the keyboard, whose cursor is in the requests.
+    page.page.mouse.move(0, 0)
+    stage(page).focus()
+    page.press("ArrowRight")
+    expect(said).to_contain_text("0:01.9")
+    # A step of each stage at a time has no place on an axis of steps.
+    page.page.get_by_label("Along").select_option("steps")
+    expect(page.page.locator(".lanes")).to_have_count(0)
+    page.press("ArrowLeft")
+    expect(said).to_have_count(0)
 
 
 # What its reader does.

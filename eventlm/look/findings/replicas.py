@@ -100,9 +100,6 @@ def find_lost_workers(run: RunColumns) -> Iterator[Finding]:
     rows = lost_workers(run.index)
     if not len(rows):
         return
-    replicas = [str(replica) for replica in np.unique(marks["replica"][rows]).tolist()]
-    of = "replica" if len(replicas) == 1 else "replicas"
-    workers = f"{'worker' if len(rows) == 1 else 'workers'} of {of} {', '.join(replicas)}"
     reasons = Counter(run.index.name(text) or "another length of a sequence" for text in marks["text"][rows].tolist())
     is_preempted = marks["kind"] == MarkKind.PREEMPTED
     lost = [number for number, name in enumerate(run.index.names) if name == "lost"]
@@ -113,12 +110,23 @@ def find_lost_workers(run: RunColumns) -> Iterator[Finding]:
         title=f"{counted(len(rows), 'worker')} lost",
         text=f"Most often: {reasons.most_common(1)[0][0]}. {counted(num_preempted, 'sequence')} had to begin again, "
         f"{counted(num_failed, 'sequence')} ended with an error.",
-        culprit=workers,
+        culprit=_who(marks["replica"][rows].tolist(), marks["rank"][rows].tolist()),
         impact_ppm=run.share_ppm(num_preempted, max(len(run.index.requests), 1)),
         figures={"num_lost": len(rows), "num_preempted": num_preempted, "num_failed": num_failed},
         s=int(marks["s"][rows[0]]),
         ts=int(marks["ts"][rows[0]]),
     )
+
+
+def _who(replicas: list[int], ranks: list[int]) -> str:
+    """Whose workers were lost: "workers of replicas 0, 1", or of several ranks "rank 3 of replica 0"."""
+    pairs = sorted(set(zip(replicas, ranks, strict=True)))
+    if any(rank >= 0 for _, rank in pairs):
+        names = [(f"rank {rank}" if rank >= 0 else "a rank", replica) for replica, rank in pairs]
+        return ", ".join(f"{rank} of replica {replica}" for rank, replica in names)
+    numbers = [str(replica) for replica, _ in pairs]
+    of = "replica" if len(numbers) == 1 else "replicas"
+    return f"{'worker' if len(replicas) == 1 else 'workers'} of {of} {', '.join(numbers)}"
 
 
 def find_failing_plugins(run: RunColumns) -> Iterator[Finding]:

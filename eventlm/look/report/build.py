@@ -17,6 +17,7 @@ from eventlm.look.findings.finding import Finding
 from eventlm.look.report import alternatives, overview, pair
 from eventlm.look.report.finding_cards import cards
 from eventlm.look.report.measures import measure, percentile_rows
+from eventlm.look.report.ranks import StageTimes, group_rows, stage_rows
 from eventlm.look.report.series import over_time
 from eventlm.look.report.timeline import request_columns, stretch_columns, timeline_data
 from eventlm.look.report.worst import finding_rows, stories, worst_rows
@@ -100,6 +101,7 @@ def report_data(index: Index, findings: list[Finding], path: str, window: TimeWi
     measures = measure(index)
     name = lasting_path(path)
     base_ns = _base(index, window)
+    stages = StageTimes(index)
     named, worst = finding_rows(index, findings), worst_rows(index, measures)
     return {
         "title": overview.title(index),
@@ -115,11 +117,13 @@ def report_data(index: Index, findings: list[Finding], path: str, window: TimeWi
         "limits": overview.limits(index),
         "settings": overview.settings(index),
         "names": index.names,
-        "timeline": timeline_data(index, base_ns),
+        "timeline": timeline_data(index, stages, base_ns),
         "requests": request_columns(index, measures),
         "stretches": stretch_columns(index),
         "series": over_time(index, base_ns),
         "replicas": overview.replica_rows(index, base_ns),
+        "stages": stage_rows(index, stages, base_ns),
+        "kvGroups": group_rows(index),
         "worst": list(dict.fromkeys([*worst, *named])),
         "stories": stories(index, list(dict.fromkeys([*named, *worst]))),
     }

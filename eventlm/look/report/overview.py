@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from eventlm.core.recorded_layouts import layouts_in_words
 from eventlm.formatting import counted
 from eventlm.look.findings.finding import lost_workers
 from eventlm.look.report.measures import Measures
@@ -51,6 +52,7 @@ def details(index: Index, base_ns: int, *, is_part: bool = False) -> list[str]:
         f"{seconds(max(index.facts.last_ns - base_ns, 0))}",
         began,
         f"{events}, {'decisions verified' if index.facts.is_verified else 'not verified'}",
+        layouts_in_words(header),
         f"eventlm {header.code_version}",
     ]
 
@@ -84,7 +86,7 @@ def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, s
     span_ns = max(index.facts.last_ns - base_ns, 1)
     is_done = _is_done(index)
     tokens = int(steps["emitted"][is_done].sum())
-    busy_ns = int((steps["end_ns"] - steps["start_ns"])[is_done].sum())
+    busy_ns = int(steps["busy_ns"][is_done].sum())
     is_launched = requests["launched_ns"] >= 0
     prompts = int(requests["prompt_tokens"][is_launched].sum())
     hits = int(requests["cached_tokens"][is_launched].sum())
@@ -174,7 +176,8 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
     for replica in range(index.header.num_replicas):
         own = (steps["replica"] == replica) & _is_done(index)
         num_steps = int(own.sum())
-        busy_ns = int((steps["end_ns"] - steps["start_ns"])[own].sum())
+        busy_ns = int(steps["busy_ns"][own].sum())
+        all_ns = int((steps["end_ns"] - steps["start_ns"])[own].sum())
         launched = (requests["replica"] == replica) & (requests["launched_ns"] >= 0)
         prompts = int(requests["prompt_tokens"][launched].sum())
         waiting = np.maximum(index.gauge_by_drain("waiting", replica), 0)
@@ -187,7 +190,7 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
                 "steps": num_steps,
                 "busyPpm": min(busy_ns * _PPM // span_ns, _PPM),
                 "batch": round(float((steps["decodes"] + steps["chunks"])[own].mean()), 2) if num_steps else None,
-                "stepNs": busy_ns // num_steps if num_steps else None,
+                "stepNs": all_ns // num_steps if num_steps else None,
                 "output": int(steps["emitted"][own].sum()),
                 "hitPpm": int(requests["cached_tokens"][launched].sum()) * _PPM // prompts if prompts else None,
                 "waiting": round(float((waiting * durations).sum()) / span_ns, 2),

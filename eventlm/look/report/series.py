@@ -55,11 +55,18 @@ def over_time(index: Index, base_ns: int) -> dict[str, Any]:
         "numReplicas": len(replicas),
         "rates": pack_columns(rates(index, base_ns), units={"time": 1_000}),
         "marks": [
-            {"x": int(marks["ts"][n]) - base_ns, "label": _MARKED[MarkKind(int(marks["kind"][n]))]}
+            {"x": int(marks["ts"][n]) - base_ns, "label": _label(marks.row(n), len(replicas))}
             for n in marked[:_MAX_MARKS]
         ],
         "marksLeftOut": max(len(marked) - _MAX_MARKS, 0),
     }
+
+
+def _label(mark: dict[str, int], num_replicas: int) -> str:
+    if mark["rank"] < 0:
+        return _MARKED[MarkKind(mark["kind"])]
+    of = f" of replica {mark['replica']}" if num_replicas > 1 else ""
+    return f"rank {mark['rank']}{of} lost"
 
 
 def thinned(times: Column, columns: dict[str, Column], max_points: int = MAX_POINTS) -> dict[str, Column]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from eventlm.look.report.measures import MEASURES, Measures
+from eventlm.look.report.ranks import StageTimes, lanes
 from eventlm.page.columns import pack_columns
 from eventlm.page.timeline import MARKS, PHASES, pack_timeline
 from eventlm.replay.index.index import Index
@@ -75,7 +76,7 @@ class LaunchTimes:
         return found
 
 
-def timeline_data(index: Index, base_ns: int) -> dict[str, Any]:
+def timeline_data(index: Index, stages: StageTimes, base_ns: int) -> dict[str, Any]:
     """As `timeline.js` takes it; row numbers are those of `requests`. base_ns: what times are relative to."""
     requests, steps = index.requests, index.steps
     end_ns = max(index.facts.last_ns - base_ns, 1)
@@ -85,6 +86,7 @@ def timeline_data(index: Index, base_ns: int) -> dict[str, Any]:
     arrived = np.clip(requests["arrived_ns"] - base_ns, 0, end_ns)
     ordered = times.order
     starts = np.where(steps["start_ns"] >= 0, steps["start_ns"], steps["launched_ns"])[ordered]
+    lane_names, of_lanes = lanes(index, stages, base_ns, end_ns)
     return pack_timeline(
         requests={
             "arrived": arrived,
@@ -103,6 +105,8 @@ def timeline_data(index: Index, base_ns: int) -> dict[str, Any]:
         marks=_marks(index, times, base_ns, end_ns),
         end_ns=end_ns,
         unit_ns=UNIT_NS,
+        lanes=of_lanes if lane_names else None,
+        lane_names=lane_names,
     )
 
 

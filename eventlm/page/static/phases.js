@@ -13,6 +13,7 @@ export const PHASES = [
   { name: "recompute", inSteps: true, weight: 3, pattern: (x, y) => y % 4 === 0 },
   { name: "swapped", weight: 3, pattern: (x, y) => x % 4 < 2 && y % 4 < 2 },
   { name: "stalled", weight: 3, pattern: (x, y) => (x - y + 8) % 4 === 0 },
+  { name: "exchange", weight: 2, pattern: (x, y) => (x + y) % 2 === 0 },
 ];
 /** A mark that is not `small` goes through all rows that it concerns. */
 export const MARKS = [

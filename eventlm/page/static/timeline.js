@@ -5,6 +5,7 @@ import { useEffect, useId, useMemo, useRef, useState } from "preact/hooks";
 import { formatDuration, formatNumber, formatTime } from "./format.js";
 import { MARKS, PATTERN_SIZE, PHASE_COLOURS, phasePixels, PHASES, LEVELS } from "./phases.js";
 import { resolveColours, useTheme } from "./theme.js";
+import { describeLanes, drawLanes, heightOfLanes } from "./timeline_lanes.js";
 import { orderRows, whatIsAt } from "./timeline_model.js";
 import { BOTTOM, drawCursor, drawOverlay, gutterOf, TOP } from "./timeline_overlay.js";
 import { paint } from "./timeline_raster.js";
@@ -36,9 +37,13 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
   const [by, setBy] = useState("arrival");
   const [unit, setUnit] = useState("time");
   const [said, setSaid] = useState("");
+  const [saidOfLanes, setSaidOfLanes] = useState("");
   const box = useRef(null);
+  const laneCanvas = useRef(null);
   const scene = useRef(null);
   const axis = model.axes[unit];
+  // Stages have several steps at a time.
+  const lanes = unit === "time" ? model.lanes : null;
   const order = useMemo(() => orderRows(model, by), [model, by]);
 
   // Before the first drawing: all that the handlers below need lives in the scene, which is not drawn by Preact.
@@ -47,6 +52,8 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
   live.onSelect = onSelect;
   live.onZoom = onZoom;
   live.onSay = setSaid;
+  live.onSayOfLanes = setSaidOfLanes;
+  live.laneCanvas = laneCanvas;
 
   useEffect(() => live.attach(box.current, height), [height]);
   useEffect(() => live.show({ model, order, axis, by, unit }), [model, order, axis]);
@@ -74,6 +81,19 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
       ),
     ),
     h(Legend, { dark, model }),
+    lanes &&
+      h(
+        "div",
+        {
+          class: "lanes",
+          role: "img",
+          "aria-label": `Steps of ${lanes.names.join(", ")}`,
+          style: { height: `${heightOfLanes(lanes)}px` },
+          onPointerMove: (event) => live.onPointerOverLanes(event),
+          onPointerLeave: () => live.onPointerLeave(),
+        },
+        h("canvas", { ref: laneCanvas, "aria-hidden": "true" }),
+      ),
     h(
       "div",
       {
@@ -97,6 +117,7 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
       h("canvas", { class: "over", "aria-hidden": "true" }),
     ),
     h("p", { class: "readout", role: "status" }, said),
+    lanes && h("p", { class: "readout of-lanes", role: "status" }, saidOfLanes),
     h("p", { class: "note", id: `${id}-help` }, HELP),
   );
 }
@@ -116,8 +137,8 @@ function Choice({ label, value, options, onChange }) {
 
 function Legend({ dark, model }) {
   const list = useRef(null);
-  const phases = useMemo(() => occurring(model.intervals.phase, PHASES), [model]);
-  const marks = useMemo(() => occurring(model.marks.kind, MARKS), [model]);
+  const phases = useMemo(() => occurring(PHASES, model.intervals.phase, model.lanes?.phases), [model]);
+  const marks = useMemo(() => occurring(MARKS, model.marks.kind), [model]);
   useEffect(() => {
     const pixels = phasePixels(resolveColours(...PHASE_COLOURS, ...PLAIN_COLOURS));
     const canvases = list.current.querySelectorAll("canvas");
@@ -133,9 +154,10 @@ function Legend({ dark, model }) {
   );
 }
 
-/** Those whose codes are in a column. */
-function occurring(codes, all) {
+/** Those whose codes are in a column, or among others. */
+function occurring(all, codes, others = []) {
   const found = new Set(codes);
+  for (const code of others) found.add(code);
   return all.filter((_, code) => found.has(code));
 }
 
@@ -271,6 +293,8 @@ class Scene {
     context.putImageData(this.image, Math.round(size.left * scale), Math.round(TOP * scale));
     context.setTransform(scale, 0, 0, scale, 0, 0);
     drawOverlay(context, { ...shown, colours: this.colours, selected: this.selected }, view, size);
+    const lanes = this.laneCanvas.current;
+    if (lanes) drawLanes(lanes, shown.model.lanes, view, size, { colours: this.colours, pixels: this.pixels, scale });
     this.drawOver();
     performance.measure("timeline", { start: begun, end: performance.now() });
   }
@@ -328,7 +352,13 @@ class Scene {
       text = `${when}: ${formatNumber(requests)} requests here: ${each.filter(Boolean).join(", ")}`;
     }
     this.onSay(text);
+    this.sayOfLanes(x);
     return requests === 1 ? model.intervals.request[interval] : null;
+  }
+
+  sayOfLanes(x) {
+    const { lanes } = this.shown.model;
+    if (this.laneCanvas.current) this.onSayOfLanes(`${formatTime(x)}: ${describeLanes(lanes, x)}`);
   }
 
   marksOf(request) {
@@ -475,6 +505,12 @@ class Scene {
     }
     this.cursor = { x, y };
     this.say(x, y);
+    this.drawOver();
+  }
+
+  onPointerOverLanes(event) {
+    this.cursor = this.placeOf(event);
+    this.sayOfLanes(this.cursor.x);
     this.drawOver();
   }
 

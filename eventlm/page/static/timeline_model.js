@@ -1,12 +1,14 @@
 // The data of a timeline, the order of its rows, and what is at a place.
 
 import { unpackColumns } from "./columns.js";
+import { PHASES } from "./phases.js";
 
 /** Unpack what timeline.py packed. */
 export async function unpackTimeline(packed) {
   const [requests, intervals, steps, marks] = await Promise.all(
     [packed.requests, packed.intervals, packed.steps, packed.marks].map(unpackColumns),
   );
+  const lanes = packed.lanes ? lanesOf(await unpackColumns(packed.lanes), packed.laneNames) : null;
   // Where a step interval ends on an axis of steps.
   const lastEnd = intervals.last.map((last) => last + 1);
   let stepsEnd = 1;
@@ -22,12 +24,51 @@ export async function unpackTimeline(packed) {
     intervals,
     steps,
     marks,
+    lanes,
     firstInterval: firstRows(intervals.request, requests.rows),
     firstOfReplica,
     axes: {
       time: { start: intervals.start, end: intervals.end, last: Math.max(1, packed.end), least: 1000 },
       steps: { start: intervals.first, end: lastEnd, last: stepsEnd, least: 1 },
     },
+  };
+}
+
+/**
+ * The lanes of stages and KV groups. columns: a row for each step in each. free: since when a lane could begin a step
+ * that was there before; until then the step waits, and from then to its start it is exchanged. `steps` and `waits` are
+ * what `paint` takes.
+ */
+function lanesOf(columns, names) {
+  const { rows, lane, phase, start, end, came, tokens, most } = columns;
+  const free = new Float64Array(rows);
+  const steps = { phase: new Int32Array(2 * rows), start: new Float64Array(2 * rows), end: new Float64Array(2 * rows) };
+  const waits = { phase: new Int32Array(rows), start: came, end: free };
+  const phases = new Set(phase);
+  const exchange = PHASES.findIndex(({ name }) => name === "exchange");
+  for (let row = 0; row < rows; row++) {
+    const before = row > 0 && lane[row - 1] === lane[row] ? end[row - 1] : 0;
+    free[row] = Math.max(came[row], Math.min(before, start[row]));
+    if (free[row] > came[row]) phases.add(0);
+    if (start[row] > free[row]) phases.add(exchange);
+    steps.phase.set([exchange, phase[row]], 2 * row);
+    steps.start.set([free[row], start[row]], 2 * row);
+    // A group that has less of a step than another has it for a shorter time.
+    const share = most[row] ? tokens[row] / most[row] : 1;
+    steps.end.set([start[row], start[row] + (end[row] - start[row]) * share], 2 * row);
+  }
+  const first = firstRows(lane, names.length);
+  const all = Int32Array.from({ length: names.length + 1 }, (_, number) => number);
+  const model = (intervals, perRow) => ({ intervals, firstInterval: first.map((each) => each * perRow), axes: {} });
+  return {
+    names,
+    columns,
+    free,
+    first,
+    phases,
+    order: { rows: names.length, starts: all, requests: all },
+    steps: model(steps, 2),
+    waits: model(waits, 1),
   };
 }
 

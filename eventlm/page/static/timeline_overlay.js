@@ -7,7 +7,7 @@ import { lowerBound } from "./timeline_model.js";
 /** Space around the plot, in CSS pixels. */
 export const TOP = 16;
 export const BOTTOM = 22;
-const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
+export const FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif";
 /** Marks closer than this, in CSS pixels, are drawn once; those that are dots must let the phases be seen. */
 const MARK_SPACE = 5;
 const DOT_SPACE = 16;

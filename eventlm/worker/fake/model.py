@@ -103,7 +103,7 @@ class FakeModel:
 
     def warm_up(self) -> list[StepSample]:
         """The formula's own values at a few points."""
-        return fake_samples(self._runner.parameters)
+        return fake_samples(self._runner.parameters, len(self._free_ns))
 
     def work_ahead(self) -> bool:
         """There is nothing to do."""
@@ -114,16 +114,19 @@ class FakeModel:
         return FAKE_MODEL, {"device": "none"}
 
 
-def fake_samples(parameters: FakeParameters) -> list[StepSample]:
-    """What a warm-up of the fake worker would measure."""
+def fake_samples(parameters: FakeParameters, num_stages: int = 1) -> list[StepSample]:
+    """What a warm-up of the fake worker would measure: the time of one stage."""
     shapes = [(1, 0, 1), (256, 0, 256), (0, 1, 64), (0, 64, 64), (0, 64, 65_536), (1024, 0, 1024)]
     return [
         StepSample(
             shape=StepShape(prefill, decodes, context, chunk_context=prefill * (prefill // 2)),
-            duration_ns=parameters.base_ns
-            + parameters.prefill_token_ns * prefill
-            + parameters.decode_ns * decodes
-            + parameters.context_token_ns * context,
+            duration_ns=(
+                parameters.base_ns
+                + parameters.prefill_token_ns * prefill
+                + parameters.decode_ns * decodes
+                + parameters.context_token_ns * context
+            )
+            // num_stages,
         )
         for prefill, decodes, context in shapes
     ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from eventlm.look.findings.find import find_all
 from eventlm.replay.index.open import open_index
 from tests.replay.golden import FOLDER
+from tests.replay.index.runs import record_ranks
 from tests.replay.traces import tampered
 
 
@@ -16,6 +17,13 @@ def test_lost_workers_are_found() -> None:
     assert lost.title == "3 workers lost"
     assert lost.culprit == "workers of replicas 0, 1"
     assert lost.s == 46
+
+
+def test_a_lost_rank_is_named(tmp_path: Path) -> None:
+    findings = find_all(open_index(record_ranks(tmp_path)))
+    (lost,) = [finding for finding in findings if finding.kind == "worker_lost"]
+    assert lost.culprit == "rank 0 of replica 1"
+    assert lost.text.startswith("Most often: rank 0 of 9 (stage 0, KV group 0): ")
 
 
 def test_a_failing_plugin_is_found(tmp_path: Path) -> None:

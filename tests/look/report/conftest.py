@@ -14,6 +14,7 @@ from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.look.report.build import make_report
 from tests.look.planted import make_load, record_load
 from tests.page.opened_file import OpenedFile
+from tests.replay.index.runs import record_ranks
 
 Reports = Callable[[str], Path]
 
@@ -46,6 +47,15 @@ def full_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = make_report(str(runs[0]), other=str(runs[1]), policies=[parse_plugin_spec("lrs")])
     path = folder / "full.html"
     path.write_text(found.html)
+    return path
+
+
+@pytest.fixture(scope="session")
+def ranks_report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of three replicas that are split into stages and KV groups, and lose workers."""
+    folder = tmp_path_factory.mktemp("ranks")
+    path = folder / "ranks.html"
+    path.write_text(make_report(str(record_ranks(folder))).html)
     return path
 
 

@@ -59,6 +59,26 @@ def test_nothing_serious_is_wrong_for_anybody(full_report: Path, open_page: Open
         assert page.overflow() <= 0, name
 
 
+@pytest.mark.parametrize("settings", [DESK, PHONE | {"color_scheme": "dark"}])
+def test_stages_and_kv_groups_are_shown(ranks_report: Path, open_page: OpenPage, settings: dict[str, object]) -> None:
+    page = open_page(ranks_report, **settings)
+    expect(page.page.locator("header").first).to_contain_text("3 stages of 3 KV groups")
+    expect(page.page.get_by_text("rank 0 of replica 1")).to_be_visible()
+    show(page, "Timeline")
+    lanes = page.page.get_by_role("img", name="Steps of 0: stage 0, 0: stage 1")
+    expect(lanes).to_be_visible()
+    page.page.get_by_role("application", name="Timeline of requests").focus()
+    page.press("ArrowRight")
+    expect(page.page.locator(".of-lanes")).to_contain_text("2: group 2: ")
+    assert page.serious_faults() == []
+    assert page.overflow() <= 0
+    show(page, "Replicas")
+    expect(page.page.get_by_role("table", name="Stages").locator("tbody tr")).to_have_count(9)
+    expect(page.page.get_by_role("table", name="KV groups").locator("tbody tr")).to_have_count(9)
+    assert page.serious_faults() == []
+    assert page.overflow() <= 0
+
+
 def test_all_fits_a_phone(full_report: Path, open_page: OpenPage) -> None:
     page = open_page(full_report, **PHONE)
     for name in ALL_TABS:

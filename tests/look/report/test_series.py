@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 from eventlm.look.report.series import MAX_POINTS, over_time, rates, thinned
 from eventlm.replay.index.index import Index
+from eventlm.replay.index.open import open_index
 from eventlm.replay.index.tables import MarkKind
+from tests.replay.index.runs import record_ranks
 
 
 def test_peaks_are_kept() -> None:
@@ -57,3 +60,8 @@ def test_what_the_page_gets(planted_index: Callable[[str], Index]) -> None:
     assert {"waiting.0", "waiting.1", "running.0", "running.1"} <= set(names)
     assert found["known"] == ["waiting", "running", "partial", "free", "held", "cached"]
     assert found["gauges"]["rows"] <= MAX_POINTS
+
+
+def test_a_lost_rank_has_its_name(tmp_path: Path) -> None:
+    labels = [mark["label"] for mark in over_time(open_index(record_ranks(tmp_path)), 0)["marks"]]
+    assert "rank 0 of replica 1 lost" in labels

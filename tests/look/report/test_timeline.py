@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from eventlm.look.report.measures import measure
+from eventlm.look.report.ranks import StageTimes
 from eventlm.look.report.timeline import LaunchTimes, request_columns, request_names, stretch_columns, timeline_data
 from eventlm.page.timeline import MARKS
 from eventlm.replay.index.index import Index
@@ -19,7 +20,7 @@ from tests.look.report.unpacked import columns_of
 
 def test_phases_follow_each_other(planted_index: Callable[[str], Index]) -> None:
     index = planted_index("oscillating_eviction")
-    data = timeline_data(index, 0)
+    data = timeline_data(index, StageTimes(index), 0)
     intervals, requests = columns_of(data["intervals"]), columns_of(data["requests"])
     assert len(data["names"]) == len(requests["arrived"]) == 400
     same = intervals["request"][1:] == intervals["request"][:-1]
@@ -37,7 +38,7 @@ def test_phases_follow_each_other(planted_index: Callable[[str], Index]) -> None
 
 def test_steps_that_ran_while_a_request_waited(planted_index: Callable[[str], Index]) -> None:
     index = planted_index("starving_key")
-    data = timeline_data(index, 0)
+    data = timeline_data(index, StageTimes(index), 0)
     intervals = columns_of(data["intervals"])
     launched = dict(zip(index.steps["step"].tolist(), index.steps["launched_ns"].tolist(), strict=True))
     waits = np.flatnonzero(intervals["phase"] == 0)
@@ -50,7 +51,8 @@ def test_steps_that_ran_while_a_request_waited(planted_index: Callable[[str], In
 
 
 def test_a_gap_has_a_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = timeline_data(open_index(record_with_gap(tmp_path, 1, monkeypatch)), 0)
+    index = open_index(record_with_gap(tmp_path, 1, monkeypatch))
+    data = timeline_data(index, StageTimes(index), 0)
     marks = columns_of(data["marks"])
     (gap,) = np.flatnonzero(marks["kind"] == MARKS.index("gap")).tolist()
     assert marks["until"][gap] >= marks["time"][gap]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from eventlm.bus.log_writer import LogWriter
 from eventlm.replay.index.gauges import UNSEEN_CAUSE
 from eventlm.replay.index.index import Index
+from eventlm.system.system import real_system
 from tests.replay.golden import BROKEN, FOLDER, GOLDEN
-from tests.replay.workload_runs import record
+from tests.replay.workload_runs import SEGMENT_BYTES, record
+from tests.simulation import Simulation
 
 GOLDEN_RUNS = [FOLDER / f"{name}.jsonl" for name in GOLDEN]
 BROKEN_RUN = FOLDER / f"{BROKEN}.jsonl"
@@ -19,7 +22,14 @@ def record_runs(folder: Path) -> list[Path]:
     """The random runs."""
     for seed in SEEDS:
         record(folder, seed)
-    return [folder / f"seed-{seed}" for seed in SEEDS]
+    return [*(folder / f"seed-{seed}" for seed in SEEDS), record_ranks(folder)]
+
+
+def record_ranks(folder: Path) -> Path:
+    """A run of three replicas, each three stages of three KV groups, in many segments."""
+    with LogWriter(real_system(), folder, "ranks", segment_bytes=SEGMENT_BYTES) as writer:
+        Simulation(7, writer=writer, check_every=0).run()
+    return folder / "ranks"
 
 
 def assert_same(index: Index, other: Index) -> None:

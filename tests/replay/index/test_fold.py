@@ -77,6 +77,28 @@ def test_phases_are_those_of_explanations(all_runs: list[Path]) -> None:
     assert num_recomputed > 10
 
 
+def test_stages_and_loads_are_those_of_the_events(all_runs: list[Path]) -> None:
+    events, index = _events(all_runs[-1]), open_index(all_runs[-1])
+    loads = [
+        (event.replica, event.step, group, num_tokens)
+        for event in events
+        if isinstance(event, Launched)
+        for group, num_tokens in enumerate(event.loads)
+    ]
+    assert [tuple(row.values()) for row in index.loads.rows()] == loads
+    # A step of a worker that was lost meanwhile is not completed, although its result may still come.
+    completed = {event.s for event in events if isinstance(event, StepCompleted)} & set(index.steps["done_s"].tolist())
+    stages = [
+        (event.replica, event.step, stage, *times_ns)
+        for event in events
+        if isinstance(event, StepCompleted) and event.s in completed
+        for stage, times_ns in enumerate(event.stages)
+    ]
+    assert [tuple(row.values()) for row in index.stages.rows()] == stages
+    assert len(stages) == 3 * len(completed) > 300
+    assert len(loads) > len(stages)
+
+
 def test_stretches_say_who_shared_a_step(all_runs: list[Path]) -> None:
     for path in all_runs:
         index = open_index(path)
@@ -145,6 +167,7 @@ def test_a_lost_worker_of_several_is_named_with_its_place() -> None:
     ):
         fold.see(event)
     texts = [names.names[text] for text in fold.marks.columns["text"] if text >= 0]
+    assert list(fold.marks.columns["rank"]) == [-1, 3, -1, 0]
     assert texts == [
         "rank 3 of 4 (stage 1, tensor rank 1): died",
         "rank 0 of 4 (stage 0, tensor rank 0): another length of a sequence",

@@ -16,7 +16,7 @@ from eventlm.replay.index.worker import respond
 from tests.replay.index.runs import assert_same
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(5))
 def test_any_number_of_segments_joins(seed: int, random_runs: list[Path], tmp_path: Path) -> None:
     """Parts are made of one segment each, or of several in a row, whose later snapshots are only checked."""
     runs = [path for path in random_runs if len(list(path.glob("trace-*.jsonl"))) > 3]

@@ -10,7 +10,7 @@ from eventlm.types import TimeWindow
 
 
 def test_what_is_in_a_window(random_runs: list[Path]) -> None:
-    num_requests = num_drains = 0
+    num_requests = num_drains = num_of_ranks = 0
     for path in random_runs:
         whole = open_index(path)
         window = TimeWindow(whole.facts.last_ns // 4, whole.facts.last_ns // 2)
@@ -43,8 +43,14 @@ def test_what_is_in_a_window(random_runs: list[Path]) -> None:
             if row["done_s"] >= 0:
                 # The worker began it, as far as the time of its result tells.
                 assert window.overlaps(row["completed_ns"] - row["end_ns"] + row["start_ns"], row["completed_ns"])
+        steps = {(row["replica"], row["step"]) for row in part.steps.rows()}
+        for name in ("stages", "loads"):
+            found = [row for row in whole.tables[name].rows() if (row["replica"], row["step"]) in steps]
+            assert list(part.tables[name].rows()) == found
+            num_of_ranks += len(found)
     assert num_requests > 20
     assert num_drains > 100
+    assert num_of_ranks > 100
 
 
 def test_to_the_end_and_nothing_at_all(random_runs: list[Path]) -> None:

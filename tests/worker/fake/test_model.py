@@ -36,6 +36,9 @@ def test_a_warm_up_gives_the_formula_s_values() -> None:
         5 + 256 * 7 + 256 * 13,
         5 + 11 + 64 * 13,
     ]
+    # Of a pipeline that of each stage.
+    model = FakeModel(structs.replace(SETUP, fake=parameters, layout=Layout(stages=2)))
+    assert model.warm_up()[1].duration_ns == (5 + 256 * 7 + 256 * 13) // 2
 
 
 def test_a_step_that_comes_while_one_is_under_way_begins_when_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,8 +93,34 @@ export function Replicas({ data }) {
   ];
   return [
     h(Card, { title: "Replicas" }, h(Table, { caption: "Replicas", columns, rows: data.replicas })),
+    data.stages.length > 0 && h(Stages, { rows: data.stages }),
+    data.kvGroups.length > 0 && h(KvGroups, { rows: data.kvGroups }),
     data.series.numReplicas > 1 && h(ReplicaCharts, { data }),
   ];
+}
+
+function Stages({ rows }) {
+  const duration = (title, value, note) => ({ title, value, format: formatDuration, number: true, note });
+  const columns = [
+    { title: "Replica", value: (row) => row.replica, format: String },
+    { title: "Stage", value: (row) => row.stage, format: String },
+    { title: "Busy", value: (row) => row.busyPpm / 1e6, format: formatShare, number: true },
+    duration("Step", (row) => row.stepNs, "in the stage, mean"),
+    duration("Waiting", (row) => row.waitNs, "of a step while the stage has another, mean"),
+    duration("Exchange", (row) => row.exchangeNs, "the rest of its way from the stage before, mean"),
+  ];
+  return h(Card, { title: "Stages" }, h(Table, { caption: "Stages", columns, rows }));
+}
+
+function KvGroups({ rows }) {
+  const columns = [
+    { title: "Replica", value: (row) => row.replica, format: String },
+    { title: "KV group", value: (row) => row.group, format: String },
+    { title: "Steps", value: (row) => row.steps, format: formatNumber, number: true, note: "that it has a part in" },
+    { title: "Tokens", value: (row) => row.tokens, format: formatNumber, number: true, note: "that it computed" },
+    { title: "Share", value: (row) => row.sharePpm / 1e6, format: formatShare, number: true },
+  ];
+  return h(Card, { title: "KV groups" }, h(Table, { caption: "KV groups", columns, rows }));
 }
 
 function ReplicaCharts({ data }) {
