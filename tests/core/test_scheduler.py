@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
+
+import pytest
+
 from eventlm.core.predictor import StepShape
+from eventlm.core.state.sequence import State
 from eventlm.events import Cancelled, Launched, Paused, PredictorSwapped, Resumed, WorkerUp
 from eventlm.policies.dynamic import Dynamic
 from eventlm.policies.edf import Edf
@@ -347,3 +353,29 @@ def test_decodes_of_a_pipeline_that_began_apart_come_together_in_equal_steps() -
         assert sum(1 for step in rig.state.replicas[0].in_flight if step.decodes) <= 2
     # Three steps of two would go on as they are.
     assert sizes[-4:] == [3, 3, 3, 3]
+
+
+@pytest.mark.parametrize(("num_stages", "micro_batches"), [(2, 2), (4, 2), (4, 4)])
+def test_a_decode_of_a_pipeline_waits_for_no_more_steps_than_there_are_shares(
+    num_stages: int, micro_batches: int
+) -> None:
+    rng = random.Random(num_stages)
+    rig = Rig(num_stages=num_stages, micro_batches=micro_batches, num_blocks=400, max_model_len=200, max_num_seqs=16)
+    waited: Counter[int] = Counter()
+    num_waits = 0
+    for number in range(160):
+        if number < 120 and rng.random() < 0.3:
+            rig.arrive_all(*(arrival(rng.randint(1, 9), rng.randint(1, 40)) for _ in range(rng.randint(1, 3))))
+        if not rig.flying[0]:
+            continue
+        has_decodes = bool(rig.flying[0][0].decodes)
+        rig.complete()
+        for sequence in rig.state.replicas[0].running:
+            if sequence.state is State.DECODE and not sequence.sampling_in_flight:
+                waited[sequence.id.request] += has_decodes
+                num_waits += has_decodes
+                assert waited[sequence.id.request] <= micro_batches
+            else:
+                del waited[sequence.id.request]
+    # Some that are less urgent have.
+    assert num_waits
