@@ -104,11 +104,14 @@ class StepRow(Struct, frozen=True, kw_only=True):
 
 
 class Gauges(NamedTuple):
-    """A replica at one moment: sequences on it, sequences waiting (for any replica: under the first), blocks held."""
+    """A replica at one moment: sequences on it, sequences waiting (for any replica: under the first), blocks held, and
+    of several KV groups those of each.
+    """
 
     num_running: int
     num_waiting: int
     num_held_blocks: int
+    group_held_blocks: tuple[int, ...] = ()
 
 
 class MetricsSink(Protocol):

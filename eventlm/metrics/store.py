@@ -125,7 +125,7 @@ class MetricsStore:
     def gauges(self) -> list[Gauges]:
         """Each replica as it is now."""
         return [
-            Gauges(metrics.num_running, metrics.num_waiting, metrics.num_held_blocks)
+            Gauges(metrics.num_running, metrics.num_waiting, metrics.num_held_blocks, tuple(metrics.group_held_blocks))
             for metrics in (replica.metrics for replica in self._replicas)
         ]
 

@@ -1,7 +1,7 @@
 """A run in the Trace Event Format, the JSON of chrome://tracing, which many viewers read.
 
 Sequences are asynchronous events, because synchronous ones that overlap in a track are drawn wrongly. The steps of a
-replica are complete events. Times are microseconds of the run, with decimals.
+replica and of its stages are complete events. Times are microseconds of the run, with decimals.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from typing import IO, Any
 import msgspec
 
 from eventlm.events import Arrived, Finished, Header, Preempted, Rejected
+from eventlm.metrics.rows import StepRow
 from eventlm.replay.export.lanes import Lanes
 from eventlm.telemetry.phases import TracedSequence, TracedStep
 
 _REQUESTS_PID = 1
 #: Of the first replica; then one each.
 _FIRST_REPLICA_PID = 2
+#: Of the first stage of each replica, after all lanes of its steps.
+_FIRST_STAGE_TID = 1000
 
 
 class ChromeWriter:
@@ -26,6 +29,8 @@ class ChromeWriter:
         self._write = file.write
         self._encode = msgspec.json.Encoder().encode
         self._step_lanes: list[Lanes] = []
+        #: (replica, stage) that have a name.
+        self._stages: set[tuple[int, int]] = set()
 
     def begin(self, header: Header) -> None:
         """The processes."""
@@ -101,7 +106,6 @@ class ChromeWriter:
         lanes = self._step_lanes[launched.replica]
         lane = lanes.take(fact.start_ns)
         lanes.give(lane, max(fact.end_ns, fact.start_ns))
-        event = {"ph": "X", "cat": "step", "name": f"step {launched.step}", "ts": fact.start_ns / 1000}
         arguments = {
             "event": launched.s,
             "rows": len(launched.decodes) + len(launched.chunks),
@@ -109,8 +113,29 @@ class ChromeWriter:
             "tokens": launched.num_tokens,
             "predicted_ns": launched.predicted_ns,
         }
-        duration = {"dur": max(fact.end_ns - fact.start_ns, 0) / 1000}
-        self._add(event | duration | {"pid": _FIRST_REPLICA_PID + launched.replica, "tid": lane, "args": arguments})
+        place = {"pid": _FIRST_REPLICA_PID + launched.replica, "tid": lane}
+        self._complete(f"step {launched.step}", fact.start_ns, fact.end_ns, place, arguments)
+
+    def stages_ended(self, row: StepRow) -> None:
+        """A slice for each stage, and before it one for the way there."""
+        came_ns = row.stages[0][0]
+        for stage, ((start_ns, end_ns), wait_ns) in enumerate(zip(row.stages, row.stage_waits_ns, strict=True)):
+            place = {"pid": _FIRST_REPLICA_PID + row.replica, "tid": _FIRST_STAGE_TID + stage}
+            if (row.replica, stage) not in self._stages:
+                self._stages.add((row.replica, stage))
+                self._add({"ph": "M", "name": "thread_name", **place, "args": {"name": f"stage {stage}"}})
+            if came_ns + wait_ns < start_ns:
+                self._complete("exchange", came_ns + wait_ns, start_ns, place, {"step": row.step})
+            arguments = {"rows": row.batch_size, "tokens": row.batch_num_tokens, "waited_ns": wait_ns}
+            self._complete(f"step {row.step}", start_ns, end_ns, place, arguments)
+            came_ns = end_ns
+
+    def _complete(
+        self, name: str, start_ns: int, end_ns: int, place: dict[str, int], arguments: dict[str, Any]
+    ) -> None:
+        duration = max(end_ns - start_ns, 0) / 1000
+        event = {"ph": "X", "cat": "step", "name": name, "ts": start_ns / 1000, "dur": duration}
+        self._add({**event, **place, "args": arguments})
 
     def counter(self, replica: int, name: str, ns: int, value: int) -> None:
         """A counter of a replica has this value from now on."""

@@ -1,7 +1,7 @@
 """A run as a Perfetto trace, for ui.perfetto.dev and its trace processor.
 
     requests            a process; each of its tracks is a lane: one sequence at a time, its phases and chunks in it
-    replica 0, 1, ...   a process for each, with its steps and its counters
+    replica 0, 1, ...   a process for each, with its steps, a track for each stage of a pipeline, and its counters
 
 Flows lead from a chunk to its step, and from a sequence to the one that was preempted for it. All times are nanoseconds
 of the run; where the run has times of day, a clock snapshot ties both together. Names are written once and referred to
@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import IO
 
 from eventlm.events import Arrived, Finished, Header, Preempted, Rejected
+from eventlm.metrics.rows import StepRow
 from eventlm.replay.export.lanes import Lanes
 from eventlm.replay.export.protobuf import bytes_field, fixed64_field, text_field, varint_field
 from eventlm.telemetry.phases import TracedChunk, TracedSequence, TracedStep
@@ -55,12 +56,12 @@ _BEGIN, _END, _INSTANT, _COUNTER = map(_type, (1, 2, 3, 4))
 _STEP_NAMES = ("prefill step", "decode step", "mixed step")
 _NAMES = (
     *("edge", "queue", "prefill", "decode", "preempted", "recompute", "text_end", "chunk"),
-    *("preempts", "is preempted", *_STEP_NAMES),
+    *("preempts", "is preempted", *_STEP_NAMES, "step", "exchange"),
 )
 _ARGUMENTS = (
     *("request", "index", "prompt_tokens", "max_tokens", "priority", "service_class", "model", "replica"),
     *("outcome", "output_tokens", "cached_tokens", "position", "tokens", "reason", "by"),
-    *("event", "step", "rows", "chunks", "predicted_ns"),
+    *("event", "step", "rows", "chunks", "predicted_ns", "waited_ns"),
 )
 _EVENT_NAME = {name: _name_iid(iid) for iid, name in enumerate(_NAMES, start=1)}
 _ARGUMENT_KEY = {name: _argument_iid(iid) for iid, name in enumerate(_ARGUMENTS, start=1)}
@@ -93,6 +94,8 @@ class PerfettoWriter:
         #: By replica.
         self._step_lanes: list[Lanes] = []
         self._step_tracks: list[list[int]] = []
+        #: By replica and stage.
+        self._stage_tracks: dict[tuple[int, int], int] = {}
         #: By replica and name.
         self._counter_tracks: dict[tuple[int, str], int] = {}
         self._rejected_track = 0
@@ -220,10 +223,7 @@ class PerfettoWriter:
         lanes, tracks = self._step_lanes[launched.replica], self._step_tracks[launched.replica]
         lane = lanes.take(start_ns)
         if lane == len(tracks):
-            parent = _FIRST_REPLICA_UUID + launched.replica
-            name = f"steps {lane}" if lane else "steps"
-            thread = _thread(_pid(parent) + _tid(self._next_uuid) + _thread_name(name))
-            tracks.append(self._add_track(parent, name, lane, thread))
+            tracks.append(self._add_thread(launched.replica, f"steps {lane}" if lane else "steps", lane))
         kind = _STEP_NAMES[2 if launched.chunks and launched.decodes else 1 if launched.decodes else 0]
         arguments = _arguments(
             event=launched.s,
@@ -236,6 +236,29 @@ class PerfettoWriter:
         self._event(start_ns, tracks[lane], _BEGIN + _EVENT_NAME[kind] + arguments + flows)
         self._event(end_ns, tracks[lane], _END)
         lanes.give(lane, end_ns)
+
+    def stages_ended(self, row: StepRow) -> None:
+        """A slice for each stage, and before it one for the way there."""
+        came_ns = row.stages[0][0]
+        for stage, ((start_ns, end_ns), wait_ns) in enumerate(zip(row.stages, row.stage_waits_ns, strict=True)):
+            track = self._stage_tracks.get((row.replica, stage))
+            if track is None:
+                # Below the steps.
+                track = self._add_thread(row.replica, f"stage {stage}", 500 + stage)
+                self._stage_tracks[row.replica, stage] = track
+            if came_ns + wait_ns < start_ns:
+                self._event(came_ns + wait_ns, track, _BEGIN + _EVENT_NAME["exchange"] + _arguments(step=row.step))
+                self._event(start_ns, track, _END)
+            arguments = _arguments(step=row.step, rows=row.batch_size, tokens=row.batch_num_tokens, waited_ns=wait_ns)
+            self._event(start_ns, track, _BEGIN + _EVENT_NAME["step"] + arguments)
+            self._event(max(end_ns, start_ns), track, _END)
+            came_ns = end_ns
+
+    def _add_thread(self, replica: int, name: str, rank: int) -> int:
+        """A track of slices under a replica."""
+        parent = _FIRST_REPLICA_UUID + replica
+        thread = _thread(_pid(parent) + _tid(self._next_uuid) + _thread_name(name))
+        return self._add_track(parent, name, rank, thread)
 
     def counter(self, replica: int, name: str, ns: int, value: int) -> None:
         """A counter of a replica has this value from now on."""

@@ -30,6 +30,10 @@ class TimelineWriter(PhaseSink, Protocol):
         """The run begins."""
         ...
 
+    def stages_ended(self, row: StepRow) -> None:
+        """A step has been through all stages of a pipeline."""
+        ...
+
     def counter(self, replica: int, name: str, ns: int, value: int) -> None:
         """A counter of a replica has this value from now on."""
         ...
@@ -54,15 +58,14 @@ class _Timeline:
         self.num_sequences = self.num_steps = 0
         self._writer = writer
         self._window = window
-        #: KV blocks of each replica.
-        self._num_blocks = [core.blocks_per_replica for core in header.cores_of_replicas()]
+        self._cores = header.cores_of_replicas()
         self._now_ns = header.ts
         self._header = header
         self._store = MetricsStore(sink=self)
         self._phases = PhaseFold(writer, window=window)
         self._written: dict[tuple[int, str], int] = {}
-        #: Tokens of each replica since the begin of the current second.
-        self._num_tokens = [0] * header.num_replicas
+        #: Since the begin of the current second, by replica and counter: tokens shown, and those of each KV group.
+        self._num_tokens = self._no_tokens()
 
     def apply(self, event: Event) -> None:
         """The next event of the log."""
@@ -87,20 +90,31 @@ class _Timeline:
         for replica, gauges in enumerate(self._store.gauges):
             self._count(replica, "waiting", self._now_ns, gauges.num_waiting)
             self._count(replica, "running", self._now_ns, gauges.num_running)
-            self._count(replica, "free blocks", self._now_ns, self._num_blocks[replica] - gauges.num_held_blocks)
+            core = self._cores[replica]
+            self._count(replica, "free blocks", self._now_ns, core.blocks_per_replica - gauges.num_held_blocks)
+            for group, num_held in enumerate(gauges.group_held_blocks):
+                self._count(replica, f"free blocks, group {group}", self._now_ns, core.num_blocks - num_held)
         second = self._now_ns // NANOSECONDS_PER_SECOND
         if next_ns // NANOSECONDS_PER_SECOND > second:
             self._end_second()
             if next_ns // NANOSECONDS_PER_SECOND > second + 1:
-                for replica in range(len(self._num_tokens)):
-                    self._count(replica, "tokens/s", (second + 1) * NANOSECONDS_PER_SECOND, 0)
+                for replica, name in self._num_tokens:
+                    self._count(replica, name, (second + 1) * NANOSECONDS_PER_SECOND, 0)
         self._now_ns = next_ns
 
     def _end_second(self) -> None:
         start_ns = self._now_ns - self._now_ns % NANOSECONDS_PER_SECOND
-        for replica, num_tokens in enumerate(self._num_tokens):
-            self._count(replica, "tokens/s", start_ns, num_tokens)
-        self._num_tokens = [0] * len(self._num_tokens)
+        for (replica, name), num_tokens in self._num_tokens.items():
+            self._count(replica, name, start_ns, num_tokens)
+        self._num_tokens = self._no_tokens()
+
+    def _no_tokens(self) -> dict[tuple[int, str], int]:
+        found = {}
+        for replica, core in enumerate(self._cores):
+            found[replica, "tokens/s"] = 0
+            for group in range(core.groups) if core.groups > 1 else ():
+                found[replica, _group_tokens(group)] = 0
+        return found
 
     def _count(self, replica: int, name: str, ns: int, value: int) -> None:
         if self._window is not None and not self._window.has(ns):
@@ -115,8 +129,18 @@ class _Timeline:
 
     def step_completed(self, row: StepRow) -> None:
         """Count its tokens."""
-        self.num_steps += self._window is None or self._window.overlaps(row.started_ns, row.completed_ns)
-        self._num_tokens[row.replica] += len(row.tokens)
+        is_wanted = self._window is None or self._window.overlaps(row.started_ns, row.completed_ns)
+        self.num_steps += is_wanted
+        self._num_tokens[row.replica, "tokens/s"] += len(row.tokens)
+        for group, num_tokens in enumerate(row.loads):
+            self._num_tokens[row.replica, _group_tokens(group)] += num_tokens
+        if is_wanted and row.stages:
+            self._writer.stages_ended(row)
+
+
+def _group_tokens(group: int) -> str:
+    """A counter: what it computes, and not, as "tokens/s", what is shown."""
+    return f"computed tokens/s, group {group}"
 
 
 def export_timeline(

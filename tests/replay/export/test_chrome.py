@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from eventlm.replay.export.timeline import export_timeline
+from eventlm.replay.index.open import open_index
 from tests.replay.golden import FOLDER
+from tests.replay.index.runs import record_ranks
 from tests.telemetry.test_phases import folded
 
 Events = list[dict[str, Any]]
@@ -71,3 +73,20 @@ def test_steps_of_a_track_do_not_overlap(trace: Path, tmp_path: Path) -> None:
 def test_times_keep_their_nanoseconds(trace: Path, tmp_path: Path) -> None:
     ends = {round(event["ts"] * 1000) for event in exported(trace, tmp_path) if event["ph"] == "e"}
     assert ends >= {ns for _, ns in folded(trace).outcomes.values()}
+
+
+def test_stages_have_tracks_with_names(tmp_path: Path) -> None:
+    trace = record_ranks(tmp_path)
+    events = exported(trace, tmp_path)
+    names = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    assert sorted(names.items()) == [((2 + n, 1000 + s), f"stage {s}") for n in range(3) for s in range(3)]
+    found = {
+        (event["pid"] - 2, event["tid"] - 1000, event["name"]): (event["ts"], event["dur"])
+        for event in events
+        if event["ph"] == "X" and event["tid"] >= 1000
+    }
+    stages = open_index(trace).stages
+    assert len(found) == len(stages)
+    for row in stages.rows():
+        times = found[row["replica"], row["stage"], f"step {row['step']}"]
+        assert times == (row["start_ns"] / 1000, (row["end_ns"] - row["start_ns"]) / 1000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,16 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Header, Launched, StepCompleted
+from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.export.perfetto import PerfettoWriter
 from eventlm.replay.export.timeline import export_timeline
+from eventlm.replay.simulate.engine import in_ranks
+from eventlm.replay.simulate.simulation import simulate
 from eventlm.telemetry.phases import TracedStep
 from eventlm.types import TimeWindow
 from tests.replay.export.decoded_perfetto import Decoded, Slice
 from tests.replay.golden import FOLDER
+from tests.replay.made_workloads import PREDICTOR, make_engine, make_workload
 from tests.replay.traces import tampered
 from tests.replay.workload_runs import record
 from tests.telemetry.test_phases import Recorder, folded
@@ -85,6 +90,33 @@ def test_every_step_is_a_slice_of_its_replica(exported: tuple[Decoded, Recorder]
         expected = {"step": launched.step, "rows": rows, "tokens": launched.num_tokens}
         assert found.args == found.args | expected | {"predicted_ns": launched.predicted_ns}
         assert found.name == f"{_kind(launched)} step"
+
+
+def test_every_stage_has_a_track_of_its_replica(tmp_path: Path) -> None:
+    """Their steps do not overlap. What a step took from stage to stage, it waited or was on its way."""
+    setup = make_engine(num_blocks=24, pipeline_parallel_size=3, replicas=2)
+    cost = in_ranks(load_cost_model("a100-llama3-8b"), setup.config.parallel)
+    run = simulate(make_workload(7), setup, cost, predictor=PREDICTOR, record=tmp_path).run_folder
+    export_timeline(run, tmp_path / "run.pftrace", to="perfetto")
+    slices = [each for each in Decoded(tmp_path / "run.pftrace").slices if "/stage " in each.track]
+    steps: dict[tuple[str, int], list[Slice]] = {}
+    for each in slices:
+        assert not each.parent
+        if each.name == "step":
+            steps.setdefault((each.track.partition("/")[0], int(each.args["step"])), []).append(each)
+    ways = {(each.track, each.args["step"]): each.end_ns - each.start_ns for each in slices if each.name == "exchange"}
+    with LogReader(run) as reader:
+        facts = [event for event in (line.event() for line in reader) if isinstance(event, StepCompleted)]
+    assert len(steps) == len(facts) > 50
+    for fact in facts:
+        found = steps[f"replica {fact.replica}", fact.step]
+        assert [(each.start_ns, each.end_ns) for each in found] == fact.stages
+        assert [each.track for each in found] == [f"replica {fact.replica}/stage {stage}" for stage in range(3)]
+        for before, each in pairwise(found):
+            way_ns = ways[each.track, fact.step]
+            assert before.end_ns + int(each.args["waited_ns"]) + way_ns == each.start_ns
+    assert any(each.args["waited_ns"] for found in steps.values() for each in found)
+    assert len(ways) == 2 * len(facts)
 
 
 def _kind(launched: Launched) -> str:

@@ -13,31 +13,41 @@ from eventlm.errors import UsageError
 from eventlm.events import Emitted, Finished
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.timeline import TimelineFormat, export_timeline
+from eventlm.types import NANOSECONDS_PER_SECOND
 from tests.replay.branch_runs import SEGMENT_BYTES, record_random, without_first_half
 from tests.replay.export.decoded_perfetto import Decoded
 from tests.replay.golden import FOLDER
+from tests.replay.index.runs import record_ranks
 from tests.replay.traces import Objects, tampered
 
 TIGHT = FOLDER / "edf_tight.jsonl"
 
 
-@pytest.mark.parametrize("name", ["edf_tight", "lrs_dying_workers"])
+@pytest.mark.parametrize("name", ["edf_tight", "lrs_dying_workers", "ranks"])
 def test_counters_are_those_of_the_metrics_store_behind_each_drain(name: str, tmp_path: Path) -> None:
-    path = FOLDER / f"{name}.jsonl"
+    path = FOLDER / f"{name}.jsonl" if name != "ranks" else record_ranks(tmp_path)
     export_timeline(path, tmp_path / "run.pftrace", to="perfetto")
     counters = Decoded(tmp_path / "run.pftrace").counters
     store = MetricsStore()
-    expected: dict[int, list[tuple[int, int, int]]] = {}
+    expected: dict[int, list[tuple[int, ...]]] = {}
     with LogReader(path) as reader:
-        num_blocks = reader.header.core.num_blocks
+        core = reader.header.core
+        names = ["waiting", "running", "free blocks"]
+        names += [f"free blocks, group {group}" for group in range(core.groups) if core.groups > 1]
         for line in reader:
             event = line.event()
             store.apply(event)
             expected[event.ts] = [
-                (each.num_waiting, each.num_running, num_blocks - each.num_held_blocks) for each in store.gauges
+                (
+                    each.num_waiting,
+                    each.num_running,
+                    core.blocks_per_replica - each.num_held_blocks,
+                    *(core.num_blocks - num_held for num_held in each.group_held_blocks),
+                )
+                for each in store.gauges
             ]
     for replica, metrics in enumerate(store.snapshot().replicas):
-        for index, counter in enumerate(("waiting", "running", "free blocks")):
+        for index, counter in enumerate(names):
             values = dict(counters[f"replica {replica}/{counter}"])
             assert len(values) == len(counters[f"replica {replica}/{counter}"])
             now = -1
@@ -45,6 +55,15 @@ def test_counters_are_those_of_the_metrics_store_behind_each_drain(name: str, tm
                 now = values.get(ns, now)
                 assert now == gauges[replica][index], (replica, counter, ns)
         assert metrics.generation_tokens > 0
+        # The last second is cut short, but no token is lost.
+        for group, num_tokens in enumerate(metrics.group_tokens):
+            values = dict(counters[f"replica {replica}/computed tokens/s, group {group}"])
+            seconds = range(max(expected) // NANOSECONDS_PER_SECOND + 1)
+            now, total = 0, 0
+            for second in seconds:
+                now = values.get(second * NANOSECONDS_PER_SECOND, now)
+                total += now
+            assert total == num_tokens > 0
 
 
 def test_tokens_of_each_second(tmp_path: Path) -> None:
