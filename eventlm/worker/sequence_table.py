@@ -206,8 +206,8 @@ class SequenceTable:
     def expect_results(self, step: int, rows: list[Row]) -> None:
         """As `record`, of a step whose tokens come beside a later launch."""
         self.record([row for row in rows if not row.samples], [[] for row in rows if not row.samples])
-        if sampled := [(number, row) for number, row in enumerate(rows) if row.samples]:
-            self._expected[step] = sampled
+        # In place of those of an earlier step of this number: a warm-up's have no results.
+        self._expected[step] = [(number, row) for number, row in enumerate(rows) if row.samples]
 
     def _record_results(self, step: int, tokens: list[list[int]]) -> None:
         """Of a step that is not expected, all is recorded already."""

@@ -177,6 +177,17 @@ def test_results_with_too_few_rows_are_a_desync(table: SequenceTable) -> None:
         table.apply(launched(1), StepPayload(results=[(0, [])]))
 
 
+def test_a_step_s_results_are_not_those_of_an_earlier_one_of_its_number(table: SequenceTable) -> None:
+    """A warm-up's steps all have one number, and no results."""
+    both = [new_sequence(number, [7, 8, 9]) for number in (1, 2)]
+    launch = launched(0, chunks=[(1, 0, 0, 3, 1), (2, 0, 0, 3, 1)], blocks=[(0, 0, [3]), (1, 0, [4])])
+    table.expect_results(0, table.apply(launch, payload(*both)))
+    launch = launched(0, chunks=[(3, 0, 0, 2, 0)], blocks=[(0, 0, [3])], forget=[(1, 0), (2, 0)])
+    table.expect_results(0, table.apply(launch, payload(new_sequence(3, [7, 8, 9]))))
+    (row,) = table.apply(launched(1, chunks=[(3, 0, 2, 1, 1)]), StepPayload(results=[(0, [[]])]))
+    assert row.sequence.token_ids == [7, 8, 9]
+
+
 def test_results_of_a_sequence_that_has_left_are_dropped(table: SequenceTable) -> None:
     launch = launched(0, chunks=[(1, 0, 0, 3, 1)], blocks=[(0, 0, [3])])
     table.expect_results(0, table.apply(launch, payload(new_sequence(1, [7, 8, 9]))))
