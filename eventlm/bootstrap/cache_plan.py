@@ -21,6 +21,7 @@ from eventlm.engine.setup import layout_of
 from eventlm.errors import UsageError
 from eventlm.models.config import (
     activation_bytes,
+    check_runs_on_gpu,
     kv_bytes_per_token,
     resolve_dtype,
     resolve_kv_dtype,
@@ -197,11 +198,6 @@ def plan_cache(
     Raises UsageError where a longer context was asked for, or the weights or the blocks that were asked for do not fit
     into memory or are more than an engine can have, and CheckpointError.
     """
-    if gpus and layout_of(config).num_ranks > 1:
-        raise UsageError(
-            "the ranks of a replica compute on processors only, so far: leave out --device cuda, or "
-            "--tensor-parallel-size, --pipeline-parallel-size and --kv-parallel-size"
-        )
     asked, longest, sizes = config.model.max_model_len, FAKE_MAX_MODEL_LEN, None
     warnings: list[str] = []
     num_blocks = config.cache.num_blocks or FAKE_NUM_BLOCKS
@@ -264,6 +260,9 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
     """Of all ranks of a replica together; on GPUs, of which each rank has one, of the rank that has most."""
     cache, dtype = config.cache, _dtype(config, decoder)
     parts = _parts(config, decoder, types)
+    if is_on_gpu:
+        for part in parts:
+            check_runs_on_gpu(part.model)
     total = max if is_on_gpu else sum
     kv_dtype = resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype)
     block = cache.block_size * total(kv_bytes_per_token(part.model, kv_dtype) for part in parts)

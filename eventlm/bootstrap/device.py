@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from eventlm.bootstrap.gpus import INTERPRETER, FoundGpus, Gpu, find_gpus, interpreted_gpu
+from eventlm.bootstrap.gpus import ELSEWHERE, INTERPRETER, FoundGpus, Gpu, find_gpus, interpreted_gpu
 from eventlm.config import Config
 from eventlm.config.options import Option, did_you_mean, options
 from eventlm.config.structs import AUTO
-from eventlm.engine.setup import Device
+from eventlm.engine.plugins.launchers import resolve_launcher
+from eventlm.engine.setup import Device, num_ranks
 from eventlm.errors import UsageError
 from eventlm.events import Header
 from eventlm.replay.execute.executable import computed
@@ -30,26 +31,31 @@ MAX_SEQS_ON_GPU = 16_384
 
 #: Options that mean something on one kind of device only.
 OF_PROCESSORS = ("threads", "pin_threads", "cpu_kernels")
-OF_GPUS = ("attention_backend", "gpu_memory_utilization", "cuda_graphs", "batch_invariant", "torch_compile")
+OF_GPUS = (
+    *("attention_backend", "gpu_memory_utilization", "cuda_graphs", "batch_invariant", "torch_compile"),
+    "ranks_per_gpu",
+)
+_PREVIEW = (
+    "ranks on GPUs are a preview: they give the right tokens, but are slow; docs/ranks.md says what they can do and "
+    "how they were tested"
+)
 #: In the file that torch's build leaves: the version of CUDA that it was built for, or None.
 _BUILT_FOR = re.compile(r"^cuda\b[^=]*= *'", re.M)
 
 
 def choose_device(config: Config) -> tuple[list[Gpu], list[str]]:
-    """The GPUs that `--device` asks for, which replicas take in turn, and warnings; none: the processor.
+    """The GPUs that `--device` asks for, which replicas take in turn, and warnings; none: the processor. Where a
+    launcher finds places for workers, `ELSEWHERE` stands for the GPUs there.
 
     Raises UsageError where there is no such device, or an option is not for it.
     """
     wish = config.gpu.device
     if config.model.model == FAKE_MODEL:
         return [], []
-    found = FoundGpus([], problem="--device cpu says so") if wish == "cpu" else _usable_gpus()
-    interpreted = interpreted_gpu()
-    if wish == "cuda" and interpreted is not None:
-        found = FoundGpus([interpreted])
+    found = _wished(wish, is_local=resolve_launcher(config.parallel.launcher).is_local)
     if not found.problem:
         _check_for_gpu(config, found.gpus[0])
-        return found.gpus, []
+        return found.gpus, [_PREVIEW] if num_ranks(config) > 1 else []
     if wish == "cuda":
         raise UsageError(f"--device cuda: {found.problem}; or give --device cpu")
     for option in _given(config, OF_GPUS):
@@ -60,6 +66,19 @@ def choose_device(config: Config) -> tuple[list[Gpu], list[str]]:
         for gpu in found.gpus[:1]
     ]
     return [], warnings
+
+
+def _wished(wish: str, *, is_local: bool) -> FoundGpus:
+    """The GPUs that there are for workers, on this host or elsewhere."""
+    if wish == "cpu":
+        return FoundGpus([], problem="--device cpu says so")
+    interpreted = interpreted_gpu()
+    if wish == "cuda" and interpreted is not None:
+        return FoundGpus([interpreted])
+    if wish == "cuda" and not is_local:
+        return FoundGpus([ELSEWHERE])
+    found = _usable_gpus()
+    return found if is_local or found.problem else FoundGpus([ELSEWHERE])
 
 
 def devices_of_run(header: Header) -> list[Device]:
@@ -117,6 +136,13 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
     where = f"the model runs on a GPU ({gpu.name})"
     for option in _given(config, OF_PROCESSORS):
         raise UsageError(f"{option.flag} is for processors, and {where}; leave it out, or give --device cpu")
+    if (groups := config.parallel.kv_parallel_size) > 1:
+        raise UsageError(
+            f"--kv-parallel-size {groups}: KV groups are for processors so far, and {where}; leave it out, or give "
+            "--device cpu"
+        )
+    if config.gpu.torch_compile and num_ranks(config) > 1:
+        raise UsageError("--torch-compile is for replicas of one worker each: not with several ranks; leave it out")
     if config.gpu.torch_compile and config.gpu.batch_invariant:
         raise UsageError(
             "--torch-compile chooses kernels whose results depend on the batch: not with --batch-invariant"

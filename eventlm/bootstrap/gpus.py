@@ -34,6 +34,10 @@ class Gpu(NamedTuple):
         return Device(f"cuda:{self.number}", self.name)
 
 
+#: Stands for those of a cluster's nodes. What they have is seen by the workers that get them.
+ELSEWHERE = Gpu(0, "a GPU of the cluster", 1 << 62, 1 << 62, (99, 0))
+
+
 class FoundGpus(NamedTuple):
     """`problem`: why there are none, as the end of a sentence that says so."""
 

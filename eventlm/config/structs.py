@@ -490,6 +490,11 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         "parts that the decoding sequences are divided into, so that every stage has a step; 0: as many as there are "
         "stages",
     ] = 0
+    ranks_per_gpu: Annotated[
+        int,
+        Meta(ge=1, le=MAX_RANKS),
+        "on GPUs: ranks of a replica that may share one, to try a layout out; nothing gets faster",
+    ] = 1
     launcher: Annotated[
         PluginSpec,
         Meta(extra={"plugin_kind": "launcher"}),

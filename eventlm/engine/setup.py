@@ -162,10 +162,11 @@ def make_setup(
     state_interval = ceil_div(config.cache.state_interval, block_size) * block_size
     plugins = resolve_plugins(scheduler)
     launcher = resolve_launcher(config.parallel.launcher)
-    if launcher.is_local and devices and num_ranks(config) > len(devices):
+    if launcher.is_local and devices and num_ranks(config) > len(devices) * config.parallel.ranks_per_gpu:
         raise UsageError(
             f"{num_ranks(config)} ranks of a replica need a GPU each, and there {'is' if len(devices) == 1 else 'are'} "
-            f"{len(devices)}; lower --tensor-parallel-size, --pipeline-parallel-size or --kv-parallel-size"
+            f"{len(devices)}; lower --tensor-parallel-size or --pipeline-parallel-size, or let them share GPUs with "
+            f"--ranks-per-gpu {ceil_div(num_ranks(config), len(devices))}, which makes nothing faster"
         )
     core = CoreConfig(
         models=[model_name],
@@ -179,7 +180,7 @@ def make_setup(
         max_steps_in_flight=scheduler.max_steps_in_flight,
         max_decodes_in_flight_per_seq=scheduler.max_decodes_in_flight_per_seq or DECODES_IN_FLIGHT,
         run_ahead_ms=scheduler.run_ahead_ms,
-        graph_buckets=default_buckets(scheduler.max_num_seqs) if devices and config.gpu.cuda_graphs else [],
+        graph_buckets=default_buckets(scheduler.max_num_seqs) if _captures_graphs(config, devices) else [],
         max_skips=scheduler.max_skips,
         max_evictions=scheduler.max_evictions,
         # After that the replica is given up, so a later value has no effect.
@@ -201,6 +202,11 @@ def make_setup(
         devices=list(devices),
         launcher=launcher,
     )
+
+
+def _captures_graphs(config: Config, devices: Sequence[Device]) -> bool:
+    """Ranks have none: nothing of what they exchange can be in one yet."""
+    return bool(devices) and config.gpu.cuda_graphs and num_ranks(config) == 1
 
 
 def _layout(config: Config) -> dict[str, int]:
@@ -277,6 +283,8 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     processors = _processors(setup, threads) if pins else [[]] * num_own
     devices = setup.devices or [Device()]
     num_devices = len(devices)
+    # On this host, workers on one GPU share it. Elsewhere each is given its own.
+    num_sharing = num_workers if setup.launcher.is_local else 1
     # Four in the shortest silence that counts as death, and never fewer than one a second.
     heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [
@@ -305,8 +313,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             graph_buckets=core.graph_buckets,
             batch_invariant=config.gpu.batch_invariant,
             torch_compile=config.gpu.torch_compile,
-            # Workers on one GPU share it.
-            gpu_memory_ppm=config.gpu.memory_ppm // len(range(number % num_devices, num_workers, num_devices)),
+            gpu_memory_ppm=config.gpu.memory_ppm // len(range(number % num_devices, num_sharing, num_devices)),
             heartbeat_ns=heartbeat_ns,
             warm_up=False,
             profile_ops=config.worker.profile_ops,

@@ -32,11 +32,13 @@ class StepTokens(NamedTuple):
 
     staged_T: int32 ids; -1 - n is the last token of slot n, which the host may not have yet. positions_T: int32, in
     the sequences. cache_slots_T: int64, where keys and values go; -1 for a token that only pads the batch.
+    residual_TH: what the residual stream begins with, of a part of a model that has no embedding.
     """
 
     staged_T: Tensor
     positions_T: Tensor
     cache_slots_T: Tensor
+    residual_TH: Tensor | None = None
 
 
 class LayerCache(Protocol):

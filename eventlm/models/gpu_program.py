@@ -6,6 +6,7 @@ for a number, so that a CUDA graph can be captured of it.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from eventlm.kernels.gpu.store_heads import store_heads
@@ -23,10 +24,9 @@ class GpuProgram:
     #: It has nothing for torch to compile.
     compiled = None
 
-    def __init__(self, weights: GpuWeights, *, max_positions: int) -> None:
+    def __init__(self, weights: GpuWeights, *, max_positions: int, dtype: torch.dtype, device: torch.device) -> None:
         self._weights = weights
-        embedding = weights.embedding
-        self._ropes = rope_tables(weights.model, max_positions, dtype=embedding.dtype, device=embedding.device)
+        self._ropes = rope_tables(weights.model, max_positions, dtype=dtype, device=device)
 
     def forward(
         self, tokens: StepTokens, last_tokens: Tensor, cache: LayerCache, attend: Attend, lap: Lap = no_lap
@@ -43,7 +43,9 @@ class GpuProgram:
             return attend(layer, q_THD, sinks[layer])
 
         token_ids_T = staged_T.where(staged_T >= 0, drawn_T)
-        return self._weights.forward(token_ids_T, tokens.positions_T.long(), self._ropes, attention, lap)
+        return self._weights.forward(
+            token_ids_T, tokens.positions_T.long(), self._ropes, attention, lap, residual_TH=tokens.residual_TH
+        )
 
     def norm(self, hidden_SH: Tensor) -> Tensor:
         """The last norm of the residual stream, [S, hidden_size]."""

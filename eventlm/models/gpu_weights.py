@@ -10,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from eventlm.models.loader import default_dtype, find_checkpoint, torch_dtype
 from eventlm.models.program import FLOAT32_WEIGHTS, LOOKED_UP, Experts, WeightKey
 from eventlm.models.spec import ModelSpec
 from eventlm.models.weights.matrix_types import gpu_types
+from eventlm.models.weights.slices import ModelPart
 from eventlm.models.weights.stored_weights import WeightFile
 from eventlm.models.weights.weight_reader import read_pieces
 from eventlm.types import OnProgress
@@ -95,6 +97,10 @@ class GpuWeights(Decoder):
 
     def pass_experts(self, operation: Experts, x: Tensor, chosen: Chosen) -> Tensor:
         """As `Decoder.pass_experts`, without the host's knowing which experts have which tokens."""
+        return self.sum_of_experts(operation, x, chosen).to(x.dtype)
+
+    def sum_of_experts(self, operation: Experts, x: Tensor, chosen: Chosen, *, has_biases: bool = True) -> Tensor:
+        """The same in float32. has_biases: whether those of `down` are in it."""
         spec, layer = operation.experts, operation.layer
         num_tokens, num_active = chosen.experts_TA.shape
         experts, order = chosen.experts_TA.flatten().sort(stable=True)
@@ -104,6 +110,8 @@ class GpuWeights(Decoder):
 
         def product(name: str, rows: Tensor) -> Tensor:
             stack, bias = (self._stacks.get(WeightKey(name, layer, kind)) for kind in ("weight", "bias"))
+            if name == "down" and not has_biases:
+                bias = None
             if isinstance(stack, PackedWeight):
                 out = packed_matmul(rows, stack, offsets_E1=offsets, is_invariant=self._is_invariant)
             else:
@@ -121,7 +129,7 @@ class GpuWeights(Decoder):
         out: Tensor = products_TAN[:, 0]
         for number in range(1, num_active):
             out = out + products_TAN[:, number]
-        return out.to(x.dtype)
+        return out
 
     def weight_bytes(self) -> dict[str, int]:
         found = super().weight_bytes()
@@ -129,6 +137,14 @@ class GpuWeights(Decoder):
             name = "experts" if key.expert >= 0 else LAPS[key.name]
             found[name] = found.get(name, 0) + matrix.nbytes
         return found
+
+
+class MakeWeights(Protocol):
+    """Makes `GpuWeights`, or what extends them."""
+
+    def __call__(
+        self, model: ModelSpec, *, types: Mapping[WeightKey, str], device: torch.device, is_invariant: bool
+    ) -> GpuWeights: ...
 
 
 def multiply_invariantly(x: Tensor, matrix: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
@@ -156,16 +172,20 @@ def load_gpu_weights(
     dtype: str = "auto",
     device: torch.device,
     is_invariant: bool,
+    part: ModelPart | None = None,
+    make: MakeWeights = GpuWeights,
     on_progress: OnProgress | None = None,
 ) -> GpuWeights:
     """The weights of the checkpoint in `folder` on a GPU.
 
+    part: what to take of it. make: what they are made by.
+
     Raises CheckpointError, and calls `on_progress`, like `load_decoder`.
     """
-    model, files = find_checkpoint(folder)
+    model, files = find_checkpoint(folder, part)
     with default_dtype(torch_dtype(resolve_dtype(model, dtype))):
         types = gpu_types(files, model)
-        decoder = GpuWeights(model, types, device, is_invariant=is_invariant)
+        decoder = make(model, types=types, device=device, is_invariant=is_invariant)
         _say_what_is_widened(files, types, is_tied=decoder.is_tied)
     for key, first_row, values in read_pieces(files, on_progress, in_blocks=types):
         if key in types:

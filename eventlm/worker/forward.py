@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -22,8 +21,6 @@ from eventlm.models.loader import load_cpu_decoder, load_decoder, torch_dtype
 from eventlm.models.rope import rope_tables
 from eventlm.models.spec import AttentionSpec, ModelSpec
 from eventlm.models.transformers_model import ServedModel, TransformersModel
-from eventlm.models.weights.find_weights import find_weights
-from eventlm.models.weights.matrix_types import matrix_formats, matrix_types
 from eventlm.models.weights.slices import ModelPart
 from eventlm.system.processors import usable_cores
 from eventlm.types import OnProgress
@@ -35,7 +32,7 @@ from eventlm.worker.ranks.exchange import RankExchange
 from eventlm.worker.ranks.group_attention import GroupAttention, GroupBatch, build_group_batch
 from eventlm.worker.ranks.kv_group import GroupStep, KVGroup
 from eventlm.worker.ranks.partial_decoder import PartialDecoder
-from eventlm.worker.ranks.shard import Shard, check_layout, shard_of
+from eventlm.worker.ranks.shard import Shard
 from eventlm.worker.sampling.row_extras import OutputLayer
 from eventlm.worker.sampling.sampler import Draw, DrawNext
 from eventlm.worker.sequence_table import Row
@@ -73,22 +70,6 @@ class Forward(OutputLayer, Protocol):
     def lap(self, timer: OpTimer, name: str) -> None:
         """The operation `name` ends here, and had what the time since the lap before has not gone to by itself."""
         ...
-
-
-def read_shards(setup: WorkerSetup, config: ServedModel) -> list[Shard]:
-    """What each rank of the replica has of the model; empty: there is one.
-
-    Raises CheckpointError, and UsageError if the model cannot be split so.
-    """
-    layout = setup.layout
-    if layout.num_ranks == 1:
-        return []
-    check_layout(config, layout)
-    assert isinstance(config, ModelSpec)
-    types = matrix_types(find_weights(Path(setup.model), config), config, setup.quantization)
-    dtype = resolve_dtype(config, setup.dtype, setup.quantization)
-    formats = matrix_formats(types, dtype, setup.quantization)
-    return [shard_of(config, layout, layout.place_of(rank), formats) for rank in range(layout.num_ranks)]
 
 
 def make_cache(setup: WorkerSetup, config: ServedModel) -> CacheEngine:

@@ -55,9 +55,10 @@ def make_runner(setup: WorkerSetup, report: StartReport) -> Runner:
 
         return ModelRunner(setup, report)
     with lasting_objects():
+        from eventlm.worker.gpu.rank_runner import GpuRankRunner
         from eventlm.worker.gpu.runner import GpuRunner
 
-    return GpuRunner(setup, report)
+    return (GpuRankRunner if setup.layout.num_ranks > 1 else GpuRunner)(setup, report)
 
 
 class BegunStep(NamedTuple):

@@ -16,12 +16,13 @@ from eventlm.models.config import resolve_dtype
 from eventlm.models.decoder import no_lap
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.checkpoint_runner import CheckpointRunner
-from eventlm.worker.forward import make_cache, make_forward, read_shards
+from eventlm.worker.forward import make_cache, make_forward
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.page_toucher import PageToucher
 from eventlm.worker.protocol import RowExtras, StepOutput, StepPayload, StepSample, WorkerSetup
 from eventlm.worker.ranks.connect import Connections
 from eventlm.worker.ranks.kv_group import GroupStep
+from eventlm.worker.ranks.read_shards import read_shards
 from eventlm.worker.ranks.stage import StageInput
 from eventlm.worker.runner import AwaitedStep, ExecutedStep, PeerLostError, StepUnderWay, has_rows
 from eventlm.worker.sampling.row_extras import compute_logits_of_extras, row_extras

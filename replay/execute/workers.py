@@ -80,12 +80,18 @@ def worker_setup(
     layout: None: that of the run. Another number of stages gives the same bits, because each computes its layers as one
     process does. Other tensor ranks or KV groups do not: they add up other parts of a sum.
 
-    Raises UsageError for `threads` of a run on GPUs, and for a layout whose tokens cannot be compared.
+    Raises UsageError for `threads` or another layout of a run on GPUs, and for one whose tokens cannot be compared.
     """
     check_one_set(header, header.run, "--execute")
     core, recorded = header.core, computed(header)
-    layout = _comparable(recorded_layouts(header)[0], layout)
     on_gpu = runs_on_gpu(header)
+    recorded_layout = recorded_layouts(header)[0]
+    layout = _comparable(recorded_layout, layout)
+    if on_gpu and layout != recorded_layout:
+        raise UsageError(
+            "a run on GPUs is computed again with the ranks that it had, since one worker computes with other kernels "
+            "than ranks do; leave out --pipeline-parallel-size"
+        )
     if on_gpu and threads:
         raise UsageError(f"--threads {threads} is for runs on CPUs, and this one was computed on a GPU")
     fake: dict[str, Any] = {}

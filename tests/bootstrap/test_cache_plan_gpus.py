@@ -154,6 +154,12 @@ def test_a_context_longer_than_the_model_s_is_an_error(checkpoint: Path) -> None
         plan_cache(config_with(max_model_len=513), checkpoint, [a_gpu()])
 
 
-def test_ranks_on_gpus_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="compute on processors only, so far: leave out --device cuda, or"):
-        plan_cache(config_with(tensor_parallel_size=2), checkpoint, [a_gpu()])
+def test_a_rank_needs_room_for_its_part_alone(checkpoint: Path) -> None:
+    two = [a_gpu(LEAST - 1), a_gpu(LEAST - 1, number=1)]
+    split = {"gpu_memory_utilization": 1, "tensor_parallel_size": 2}
+    assert plan_cache(config_with(**split), checkpoint, two).num_blocks == 0
+    with pytest.raises(UsageError, match=r"GPU 0 \(NVIDIA A10\); lower --max-model-len, or take a smaller model"):
+        plan_cache(config_with(gpu_memory_utilization=1), checkpoint, two)
+    # Both on one GPU need more than one worker, for each has norms and tables.
+    with pytest.raises(UsageError, match=r"GPU 0 \(NVIDIA A10\)"):
+        plan_cache(config_with(**split, ranks_per_gpu=2), checkpoint, [a_gpu(LEAST)])

@@ -13,6 +13,7 @@ import pytest
 
 from eventlm.bootstrap import device
 from eventlm.bootstrap.device import choose_device, devices_of_run, missing_software
+from eventlm.bootstrap.gpus import ELSEWHERE
 from eventlm.config import Config
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
@@ -48,6 +49,28 @@ def test_gpus_are_taken_where_all_is_there() -> None:
     for wish in ("auto", "cuda"):
         gpus, warnings = choose_device(config_with(device=wish))
         assert ([each.device.name for each in gpus], warnings) == (["cuda:0", "cuda:1"], [])
+
+
+@pytest.mark.usefixtures("h100")
+def test_ranks_on_gpus_are_a_preview() -> None:
+    gpus, [warning] = choose_device(config_with(pipeline_parallel_size=2))
+    assert len(gpus) == 2
+    assert warning.startswith("ranks on GPUs are a preview: ")
+    assert "--kv-parallel-size 2: KV groups are for processors so far" in refusal(kv_parallel_size=2)
+    assert "--torch-compile is for replicas of one worker" in refusal(torch_compile=True, tensor_parallel_size=2)
+    assert "--ranks-per-gpu is for GPUs, and the model" in refusal(device="cpu", ranks_per_gpu=2)
+
+
+def test_an_engine_whose_workers_are_elsewhere_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, no_driver="Driver Not Loaded")
+    wish = {"launcher": "tests.engine.test_setup:Elsewhere", "kv_cache_dtype": "fp8"}
+    assert choose_device(config_with(device="cuda", **wish)) == ([ELSEWHERE], [])
+    assert choose_device(config_with(**wish)) == ([], [])
+
+
+@pytest.mark.usefixtures("h100")
+def test_a_gpu_here_is_none_of_workers_elsewhere() -> None:
+    assert choose_device(config_with(launcher="tests.engine.test_setup:Elsewhere"))[0] == [ELSEWHERE]
 
 
 @pytest.mark.usefixtures("h100")

@@ -10,6 +10,12 @@ from eventlm.config.core import MAX_BLOCKS
 from eventlm.core.shards import Layout
 from eventlm.engine.setup import Device, EngineSetup, make_setup, with_blocks, worker_setups
 from eventlm.errors import UsageError
+from eventlm.launchers.launcher import Launcher
+
+
+class Elsewhere(Launcher, frozen=True, kw_only=True):
+    """Has other hosts."""
+
 
 GPUS = [Device("cuda:0", "NVIDIA H100"), Device("cuda:1", "NVIDIA A10")]
 
@@ -135,8 +141,30 @@ def test_every_rank_has_a_gpu_of_its_own() -> None:
     made = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS)
     assert [worker.device for worker in worker_setups(made)] == ["cuda:0", "cuda:1"]
     config = Config(parallel=ParallelConfig(tensor_parallel_size=3))
-    with pytest.raises(UsageError, match="3 ranks of a replica need a GPU each, and there are 2"):
+    with pytest.raises(UsageError, match=r"3 ranks of a replica need a GPU each, and there are 2; .*-per-gpu 2, which"):
         make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS)
+
+
+def test_ranks_share_a_gpu_and_its_memory_if_they_may() -> None:
+    parallel = ParallelConfig(tensor_parallel_size=3, ranks_per_gpu=2)
+    config = Config(parallel=parallel, gpu=GpuConfig(gpu_memory_utilization="0.9"))
+    made = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS)
+    assert [(worker.device, worker.gpu_memory_ppm) for worker in worker_setups(made)] == [
+        ("cuda:0", 450_000),
+        ("cuda:1", 900_000),
+        ("cuda:0", 450_000),
+    ]
+    assert made.core.graph_buckets == []
+
+
+def test_on_other_hosts_each_worker_has_a_gpu_of_its_own() -> None:
+    config = Config(
+        scheduler=SchedulerConfig(replicas=2),
+        parallel=ParallelConfig(tensor_parallel_size=2, launcher={"type": f"{__name__}:Elsewhere"}),
+        gpu=GpuConfig(gpu_memory_utilization="0.9"),
+    )
+    made = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512, devices=GPUS[:1])
+    assert [worker.gpu_memory_ppm for worker in worker_setups(made)] == [900_000] * 4
 
 
 def test_a_sequence_of_a_pipeline_has_one_decode_in_flight() -> None:

@@ -32,12 +32,17 @@ def tokens(folder: Path, **options: Any) -> list[list[int]]:
         return [each.outputs[0].token_ids for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
 
 
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    """What a processor gives."""
+    return tokens(folder, device="cpu")
+
+
 def test_a_run_gives_what_a_processor_gives_and_can_be_proven(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, expected: list[list[int]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
-    found = tokens(folder, device="cuda", record=str(runs), record_tokens=True)
-    assert found == tokens(folder, device="cpu")
+    assert tokens(folder, device="cuda", record=str(runs), record_tokens=True) == expected
     trace = runs / "latest/trace.jsonl"
     text = trace.read_text()
     gpu = "Triton's interpreter" if IS_INTERPRETED else torch.cuda.get_device_name()
@@ -54,3 +59,13 @@ def test_a_run_gives_what_a_processor_gives_and_can_be_proven(
 def test_the_cache_of_no_gpu_cannot_be_sized_by_a_run(folder: Path) -> None:
     with pytest.raises(UsageError, match=r"no GPU memory to measure for the KV cache; .* with num_blocks or kv_memory"):
         LLM(str(folder), device="cuda")
+
+
+@pytest.mark.filterwarnings("ignore:ranks on GPUs are a preview", "ignore:one thread of each of 2 ranks")
+def test_ranks_give_the_same_and_their_run_can_be_verified(
+    folder: Path, expected: list[list[int]], tmp_path: Path
+) -> None:
+    runs = tmp_path / "runs"
+    layout = {"tensor_parallel_size": 2, "ranks_per_gpu": 2}
+    assert tokens(folder, device="cuda", record=str(runs), record_tokens=True, **layout) == expected
+    assert main(["replay", str(runs / "latest/trace.jsonl")]) == 0

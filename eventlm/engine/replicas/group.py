@@ -112,18 +112,18 @@ class Replicas:
         return list(zip(self._setups, firsts, strict=True))
 
     def _groups(self) -> list[list[ReplicaController]]:
-        """Replicas that must start one after the other: those on one GPU, because each measures the memory that it
-        takes, and would count what another one takes at the same time.
+        """Replicas that must start one after the other: those with a GPU in common, because each measures the memory
+        that it takes, and would count what another one takes at the same time.
         """
-        groups: dict[str, list[ReplicaController]] = {}
+        groups: list[tuple[set[str], list[ReplicaController]]] = []
         for setup, replicas in zip(self._setups, self._sets, strict=True):
             for replica in replicas:
-                key = str(replica.index)
-                if setup.devices and not setup.core.num_blocks:
-                    first = setup.first_worker + (replica.index - setup.first_replica) * setup.layout.num_ranks
-                    key = setup.devices[first % len(setup.devices)].name
-                groups.setdefault(key, []).append(replica)
-        return list(groups.values())
+                gpus, together = _measured_gpus(setup, replica.index), [replica]
+                for group in [each for each in groups if each[0] & gpus]:
+                    groups.remove(group)
+                    gpus, together = gpus | group[0], together + group[1]
+                groups.append((gpus, sorted(together, key=lambda each: each.index)))
+        return sorted((together for _, together in groups), key=lambda each: each[0].index)
 
     async def _start_in_turns(
         self,
@@ -175,6 +175,15 @@ class Replicas:
     def _given_up(self, number: int, reason: str) -> None:
         self.num_live[number] -= 1
         self._on_dead(number, reason)
+
+
+def _measured_gpus(setup: EngineSetup, replica: int) -> set[str]:
+    """The GPUs of this host whose memory the ranks of a replica measure."""
+    if setup.core.num_blocks or not setup.launcher.is_local:
+        return set()
+    num_ranks, devices = setup.layout.num_ranks, setup.devices
+    first = setup.first_worker + (replica - setup.first_replica) * num_ranks
+    return {devices[number % len(devices)].name for number in range(first, first + num_ranks)} if devices else set()
 
 
 def _sized(planned: EngineSetup, num_blocks: Sequence[int]) -> EngineSetup:

@@ -16,7 +16,7 @@ from eventlm.models.config import check_runs_on_gpu, resolve_dtype, resolve_kv_d
 from eventlm.models.decoder import Lap, no_lap
 from eventlm.models.gpu_decoder import GpuDecoder, StepTokens
 from eventlm.models.gpu_program import GpuProgram
-from eventlm.models.gpu_weights import load_gpu_weights
+from eventlm.models.gpu_weights import GpuWeights, load_gpu_weights
 from eventlm.models.loader import torch_dtype
 from eventlm.models.spec import why_not_plain
 from eventlm.models.transformers_model import ServedModel
@@ -26,6 +26,7 @@ from eventlm.worker.gpu.attention_backends import choose_backend
 from eventlm.worker.gpu.cache import GpuCache
 from eventlm.worker.gpu.decode_graphs import DecodeGraphs
 from eventlm.worker.gpu.device import Mark
+from eventlm.worker.gpu.partial_weights import GpuPart
 from eventlm.worker.gpu.staging import Staging
 from eventlm.worker.gpu.step_inputs import Sampled, StepInputs, decode_views, most_numbers, put_decodes, stage_step
 from eventlm.worker.protocol import WorkerSetup
@@ -38,16 +39,27 @@ _SLOTS_PER_SEQUENCE = 2
 class GpuForward:
     """Raises CheckpointError, and UsageError for a model or an attention backend that cannot be had on a GPU.
 
-    `on_progress` gets the bytes of the weights. Call `resize_cache` before the first step.
+    `on_progress` gets the bytes of the weights. part: what a rank has of the model; None: all of it. Call
+    `resize_cache` before the first step.
     """
 
-    def __init__(self, setup: WorkerSetup, model: ServedModel, device: torch.device, on_progress: OnProgress) -> None:
-        config = check_runs_on_gpu(model)
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        model: ServedModel,
+        device: torch.device,
+        on_progress: OnProgress,
+        part: GpuPart | None = None,
+    ) -> None:
+        whole = check_runs_on_gpu(model)
         self._setup, self._device = setup, device
-        dtype_name = resolve_dtype(config, setup.dtype, setup.quantization)
-        dtype = torch_dtype(dtype_name)
+        dtype_name = resolve_dtype(whole, setup.dtype, setup.quantization)
+        #: Of the residual stream.
+        self.dtype = dtype = torch_dtype(dtype_name)
+        #: What is computed here: the model, or a smaller one.
+        self.model = config = part.shard.model if part is not None else whole
         self.kv_dtype = resolve_kv_dtype(config, dtype_name, setup.kv_cache_dtype)
-        self.vocab_size = config.vocab_size
+        self.vocab_size = whole.vocab_size
         geometry = Geometry(
             attentions=config.attentions,
             num_heads=config.num_heads,
@@ -69,12 +81,14 @@ class GpuForward:
             dtype=setup.dtype,
             device=device,
             is_invariant=setup.batch_invariant,
+            part=part.shard.part if part is not None else None,
+            make=part.make_weights if part is not None else GpuWeights,
             on_progress=on_progress,
         )
         self._decoder: GpuDecoder | GpuProgram = (
             GpuDecoder(weights, max_positions=setup.max_model_len, is_compiled=setup.torch_compile)
-            if not why_not_plain(config)
-            else GpuProgram(weights, max_positions=setup.max_model_len)
+            if part is None and not why_not_plain(config)
+            else GpuProgram(weights, max_positions=setup.max_model_len, dtype=dtype, device=device)
         )
         self.weight_bytes = self._decoder.weight_bytes()
         self.num_slots = _SLOTS_PER_SEQUENCE * setup.max_num_seqs
@@ -167,10 +181,19 @@ class GpuForward:
             tiles_decodes=attention.tiles_decodes,
         )
 
-    def run(self, rows: list[Row], inputs: StepInputs, *, bucket: int, lap: Lap | None) -> Tensor:
+    def run(
+        self,
+        rows: list[Row],
+        inputs: StepInputs,
+        *,
+        bucket: int,
+        lap: Lap | None,
+        residual_TH: Tensor | None = None,
+    ) -> Tensor:
         """The residual stream after the last layer, [T, H], of a step that has been sent.
 
         Stores the keys and values of all rows. With a bucket the result is a graph's: the next step overwrites it.
+        residual_TH: what it begins with, in a part of a model that has no embedding.
         """
         if len(inputs.updates):
             write_blocks(inputs.updates, len(inputs.updates), self.block_tables)
@@ -189,7 +212,7 @@ class GpuForward:
             query_starts_R1=inputs.query_starts,
             tiles_N2=inputs.tiles,
         )
-        return self._compute(inputs.tokens, inputs.positions, inputs.token_slots, step, lap or no_lap)
+        return self._compute(inputs.tokens, inputs.positions, inputs.token_slots, step, lap or no_lap, residual_TH)
 
     def _decode(self, num_rows: int, lap: Lap = no_lap) -> Tensor:
         """A padded step that only decodes; how it is computed depends on its size alone."""
@@ -204,11 +227,19 @@ class GpuForward:
         )
         return self._compute(tokens, positions, slots, step, lap)
 
-    def _compute(self, tokens: Tensor, positions: Tensor, token_slots: Tensor, step: AttentionRows, lap: Lap) -> Tensor:
+    def _compute(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        token_slots: Tensor,
+        step: AttentionRows,
+        lap: Lap,
+        residual_TH: Tensor | None = None,
+    ) -> Tensor:
         self._attention.begin(self.cache, step)
         slots_T = cache_slots(token_slots, positions, self.block_tables, self._setup.block_size)
         lap("prepare")
-        step_tokens = StepTokens(tokens, positions, slots_T)
+        step_tokens = StepTokens(tokens, positions, slots_T, residual_TH)
         return self._decoder.forward(step_tokens, self.last_tokens, self.cache, self._attention.attend, lap)
 
     def norm(self, hidden_SH: Tensor) -> Tensor:

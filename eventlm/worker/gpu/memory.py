@@ -39,6 +39,10 @@ class UnsizedRunner(MeasuredRunner, Protocol):
         """Begin with a cache of so many empty blocks and no sequences."""
         ...
 
+    def agree(self, num_blocks: int) -> int:
+        """KV blocks for which there is room on all ranks that run the same steps, if there is for so many here."""
+        ...
+
 
 class GpuMemory(NamedTuple):
     """Where the memory goes, in bytes except `num_blocks`; activations are known if a profiling run was made."""
@@ -86,7 +90,7 @@ def size_cache(runner: UnsizedRunner, report: StartReport) -> GpuMemory:
     setup, forward = runner.setup, runner.forward
     weights = _taken(runner.device)
     measured, num_blocks = None, setup.num_blocks
-    block_bytes = setup.block_size * kv_bytes_per_token(runner.config, forward.kv_dtype)
+    block_bytes = setup.block_size * kv_bytes_per_token(forward.model, forward.kv_dtype)
     if setup.torch_compile:
         # Before anything else runs, or what it compiles would not count.
         report.begin(TORCH_COMPILE)
@@ -101,6 +105,7 @@ def size_cache(runner: UnsizedRunner, report: StartReport) -> GpuMemory:
             block_bytes=block_bytes,
             num_blocks_needed=ceil_div(min(setup.max_model_len, setup.block_size), setup.block_size) + 1,
         )
+    num_blocks = runner.agree(num_blocks)
     runner.open_table(num_blocks)
     if runner.device.type == "cuda":
         report.begin(COMPILING_KERNELS)

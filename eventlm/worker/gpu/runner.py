@@ -22,12 +22,13 @@ from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.checkpoint_runner import CheckpointRunner
 from eventlm.worker.gpu.device import Mark, clear_errors, describe_device, open_device
 from eventlm.worker.gpu.forward import GpuForward
-from eventlm.worker.gpu.memory import size_cache
+from eventlm.worker.gpu.memory import GpuMemory, size_cache
 from eventlm.worker.gpu.sampler import GpuSampler
 from eventlm.worker.gpu.step import GpuStep
 from eventlm.worker.gpu.step_inputs import Sampled, StepInputs
 from eventlm.worker.op_timer import OpTimer
 from eventlm.worker.protocol import StepOutput, StepPayload, WorkerSetup
+from eventlm.worker.runner import StepUnderWay
 from eventlm.worker.sampling.row_extras import row_extras
 from eventlm.worker.sampling.sampler import NOT_FINITE
 from eventlm.worker.sampling.sampling_table import SampledRows
@@ -42,12 +43,15 @@ class GpuRunner(CheckpointRunner):
     full, or a kernel does not compile for it.
     """
 
+    #: Whether it draws tokens; where it does not, another rank does.
+    _is_drawing = True
+
     def __init__(self, setup: WorkerSetup, report: StartReport | None = None) -> None:
         super().__init__(setup, report)
         self.report.begin(READING_WEIGHTS)
         self.device = open_device(setup.device)
         with clear_errors(self.device):
-            self.forward = GpuForward(setup, self.config, self.device, self.report.progress)
+            self.forward = self._make_forward()
         self.cache = self.forward.cache
         self._sampler = GpuSampler(self.config.vocab_size, self.device)
         self._slots: dict[SequenceId, int] = {}
@@ -62,8 +66,18 @@ class GpuRunner(CheckpointRunner):
                 torch.zeros(setup.max_num_seqs, dtype=torch.int32, pin_memory=self.device.type == "cuda")
                 for _ in range(setup.max_steps_in_flight + 1)
             ]
-            self._memory = size_cache(self, self.report)
+            self._memory = self._size_cache()
         self.num_blocks = self._memory.num_blocks
+
+    def _make_forward(self) -> GpuForward:
+        return GpuForward(self.setup, self.config, self.device, self.report.progress)
+
+    def _size_cache(self) -> GpuMemory:
+        return size_cache(self, self.report)
+
+    def agree(self, num_blocks: int) -> int:
+        """KV blocks for which there is room on all ranks that run the same steps, if there is for so many here."""
+        return num_blocks
 
     def open_table(self, num_blocks: int) -> None:
         """Begin with a cache of so many empty blocks and no sequences."""
@@ -73,9 +87,13 @@ class GpuRunner(CheckpointRunner):
     def execute(self, launch: Launched, payload: StepPayload) -> StepOutput:
         return self.start(launch, payload).finish()
 
-    @torch.inference_mode()
-    def start(self, launch: Launched, payload: StepPayload) -> GpuStep:
+    def start(self, launch: Launched, payload: StepPayload) -> StepUnderWay:
         """Launch a step. Raises DesyncError, with nothing launched, if it disagrees with what the runner holds."""
+        return self._begin(launch, payload)
+
+    @torch.inference_mode()
+    def _begin(self, launch: Launched, payload: StepPayload, residual_TH: Tensor | None = None) -> GpuStep:
+        """residual_TH: what the stage before has given, if there is one."""
         timer = OpTimer() if self.setup.profile_ops else None
         rows = self._table.apply(launch, payload)
         self._forget_and_add(launch, payload)
@@ -85,7 +103,7 @@ class GpuRunner(CheckpointRunner):
             forced = [payload.forced[number][0] if payload.forced[number] else NOT_FINITE for number in numbers]
         with clear_errors(self.device):
             step = GpuStep(rows, numbers, forced, Mark(self.device), self._settle)
-            drawn = self._launch(step, launch, timer) if rows else None
+            drawn = self._launch(step, launch, timer, residual_TH) if rows else None
             self._table.expect(rows)
             step.launched(drawn, Mark(self.device))
         step.ops = timer.times_ns if timer is not None else {}
@@ -108,12 +126,14 @@ class GpuRunner(CheckpointRunner):
             if not self._free_slots:
                 raise DesyncError(f"more than {self.forward.num_slots} sequences are held at once")
             sequence.slot = self._slots[sequence.id] = self._free_slots.pop()
-            if new.kind == "generate":
+            if new.kind == "generate" and self._is_drawing:
                 self._sampler.table.add(sequence)
                 if sequence.params.grammar:
                     self._grammars.add(sequence)
 
-    def _launch(self, step: GpuStep, launch: Launched, timer: OpTimer | None) -> Tensor | None:
+    def _launch(
+        self, step: GpuStep, launch: Launched, timer: OpTimer | None, residual_TH: Tensor | None
+    ) -> Tensor | None:
         """Everything that the device has to do; where its tokens will be. Waits only where a row's needs force it."""
         lap = self._lap(timer)
         numbers, sequences = step.numbers, step.sequences
@@ -126,7 +146,7 @@ class GpuRunner(CheckpointRunner):
             bucket=launch.bucket,
         )
         self.forward.staging.send()
-        hidden_TH = self.forward.run(step.rows, inputs, bucket=launch.bucket, lap=lap)
+        hidden_TH = self.forward.run(step.rows, inputs, bucket=launch.bucket, lap=lap, residual_TH=residual_TH)
         logits_SV = drawn_S = None
         if sequences:
             hidden_SH = hidden_TH if len(numbers) == len(hidden_TH) else hidden_TH[inputs.sampled]

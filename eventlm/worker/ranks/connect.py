@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import Store
 
 from eventlm.core.shards import Place
 from eventlm.errors import UsageError
@@ -38,17 +39,27 @@ class Connections:
         if setup.peers.address and setup.rank == 0:
             self._store = self._open_store()
 
-    def exchange(self, hidden_size: int, most_vocab_rows: int) -> RankExchange | None:
+    def exchange(self, hidden_size: int, most_vocab_rows: int, *, at_once: int | None = None) -> RankExchange | None:
         """With the other tensor ranks of its stage and KV group, once all are there; None if there are none.
 
-        most_vocab_rows: that one of them has.
+        most_vocab_rows: that one of them has. at_once: bytes that a meeting exchanges at most, where what is more may
+        take several.
         """
-        setup, size, place = self._setup, self._layout.tensor, self._place
+        size = self._layout.tensor
         if size == 1:
             return None
+        setup, place = self._setup, self._place
         slot_bytes = slot_bytes_for(setup.max_num_batched_tokens, hidden_size, most_vocab_rows)
         peers = [self._layout.rank_at(place._replace(tensor=number)) for number in range(size)]
-        return self._meet(f"tensor-{place.stage}-{place.group}", peers, slot_bytes)
+        return self._meet(self._tensor_group, peers, min(slot_bytes, at_once or slot_bytes))
+
+    def store(self) -> Store:
+        """Where the ranks of `exchange` can make another one."""
+        return self._whole_store().part(self._tensor_group)
+
+    @property
+    def _tensor_group(self) -> str:
+        return f"tensor-{self._place.stage}-{self._place.group}"
 
     def _meet(self, name: str, ranks: Sequence[int], slot_bytes: int) -> RankExchange:
         setup, size, number = self._setup, len(ranks), ranks.index(self._setup.rank)
@@ -139,9 +150,12 @@ class Connections:
         return f"stage-{place.stage}-{place.group}-{place.tensor}"
 
     def _group(self, name: str, number: int, size: int) -> Any:
+        return self._whole_store().group(name, number, size)
+
+    def _whole_store(self) -> GlooStore:
         if self._store is None:
             self._store = self._open_store()
-        return self._store.group(name, number, size)
+        return self._store
 
     def _open_store(self) -> GlooStore:
         return GlooStore(self._setup.peers, self._setup.rank, self._layout.num_ranks)

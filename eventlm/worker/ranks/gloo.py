@@ -26,7 +26,7 @@ from eventlm.worker.ranks.hand_over import HandedOver, header_bytes, pack_header
 from eventlm.worker.runner import PeerLostError
 
 #: A bound on all waits, far beyond the time after which the engine gives a silent rank up.
-_PATIENCE = datetime.timedelta(hours=1)
+PATIENCE = datetime.timedelta(hours=1)
 _LOOPBACK = "127.0.0.1"
 #: A ProcessGroupGloo. Its type, as torch describes it, lacks most of what it has.
 _Group = Any
@@ -48,19 +48,23 @@ class GlooStore:
         host, _, port = peers.address.rpartition(":")
         try:
             self._store = TCPStore(
-                host.strip("[]"), int(port), is_master=rank == 0, wait_for_workers=False, timeout=_PATIENCE
+                host.strip("[]"), int(port), is_master=rank == 0, wait_for_workers=False, timeout=PATIENCE
             )
         except RuntimeError as error:
             raise PeerLostError(f"the store of the first rank at {peers.address}: {_first_line(error)}") from error
+
+    def part(self, name: str) -> Store:
+        """What the group `name` uses of it, and no other."""
+        return PrefixStore(name, self._store)
 
     def group(self, name: str, number: int, size: int) -> _Group:
         """The group `name` of `size` ranks, of which this is the given one, once all are there."""
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=self._host)]
-        options._timeout = _PATIENCE
+        options._timeout = PATIENCE
         try:
-            return gloo(PrefixStore(name, self._store), number, size, options)
+            return gloo(self.part(name), number, size, options)
         except RuntimeError as error:
             raise PeerLostError(f"no connection with the peers of {name}: {_first_line(error)}") from error
 

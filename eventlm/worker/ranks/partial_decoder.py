@@ -6,6 +6,7 @@ Shapes: T tokens of a step, S of them whose logits are wanted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +30,14 @@ class PartialDecoder(Decoder):
     Products by columns are added up in float32 and in the order of the ranks, so that all ranks have the same bits.
     Biases come after the sum. All ranks make the same calls, and get the same results.
 
-    rank: among the tensor ranks of the stage.
+    rank: among the tensor ranks of the stage. others: what a decoder of another kind is made of beside a model.
     """
 
-    def __init__(self, shard: Shard, rank: int, gather: Gather) -> None:
-        super().__init__(shard.model)
+    def __init__(self, shard: Shard, rank: int, gather: Gather, **others: Any) -> None:
+        super().__init__(shard.model, **others)
+        self.rank = rank
         self._gather = gather
-        self._vocab_starts = torch.tensor(shard.vocab_starts)
+        self._vocab_starts = torch.tensor(shard.vocab_starts, device=next(iter(self.weights.values())).device)
         self._first_row = shard.vocab_starts[rank]
         sizes = self._vocab_starts.diff()
         self._sizes, self._largest = sizes.tolist(), int(sizes.max())
@@ -45,14 +47,14 @@ class PartialDecoder(Decoder):
         own_T = (token_ids_T - self._first_row).clamp(0, self.model.vocab_size - 1)
         owners_T = torch.bucketize(token_ids_T, self._vocab_starts, right=True) - 1
         rows_RTH = self._gather(super().embed(own_T, multiplier))
-        rows: Tensor = rows_RTH[owners_T, torch.arange(len(token_ids_T))]
+        rows: Tensor = rows_RTH[owners_T, torch.arange(len(token_ids_T), device=owners_T.device)]
         return rows
 
     def multiply_out(self, name: str, layer: int, x: Tensor) -> Tensor:
         """As `Decoder` says, of all ranks' columns."""
         if name not in _PARTIAL:
             return super().multiply_out(name, layer, x)
-        total = self._sum(self._multiply_own(name, layer, x))
+        total = self.sum_up(self._multiply_own(name, layer, x))
         bias = self.bias(name, layer)
         return (total if bias is None else total + bias).to(x.dtype)
 
@@ -65,7 +67,7 @@ class PartialDecoder(Decoder):
         for expert, tokens, shares in groups:
             given = self._multiply_own("down", layer, self.activate(first, x[tokens], expert), expert)
             own.index_add_(0, tokens, given * shares[:, None])
-        total = self._sum(own)
+        total = self.sum_up(own)
         for expert, tokens, shares in groups:
             bias = self.bias("down", layer, expert)
             if bias is not None:
@@ -85,9 +87,10 @@ class PartialDecoder(Decoder):
         x = x.float()
         return linear(x, weight.float()) if scales is None else int8_linear(x, weight, scales, None)
 
-    def _sum(self, own: Tensor) -> Tensor:
+    def sum_up(self, own: Tensor) -> Tensor:
+        """The sum, in float32, of what each rank gives."""
         first, *others = self._gather(own)
-        total: Tensor = first.clone()
+        total: Tensor = first.to(torch.float32, copy=True)
         for part in others:
             total += part
         return total

@@ -7,7 +7,9 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from msgspec import structs
 
+from eventlm.config import ParallelConfig
 from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.replicas.group import Replicas
 from eventlm.engine.request import EngineUnavailableError
@@ -52,8 +54,10 @@ def starts(monkeypatch: pytest.MonkeyPatch) -> Starts:
     return found
 
 
-def replicas_with(*, devices: list[Device], num_blocks: int) -> Replicas:
+def replicas_with(*, devices: list[Device], num_blocks: int, ranks: int = 1) -> Replicas:
     setup = setup_with(devices=devices, num_blocks=num_blocks, replicas=3)
+    parallel = ParallelConfig(tensor_parallel_size=ranks)
+    setup = structs.replace(setup, config=structs.replace(setup.config, parallel=parallel))
     return Replicas(real_system(), [setup], mock.Mock(), mock.Mock())
 
 
@@ -68,6 +72,20 @@ async def test_replicas_that_measure_one_gpu_start_one_after_the_other(starts: S
     await starts.end(2, 70)
     ((setup, first),) = await task
     assert (setup.core.num_blocks, first.num_blocks) == (70, 80)
+
+
+async def test_replicas_whose_ranks_share_a_gpu_start_one_after_the_other(starts: Starts) -> None:
+    gpus = [Device(f"cuda:{number}") for number in range(5)]
+    replicas = replicas_with(devices=gpus, num_blocks=0, ranks=2)
+    # GPUs 0 and 1; 2 and 3; 4 and 0.
+    task = asyncio.create_task(replicas.start(must_measure=[False]))
+    await let_run()
+    assert sorted(starts.begun) == [0, 1]
+    await starts.end(0, 80)
+    assert sorted(starts.begun) == [0, 1, 2]
+    for index in (1, 2):
+        await starts.end(index, 80)
+    await task
 
 
 async def test_after_one_that_cannot_start_none_is_started(starts: Starts) -> None:

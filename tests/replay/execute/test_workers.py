@@ -12,6 +12,7 @@ import pytest
 from msgspec import structs
 
 from eventlm._version import __version__
+from eventlm.core.shards import Layout
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.engine.setup import Device, describe_host
 from eventlm.errors import EventLMError, UsageError
@@ -125,6 +126,8 @@ def test_workers_of_a_run_on_gpus_compute_as_those_did(run: Path) -> None:
     assert setup.num_blocks == header.core.num_blocks
     with pytest.raises(UsageError, match="--threads 2 is for runs on CPUs"):
         worker_setup(header, "folder", threads=2)
+    with pytest.raises(UsageError, match="a run on GPUs is computed again with the ranks that it had"):
+        worker_setup(header, "folder", layout=Layout(1, 2))
 
 
 def test_a_run_of_gpus_is_run_on_those_that_are_given(run: Path) -> None:

@@ -49,6 +49,11 @@ def small_checkpoint(folder: Path) -> Path:
 
 
 def gpu_runner(folder: Path, **changes: Any) -> GpuRunner:
+    """Of `gpu_setup`."""
+    return GpuRunner(gpu_setup(folder, **changes))
+
+
+def gpu_setup(folder: Path, **changes: Any) -> WorkerSetup:
     """With blocks of 16 tokens, in float32 unless told otherwise."""
     fields: dict[str, Any] = {
         "replica": 0,
@@ -64,7 +69,7 @@ def gpu_runner(folder: Path, **changes: Any) -> GpuRunner:
     }
     fields |= changes
     fields.setdefault("graph_buckets", [bucket for bucket in BUCKETS if bucket <= fields["max_num_seqs"]])
-    return GpuRunner(WorkerSetup(**fields))
+    return WorkerSetup(**fields)
 
 
 class Driven:

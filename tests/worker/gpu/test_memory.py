@@ -10,6 +10,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.models.config import kv_bytes_per_token, read_model
+from eventlm.models.spec import ModelSpec
 from eventlm.types import OnProgress
 from eventlm.worker.cache_engine import CacheMemoryError
 from eventlm.worker.gpu import memory
@@ -75,7 +76,8 @@ class MadeUpForward:
 
     kv_dtype = "float32"
 
-    def __init__(self, *, can_capture: bool) -> None:
+    def __init__(self, model: ModelSpec, *, can_capture: bool) -> None:
+        self.model = model
         self.can_capture = can_capture
 
     def compile_gain(self) -> str:
@@ -101,20 +103,23 @@ def test_a_start_reports_what_there_is_to_do(tmp_path: Path) -> None:
 @pytest.mark.parametrize("can_capture", [True, False])
 def test_a_gpu_s_start_reports_its_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_capture: bool) -> None:
     runner = gpu_runner(small_checkpoint(tmp_path), graph_buckets=[1, 2])
-    block_bytes = 16 * kv_bytes_per_token(read_model(tmp_path), "float32")
+    model = read_model(tmp_path)
+    block_bytes = 16 * kv_bytes_per_token(model, "float32")
     made_up: Any = SimpleNamespace(
         setup=structs.replace(runner.setup, num_blocks=0, torch_compile=True),
-        forward=MadeUpForward(can_capture=can_capture),
+        forward=MadeUpForward(model, can_capture=can_capture),
         device=SimpleNamespace(type="cuda"),
         config=runner.config,
         notes=[],
         open_table=lambda num_blocks: None,
+        # Another rank has less room.
+        agree=lambda num_blocks: num_blocks - 2,
     )
     monkeypatch.setattr(memory, "_taken", lambda device: 0)
     monkeypatch.setattr(memory, "_measure", lambda runner: MeasuredMemory(50 * block_bytes, 40 * block_bytes, 0, 0, 0))
     monkeypatch.setattr(memory, "warm_kernels", lambda runner, on_progress: on_progress(7, 7))
     phases = Phases()
-    assert size_cache(made_up, phases.report).num_blocks == 40
+    assert size_cache(made_up, phases.report).num_blocks == 38
     assert made_up.notes == ["much"]
     expected = {TORCH_COMPILE: (0, 0), MEASURING_MEMORY: (0, 0), COMPILING_KERNELS: (7, 7)}
     assert phases.counts == expected | ({CAPTURING_GRAPHS: (2, 2)} if can_capture else {})

@@ -15,7 +15,6 @@ from msgspec import structs
 from eventlm.core.shards import Layout
 from eventlm.events.decisions import Launched
 from eventlm.sampling_params import SamplingParams
-from eventlm.worker.model_runner import ModelRunner
 from eventlm.worker.protocol import Peers, RowExtras, StepOutput, StepPayload
 from tests.worker.launches import launched, new_sequence
 from tests.worker.reference import make_runner
@@ -35,12 +34,14 @@ _NUM_BLOCKS = 12
 class Replica:
     """Runs every launch on all ranks, and tells stages that do not sample what was drawn, as the engine does."""
 
-    def __init__(self, model: Path, layout: Layout, peers: Peers, **changes: Any) -> None:
+    def __init__(
+        self, model: Path, layout: Layout, peers: Peers, make_runner: Callable[..., Any] = make_runner, **changes: Any
+    ) -> None:
         self.layout = layout
         self._pool = ThreadPoolExecutor(layout.num_ranks)
         self._results: list[tuple[int, list[list[int]]]] = []
 
-        def make(rank: int) -> ModelRunner:
+        def make(rank: int) -> Any:
             return make_runner(model, layout=layout, rank=rank, peers=peers, **changes)
 
         self.runners = self.on_all(make)
@@ -56,11 +57,11 @@ class Replica:
         sampling = self.layout.ranks_of_stage(self.layout.stages - 1)
 
         def run(rank: int) -> StepOutput:
-            runner: ModelRunner = self.runners[rank]
-            step = runner.start(launch, payload if rank in sampling else told)
+            step = self.runners[rank].start(launch, payload if rank in sampling else told)
             while not step.is_done():
                 pass
-            return step.finish()
+            output: StepOutput = step.finish()
+            return output
 
         output: StepOutput = self.on_all(run)[self.layout.answering_rank]
         if self.layout.stages > 1:
