@@ -58,7 +58,9 @@ class StepCompleted(Fact, frozen=True, kw_only=True, tag="done"):
     @property
     def busy_ns(self) -> int:
         """For how long it kept the worker from other steps; of a pipeline its slowest stage."""
-        return max([end_ns - start_ns for start_ns, end_ns in self.stages], default=self.end_ns - self.start_ns)
+        if not self.stages:
+            return self.end_ns - self.start_ns
+        return max(end_ns - start_ns for start_ns, end_ns in self.stages)
 
     @property
     def freed_ns(self) -> int:

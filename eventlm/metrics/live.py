@@ -184,10 +184,12 @@ class LiveReplica:
 
     def wait_for_stages(self, stages: Sequence[tuple[int, int]]) -> list[int]:
         """How long the next step waited for each stage that computed another one; stages: when each had it."""
+        if not stages:
+            return []
         freed_ns, self._stages_freed_ns = self._stages_freed_ns, [end_ns for _, end_ns in stages]
         before_ns = [end_ns for _, end_ns in stages[:-1]]
         # Steps do not wait in front of the first stage, but in the scheduler.
-        return [0] * bool(stages) + [
+        return [0] + [
             max(min(start_ns, free_ns) - there_ns, 0)
             for (start_ns, _), there_ns, free_ns in zip(stages[1:], before_ns, freed_ns[1:] or before_ns, strict=False)
         ]

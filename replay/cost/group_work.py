@@ -7,7 +7,8 @@ sequence begins is therefore kept from the launch that has its first block; the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from msgspec import Struct
 
 from eventlm.config import CoreConfig
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor, StepShape
@@ -20,7 +21,7 @@ from eventlm.events import Launched
 _USUAL = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
 
 
-class GroupWork(NamedTuple):
+class GroupWork(Struct, frozen=True):
     """A group's part of a step. parts: what other groups send it of rows that they compute too, in rows."""
 
     shape: StepShape
@@ -29,9 +30,7 @@ class GroupWork(NamedTuple):
 
 def shape_of(launched: Launched) -> StepShape:
     """The shape of a launch whose decodes take one token each; of several KV groups, of what all compute together."""
-    context_tokens = 0
-    for _, _, confirmed, in_flight in launched.decodes:
-        context_tokens += confirmed + in_flight
+    context_tokens = sum([confirmed + in_flight for _, _, confirmed, in_flight in launched.decodes])
     shape = StepShape(num_decodes=len(launched.decodes), context_tokens=context_tokens)
     for _, _, start, num_tokens, _ in launched.chunks:
         shape.add_chunk(start, num_tokens)
@@ -40,6 +39,8 @@ def shape_of(launched: Launched) -> StepShape:
 
 def most_of(works: Sequence[GroupWork]) -> StepShape:
     """The shape of the group that has most to do."""
+    if len(works) == 1:
+        return works[0].shape
     return max((work.shape for work in works), key=_USUAL.step_ps)
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from eventlm.core.state.sequence import AdmittedRequest
 from eventlm.events import Launched
 from eventlm.replay.workload.workload import SequenceOutput, WorkloadRequest
@@ -81,7 +83,7 @@ class Watched(NamedTuple):
     position: int
 
 
-class SimulatedResult(NamedTuple):
+class SimulatedResult(Struct, frozen=True, eq=False):
     """A worker's future result: tokens of each row; rows that may have side effects, with the total before them."""
 
     launched: Launched
@@ -89,12 +91,12 @@ class SimulatedResult(NamedTuple):
     flagged: list[tuple[int, SimulatedSequence, int]]
 
 
-class SimulatedCompletion(NamedTuple):
+class SimulatedCompletion(Struct, frozen=True, eq=False):
     """Sparse parts of a completion, and the watched positions that it reaches, by row."""
 
-    ends: list[tuple[int, WorkerEnd]]
-    filled: list[tuple[int, list[int]]]
-    watched: list[tuple[int, Watched]]
+    ends: list[tuple[int, WorkerEnd]] = []
+    filled: list[tuple[int, list[int]]] = []
+    watched: list[tuple[int, Watched]] = []
 
 
 class SimulatedRequests:
@@ -169,7 +171,7 @@ class SimulatedRequests:
 
     def complete(self, result: SimulatedResult) -> SimulatedCompletion:
         """The sparse parts of the completion, with names for blocks. Sequences that have left are ignored."""
-        found = SimulatedCompletion([], [], [])
+        found = SimulatedCompletion()
         size, num_decodes = self._block_size, len(result.launched.decodes)
         for row, sample, total in result.flagged:
             if sample.has_left:

@@ -40,6 +40,7 @@ from eventlm.replay.simulate.timing import StepTimes, Timing
 from eventlm.replay.simulate.under_way import UnderWay
 from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
+from eventlm.system.collector import collector_off
 from eventlm.types import OnProgress
 
 #: Gets every event in the order of the log.
@@ -173,6 +174,11 @@ class Simulator:
 
     def run(self, *, on_progress: OnProgress | None = None) -> None:
         """Run to the end. `on_progress` gets how many requests have ended, and their total."""
+        # What a run leaves behind has no cycles, and with many replicas there is much to look for them in.
+        with collector_off():
+            self._run(on_progress)
+
+    def _run(self, on_progress: OnProgress | None) -> None:
         num_requests, num_drains = len(self._workload.requests), 0
         self._take_markers()
         while self._clock.has_more and self.core.next_seq < self._until_s:

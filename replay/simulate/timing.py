@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+from msgspec import Struct
 
 from eventlm.config import CoreConfig
 from eventlm.core.predictor import StepShape
@@ -15,7 +17,7 @@ from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedStep
 
 
-class StepTimes(NamedTuple):
+class StepTimes(Struct, frozen=True):
     """Start and end in the worker, when the completion is applied, and its rank among facts of that time. stages: of a
     pipeline, the (start_ns, end_ns) of each stage.
     """
@@ -94,7 +96,8 @@ class ModelledTiming:
         free_ns = self._free_ns[replica]
         start_ns = max(launched.ts + overheads.dispatch_ns, free_ns[0] if free_ns else 0)
         of_groups = [self._cost.stages_ns(work, replica, launched.step, start_ns) for work in works]
-        taken_ns = [max(of_stage) for of_stage in zip(*of_groups, strict=True)]
+        taken_ns = of_groups[0] if len(works) == 1 else [max(of_stage) for of_stage in zip(*of_groups, strict=True)]
+        hand_over_ns = self._cost.hand_over_ns(shape) if len(taken_ns) > 1 else 0
         if len(free_ns) < len(taken_ns):
             free_ns += [0] * (len(taken_ns) - len(free_ns))
         stages: list[tuple[int, int]] = []
@@ -104,7 +107,7 @@ class ModelledTiming:
             end_ns = begin_ns + stage_ns
             free_ns[stage] = end_ns + overheads.between_ns
             stages.append((begin_ns, end_ns))
-            arrived_ns = end_ns + self._cost.hand_over_ns(shape)
+            arrived_ns = end_ns + hand_over_ns
         return StepTimes(start_ns, end_ns, overheads.completed_ns(end_ns), 0, stages if len(stages) > 1 else ())
 
     def worker_up(self, replica: int, now_ns: int) -> None:

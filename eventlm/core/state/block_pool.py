@@ -20,6 +20,7 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections import OrderedDict
+from functools import lru_cache
 from itertools import chain
 
 from msgspec import Struct
@@ -34,6 +35,14 @@ ROOT = 0
 Node = tuple[int, int]
 _HELD, _ALLOCATED, _RELEASED, _INSERTED, _FLUSHED = range(5)
 _MAX_CHANGES = 4096
+
+
+@lru_cache(maxsize=8)
+def _descending(num_blocks: int) -> tuple[int, ...]:
+    """Numbers below `num_blocks`, the largest first. An integer takes four times the memory of a reference to it, so
+    replicas of the same size share them.
+    """
+    return tuple(range(num_blocks - 1, -1, -1))
 
 
 class PoolSnapshot(Struct, frozen=True, kw_only=True):
@@ -51,6 +60,22 @@ class BlockPool:
     """Block numbers 0 to num_blocks - 1, as many in each KV group. states: where copies of states hang on the tree's
     blocks. holder: who tells routers what the tree has.
     """
+
+    __slots__ = (
+        "_changes",
+        "_children",
+        "_digest",
+        "_free",
+        "_holder",
+        "_idle",
+        "_name",
+        "_states",
+        "blocks_per_group",
+        "num_blocks",
+        "num_groups",
+        "references",
+        "tree",
+    )
 
     def __init__(
         self,
@@ -71,8 +96,8 @@ class BlockPool:
     def reset(self) -> None:
         """Forget everything, as a worker does that starts anew."""
         self.references = [0] * self.num_blocks
-        size = self.blocks_per_group
-        self._free = [list(range(first + size - 1, first - 1, -1)) for first in range(0, self.num_blocks, size)]
+        size, numbers = self.blocks_per_group, _descending(self.num_blocks)
+        self._free = [list(numbers[-first - size : len(numbers) - first]) for first in range(0, self.num_blocks, size)]
         if self._holder is not None:
             self._holder.drop(self.tree)
         self.tree = {}
@@ -150,6 +175,10 @@ class BlockPool:
         references, free, idle = self.references, self._free[group], self._idle[group]
         blocks = free[: -num_blocks - 1 : -1]
         del free[len(free) - len(blocks) :]
+        if self.num_groups == 1 and len(blocks) < num_blocks:
+            taken = [idle.popitem(last=False)[0] for _ in range(num_blocks - len(blocks))]
+            self._take_out(taken)
+            blocks += taken
         while len(blocks) < num_blocks:
             if free:
                 # What hung on a block that was taken back lay in this group too.
@@ -185,8 +214,7 @@ class BlockPool:
         num_idle = 0
         for free, idle in zip(self._free, self._idle, strict=True):
             blocks = list(idle)
-            for block in blocks:
-                self._take_out(block)
+            self._take_out(blocks)
             idle.clear()
             # In the reverse order, so that the least recently used is the first to be allocated again.
             free += reversed(blocks)
@@ -195,13 +223,11 @@ class BlockPool:
         return num_idle
 
     def _uproot(self, block: int) -> None:
-        """Take a block that is no longer idle out of the tree, and with it all that hangs on it, which is idle and of
-        other groups.
+        """Of several groups, take a block that is no longer idle out of the tree, and with it all that hangs on it,
+        which is idle and of other groups.
         """
         name = self._name[block]
-        self._take_out(block)
-        if self.num_groups == 1:
-            return
+        self._take_out([block])
         names = self._children.pop(name, [])
         for child in names:
             names += self._children.pop(child, [])
@@ -209,22 +235,25 @@ class BlockPool:
             below, _ = self.tree[child]
             group = below // self.blocks_per_group
             del self._idle[group][below]
-            self._take_out(below)
+            self._take_out([below])
             self._free[group].append(below)
 
-    def _take_out(self, block: int) -> None:
-        """Take a block out of the tree, and the copy that hangs on it."""
-        name = self._name[block]
-        _, parent = self.tree.pop(name)
-        self._name[block] = 0
-        if self.num_groups > 1 and parent in self._children:
-            self._children[parent].remove(name)
-            if not self._children[parent]:
-                del self._children[parent]
+    def _take_out(self, blocks: list[int]) -> None:
+        """Take blocks out of the tree, and the copies that hang on them."""
+        tree, name_of, children = self.tree, self._name, self._children
+        names = [name_of[block] for block in blocks]
+        for block, name in zip(blocks, names, strict=True):
+            _, parent = tree.pop(name)
+            name_of[block] = 0
+            if parent in children:
+                children[parent].remove(name)
+                if not children[parent]:
+                    del children[parent]
         if self._holder is not None:
-            self._holder.drop((name,))
+            self._holder.drop(names)
         if self._states is not None:
-            self._states.drop(name)
+            for name in names:
+                self._states.drop(name)
 
     def insert(self, names: list[int], parent: int, blocks: list[int]) -> int:
         """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that

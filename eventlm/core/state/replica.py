@@ -57,6 +57,27 @@ class Replica:
     the state hangs on it.
     """
 
+    __slots__ = (
+        "_awaiting",
+        "_reads_prefixes",
+        "_tally",
+        "admitted_tokens",
+        "awaited",
+        "config",
+        "epoch",
+        "forget",
+        "in_flight",
+        "index",
+        "next_step",
+        "num_partial",
+        "pool",
+        "queue",
+        "replicaset",
+        "running",
+        "states",
+        "up",
+    )
+
     def __init__(
         self,
         index: int,

@@ -61,16 +61,18 @@ class Turns:
 
     def update(self, replica: int, turn: Turn | None, *, stands: bool) -> None:
         """A replica has changed. turn: None if it has no room for a step. stands: whether time may matter to it."""
-        before = self._listed.pop(replica, None)
-        if before is not None:
-            del self._with_room[bisect_left(self._with_room, before)]
-        self._standing.pop(replica, None)
-        if turn is None:
-            return
-        insort(self._with_room, turn)
-        self._listed[replica] = turn
-        if stands:
+        before = self._listed.get(replica)
+        if before != turn:
+            if before is not None:
+                del self._with_room[bisect_left(self._with_room, before)]
+                del self._listed[replica]
+            if turn is not None:
+                insort(self._with_room, turn)
+                self._listed[replica] = turn
+        if stands and turn is not None:
             self._standing[replica] = None
+        else:
+            self._standing.pop(replica, None)
 
     def begin_round(self, changed: dict[int, None]) -> None:
         """Those of `changed` that have room are due, and those for which time may matter."""

@@ -30,6 +30,8 @@ _Entry = tuple[int, int, int, int, int, Sequence]
 class WaitingQueue:
     """One queue. `members` is in order of (request, index)."""
 
+    __slots__ = ("_head", "_heap", "_keys", "_passed", "_priorities", "digest", "members", "num_tokens")
+
     def __init__(self) -> None:
         self.members: list[Sequence] = []
         #: Of the members, in their order.
