@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import Protocol
 
 import torch
@@ -68,6 +69,7 @@ class NcclExchange:
             )
         except RuntimeError as error:
             raise PeerLostError(f"NCCL finds no way to the peers: {str(error).splitlines()[0]}") from error
+        atexit.register(torch.distributed.destroy_process_group)
 
     def gather(self, mine: Tensor) -> Tensor:
         """As `GpuExchange` says."""
