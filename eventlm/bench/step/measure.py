@@ -31,6 +31,8 @@ NUM_PREFILLS = 5
 TRANSPORT, ENGINE = "transport", "engine"
 #: What the last stage of a pipeline spends on waiting for the one before it: ranks that wait for each other call it so.
 STAGE_BEFORE = "meeting"
+#: And what a step takes from there to the last stage.
+EXCHANGE = "hand_over"
 
 
 class StepCase(NamedTuple):
@@ -115,7 +117,8 @@ def measured_step(launch: Launched, ended: StepCompleted, from_ns: int, ops: Map
     """A step that could begin at `from_ns`: the time until it did is the engine's if the launch was not decided on by
     then, else the transport's. What the worker's operations leave of its time is its `prepare`.
 
-    Operations are those of a pipeline's last stage. While an earlier one computes the step, the last one waits for it.
+    Operations are those of a pipeline's last stage. While an earlier one computes the step, the last one waits for it,
+    and then until the step has been handed over.
     """
     start_ns = ended.stages[-1][0] if ended.stages else ended.start_ns
     gap_ns = max(start_ns - from_ns, 0)
@@ -123,9 +126,11 @@ def measured_step(launch: Launched, ended: StepCompleted, from_ns: int, ops: Map
     waited = ENGINE if launch.ts > from_ns else TRANSPORT
     parts = dict(ops) | {"prepare": ops.get("prepare", 0) + rest_ns, TRANSPORT: 0, ENGINE: 0}
     if ended.stages:
-        before_ns = min(max(ended.stages[-2][1] - max(ended.start_ns, from_ns), 0), gap_ns)
+        came_ns = ended.stages[-2][1]
+        before_ns = min(max(came_ns - max(ended.start_ns, from_ns), 0), gap_ns)
         parts[STAGE_BEFORE] = parts.get(STAGE_BEFORE, 0) + before_ns
-        gap_ns -= before_ns
+        parts[EXCHANGE] = min(max(start_ns - max(came_ns, from_ns), 0), gap_ns - before_ns)
+        gap_ns -= before_ns + parts[EXCHANGE]
     parts[waited] = gap_ns
     return MeasuredStep(ended.end_ns - from_ns, parts, shape_of(launch))
 

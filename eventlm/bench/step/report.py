@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from eventlm.bench.step.floor import ModelFigures, floor_ns, step_work, total
 from eventlm.bench.step.machine_probe import Machine
-from eventlm.bench.step.measure import ENGINE, TRANSPORT, CaseResult, MeasuredStep
+from eventlm.bench.step.measure import ENGINE, EXCHANGE, TRANSPORT, CaseResult, MeasuredStep
 from eventlm.table import table
 
 #: The rows of a table, and the operations of each. What is not named here is the worker's preparation. A model has
@@ -29,6 +29,7 @@ _FORWARD = {
     "norms and embed": ("norm", "embed"),
     "waiting for peers": ("meeting",),
     "sums of peers": ("add_parts",),
+    "exchange": (EXCHANGE,),
 }
 _AROUND = {"sampling": ("sample",), TRANSPORT: (TRANSPORT,), ENGINE: (ENGINE,)}
 _PREPARATION = "preparation"

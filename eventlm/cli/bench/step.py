@@ -43,6 +43,8 @@ lasts from the end of the step before it to its own.
   waiting for peers
                   what a rank waits for others, in a pipeline also for the
                   stage before
+  exchange        in a pipeline, the way of a step from that stage to the
+                  last one
   lm_head         the output matrix, and the draw of tokens whose logits
                   nothing else needs
   sampling        what remains of drawing the tokens

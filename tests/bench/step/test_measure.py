@@ -7,6 +7,7 @@ import pytest
 from eventlm.bench.step.floor import BatchShape
 from eventlm.bench.step.measure import (
     ENGINE,
+    EXCHANGE,
     NUM_PREFILLS,
     STAGE_BEFORE,
     TRANSPORT,
@@ -101,9 +102,13 @@ def test_the_last_stage_waits_for_the_one_before_it() -> None:
     ended = StepCompleted(replica=0, epoch=1, step=3, start_ns=700, end_ns=1_500, produced=[1], stages=stages)
     step = measured_step(launch_of(3, 600), ended, 1_000, {"attention": 300, STAGE_BEFORE: 10})
     assert step.duration_ns == 500
-    assert step.ops == {"attention": 300, "prepare": 90, STAGE_BEFORE: 10 + 80, TRANSPORT: 20, ENGINE: 0}
+    own = {"attention": 300, "prepare": 90}
+    assert step.ops == own | {STAGE_BEFORE: 10 + 80, EXCHANGE: 20, TRANSPORT: 0, ENGINE: 0}
     late = measured_step(launch_of(3, 650), ended, 600, {})
-    assert late.ops == {"prepare": 400, STAGE_BEFORE: 380, TRANSPORT: 0, ENGINE: 120}
+    assert late.ops == {"prepare": 400, STAGE_BEFORE: 380, EXCHANGE: 20, TRANSPORT: 0, ENGINE: 100}
+    # It was there before the last stage was free.
+    behind = measured_step(launch_of(3, 600), ended, 1_100, {})
+    assert behind.ops == {"prepare": 400, STAGE_BEFORE: 0, EXCHANGE: 0, TRANSPORT: 0, ENGINE: 0}
 
 
 def test_the_steps_of_a_prompt_are_put_together() -> None:

@@ -7,7 +7,7 @@ from msgspec import structs
 
 from eventlm.bench.step.floor import BatchShape, ModelFigures, integer_matrices
 from eventlm.bench.step.machine_probe import Machine
-from eventlm.bench.step.measure import CaseResult, MeasuredStep, StepCase
+from eventlm.bench.step.measure import EXCHANGE, CaseResult, MeasuredStep, StepCase
 from eventlm.bench.step.report import CaseTimes, case_times, middle_half, step_lines
 from eventlm.models.config import read_model
 from tests.checkpoints import make_checkpoint
@@ -101,10 +101,11 @@ def test_only_models_with_experts_have_rows_for_them(model: ModelFigures) -> Non
 
 def test_only_a_part_of_a_model_waits_for_peers(model: ModelFigures) -> None:
     rows = [part.name for part in case_times(CaseResult(StepCase(8, 100), [measured(1.0)], 0.0), MACHINE, model).parts]
-    assert {"waiting for peers", "sums of peers"}.isdisjoint(rows)
-    step = measured(1.0)._replace(ops={"meeting": 1_000_000, "add_parts": 3_000_000})
+    assert {"waiting for peers", "sums of peers", "exchange"}.isdisjoint(rows)
+    step = measured(1.0)._replace(ops={"meeting": 1_000_000, "add_parts": 3_000_000, EXCHANGE: 2_000_000})
     parts = case_times(CaseResult(StepCase(8, 100), [step], 0.0), MACHINE, None).parts
-    assert {part.name: part.ms for part in parts if part.ms} == {"waiting for peers": 1.0, "sums of peers": 3.0}
+    expected = {"waiting for peers": 1.0, "sums of peers": 3.0, "exchange": 2.0}
+    assert {part.name: part.ms for part in parts if part.ms} == expected
 
 
 def test_int8_has_a_lower_floor(model: ModelFigures) -> None:
