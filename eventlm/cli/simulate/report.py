@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.trace_path import plugin_in_words
+from eventlm.core.recorded_layouts import layouts_in_words
 from eventlm.formatting import counted
 from eventlm.table import aligned, table
 
@@ -59,9 +60,11 @@ def render(
 def _engine(result: SimulationResult) -> str:
     core = result.header.core
     chosen = ", ".join(map(plugin_in_words, result.header.plugins))
+    ranks = layouts_in_words(result.header)
+    in_each = " in each KV group" if core.groups > 1 else ""
     return (
-        f"{chosen}; {counted(core.num_replicas, 'replica')} of {core.num_blocks:,} blocks of {core.block_size} tokens, "
-        f"context {core.max_model_len:,}"
+        f"{chosen}; {counted(core.num_replicas, 'replica')} of {core.num_blocks:,} blocks of {core.block_size} tokens"
+        f"{in_each}, context {core.max_model_len:,}{f'; split into {ranks}' if ranks else ''}"
     )
 
 

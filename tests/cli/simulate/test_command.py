@@ -76,6 +76,11 @@ def test_a_replica_can_be_split_into_ranks(run_here: RunHere, workload: str, tmp
     assert any("6 x NVIDIA H200" in note for note in split["notes"])
     assert split["summary"]["latencies"]["tpot"]["p50"] < alone["summary"]["latencies"]["tpot"]["p50"]
     assert verify(split["run_folder"]).divergence is None
+    # In words.
+    (engine,) = [line for line in run_here(*flags[:-1], *split_flags)[1].splitlines() if line.startswith("engine")]
+    assert engine.endswith("; split into 3 stages of 2 tensor ranks")
+    (engine,) = [line for line in run_here(*flags[:-1])[1].splitlines() if line.startswith("engine")]
+    assert "split" not in engine
 
 
 def test_a_recorded_simulation_verifies_and_is_a_workload(run_here: RunHere, workload: str, tmp_path: Path) -> None:
