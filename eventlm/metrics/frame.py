@@ -13,7 +13,7 @@ from operator import add, sub
 from msgspec import Struct
 
 from eventlm.events import Event
-from eventlm.metrics.aggregates import ClassMetrics, MetricsSnapshot, ReplicaMetrics
+from eventlm.metrics.aggregates import ClassMetrics, MetricsSnapshot, ReplicaMetrics, SetOfReplicas
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.types import NANOSECONDS_PER_SECOND
@@ -32,8 +32,29 @@ class Percentiles(Struct, frozen=True, kw_only=True):
     p99: int | None = None
 
 
-class ReplicaFrame(Struct, frozen=True, kw_only=True):
-    """One replica. Gauges are as at the end; busy_percent: time in steps that completed in the interval."""
+class StageFrame(Struct, frozen=True, kw_only=True):
+    """One stage of a pipeline. wait_ns, exchange_ns: of a step, on average: for how long it waited for the stage while
+    that had another one, and what it took besides to get there.
+    """
+
+    busy_percent: float | None
+    wait_ns: int | None
+    exchange_ns: int | None
+
+
+class KvGroupFrame(Struct, frozen=True, kw_only=True):
+    """One KV group: its blocks at the end, and the tokens that it computed."""
+
+    num_held_blocks: int
+    num_blocks: int
+    tokens_per_s: float | None
+
+
+class ReplicaFrame(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One replica. Gauges are as at the end; busy_percent: time in steps that completed in the interval.
+
+    Of several ranks only: ranks: how they are arranged, in words; stages, kv_groups: where there are several.
+    """
 
     is_up: bool
     num_running: int
@@ -47,6 +68,9 @@ class ReplicaFrame(Struct, frozen=True, kw_only=True):
     step_ns: Percentiles
     num_preemptions: int
     num_workers_lost: int
+    ranks: str = ""
+    stages: list[StageFrame] = []
+    kv_groups: list[KvGroupFrame] = []
 
 
 class ClassFrame(Struct, frozen=True, kw_only=True):
@@ -136,7 +160,7 @@ def frame(before: MetricsSnapshot, after: MetricsSnapshot, *, start_ns: int, end
         num_deadlines_missed=interval.added("num_deadlines_missed"),
         num_workers_lost=interval.added("num_workers_lost"),
         num_plugin_failures=after.num_plugin_failures - before.num_plugin_failures,
-        replicas=[interval.replica(index) for index in range(len(after.replicas))],
+        replicas=[interval.replica(index, after.set_of(index)) for index in range(len(after.replicas))],
         classes={
             name: _class(before.classes.get(name, _NO_CLASS), each, interval) for name, each in after.classes.items()
         },
@@ -197,7 +221,7 @@ class _Interval:
         """Of what was added to a histogram."""
         return _percentiles([(old.histograms[key], new.histograms[key]) for old, new in self._pairs])
 
-    def replica(self, index: int) -> ReplicaFrame:
+    def replica(self, index: int, of_set: SetOfReplicas) -> ReplicaFrame:
         """The frame of one replica."""
         own, metrics = self.of(index), self._pairs[index][1]
         return ReplicaFrame(
@@ -213,12 +237,52 @@ class _Interval:
             step_ns=own.percentiles("batch_execution_time"),
             num_preemptions=sum(own.counts("preempt_reasons").values()),
             num_workers_lost=own.added("num_workers_lost"),
+            ranks=of_set.layout.describe(),
+            stages=own.stages(),
+            kv_groups=own.kv_groups(of_set),
         )
+
+    def stages(self) -> list[StageFrame]:
+        """Of one replica."""
+        num_steps = self.added("num_steps")
+        times = zip(*map(self.parts, ("stage_busy_ns", "stage_wait_ns", "stage_exchange_ns")), strict=True)
+        return [
+            StageFrame(
+                busy_percent=_percent(busy_ns, self._duration_ns),
+                wait_ns=wait_ns // num_steps if num_steps else None,
+                exchange_ns=exchange_ns // num_steps if num_steps else None,
+            )
+            for busy_ns, wait_ns, exchange_ns in times
+        ]
+
+    def kv_groups(self, of_set: SetOfReplicas) -> list[KvGroupFrame]:
+        """Of one replica."""
+        ((_, metrics),) = self._pairs
+        return [
+            KvGroupFrame(
+                num_held_blocks=num_held,
+                num_blocks=of_set.num_blocks // of_set.layout.groups,
+                tokens_per_s=self.rate(num_tokens),
+            )
+            for num_held, num_tokens in zip(metrics.group_held_blocks, self.parts("group_tokens"), strict=True)
+        ]
+
+    def parts(self, name: str) -> list[int]:
+        """By how much each of a replica's stages or KV groups has grown."""
+        ((old, new),) = self._pairs
+        return list(map(sub, getattr(new, name), getattr(old, name)))
 
 
 def _nothing(metrics: ReplicaMetrics) -> ReplicaMetrics:
     """The sums of a replica before its first event."""
-    return ReplicaMetrics(histograms={key: Histogram.over(each.bounds) for key, each in metrics.histograms.items()})
+    stages, groups = [0] * len(metrics.stage_busy_ns), [0] * len(metrics.group_tokens)
+    return ReplicaMetrics(
+        histograms={key: Histogram.over(each.bounds) for key, each in metrics.histograms.items()},
+        stage_busy_ns=stages,
+        stage_wait_ns=stages,
+        stage_exchange_ns=stages,
+        group_tokens=groups,
+    )
 
 
 def _class(before: ClassMetrics, after: ClassMetrics, interval: _Interval) -> ClassFrame:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import contextlib
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.config import CoreConfig
+from eventlm.core.shards import Layout
 from eventlm.engine.request import QueueFullError
 from eventlm.events import Event, Finished
 from eventlm.metrics.aggregates import ClassMetrics, MetricsSnapshot, ReplicaMetrics
-from eventlm.metrics.frame import Frame, Percentiles, frame, recorded_frames
+from eventlm.metrics.frame import Frame, Percentiles, StageFrame, frame, recorded_frames
 from eventlm.metrics.histograms import make_histograms
 from eventlm.metrics.store import MetricsStore
 from eventlm.types import NANOSECONDS_PER_MILLISECOND as MS
@@ -26,7 +30,7 @@ def replica(**fields: int) -> ReplicaMetrics:
     return ReplicaMetrics(histograms=make_histograms(512), **fields)  # type: ignore[arg-type]
 
 
-def snapshot(*replicas: ReplicaMetrics, **fields: int) -> MetricsSnapshot:
+def snapshot(*replicas: ReplicaMetrics, **fields: Any) -> MetricsSnapshot:
     return structs.replace(MetricsSnapshot(num_blocks=10, replicas=[each.copy() for each in replicas]), **fields)
 
 
@@ -53,6 +57,31 @@ def test_rates_are_of_all_replicas_and_of_the_interval() -> None:
         (0, 0, False),
         (2, 2, True),
     ]
+
+
+def test_stages_and_kv_groups_are_those_of_their_replica() -> None:
+    core = CoreConfig(
+        models=["fake"], block_size=4, num_blocks=9, max_model_len=32, num_stages=2, num_kv_groups=2, kv_shard_tokens=4
+    )
+    one = ReplicaMetrics.of(core)
+    layout = {"num_blocks": 18, "layout": Layout(tensor=2, stages=2, groups=2)}
+    before = snapshot(one, **layout)
+    one.num_steps += 4
+    one.stage_busy_ns, one.stage_wait_ns, one.stage_exchange_ns = [SECOND, SECOND // 2], [0, 40], [0, 8]
+    one.group_tokens, one.group_held_blocks = [10, 30], [3, 1]
+    expected = [StageFrame(busy_percent=50.0, wait_ns=0, exchange_ns=0)]
+    expected.append(StageFrame(busy_percent=25.0, wait_ns=10, exchange_ns=2))
+    for earlier in (before, MetricsSnapshot()):
+        (found,) = frame(earlier, snapshot(one, **layout), start_ns=0, end_ns=2 * SECOND).replicas
+        assert found.ranks == "2 stages of 2 KV groups of 2 tensor ranks"
+        assert found.stages == expected
+        groups = [(each.num_held_blocks, each.num_blocks, each.tokens_per_s) for each in found.kv_groups]
+        assert groups == [(3, 9, 5.0), (1, 9, 15.0)]
+    (found,) = frame(before, before, start_ns=0, end_ns=0).replicas
+    assert found.stages == [StageFrame(busy_percent=None, wait_ns=None, exchange_ns=None)] * 2
+    # One process has none of it.
+    (found,) = frame(MetricsSnapshot(), snapshot(replica()), start_ns=0, end_ns=SECOND).replicas
+    assert not {"ranks", "stages", "kv_groups"} & msgspec.to_builtins(found).keys()
 
 
 def test_no_time_and_no_data_are_no_figures() -> None:

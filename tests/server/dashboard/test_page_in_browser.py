@@ -11,12 +11,14 @@ import pytest
 from msgspec import structs
 from playwright.sync_api import expect
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.engine.admin import ReplicaStatus
 from eventlm.engine.oldest_requests import ListedSequence, Wait
 from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.metrics.aggregates import ClassMetrics, MetricsSnapshot
 from tests.processes import wait_until
+from tests.replay.index.runs import record_ranks
 from tests.server.auth.test_api_keys import TWO_KEYS, write
 from tests.server.conftest import RunningServer
 from tests.server.dashboard.opened_dashboard import RUNS, OpenedDashboard
@@ -114,6 +116,31 @@ def test_charts_go_on_while_one_points_at_them(loaded: Server, open_dashboard: O
     for key in ("+", "ArrowRight", "Home"):
         page.page.keyboard.press(key)
     expect(page.page.get_by_role("status").filter(has_text="Generated")).to_have_count(1)
+
+
+@pytest.mark.parametrize("settings", [WIDE, PHONE | {"color_scheme": "dark"}])
+def test_stages_and_kv_groups_are_shown(
+    guarded: RunningServer, open_dashboard: OpenDashboard, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    """Of three replicas of three stages of three KV groups."""
+    with LogReader(record_ranks(tmp_path)) as reader:
+        for line in reader:
+            guarded.engine.store.apply(line.event())
+    page = open_dashboard(guarded.url, **settings).enter()
+    page.tab("Replicas").click()
+    expect(page.table("Replicas").get_by_role("row").nth(1)).to_contain_text("3 stages of 3 KV groups")
+    for name in ("Stages", "KV groups"):
+        expect(page.table(name).get_by_role("row")).to_have_count(10)
+    assert page.serious_faults() == []
+    assert page.overflow() <= 0
+
+
+def test_one_process_has_neither_ranks_nor_stages(fed: RunningServer, open_dashboard: OpenDashboard) -> None:
+    page = open_dashboard(fed.url, **WIDE).enter()
+    page.tab("Replicas").click()
+    expect(page.table("Replicas").get_by_role("columnheader").nth(1)).to_have_text("State")
+    for name in ("Stages", "KV groups"):
+        expect(page.table(name)).to_have_count(0)
 
 
 def test_by_keyboard_alone(fed: RunningServer, open_dashboard: OpenDashboard) -> None:

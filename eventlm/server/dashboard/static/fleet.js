@@ -27,6 +27,24 @@ const REPLICA_COLUMNS = [
   number("Lost", (row) => row.lost, formatNumber, "Workers, since this page was opened, ten minutes at most"),
 ];
 
+const RANKS = { title: "Ranks", value: (row) => row.ranks ?? "one process" };
+
+const STAGE_COLUMNS = [
+  { title: "Replica", value: (row) => row.replica },
+  { title: "Stage", value: (row) => row.number },
+  number("Busy", (row) => row.busy_percent, formatPercent, "By the clock of its host"),
+  number("Waiting", (row) => row.wait_ns, formatDuration, "Of a step while the stage has another, on average"),
+  number("Exchange", (row) => row.exchange_ns, formatDuration, "The rest of a step's way from the stage before"),
+];
+
+const GROUP_COLUMNS = [
+  { title: "Replica", value: (row) => row.replica },
+  { title: "KV group", value: (row) => row.number },
+  number("Tokens/s", (row) => row.tokens_per_s, formatNumber, "Computed, not shown"),
+  number("Blocks held", (row) => row.num_held_blocks),
+  number("Blocks", (row) => row.num_blocks),
+];
+
 export function Replicas({ frames, latest, oldest }) {
   if (!latest) return null;
   const rows = latest.frame.replicas.map((replica, index) => ({
@@ -36,11 +54,28 @@ export function Replicas({ frames, latest, oldest }) {
     preempted: sum(frames, ({ frame }) => frame.replicas[index]?.num_preemptions),
     lost: sum(frames, ({ frame }) => frame.replicas[index]?.num_workers_lost),
   }));
-  return h(
-    Card,
-    { title: "Replicas" },
-    h(Table, { caption: "Replicas", columns: REPLICA_COLUMNS, rows, empty: "The engine has not started yet." }),
+  const [first, ...others] = REPLICA_COLUMNS;
+  const columns = rows.some((row) => row.ranks) ? [first, RANKS, ...others] : REPLICA_COLUMNS;
+  return [
+    h(
+      Card,
+      { key: "replicas", title: "Replicas" },
+      h(Table, { caption: "Replicas", columns, rows, empty: "The engine has not started yet." }),
+    ),
+    h(Parts, { key: "stages", title: "Stages", columns: STAGE_COLUMNS, rows: partsOf(rows, "stages") }),
+    h(Parts, { key: "groups", title: "KV groups", columns: GROUP_COLUMNS, rows: partsOf(rows, "kv_groups") }),
+  ];
+}
+
+/** Those of all replicas that have several. */
+function partsOf(replicas, name) {
+  return replicas.flatMap(({ index, [name]: parts = [] }) =>
+    parts.map((part, number) => ({ ...part, replica: index, number })),
   );
+}
+
+function Parts({ title, columns, rows }) {
+  return rows.length > 0 && h(Card, { title }, h(Table, { caption: title, columns, rows }));
 }
 
 const CLASS_COLUMNS = [
