@@ -152,7 +152,10 @@ class Simulator:
         patience, a grammar.
         """
         seq, arrived_ns = admitted.arrival.s, admitted.arrival.ts
-        num_tokens = [sequence.num_output_tokens for sequence in admitted.sequences]
+        # The state has no lengths of finished sequences, which have had all their tokens.
+        num_tokens = [
+            NEVER if sequence.state is State.FINISHED else sequence.num_output_tokens for sequence in admitted.sequences
+        ]
         for sequence, output in zip(admitted.sequences, request.outputs, strict=True):
             if sequence.state is State.FINISHED:
                 continue

@@ -17,6 +17,7 @@ from eventlm.replay.branch.point import BranchPlace, BranchPoint, find_point
 from eventlm.replay.rebuild import rebuild
 from eventlm.replay.what_if.null_test import NullResult, null_test
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
+from eventlm.replay.workload.workload import Cancel, Workload
 from tests.replay.branch_runs import (
     SEGMENT_BYTES,
     drain_ends,
@@ -26,7 +27,7 @@ from tests.replay.branch_runs import (
     without_first_half,
 )
 from tests.replay.golden import FOLDER, GOLDEN
-from tests.replay.what_if_runs import made_run
+from tests.replay.what_if_runs import MILLISECOND, made_run, requests_of, run_of
 
 #: Every policy, batcher and router comes up in so many consecutive seeds.
 NUM_WORKLOADS = 48
@@ -151,6 +152,17 @@ def test_the_rests_of_many_runs_are_repeated(tmp_path: Path) -> None:
     wanted = {state.name for state in State if state is not State.FINISHED}
     wanted |= {"step in flight", "chunk in flight", "samples", "timer", "worker down", "preempted"}
     assert wanted <= {name for name, count in seen.items() if count}
+
+
+def test_a_cancel_may_follow_the_last_token_of_a_sample_that_has_ended(tmp_path: Path) -> None:
+    [request] = requests_of([0], output=30, n=2).requests
+    outputs = [structs.replace(request.outputs[0], worker_end=5), request.outputs[0]]
+    cancel = Cancel(index=0, position=5, delay_ns=MILLISECOND)
+    request = structs.replace(request, outputs=outputs, cancel=cancel)
+    path = run_of(tmp_path, Workload(source="made", requests=[request], block_size=16))
+    results = [rest.result for rest in rests_of(path, 100, random.Random(1))]
+    assert len(results) > 6
+    assert [result.difference for result in results] == [""] * len(results)
 
 
 def test_another_length_is_found_from_the_middle(tmp_path: Path) -> None:
