@@ -49,6 +49,7 @@ class SequenceOutcome(Struct, frozen=True, kw_only=True):
     met_deadline: bool | None
     met_objectives: bool | None
     tokens_in_time: int | None
+    replicaset: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -69,12 +70,14 @@ class Rejection(Struct, frozen=True, kw_only=True):
     has_deadline: bool
     has_objectives: bool
     service_class: str = ""
+    replicaset: int = 0
 
 
 class RunOutcome(Struct, frozen=True, kw_only=True):
     """A run. duration_ns: from the first arrival to the last end. `sequences` are in the order of their ends.
 
-    reject_reasons: counts requests. hit_tokens of queried_tokens: prompt tokens found in caches.
+    reject_reasons: counts requests. busy_ns_of_replicas: by number, of all steps of the run. hit_tokens of
+    queried_tokens: prompt tokens found in caches.
     """
 
     sequences: list[SequenceOutcome]
@@ -89,6 +92,7 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
     num_preemptions: int
     hit_tokens: int
     queried_tokens: int
+    busy_ns_of_replicas: list[int] = []
 
     def latency(self, name: str, sequences: Iterable[SequenceOutcome] | None = None) -> Distribution | None:
         """One of LATENCIES over `sequences`, by default all, as far as they ran to their end; None if none has it."""
@@ -105,6 +109,18 @@ class RunOutcome(Struct, frozen=True, kw_only=True):
             self,
             sequences=[each for each in self.sequences if each.service_class == service_class],
             rejections=[each for each in self.rejections if each.service_class == service_class],
+        )
+
+    def of_replicaset(self, number: int) -> RunOutcome:
+        """The same with only the sequences, rejections and output of one replicaset; other counts remain those of
+        all.
+        """
+        sequences = [each for each in self.sequences if each.replicaset == number]
+        return structs.replace(
+            self,
+            sequences=sequences,
+            rejections=[each for each in self.rejections if each.replicaset == number],
+            output_tokens=sum(each.output_tokens for each in sequences),
         )
 
     @property
@@ -233,6 +249,7 @@ class OutcomeCollector:
                 has_deadline=arrival.scheduling.deadline_ns > 0,
                 has_objectives=self._objectives_of(arrival) is not None,
                 service_class=arrival.scheduling.service_class,
+                replicaset=arrival.replicaset,
             )
         )
         self._forget(event.request)
@@ -265,6 +282,7 @@ class OutcomeCollector:
                 index=row.index,
                 reason=row.reason,
                 service_class=arrival.scheduling.service_class,
+                replicaset=arrival.replicaset,
                 prompt_tokens=row.prompt_tokens,
                 output_tokens=row.output_tokens,
                 cached_tokens=row.cached_tokens,
@@ -333,6 +351,7 @@ class OutcomeCollector:
             num_preemptions=sum(sum(replica.preempt_reasons.values()) for replica in replicas),
             hit_tokens=sum(replica.hit_tokens for replica in replicas),
             queried_tokens=sum(replica.queried_tokens for replica in replicas),
+            busy_ns_of_replicas=[replica.busy_ns for replica in replicas],
         )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from msgspec import structs
+from msgspec import UNSET, structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Recorder
@@ -64,7 +64,11 @@ def with_tokens(header: Header, machine: Machine, run: str) -> Header:
         run=run,
         level="tokens",
         model_fingerprint="fake",
-        config={"model": {"model": "fake", "fake": structs.asdict(machine.fake)}},
+        config={
+            "model": {"model": "fake", "fake": structs.asdict(machine.fake)},
+            "replicasets": {each.core.models[0]: {"fake": structs.asdict(each.fake)} for each in machine.others},
+        },
+        replicasets=[structs.replace(each, model_fingerprint="fake") for each in header.replicasets or []] or UNSET,
     )
 
 

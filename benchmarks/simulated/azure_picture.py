@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from eventlm.config.replicasets import TOP_REPLICASET
 from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
@@ -93,7 +94,7 @@ def sweep(path: Path, loads: str, arguments: argparse.Namespace, cost: LinearCos
     """Every configuration under every load."""
     plan = SweepPlan(
         workload_path=str(path),
-        cost=cost,
+        costs={TOP_REPLICASET: cost},
         configurations=make_configurations(
             [{"type": name} for name in POLICIES], [{"type": name} for name in BATCHERS], [{"type": "pull"}], [1]
         ),

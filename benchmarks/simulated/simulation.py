@@ -27,11 +27,11 @@ from eventlm.events import Arrived, Event, Fact, Header, Launched, Marker, Worke
 from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.cost.model import CostModel, LinearCost
 from eventlm.replay.outcome import OutcomeCollector
-from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.engine import SimulatedSet, build_engine
 from eventlm.replay.simulate.simulation import simulate, simulated_header
 from eventlm.replay.simulate.simulator import Simulator, Subscriber
 from eventlm.replay.simulate.summary import SimulationSummary
-from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.timing import ModelledTiming, SetTiming
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.workload.file import read_workload
 from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
@@ -94,7 +94,7 @@ def engine(workload: Workload) -> EngineSetup:
 
 def run(workload: Workload, setup: EngineSetup, subscribers: Sequence[Subscriber], *, checkpoints: bool) -> Timed:
     """The simulator with these subscribers."""
-    header = simulated_header(workload, setup, COST, PREDICTOR)
+    header = simulated_header(workload, [SimulatedSet(setup, PREDICTOR, COST)])
     num_steps = 0
 
     def count(event: Event) -> None:
@@ -102,7 +102,7 @@ def run(workload: Workload, setup: EngineSetup, subscribers: Sequence[Subscriber
         num_steps += type(event) is Launched
 
     core = Core(setup.core, setup.plugins, Predictor.from_coefficients(PREDICTOR))
-    timing = ModelledTiming(COST, setup.core)
+    timing = ModelledTiming([SetTiming(COST, setup.core)])
     began = time.process_time()
     simulator = Simulator(
         header,

@@ -91,7 +91,8 @@ def measure(setting: Setting, index: int, rate: float, folder: str, arguments: a
     )
     result = what_if(run.folder, [Alternative(changes=Changes(policy={"type": setting.policy}))])
     assert result.null is not None
-    assert result.fit is not None
+    fit = result.sets[0].fit
+    assert fit is not None
     errors = {name: errors_of(result, name) for name in METRICS}
     return setting._asdict() | {
         "requests": len(workload.requests),
@@ -100,8 +101,8 @@ def measure(setting: Setting, index: int, rate: float, folder: str, arguments: a
         "decisions": result.null.num_decisions,
         "errors": {name: error.baseline for name, error in errors.items()},
         "errors_unpaced": {name: error.unpaced for name, error in errors.items()},
-        "held_out": result.fit.mean,
-        "held_out_near": result.fit.mean_near,
+        "held_out": fit.mean,
+        "held_out_near": fit.mean_near,
         "recorded_ms": {
             metric.name: metric.recorded / 1e6
             for metric in result.comparison.metrics

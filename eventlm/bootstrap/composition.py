@@ -24,10 +24,9 @@ from eventlm.bootstrap.model_source import ModelSource, find_model
 from eventlm.bootstrap.num_workers import check_num_ranks, check_room_for_workers, thread_warnings
 from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
-from eventlm.config.core import check_together
 from eventlm.config.load import replace_fields
 from eventlm.config.options import options
-from eventlm.config.replicasets import configs_of_replicasets
+from eventlm.config.replicasets import check_sets, configs_of_replicasets, keys_of_further
 from eventlm.config.structs import memory_bytes
 from eventlm.core.predictor import Predictor
 from eventlm.engine.inference_engine import InferenceEngine
@@ -135,8 +134,9 @@ def compose_engine(
         setups.append(setup)
         warnings += [*own_warnings, *_pin_warnings(setup, parts.forward)]
     if len(setups) > 1:
-        _check_sets(setups)
-        recorded = {name: keys for name, keys in config.replicasets.items() if name != setups[0].name}
+        check_sets({each.name: each.core for each in setups})
+        further = keys_of_further([each.config for each in setups])
+        recorded = dict(zip([each.name for each in setups[1:]], further, strict=True))
         setups[0] = structs.replace(setups[0], config=structs.replace(setups[0].config, replicasets=recorded))
     check_room_for_workers(list(configs.values()))
     engine = InferenceEngine(setups[0], real_system(), setups[1:])
@@ -152,23 +152,6 @@ def _errors_of(name: str, *, is_alone: bool) -> Iterator[None]:
         if not is_alone:
             error.args = (f"replicaset {name}: {error}",)
         raise
-
-
-def _check_sets(setups: list[EngineSetup]) -> None:
-    """Raise UsageError for replicasets that cannot be told apart, or are more than an engine can have."""
-    served: dict[str, str] = {}
-    for setup in setups:
-        for model in setup.core.models:
-            if model in served:
-                raise UsageError(
-                    f"the replicasets {served[model]} and {setup.name} both serve {model!r}, and requests go by that "
-                    "name; give one another served_model_name"
-                )
-            served[model] = setup.name
-    try:
-        check_together([setup.core for setup in setups])
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 class _SetParts(NamedTuple):

@@ -86,12 +86,13 @@ def devices_of_run(header: Header) -> list[Device]:
 
     Raises UsageError where such a run cannot be computed here.
     """
-    if not runs_on_gpu(header):
+    on_gpus = [number for number in range(len(header.sets)) if runs_on_gpu(header, number)]
+    if not on_gpus:
         return []
     interpreted = interpreted_gpu()
     found = FoundGpus([interpreted]) if interpreted is not None else _usable_gpus()
     if found.problem:
-        gpu = computed(header).host.gpu
+        gpu = computed(header, on_gpus[0]).host.gpu
         remedy = "set TRITON_INTERPRET=1" if gpu == INTERPRETER else found.problem
         raise UsageError(f"the run was computed on a GPU ({gpu}): {remedy}")
     return [gpu.device for gpu in found.gpus]

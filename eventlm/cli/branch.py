@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING
 
 from eventlm.cli.output import file_progress, is_long, print_report
 from eventlm.cli.parser import READING_A_TRACE, Parser, add_number, exit_code_lines
-from eventlm.cli.replay.command import PLUGIN_KINDS, parse_settings
+from eventlm.cli.replay.command import parse_settings
+from eventlm.cli.replay.replicasets import (
+    CHANGES,
+    COST_MODEL,
+    PLUGIN_KINDS,
+    add_replicaset_flag,
+    changes_of,
+    once,
+    parse_replicasets,
+    read_cost_models,
+)
 from eventlm.cli.replay.what_if import StageProgress
-from eventlm.cli.simulate.flags import read_cost_model
 from eventlm.cli.time_window import nanoseconds
 from eventlm.cli.trace_path import HELP, LATEST, add_strict_flag, add_trust_flag, trace_file
 from eventlm.config.objectives import parse_objectives
@@ -63,6 +72,7 @@ point: `eventlm replay` asks about those for the whole run.
         help="another value of the core's configuration from there on, such as max_num_batched_tokens=512; may be "
         "repeated",
     )
+    add_replicaset_flag(parser, may="cost_model, and ")
     parser.add_argument("--slo", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS for requests that bring no limits")
     parser.add_argument(
         "--cost-model",
@@ -90,17 +100,19 @@ def run(arguments: argparse.Namespace) -> int:
     specs = {kind: getattr(arguments, kind) for kind in PLUGIN_KINDS}
     plugins = {kind: parse_plugin_spec(text) for kind, text in specs.items() if text is not None}
     settings = parse_settings(arguments.assignments)
+    of_sets = parse_replicasets(arguments.replicasets)
+    own = changes_of(once(of_sets, "a branch", allowed=[CHANGES, COST_MODEL]))
     objectives = parse_objectives(arguments.slo) if arguments.slo is not None else None
     from eventlm.replay.branch.branch import branch
     from eventlm.replay.branch.point import find_point
     from eventlm.replay.branch.report import render, to_object
     from eventlm.replay.rebuild import Changes
-    from eventlm.replay.what_if.what_if import NUM_DRAWS
+    from eventlm.replay.what_if.costs import NUM_DRAWS
 
     num_draws = NUM_DRAWS if arguments.draws is None else arguments.draws
     if num_draws > NUM_DRAWS:
         raise UsageError(f"--draws {num_draws}: 1 to {NUM_DRAWS} are possible")
-    changes = Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **plugins)
+    changes = Changes(settings=settings, of_sets=own, trust_local_plugins=arguments.trust_local_plugins, **plugins)
     path = trace_file(arguments.trace)
     with file_progress("going there", path) as on_progress:
         point = find_point(
@@ -116,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
             point,
             changes,
             objectives=objectives,
-            cost_model=read_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
+            cost_models=read_cost_models(path, arguments.cost_model, of_sets),
             num_draws=num_draws,
             output=arguments.output,
             strict=arguments.strict,

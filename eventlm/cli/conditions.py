@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.cli.parser import Parser, add_number
-from eventlm.cli.simulate.flags import COST_MODEL_HELP, engine_options, read_cost_model
+from eventlm.cli.simulate.flags import COST_MODEL_HELP, given_engine_options, read_cost_model
 from eventlm.cli.time_window import nanoseconds
 from eventlm.cli.trace_path import add_strict_flag, add_trust_flag, trace_file
 from eventlm.config.options import options
@@ -71,7 +71,7 @@ def flags_of_a_simulation(arguments: argparse.Namespace) -> list[str]:
     """Those that were given of a condition on a simulated run and of its engine."""
     flags = ["--over", "--keep", "--cost-model", "--jobs", "--budget"]
     given = [flag for flag in flags if getattr(arguments, flag[2:].replace("-", "_"), None)]
-    return given + [options()[name].flag for name in engine_options(arguments)]
+    return given + [options()[name].flag for name in given_engine_options(arguments)]
 
 
 def parse_budget(text: str | None) -> Budget:
@@ -99,7 +99,7 @@ def read_subject(text: str, arguments: argparse.Namespace) -> Subject:
     from eventlm.replay.workload.source import is_trace, load_workload
 
     path = trace_file(text)
-    given = engine_options(arguments)
+    given = given_engine_options(arguments)
     cost_model = arguments.cost_model
     if is_trace(path):
         with LogReader(path) as log:
@@ -111,6 +111,12 @@ def read_subject(text: str, arguments: argparse.Namespace) -> Subject:
             raise UsageError(f"{text} is a workload file, which has no durations: give --cost-model")
     with file_progress("reading", path) as on_progress:
         loaded = load_workload(path, with_incidents=True, strict=arguments.strict, on_progress=on_progress)
+    if len(loaded.workload.recorded) > 1:
+        names = ", ".join(loaded.workload.recorded)
+        raise UsageError(
+            f"{text}: it is of several replicasets ({names}), and shrink and bisect are for one; `eventlm simulate` "
+            "and `eventlm sweep` take it"
+        )
     cost = read_cost_model(cost_model)
     pinned = pinned_options(loaded.workload, found, cost)
     return Subject(loaded.workload, pinned, cost, loaded.notes, loaded.warnings)

@@ -60,15 +60,23 @@ def _add_class_flag(parser: argparse.ArgumentParser) -> None:
 
 def _add_replicaset_flag(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Replicasets ([replicasets.NAME] in the TOML file)")
+    add_specs_flag(
+        group,
+        "a further model in the same engine, with any option of the groups model, KV cache, scheduling, worker, "
+        "GPU and parallel, such as small:model=smollm2,replicas=2; the rest is as without it; may be repeated. "
+        "Requests go by the name of the model",
+    )
+
+
+def add_specs_flag(group: argparse._ActionsContainer, text: str) -> None:
+    """Add `--replicaset`, whose specs `given_options` has; `text` is its help."""
     group.add_argument(
         "--replicaset",
         dest=_PREFIX + REPLICASETS,
         action="append",
         metavar="NAME:KEY=VALUE,...",
         default=argparse.SUPPRESS,
-        help="a further model in the same engine, with any option of the groups model, KV cache, scheduling, worker, "
-        "GPU and parallel, such as small:model=smollm2,replicas=2; the rest is as without it; may be repeated. "
-        "Requests go by the name of the model",
+        help=text,
     )
 
 

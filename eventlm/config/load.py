@@ -19,7 +19,7 @@ import xxhash
 from eventlm.config.options import CLASSES, REPLICASETS, Option, did_you_mean, nearest, options, sections
 from eventlm.config.other_engines import name_elsewhere
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
-from eventlm.config.replicasets import SECTIONS_OF_REPLICASETS, TOP_REPLICASET
+from eventlm.config.replicasets import SECTIONS_OF_REPLICASETS, TOP_REPLICASET, split_replicaset_spec
 from eventlm.config.structs import AUTO_CLASS, CLASS_NAME, Config, ServiceClass
 from eventlm.errors import UsageError
 
@@ -38,6 +38,7 @@ def load_config(
     toml_path: str | Path | None,
     overrides: Mapping[str, Any] | None = None,
     *,
+    defaults: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     are_flags: bool = True,
 ) -> Config:
@@ -45,25 +46,26 @@ def load_config(
 
     `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
     line; those of `classes` are specs of whole classes such as `gold:priority=-10`, those of `replicasets` specs of
-    options such as `small:model=smollm2,replicas=2`. `environment` is `os.environ` if
+    options such as `small:model=smollm2,replicas=2`, or tables of options by name. `defaults` hold where neither has an
+    option: values by option name, and tables of replicasets by theirs. `environment` is `os.environ` if
     not given. Unless the overrides `are_flags` they are keywords, and messages call them so. Raises UsageError that
     names file, section, key, value and what is allowed.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(defaults or {})
+    replicasets: dict[str, dict[str, Any]] = dict(values.pop(REPLICASETS, {}))
     if toml_path is not None:
         values.update(_file_values(Path(toml_path)))
     api_key = (os.environ if environment is None else environment).get(API_KEY_VARIABLE)
     if api_key:
         values["api_key"] = api_key
     classes: dict[str, ServiceClass] = values.pop(CLASSES, {})
-    replicasets: dict[str, dict[str, Any]] = values.pop(REPLICASETS, {})
+    _add_tables(replicasets, values.pop(REPLICASETS, {}))
     for name, value in (overrides or {}).items():
         if name == CLASSES:
             classes |= dict(map(_class_of_spec, value))
             continue
         if name == REPLICASETS:
-            for key, table in _replicasets_of_specs(value).items():
-                replicasets[key] = replicasets.get(key, {}) | table
+            _add_tables(replicasets, _given_tables(value) if isinstance(value, dict) else _replicasets_of_specs(value))
             continue
         option = options().get(name)
         if option is None:
@@ -220,34 +222,30 @@ def _service_class(name: str, table: object, where: str) -> ServiceClass:
     return found
 
 
+def _add_tables(replicasets: dict[str, dict[str, Any]], more: Mapping[str, dict[str, Any]]) -> None:
+    for name, table in more.items():
+        replicasets[name] = replicasets.get(name, {}) | table
+
+
+def _given_tables(tables: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Replicasets as tables, whose values are typed, or texts as on the command line."""
+    return {name: _replicaset(name, table, f"--replicaset {name}", is_spec=True) for name, table in tables.items()}
+
+
 def _replicasets_of_specs(specs: list[str]) -> dict[str, dict[str, Any]]:
     """Replicasets as on the command line, each NAME:KEY=VALUE,..."""
     found: dict[str, dict[str, Any]] = {}
     for spec in specs:
-        name, _, text = spec.partition(":")
+        name, table = split_replicaset_spec(spec, example="model=smollm2")
         where = f"--replicaset {spec}"
         if name in found:
             raise UsageError(f"{where}: two replicasets are called {name}; give one another name")
-        table: dict[str, str] = {}
-        key = ""
-        for part in text.split(",") if text else []:
-            before, equals, value = part.partition("=")
-            if equals and before.strip() in table:
-                raise UsageError(f"{where}: it gives {before.strip()} twice")
-            if equals:
-                key = before.strip()
-                table[key] = value.strip()
-            elif key:
-                # A list, such as the predictor's coefficients.
-                table[key] += f",{part}"
-            else:
-                raise UsageError(f"{where}: {part!r} is not of the form KEY=VALUE")
         found[name] = _replicaset(name, table, where, is_spec=True)
     return found
 
 
 def _replicaset(name: str, table: object, where: str, *, is_spec: bool = False) -> dict[str, Any]:
-    """The options of a replicaset; of a spec all values are texts."""
+    """The options of a replicaset; of a spec values may be texts as on the command line."""
     if not CLASS_NAME.fullmatch(name):
         raise UsageError(f"{where}: a replicaset's name has 1 to 64 letters, digits, - or _")
     if not isinstance(table, dict):

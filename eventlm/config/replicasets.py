@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import structs
 
+from eventlm.config.core import CoreConfig, check_together
 from eventlm.config.options import options
 from eventlm.config.structs import Config
+from eventlm.errors import UsageError
 
 #: What the replicaset of the options at the top is called.
 TOP_REPLICASET = "main"
@@ -16,6 +19,36 @@ TOP_REPLICASET = "main"
 SECTIONS_OF_REPLICASETS = ("model", "cache", "scheduler", "worker", "gpu", "parallel")
 #: They belong to the model that the top names; a replicaset with another model does not take them from there.
 _OF_ITS_MODEL = ("revision", "served_model_name", "predictor")
+
+
+class ReplicasetSpec(NamedTuple):
+    """What `--replicaset` says: a name, and keys with their values as texts."""
+
+    name: str
+    table: dict[str, str]
+
+
+def split_replicaset_spec(spec: str, *, example: str) -> ReplicasetSpec:
+    """`NAME:KEY=VALUE,...` in its parts. example: of a key and a value, for who gives none. Raises UsageError."""
+    name, _, text = spec.partition(":")
+    where = f"--replicaset {spec}"
+    if not text:
+        raise UsageError(f"{where}: it says nothing of the replicaset; write NAME:KEY=VALUE, such as {name}:{example}")
+    table: dict[str, str] = {}
+    key = ""
+    for part in text.split(","):
+        before, equals, value = part.partition("=")
+        if equals and before.strip() in table:
+            raise UsageError(f"{where}: it gives {before.strip()} twice")
+        if equals:
+            key = before.strip()
+            table[key] = value.strip()
+        elif key:
+            # A list, such as the predictor's coefficients.
+            table[key] += f",{part}"
+        else:
+            raise UsageError(f"{where}: {part!r} is not of the form KEY=VALUE")
+    return ReplicasetSpec(name, table)
 
 
 def configs_of_replicasets(config: Config) -> dict[str, Config]:
@@ -35,6 +68,37 @@ def configs_of_replicasets(config: Config) -> dict[str, Config]:
             tables[options()[key].section][key] = value
         found[name] = msgspec.convert(tables, Config)
     return found
+
+
+def keys_of_further(configs: Sequence[Config]) -> list[dict[str, Any]]:
+    """The options that each replicaset after the first has otherwise than the first."""
+    named = [option for option in options().values() if option.section in SECTIONS_OF_REPLICASETS]
+
+    def of(config: Config) -> dict[str, Any]:
+        tables = msgspec.to_builtins(config)
+        return {option.name: tables[option.section][option.name] for option in named}
+
+    first, *others = map(of, configs)
+    return [{name: value for name, value in own.items() if value != first[name]} for own in others]
+
+
+def check_sets(cores: Mapping[str, CoreConfig]) -> None:
+    """Raise UsageError for replicasets, by their names, that cannot be told apart or are more than an engine can
+    have.
+    """
+    served: dict[str, str] = {}
+    for name, core in cores.items():
+        for model in core.models:
+            if model in served:
+                raise UsageError(
+                    f"the replicasets {served[model]} and {name} both serve {model!r}, and requests go by that name; "
+                    "give one another served_model_name"
+                )
+            served[model] = name
+    try:
+        check_together([*cores.values()])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def first_replicaset(config: Config) -> Config:

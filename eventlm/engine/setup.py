@@ -386,6 +386,7 @@ def make_header(
                 predictor=each.predictor,
                 model_fingerprint=each.first.model_fingerprint,
                 block_table_size=PAIRS_PER_BLOCK * each.setup.core.blocks_per_replica,
+                host=each.first.host,
             )
             for each in others
         ]

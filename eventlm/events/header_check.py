@@ -51,6 +51,7 @@ def _problems(header: Header) -> Iterator[str]:
     yield from _plugin_problems("", header.plugins, nested)
     others = header.replicasets or []
     for number, other in enumerate(others):
+        nested[f"replicasets[{number}].host"] = other.host
         yield from _plugin_problems(f"replicasets[{number}].", other.plugins, nested)
     names = [each.name for each in header.sets]
     if len(set(names)) < len(names):

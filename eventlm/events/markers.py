@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, structs
 
 from eventlm.config import CoreConfig
 from eventlm.config.core import MAX_NAME_LENGTH, Count
@@ -44,6 +45,8 @@ class ReplicasetRecord(Struct, frozen=True, kw_only=True):
     predictor: Coefficients
     model_fingerprint: Text = ""
     block_table_size: Count = 0
+    #: What its workers compute with. The rest of the machine is in the header's.
+    host: dict[str, Any] = {}
 
 
 class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header"):
@@ -94,6 +97,7 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
             predictor=self.predictor,
             model_fingerprint=self.model_fingerprint,
             block_table_size=self.block_table_size,
+            host=self.host,
         )
         return [first, *(self.replicasets or [])]
 
@@ -102,9 +106,19 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
         """Of all replicasets."""
         return sum(each.core.num_replicas for each in self.sets)
 
+    def with_sets(self, sets: Sequence[ReplicasetRecord]) -> Header:
+        """The same with other contents of its replicasets."""
+        first, *others = sets
+        fields = {name: getattr(first, name) for name in ReplicasetRecord.__struct_fields__ if name != "name"}
+        return structs.replace(self, **fields, replicasets=others or UNSET)
+
     def cores_of_replicas(self) -> list[CoreConfig]:
         """By its number, the configuration of each replica's set."""
         return [each.core for each in self.sets for _ in range(each.core.num_replicas)]
+
+    def sets_of_replicas(self) -> list[int]:
+        """By its number, which set each replica is of."""
+        return [index for index, each in enumerate(self.sets) for _ in range(each.core.num_replicas)]
 
 
 class Checkpoint(Marker, frozen=True, kw_only=True, tag="checkpoint"):

@@ -14,7 +14,7 @@ A branch is written as a trace that begins with a snapshot, so every tool reads 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
-from eventlm.core.predictor import StepShape
 from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
@@ -37,26 +36,18 @@ from eventlm.replay.branch.engine import (
 )
 from eventlm.replay.branch.pairing import RequestPair, pair_requests
 from eventlm.replay.branch.point import BranchPoint
-from eventlm.replay.cost.fit import fit_cost
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedShapes, RecordedStep
 from eventlm.replay.outcome import OutcomeCollector
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.simulate.simulator import Simulator
-from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.timing import ModelledTiming, timings
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.simulate.under_way import UnderWay, remaining_work
 from eventlm.replay.what_if.compare import Ran, compare
+from eventlm.replay.what_if.costs import NUM_DRAWS, LooksAtShapes, draw_costs, given_costs, shapes_of_sets
 from eventlm.replay.what_if.null_test import null_test
-from eventlm.replay.what_if.what_if import (
-    NUM_DRAWS,
-    NullTestError,
-    OnStage,
-    Simulated,
-    WhatIfResult,
-    draw_costs,
-    stages_of,
-)
+from eventlm.replay.what_if.what_if import NullTestError, OnStage, Simulated, WhatIfResult, sets_found, stages_of
 from eventlm.replay.workload.closed_loop import find_closed_loop
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
 from eventlm.replay.workload.unknown import draw_unknown
@@ -88,6 +79,7 @@ def branch(
     run: RecordedRun | None = None,
     objectives: Objectives | None = None,
     cost_model: CostModel | None = None,
+    cost_models: Mapping[str, CostModel] | None = None,
     num_draws: int = NUM_DRAWS,
     output: Path | str | None = None,
     strict: bool = False,
@@ -96,8 +88,9 @@ def branch(
     """Run the rest of a recorded run, from a point of it on, under changes.
 
     run: the run, if it has been read. objectives: what requests without their own are measured by. cost_model: in place
-    of one fitted to the run. num_draws: how many times each engine runs at most, with other draws of what the run does
-    not show; with one, error bars have no spread. output: a folder that gets the branch's trace.
+    of one fitted to the run; cost_models: the same of single replicasets, by their names. num_draws: how many times
+    each engine runs at most, with other draws of what the run does not show; with one, error bars have no spread.
+    output: a folder that gets the branch's trace.
 
     Raises UsageError for changes that cannot be made there and where nothing is left to run, NullTestError,
     LogWriteError if the trace cannot be written, and what LogReader raises.
@@ -105,6 +98,7 @@ def branch(
     changes = changes or Changes()
     stage = stages_of(on_progress)
     with LogReader(path) as log:
+        given = given_costs(log.header, cost_model, cost_models or {})
         found = build_branch_engine(log.header, point, changes)
         unchanged = Changes(trust_local_plugins=changes.trust_local_plugins)
         baseline = build_branch_engine(log.header, point, unchanged)
@@ -121,13 +115,12 @@ def branch(
             f"rest of the run differs at {null.difference} (`eventlm replay` has more)"
         )
     recorded = _recorded(rest, path)
-    costs, fit = draw_costs(run, cost_model, follows_run=True)
+    costs, fits = draw_costs(run, given, follows_run=True)
     costs = costs[:num_draws]
     base, base_ran = rest.simulate("baseline", baseline, costs, None, stage("simulating the rest of the run"))
     unpaced_ran: list[Ran] = []
-    if cost_model is None:
-        fitted = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS, num_groups=run.header.core.groups)
-        unpaced = fitted.draws[:num_draws]
+    if None in given:
+        unpaced = draw_costs(run, given, follows_run=False)[0][:num_draws]
         _, unpaced_ran = rest.simulate("baseline", baseline, unpaced, None, stage("simulating it at an even pace"))
     simulated, ran = rest.simulate("branch", found, costs, output, stage("simulating the branch"))
     return BranchResult(
@@ -138,10 +131,8 @@ def branch(
         what_if=WhatIfResult(
             path=str(path),
             header=run.header,
-            policies=run.policies,
             null=null,
-            fit=fit,
-            cost=costs[0],
+            sets=sets_found(run, costs[0], fits),
             objectives=objectives,
             recorded=recorded.outcome,
             baseline=base,
@@ -164,7 +155,7 @@ class _Rest(NamedTuple):
     state: StateSnapshot
     launches: list[Launched]
     work: Workload
-    shapes: RecordedShapes
+    shapes: list[RecordedShapes]
 
     def collector(self) -> OutcomeCollector:
         """One that begins at the point."""
@@ -176,7 +167,7 @@ class _Rest(NamedTuple):
         self,
         name: str,
         found: BranchEngine,
-        costs: Sequence[CostModel],
+        costs: Sequence[Sequence[CostModel]],
         folder: Path | str | None,
         on_progress: OnProgress | None,
     ) -> tuple[Simulated, list[Ran]]:
@@ -189,19 +180,14 @@ class _Rest(NamedTuple):
         self,
         name: str,
         found: BranchEngine,
-        cost: CostModel,
+        costs: Sequence[CostModel],
         draw: int,
         folder: Path | str | None,
         on_progress: OnProgress | None,
     ) -> tuple[Simulated, Ran]:
-        num_outside = 0
-
-        def look(shape: StepShape) -> None:
-            nonlocal num_outside
-            num_outside += not self.shapes.is_inside(shape)
-
         run, point = self.run, self.point
-        header = branch_header(run, point, found, cost)
+        header = branch_header(run, point, found, costs)
+        shapes = LooksAtShapes(header, self.shapes)
         live = [request.arrival.s for request in self.state.requests]
         collector = self.collector()
         trace = SimulatedTrace(folder, header.run) if folder is not None else None
@@ -211,13 +197,12 @@ class _Rest(NamedTuple):
                 found.new_core(point),
                 remaining_work(draw_unknown(run.all_work, seed=draw), live, point.s),
                 ModelledTiming(
-                    cost.in_parts(header.core.stages, header.core.groups),
-                    header.core,
-                    on_shape=look,
+                    timings(header.sets, costs),
+                    on_shape=shapes.look,
                     start=self.state,
                     before=self._steps_before(),
                 ),
-                external_facts=facts_after(run, point, found.policy),
+                external_facts=facts_after(run, point, found),
                 checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
                 subscribers=[collector.see, *([trace.see] if trace is not None else [])],
                 under_way=UnderWay(live, self.launches, run.fact_times_ns),
@@ -231,13 +216,12 @@ class _Rest(NamedTuple):
             simulator.workload_index,
             len(self.work.requests) - (outcome.num_requests - outcome.num_unfinished),
         )
-        swaps = left_out_swaps(run, point, found.policy)
         simulated = Simulated(
             name=name,
             description=found.engine.alternative.describe(),
             outcome=outcome,
-            num_outside=num_outside,
-            notes=[*found.engine.notes, *([swaps] if swaps else [])],
+            num_outside=shapes.num_outside,
+            notes=[*found.engine.notes, *left_out_swaps(run, point, found)],
             run_folder=str(trace.run_folder) if trace is not None else "",
         )
         return simulated, ran
@@ -274,8 +258,7 @@ def _rest_of_run(run: RecordedRun, point: BranchPoint, path: Path | str, objecti
     work = remaining_work(work, live, point.s)
     if not work.requests:
         raise UsageError(f"{path}: after event {point.s:,} there is nothing left to do, so nothing can be branched")
-    shapes = RecordedShapes(step.shape for step in run.steps)
-    return _Rest(run, point, objectives, state, launches_in_flight(state), work, shapes)
+    return _Rest(run, point, objectives, state, launches_in_flight(state), work, shapes_of_sets(run))
 
 
 def _recorded(rest: _Rest, path: Path | str) -> Ran:

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec import structs
 
 from eventlm.core.core import Core
+from eventlm.core.state.replicaset import SetParts
 from eventlm.core.state.validate import validate
-from eventlm.engine.plugins.registry import resolve
+from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import InvariantError, UsageError
-from eventlm.events import Fact, Header, PolicySwapped
+from eventlm.events import Fact, Header, PluginRecord, PolicySwapped, ReplicasetRecord
 from eventlm.replay.branch.point import BranchPoint
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.rebuild import FIXED_BY_SNAPSHOT, Changes, rebuild
 from eventlm.replay.what_if.engine import (
     Alternative,
     AlternativeEngine,
-    changed_plugin_records,
-    check_limits,
+    changed_sets,
+    left_swaps,
     simulated_header,
 )
 from eventlm.replay.workload.recorded_run import RecordedRun
@@ -28,10 +30,10 @@ FIXED = (*FIXED_BY_SNAPSHOT, "state_slots", "state_interval")
 
 
 class BranchEngine(NamedTuple):
-    """The engine of a branch, and the policy that takes over at the point; "" for none."""
+    """The engine of a branch, and by replicaset the policy that takes over at the point; "" for none."""
 
     engine: AlternativeEngine
-    policy: str
+    policies: list[str]
 
     def new_core(self, point: BranchPoint) -> Core:
         """The core at the point."""
@@ -43,24 +45,29 @@ def build_branch_engine(header: Header, point: BranchPoint, changes: Changes) ->
 
     Raises UsageError for a change that is invalid, or that the state at the point contradicts.
     """
-    fixed = [name for name in changes.settings if name in FIXED]
+    of_sets = {each.name: changes.of_set(each.name) for each in header.sets}
+    fixed = [name for name in FIXED if any(name in own.settings for own in of_sets.values())]
     if fixed:
         raise UsageError(
             f"--set {fixed[0]}: the cache at event {point.s:,} has the recorded size, which cannot change "
             "in the middle of a run; `eventlm replay` runs the whole work with another"
         )
     # The policy takes over by a fact after the snapshot, whose keys are of the one before it.
-    rebuilt = rebuild(structs.replace(header, s=0), structs.replace(changes, policy=None))
-    check_limits(rebuilt.config, changes)
-    records = changed_plugin_records(header, structs.replace(changes, policy=None))
-    policy = ""
-    if changes.policy is not None:
-        chosen = resolve("policy", changes.policy)
-        policy = chosen.record.name
-        policies = rebuilt.plugins.policies | {policy: chosen.instance}
-        rebuilt = rebuilt._replace(plugins=structs.replace(rebuilt.plugins, policies=policies))
-        records = [record for record in records if (record.kind, record.name) != ("policy", policy)] + [chosen.record]
-    found = BranchEngine(AlternativeEngine(Alternative(changes=changes), rebuilt, records, rebuilt.drift), policy)
+    before = structs.replace(
+        changes,
+        policy=None,
+        of_sets={name: structs.replace(own, policy=None) for name, own in changes.of_sets.items()},
+    )
+    rebuilt = rebuild(structs.replace(header, s=0), before)
+    sets, parts, policies = [], [], []
+    for record, each in zip(changed_sets(header, rebuilt, before), rebuilt.sets, strict=True):
+        spec = of_sets[record.name].policy
+        chosen = resolve("policy", spec) if spec is not None else None
+        policies.append(chosen.record.name if chosen is not None else "")
+        sets.append(_with_policy(record, chosen.record) if chosen is not None else record)
+        parts.append(_installed(each, chosen) if chosen is not None else each)
+    rebuilt = rebuilt._replace(sets=parts)
+    found = BranchEngine(AlternativeEngine(Alternative(changes=changes), rebuilt, sets, rebuilt.drift), policies)
     try:
         core = found.new_core(point)
     except InvariantError as error:
@@ -72,32 +79,60 @@ def build_branch_engine(header: Header, point: BranchPoint, changes: Changes) ->
     return found
 
 
-def branch_header(run: RecordedRun, point: BranchPoint, found: BranchEngine, cost: CostModel) -> Header:
-    """The header of a branch: what it is of, after which line of which run, and which policy decides there."""
+def _with_policy(run: ReplicasetRecord, policy: PluginRecord) -> ReplicasetRecord:
+    """With a further policy installed, in place of one of the same name."""
+    kept = [record for record in run.plugins if (record.kind, record.name) != ("policy", policy.name)]
+    return structs.replace(run, plugins=[*kept, policy])
+
+
+def _installed(parts: SetParts, policy: ResolvedPlugin) -> SetParts:
+    policies = parts.plugins.policies | {policy.record.name: policy.instance}
+    return parts._replace(plugins=structs.replace(parts.plugins, policies=policies))
+
+
+def branch_header(run: RecordedRun, point: BranchPoint, found: BranchEngine, costs: Sequence[CostModel]) -> Header:
+    """The header of a branch: what it is of, after which line of which run, and which policies decide there."""
     name = found.engine.alternative.describe() or "unchanged"
-    header = simulated_header(run, found.engine, name, cost)
+    header = simulated_header(run, found.engine, name, costs)
     slug = header.run.removeprefix(f"{run.header.run}-what-if-")
+    deciding = [chosen or taken.policy for chosen, taken in zip(found.policies, point.state.sets, strict=True)]
     return structs.replace(
         header,
         run=f"{run.header.run}-branch-{point.s}-{slug}",
         previous_h=point.h,
-        host={"simulated": header.host["simulated"] | {"event": point.s, "policy": found.policy or point.state.policy}},
+        host={"simulated": header.host["simulated"] | {"event": point.s, "policy": ", ".join(deciding)}},
     )
 
 
-def facts_after(run: RecordedRun, point: BranchPoint, policy: str) -> list[Fact]:
-    """The facts of no request after the point. Another policy takes over at once, and later swaps do not happen."""
-    found: list[Fact] = [PolicySwapped(ts=point.now_ns, name=policy)] if policy else []
+def facts_after(run: RecordedRun, point: BranchPoint, found: BranchEngine) -> list[Fact]:
+    """The facts of no request after the point. Other policies take over at once, and later swaps in their replicasets
+    do not happen.
+    """
+    facts: list[Fact] = [
+        PolicySwapped(ts=point.now_ns, name=policy, replicaset=index)
+        for index, policy in enumerate(found.policies)
+        if policy
+    ]
     for fact in run.external_facts:
-        if fact.s > point.s and not (policy and isinstance(fact, PolicySwapped)):
-            # Its cause has another position here.
-            found.append(structs.replace(fact, c=0))
-    return found
+        if fact.s > point.s:
+            changes = found.engine.alternative.changes
+            facts += left_swaps(fact, run.header, changes) if isinstance(fact, PolicySwapped) else [fact]
+    # Their causes have other positions here.
+    return [structs.replace(fact, c=0) for fact in facts]
 
 
-def left_out_swaps(run: RecordedRun, point: BranchPoint, policy: str) -> str:
-    """A note if the run's policy was swapped after the point, where the branch has its own; else empty."""
-    later = [fact.name for fact in run.external_facts if isinstance(fact, PolicySwapped) and fact.s > point.s]
-    if not policy or not later:
-        return ""
-    return f"the run's policy was swapped later on ({', '.join(later)}); the branch keeps {policy}"
+def left_out_swaps(run: RecordedRun, point: BranchPoint, found: BranchEngine) -> list[str]:
+    """A note for each replicaset whose policy the run swapped after the point, where the branch has its own."""
+    notes = []
+    for index, (record, policy) in enumerate(zip(run.header.sets, found.policies, strict=True)):
+        later = [
+            fact.name
+            for fact in run.external_facts
+            if isinstance(fact, PolicySwapped) and fact.s > point.s and fact.replicaset in (-1, index)
+        ]
+        if policy and later:
+            whose = f"{record.name}: " if len(found.policies) > 1 else ""
+            notes.append(
+                f"{whose}the run's policy was swapped later on ({', '.join(later)}); the branch keeps {policy}"
+            )
+    return notes

@@ -13,7 +13,7 @@ from eventlm.config.options import did_you_mean
 from eventlm.errors import UsageError
 from eventlm.replay.cost.fit import FittedCost, fit_cost
 from eventlm.replay.cost.model import LinearCost
-from eventlm.replay.cost.recorded_steps import StepCollector
+from eventlm.replay.cost.recorded_steps import StepCollector, by_set
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.types import OnProgress
 
@@ -26,8 +26,11 @@ def built_in_cost_models() -> list[str]:
     return sorted(path.stem for path in _FOLDER.glob("*.toml"))
 
 
-def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> LinearCost | RooflineCost:
-    """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run: see `fit_trace`.
+def load_cost_model(
+    text: str, replicaset: str = "", *, on_progress: OnProgress | None = None
+) -> LinearCost | RooflineCost:
+    """A cost model by its name, from a TOML file (`*.toml`), or fitted to a recorded run, or a replicaset of it: see
+    `fit_trace`.
 
     `on_progress` gets the bytes of the run read, and their total. Raises UsageError that names the file and the key, or
     lists the built-in names; and what LogReader raises.
@@ -39,23 +42,33 @@ def load_cost_model(text: str, *, on_progress: OnProgress | None = None) -> Line
     if path.suffix == ".toml":
         return _from_toml(path)
     if path.exists():
-        return fit_trace(path, on_progress=on_progress).model
+        return fit_trace(path, replicaset, on_progress=on_progress).model
     hint = did_you_mean(text, names, listed_as="built in")
     raise UsageError(f"no cost model {text!r}{hint}; or give a TOML file, or a recorded run to fit one to")
 
 
-def fit_trace(path: Path | str, *, on_progress: OnProgress | None = None) -> FittedCost:
-    """Fit to the steps of a trace or run folder, for workloads with other arrival times than the run.
+def fit_trace(path: Path | str, replicaset: str = "", *, on_progress: OnProgress | None = None) -> FittedCost:
+    """Fit to the steps of a trace or run folder, for workloads with other arrival times than the run. Of a run with
+    several replicasets, to those of the one of this name.
 
     `on_progress` gets the bytes read, and their total. Raises UsageError, and what LogReader raises.
     """
     collector = StepCollector()
     with LogReader(path) as log:
-        num_groups = log.header.core.groups
+        header = log.header
+        names = [each.name for each in header.sets]
+        if len(names) > 1 and replicaset not in names:
+            raise UsageError(
+                f"{path}: a cost model is fitted to one replicaset, and the run has {', '.join(names)}; give each "
+                f"simulated replicaset one by that name, or a cost model of its own"
+            )
         log.fold(collector.apply, on_progress=on_progress)
-    if not collector.steps:
-        raise UsageError(f"{path}: it has no completed step to fit a cost model to")
-    return fit_cost(collector.steps, follows_run=False, num_groups=num_groups)
+    index = names.index(replicaset) if len(names) > 1 else 0
+    steps = by_set(header, collector.steps)[index]
+    if not steps:
+        whose = f"the replicaset {replicaset}" if len(names) > 1 else "it"
+        raise UsageError(f"{path}: {whose} has no completed step to fit a cost model to")
+    return fit_cost(steps, follows_run=False, num_groups=header.sets[index].core.groups)
 
 
 def _from_toml(path: Path) -> LinearCost | RooflineCost:

@@ -45,10 +45,10 @@ def most_of(works: Sequence[GroupWork]) -> StepShape:
 
 
 class WorkOfSteps:
-    """Takes the launches of replicas in order. config: their limits."""
+    """Takes the launches of replicas in order. cores: the limits of each replica, by its number."""
 
-    def __init__(self, config: CoreConfig) -> None:
-        self._config = config
+    def __init__(self, cores: Sequence[CoreConfig]) -> None:
+        self._cores = cores
         #: The group of the first block of each sequence, by (replica, request, index).
         self._first_groups: dict[tuple[int, int, int], int] = {}
 
@@ -60,11 +60,12 @@ class WorkOfSteps:
                     self._begin(row.replica, request.arrival.s, row.index, row.block_table[0])
 
     def _begin(self, replica: int, request: int, index: int, block: int) -> None:
-        self._first_groups[replica, request, index] = block // self._config.num_blocks
+        self._first_groups[replica, request, index] = block // self._cores[replica].num_blocks
 
     def of(self, launched: Launched) -> list[GroupWork]:
         """What each group computes; without groups, what the worker does."""
-        config, replica = self._config, launched.replica
+        replica = launched.replica
+        config = self._cores[replica]
         if config.groups == 1:
             return [GroupWork(shape_of(launched))]
         for request, index in launched.forget:
@@ -90,7 +91,7 @@ class WorkOfSteps:
 
     def _contexts(self, replica: int, request: int, index: int, before: int) -> tuple[list[tuple[int, int]], int]:
         """What each of the groups that compute a row holds of the tokens before it, and which one stores the row."""
-        config = self._config
+        config = self._cores[replica]
         # Not known of one that has lost its blocks since: its step was in flight where a log or a branch begins.
         first = self._first_groups.get((replica, request, index), 0)
         own = group_of(before, first, config.kv_shard_tokens or config.block_size, config.groups)

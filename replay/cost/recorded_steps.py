@@ -56,7 +56,8 @@ class StepCollector:
         if isinstance(event, Launched):
             self._launches[event.s] = event, self._shape(event)
         elif isinstance(event, Header):
-            self._work = self._work or (WorkOfSteps(event.core) if event.core.groups > 1 else None)
+            cores = event.cores_of_replicas()
+            self._work = self._work or (WorkOfSteps(cores) if any(core.groups > 1 for core in cores) else None)
         elif isinstance(event, Snapshot) and self._work is not None:
             self._work.resume(msgspec.json.decode(event.state, type=StateSnapshot))
         elif isinstance(event, StepCompleted):
@@ -82,6 +83,15 @@ class StepCollector:
         if self._work is None:
             return shape_of(launched)
         return most_of(self._work.of(launched))
+
+
+def by_set(header: Header, steps: Iterable[RecordedStep]) -> list[list[RecordedStep]]:
+    """Steps by the replicaset whose replica took them."""
+    found: list[list[RecordedStep]] = [[] for _ in header.sets]
+    sets = header.sets_of_replicas()
+    for step in steps:
+        found[sets[step.replica]].append(step)
+    return found
 
 
 class RecordedShapes:

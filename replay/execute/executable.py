@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Struct
@@ -13,9 +13,10 @@ from eventlm.bus.run_folder import closed_name
 from eventlm.bus.segment_reader import corrupt
 from eventlm.bus.token_log_reader import open_token_log
 from eventlm.config import CacheConfig, GpuConfig, ModelConfig, WorkerConfig
+from eventlm.config.options import REPLICASETS
 from eventlm.config.structs import AUTO, MAX_THREADS
 from eventlm.errors import UsageError
-from eventlm.events import Header
+from eventlm.events import Header, ReplicasetRecord
 
 #: Options of a header's configuration, by section, that a re-execution needs. Other options may be of another version.
 _OPTIONS = {
@@ -47,13 +48,21 @@ class Computed(Struct, frozen=True, kw_only=True):
     host: RecordedHost
 
 
-def computed(header: Header) -> Computed:
-    """Reads it from a header. Raises msgspec.ValidationError for an invalid one."""
+def computed(header: Header, number: int = 0) -> Computed:
+    """Reads it from a header, of the replicaset of this number. Raises msgspec.ValidationError for an invalid one."""
+    record = header.sets[number]
+    own = _own_keys(header, record)
     sections = {
-        section: {name: value for name, value in header.config.get(section, {}).items() if name in names}
+        section: {name: value for name, value in (header.config.get(section, {}) | own).items() if name in names}
         for section, names in _OPTIONS.items()
     }
-    return msgspec.convert({**sections, "host": header.host}, Computed)
+    return msgspec.convert({**sections, "host": record.host}, Computed)
+
+
+def _own_keys(header: Header, record: ReplicasetRecord) -> dict[str, Any]:
+    """The options that a further replicaset has otherwise than the first."""
+    own = header.config.get(REPLICASETS, {}).get(record.name, {}) if header.replicasets else {}
+    return own if isinstance(own, dict) else {}
 
 
 def check_executable(path: Path | str) -> Header:
@@ -61,7 +70,8 @@ def check_executable(path: Path | str) -> Header:
     with LogReader(path) as reader:
         header = reader.header
         try:
-            computed(header)
+            for number in range(len(header.sets)):
+                computed(header, number)
         except msgspec.ValidationError as error:
             what = f"its header does not contain how the run was computed: {error}; use another copy of the trace"
             raise corrupt(reader.path, 1, 0, what) from error
@@ -77,9 +87,9 @@ def check_executable(path: Path | str) -> Header:
         return header
 
 
-def recorded_model(header: Header, given: str | None = None) -> ModelConfig:
-    """The model of the run as configured then, or at `given`. Raises UsageError if there is none."""
-    recorded = header.config.get("model", {})
+def recorded_model(header: Header, given: str | None = None, number: int = 0) -> ModelConfig:
+    """The model of a replicaset of the run as configured then, or at `given`. Raises UsageError if there is none."""
+    recorded = header.config.get("model", {}) | _own_keys(header, header.sets[number])
     if given is not None and given != recorded.get("model"):
         return ModelConfig(model=given)
     if not recorded.get("model"):

@@ -12,7 +12,7 @@ import asyncio
 import collections
 import contextlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
@@ -23,7 +23,7 @@ from eventlm.bus.segment_reader import LogLine
 from eventlm.bus.token_log_reader import TokenLogReader, open_token_log
 from eventlm.core.shards import Layout
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
-from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.live_requests import LiveRequests, ServedModel
 from eventlm.engine.recorded_request import recorded_request
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.events import (
@@ -48,7 +48,7 @@ from eventlm.types import OnProgress, SequenceId
 from eventlm.worker.protocol import StepPayload, WorkerSetup
 
 #: Makes the workers of a run.
-MakeWorkers = Callable[[WorkerSetup, Header], Workers]
+MakeWorkers = Callable[[Sequence[WorkerSetup], Header], Workers]
 
 
 class ExecuteResult(Struct, frozen=True, kw_only=True):
@@ -100,23 +100,29 @@ def execute(
     path: Path | str,
     *,
     model: str,
+    others: Sequence[str] = (),
     threads: int | None = None,
-    layout: Layout | None = None,
+    layouts: Sequence[Layout] | None = None,
     teacher_force: bool = False,
     strict: bool = False,
     on_progress: OnProgress | None = None,
     make_workers: MakeWorkers = WorkerProcesses,
 ) -> ExecuteResult:
-    """Run the steps of a trace again on the checkpoint in the folder `model` (or the fake one).
+    """Run the steps of a trace again on the checkpoint in the folder `model` (or the fake one), those of further
+    replicasets on `others`.
 
-    threads: of each worker; layout: of each replica; None: as recorded. teacher_force: after a mismatch continue with
-    the recorded tokens to find all mismatches; otherwise the first one ends the run.
+    threads: of each worker; layouts: of the replicas of each set; None: as recorded. teacher_force: after a mismatch
+    continue with the recorded tokens to find all mismatches; otherwise the first one ends the run.
 
     Raises UsageError if the trace cannot be re-executed, EventLMError if a worker fails, and what LogReader raises.
     """
     header = check_executable(path)
-    workers = make_workers(worker_setup(header, model, threads=threads, layout=layout), header)
-    execution = _Execution(path, workers, is_forcing=teacher_force)
+    setups = [
+        worker_setup(header, each, number=number, threads=threads, layout=layouts[number] if layouts else None)
+        for number, each in enumerate((model, *others))
+    ]
+    workers = make_workers(setups, header)
+    execution = _Execution(path, workers, header.sets_of_replicas(), is_forcing=teacher_force)
     with LogReader(path, strict=strict) as reader, contextlib.closing(execution):
         asyncio.run(_run(reader, execution, workers, on_progress))
         return ExecuteResult(
@@ -157,13 +163,13 @@ async def _run(reader: LogReader, execution: _Execution, workers: Workers, on_pr
 class _Execution:
     """Takes the lines of a trace in order. Raises _Stopped if nothing more can run."""
 
-    def __init__(self, path: Path | str, workers: Workers, *, is_forcing: bool) -> None:
+    def __init__(self, path: Path | str, workers: Workers, sets: Sequence[int], *, is_forcing: bool) -> None:
         self.num_requests = 0
         self.num_steps = 0
         self.mismatches: list[Mismatch] = []
         #: Why the rest cannot run, if that is due to the token log.
         self.damage = ""
-        self.comparison = TokenComparison()
+        self.comparison = TokenComparison(sets)
         self._path = path
         self._workers = workers
         self._is_forcing = is_forcing
@@ -247,11 +253,7 @@ class _Execution:
             # The first file was checked before.
             self._give_up(str(error))
         if self._live is None:
-            core = header.core
-            capacity = header.block_table_size or PAIRS_PER_BLOCK * core.blocks_per_replica
-            names = BlockNames(secrets.token_bytes(32), block_size=core.block_size, capacity=capacity)
-            key = self._token_log.digest_key
-            self._live = LiveRequests(names, block_size=core.block_size, seed_key=b"", digest_key=key)
+            self._live = _make_live(header, self._token_log.digest_key)
 
     def _arrive(self, arrived: Arrived) -> None:
         assert self._token_log is not None
@@ -269,7 +271,7 @@ class _Execution:
             group_size=arrived.group_size,
             group_index=arrived.group_index,
         )
-        if not self.comparison.blocks.pair(arrived.blocks, again.blocks):
+        if not self.comparison.blocks.pair(arrived.replicaset, arrived.blocks, again.blocks):
             self._found(
                 Mismatch(kind="blocks", s=arrived.s, request=arrived.s, recorded=arrived.blocks, executed=again.blocks)
             )
@@ -346,6 +348,20 @@ class _Execution:
         self._requests.set_worker(fact.replica, None)
         self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != fact.replica}
         await self._workers.lose(fact.replica)
+
+
+def _make_live(header: Header, digest_key: bytes) -> LiveRequests:
+    """The requests of a run, none of which has arrived."""
+    sets: list[ServedModel] = []
+    num_replicas = 0
+    for record in header.sets:
+        core = record.core
+        capacity = record.block_table_size or PAIRS_PER_BLOCK * core.blocks_per_replica
+        names = BlockNames(secrets.token_bytes(32), block_size=core.block_size, capacity=capacity)
+        sets.append(ServedModel(core.models, names, core.block_size, first_replica=num_replicas))
+        num_replicas += core.num_replicas
+    first, *others = sets
+    return LiveRequests(first.names, block_size=first.block_size, seed_key=b"", digest_key=digest_key, others=others)
 
 
 def _ends(path: Path | str) -> dict[SequenceId, int]:

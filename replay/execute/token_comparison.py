@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -61,18 +62,21 @@ def _shown(value: Any) -> str:
 
 
 class Bijection:
-    """A one-to-one mapping of the run's block integers to those of the re-execution, as far as known."""
+    """A one-to-one mapping of the run's block integers to those of the re-execution, as far as known. Each replicaset
+    has integers of its own.
+    """
 
     def __init__(self) -> None:
-        self._executed_of: dict[int, int] = {}
-        self._recorded_of: dict[int, int] = {}
+        self._executed_of: dict[tuple[int, int], int] = {}
+        self._recorded_of: dict[tuple[int, int], int] = {}
 
-    def pair(self, recorded: list[int], executed: list[int]) -> bool:
-        """Whether these can be the same blocks, given all pairs before."""
+    def pair(self, replicaset: int, recorded: list[int], executed: list[int]) -> bool:
+        """Whether these can be the same blocks of a replicaset, given all pairs before."""
         if len(recorded) != len(executed):
             return False
         return all(
-            self._executed_of.setdefault(mine, other) == other and self._recorded_of.setdefault(other, mine) == mine
+            self._executed_of.setdefault((replicaset, mine), other) == other
+            and self._recorded_of.setdefault((replicaset, other), mine) == mine
             for mine, other in zip(recorded, executed, strict=True)
         )
 
@@ -103,9 +107,12 @@ class ReExecutedStep(Struct, kw_only=True):
 
 
 class TokenComparison:
-    """Compares steps in the order of their completions. `num_tokens` counts equal tokens."""
+    """Compares steps in the order of their completions. sets: by replica, the number of its replicaset. `num_tokens`
+    counts equal tokens.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, sets: Sequence[int]) -> None:
+        self._sets = sets
         self.num_tokens = 0
         self.num_steps_by_digest = 0
         self.blocks = Bijection()
@@ -185,7 +192,7 @@ class TokenComparison:
         found = []
         for row in sorted(recorded.keys() | executed.keys()):
             mine, other = recorded.get(row, []), executed.get(row, [])
-            if not self.blocks.pair(mine, other):
+            if not self.blocks.pair(self._sets[step.fact.replica], mine, other):
                 at = step.positions[row] or 0
                 found.append(self._at(step, "blocks", row, rows[row], at, recorded=mine, executed=other))
         return found

@@ -22,7 +22,6 @@ from eventlm.launchers.process import ProcessLauncher
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.replay.execute.executable import RecordedHost, computed
-from eventlm.replay.rebuild import check_one_set
 from eventlm.system.system import real_system
 from eventlm.types import ModelImpl
 from eventlm.worker.protocol import (
@@ -72,20 +71,20 @@ class Workers(Protocol):
 
 
 def worker_setup(
-    header: Header, model: str, *, threads: int | None = None, layout: Layout | None = None
+    header: Header, model: str, *, number: int = 0, threads: int | None = None, layout: Layout | None = None
 ) -> WorkerSetup:
-    """A worker as in the run, except for its device, with the model in the folder `model` (or the fake one). It stands
-    for all ranks of a replica.
+    """A worker of a replicaset as in the run, except for its device, with the model in the folder `model` (or the fake
+    one). It stands for all ranks of a replica.
 
-    layout: None: that of the run. Another number of stages gives the same bits, because each computes its layers as one
-    process does. Other tensor ranks or KV groups do not: they add up other parts of a sum.
+    number: of the replicaset. layout: None: that of the run. Another number of stages gives the same bits, because each
+    computes its layers as one process does. Other tensor ranks or KV groups do not: they add up other parts of a sum.
 
     Raises UsageError for `threads` or another layout of a run on GPUs, and for one whose tokens cannot be compared.
     """
-    check_one_set(header, header.run, "--execute")
-    core, recorded = header.core, computed(header)
-    on_gpu = runs_on_gpu(header)
-    recorded_layout = recorded_layouts(header)[0]
+    core, recorded = header.sets[number].core, computed(header, number)
+    replica = header.sets_of_replicas().index(number)
+    on_gpu = runs_on_gpu(header, number)
+    recorded_layout = recorded_layouts(header)[replica]
     layout = _comparable(recorded_layout, layout)
     if on_gpu and layout != recorded_layout:
         raise UsageError(
@@ -98,7 +97,7 @@ def worker_setup(
     if model == FAKE_MODEL:
         fake = recorded.model.fake | dict.fromkeys(FAKE_TIMES, 0)
     return WorkerSetup(
-        replica=0,
+        replica=replica,
         epoch=1,
         model=model,
         tokenizer=recorded.host.tokenizer,
@@ -142,9 +141,9 @@ def _comparable(recorded: Layout, given: Layout | None) -> Layout:
     return given
 
 
-def runs_on_gpu(header: Header) -> bool:
-    """Whether GPUs computed the run."""
-    return computed(header).host.device.startswith("cuda")
+def runs_on_gpu(header: Header, number: int = 0) -> bool:
+    """Whether GPUs computed the steps of a replicaset."""
+    return computed(header, number).host.device.startswith("cuda")
 
 
 def _cpu_kernels(host: RecordedHost) -> str:
@@ -165,33 +164,29 @@ def _transformers_backends(build: str) -> list[str]:
 
 
 class WorkerProcesses:
-    """Real worker processes, on this host. setup: common to all, except for replica, epoch, rank and device. devices:
-    GPUs, which they take in turn, for a run that was computed on GPUs.
+    """Real worker processes, on this host. setups: of each replicaset what all its workers have in common, so all but
+    replica, epoch, rank and device. devices: GPUs, which they take in turn, for replicasets that GPUs computed.
 
     Raises UsageError if the model is not the one that ran, or a GPU is missing. Every call may raise EventLMError if a
     worker fails.
     """
 
-    def __init__(self, setup: WorkerSetup, header: Header, devices: Sequence[Device] = ()) -> None:
-        fingerprint = FAKE_MODEL if setup.model == FAKE_MODEL else model_fingerprint(setup.model)
-        if fingerprint != header.model_fingerprint:
-            raise UsageError(
-                f"the model {setup.model} is not the one that ran: its fingerprint is {fingerprint}, the trace has "
-                f"{header.model_fingerprint or 'none'}; give the folder of that model with --model"
-            )
-        if runs_on_gpu(header) and not devices:
-            raise UsageError(
-                f"the run was computed on a GPU ({computed(header).host.gpu}), and there is none to re-execute it on"
-            )
-        self._setup = setup
-        self._devices = devices or [Device()]
+    def __init__(self, setups: Sequence[WorkerSetup], header: Header, devices: Sequence[Device] = ()) -> None:
+        for number, setup in enumerate(setups):
+            _check_model(setup, header, number)
+            if runs_on_gpu(header, number) and not devices:
+                gpu = computed(header, number).host.gpu
+                raise UsageError(f"the run was computed on a GPU ({gpu}), and there is none to re-execute it on")
+        sets = header.sets_of_replicas()
+        #: By replica.
+        self._setups = [structs.replace(setups[number], replica=replica) for replica, number in enumerate(sets)]
+        self._devices = [(devices if runs_on_gpu(header, number) else ()) or [Device()] for number in sets]
+        self._limits = [computed(header, number).worker for number in sets]
         self._header = header
-        worker = computed(header).worker
-        self._start_seconds = worker.start_timeout_seconds
-        self._step_seconds = worker.step_timeout_seconds
         self._launcher = ProcessLauncher()
         self._workers: dict[int, _Ranks] = {}
-        self._host: dict[str, Any] = {}
+        #: By replicaset, once one of its workers has started.
+        self._hosts: dict[int, dict[str, Any]] = {}
 
     async def run(self, launched: Launched, body: bytes, payload: StepPayload) -> StepResult:
         """Send the step and wait for its result."""
@@ -199,7 +194,7 @@ class WorkerProcesses:
         if ranks is None or ranks.epoch != launched.epoch:
             await self.lose(launched.replica)
             ranks = await self._start(launched.replica, launched.epoch)
-        found = await ranks.step(body, payload, self._step_seconds)
+        found = await ranks.step(body, payload, self._limits[launched.replica].step_timeout_seconds)
         if isinstance(found, StepResult):
             return found
         what = f"step {launched.step} of replica {launched.replica} (event {launched.s})"
@@ -210,26 +205,24 @@ class WorkerProcesses:
         raise EventLMError(f"{ranks.name(found.rank)} {found.reason} in {what}")
 
     async def _start(self, replica: int, epoch: int) -> _Ranks:
-        num_ranks = self._setup.layout.num_ranks
+        setup, devices, limits = self._setups[replica], self._devices[replica], self._limits[replica]
+        num_ranks = setup.layout.num_ranks
         setups = []
         for rank in range(num_ranks):
-            device = self._devices[(replica * num_ranks + rank) % len(self._devices)]
-            setups.append(
-                structs.replace(
-                    self._setup, replica=replica, epoch=epoch, rank=rank, device=device.name, gpu=device.model
-                )
-            )
-        group = RankGroup(real_system(), setups, self._launcher, silence_seconds=self._step_seconds + SPARE_SECONDS)
+            device = devices[(replica * num_ranks + rank) % len(devices)]
+            setups.append(structs.replace(setup, epoch=epoch, rank=rank, device=device.name, gpu=device.model))
+        silence_seconds = limits.step_timeout_seconds + SPARE_SECONDS
+        group = RankGroup(real_system(), setups, self._launcher, silence_seconds=silence_seconds)
         ranks = self._workers[replica] = _Ranks(group, epoch)
         await group.start()
-        message, rank = await group.ready(self._start_seconds)
+        message, rank = await group.ready(limits.start_timeout_seconds)
         if isinstance(message, WorkerFailed) and message.exit_code:
             raise CheckpointError(message.message, exit_code=message.exit_code)
         if not isinstance(message, WorkerReady):
-            late = f"sent no valid message in {self._start_seconds} s"
+            late = f"sent no valid message in {limits.start_timeout_seconds} s"
             ending = _failed(message) if isinstance(message, WorkerFailed) else group.ending(rank) or late
             raise EngineUnavailableError(f"{ranks.name(rank)} {ending} while it started; see its last output above")
-        self._host = describe_host() | message.host
+        self._hosts[self._header.sets_of_replicas()[replica]] = describe_host() | message.host
         return ranks
 
     async def lose(self, replica: int) -> None:
@@ -240,20 +233,37 @@ class WorkerProcesses:
 
     def host_differences(self) -> list[str]:
         """By field of the header; empty before the first step."""
-        if not self._host:
-            return []
-        recorded = {"eventlm": self._header.code_version} | _without_number(self._header.host)
-        here = {"eventlm": __version__} | _without_number(self._host)
-        return [
-            f"{name}: recorded {recorded.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
-            for name in ("eventlm", *HOST_FIELDS)
-            if recorded.get(name) != here.get(name)
-        ]
+        found: dict[str, None] = {}
+        for number, host in sorted(self._hosts.items()):
+            record = self._header.sets[number]
+            # What is the machine's is in the header once.
+            whole = _without_number(self._header.host | record.host)
+            recorded = {"eventlm": self._header.code_version} | whole
+            here = {"eventlm": __version__} | _without_number(host)
+            for name in ("eventlm", *HOST_FIELDS):
+                if recorded.get(name) != here.get(name):
+                    whose = f"{record.name}: " if number and name in record.host else ""
+                    found[
+                        f"{whose}{name}: recorded {recorded.get(name, 'nothing')}, here {here.get(name, 'nothing')}"
+                    ] = None
+        return list(found)
 
     async def close(self) -> None:
         """Stop all workers."""
         for replica in list(self._workers):
             await self._workers.pop(replica).group.stop()
+
+
+def _check_model(setup: WorkerSetup, header: Header, number: int) -> None:
+    """Raise UsageError for a model that is not the one that ran."""
+    recorded = header.sets[number]
+    fingerprint = FAKE_MODEL if setup.model == FAKE_MODEL else model_fingerprint(setup.model)
+    if fingerprint != recorded.model_fingerprint:
+        flag = f"--replicaset {recorded.name}:model=FOLDER" if header.replicasets else "--model"
+        raise UsageError(
+            f"the model {setup.model} is not the one that ran: its fingerprint is {fingerprint}, the trace has "
+            f"{recorded.model_fingerprint or 'none'}; give the folder of that model with {flag}"
+        )
 
 
 def _without_number(host: dict[str, Any]) -> dict[str, Any]:

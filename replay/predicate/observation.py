@@ -67,7 +67,7 @@ def observe(workload: Workload, options: Mapping[str, Any], cost: CostModel, *, 
     Raises UsageError for an engine or a workload that makes no sense.
     """
     config = load_config(None, options, environment={})
-    recorded = workload.recorded
+    recorded = next(iter(workload.recorded.values()), None)
     model_name = recorded.models[0] if recorded is not None else "simulated"
     engine = build_engine(config, workload, cost, model_name=model_name, recorded=recorded)
     num_plugin_failures = 0
@@ -95,6 +95,7 @@ def pinned_options(workload: Workload, options: Mapping[str, Any], cost: CostMod
     meets the same engine. Raises UsageError as `observe` does.
     """
     config = load_config(None, options, environment={})
-    engine = build_engine(config, workload, cost, recorded=workload.recorded)
+    recorded = next(iter(workload.recorded.values()), None)
+    engine = build_engine(config, workload, cost, recorded=recorded)
     chosen = {name: value for name in _CHOSEN if (value := getattr(engine.setup.core, name)) is not UNSET}
     return {**options, **chosen, "predictor": engine.predictor}

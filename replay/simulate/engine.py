@@ -31,12 +31,23 @@ _DECODE_CONTEXTS = (4096, 16_384)
 _LONG_CHUNK_TOKENS = 2048
 
 
+class SimulatedSet(NamedTuple):
+    """A further replicaset of a simulated engine. cost: what its steps cost."""
+
+    setup: EngineSetup
+    predictor: list[int]
+    cost: CostModel
+
+
 class SimulatedEngine(NamedTuple):
-    """What `simulation.simulate` needs in addition to workload and cost model. notes: what was chosen, and why."""
+    """What `simulation.simulate` needs in addition to workload and cost model. notes: what was chosen, and why.
+    others: the further replicasets; setup and predictor are those of the first.
+    """
 
     setup: EngineSetup
     predictor: list[int]
     notes: list[str]
+    others: list[SimulatedSet] = []
 
 
 def build_engine(

@@ -6,6 +6,7 @@ has filled.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ class SimulatedSequence:
 
     __slots__ = (
         "_marks",
+        "block_size",
         "blocks",
         "chunks_in_flight",
         "flag_from",
@@ -39,8 +41,9 @@ class SimulatedSequence:
         "watched",
     )
 
-    def __init__(self, request: WorkloadRequest, seq: int, index: int, num_named: int) -> None:
+    def __init__(self, request: WorkloadRequest, seq: int, index: int, num_named: int, block_size: int) -> None:
         self.request = request
+        self.block_size = block_size
         self.output: SequenceOutput = request.outputs[index]
         self.seq = seq
         self.index = index
@@ -66,12 +69,12 @@ class SimulatedSequence:
         """So many of the blocks that it fills have their names already."""
         next(islice(self.blocks, num_blocks, num_blocks), None)
 
-    def update_flag(self, total: int, block_size: int) -> None:
+    def update_flag(self, total: int) -> None:
         """Set `flag_from` for rows after a total."""
         position, marks = total - self.prompt_tokens, self._marks
         while marks and marks[-1] <= position:
             marks.pop()
-        self.flag_from = (self.num_named + 1) * block_size
+        self.flag_from = (self.num_named + 1) * self.block_size
         if marks and self.prompt_tokens + marks[-1] <= self.flag_from:
             self.flag_from = self.prompt_tokens + marks[-1] - 1
 
@@ -100,16 +103,21 @@ class SimulatedCompletion(Struct, frozen=True, eq=False):
 
 
 class SimulatedRequests:
-    """All live requests of a simulated engine. `first_free_name`: from there on names stand for unknown content."""
+    """All live requests of a simulated engine. block_sizes: of each replicaset. `first_free_name`: from there on names
+    stand for unknown content.
+    """
 
-    def __init__(self, *, block_size: int, first_free_name: int) -> None:
-        self._block_size = block_size
+    def __init__(self, *, block_sizes: Sequence[int], first_free_name: int) -> None:
+        self._block_sizes = block_sizes
         self._next_name = first_free_name
         self._samples: dict[int, list[SimulatedSequence | None]] = {}
 
     def admit(self, request: WorkloadRequest, seq: int, num_named: int) -> None:
         """A request gets its samples; `num_named` blocks of its prompt have names."""
-        self._samples[seq] = [SimulatedSequence(request, seq, index, num_named) for index in range(request.arrival.n)]
+        size = self._block_sizes[request.arrival.replicaset]
+        self._samples[seq] = [
+            SimulatedSequence(request, seq, index, num_named, size) for index in range(request.arrival.n)
+        ]
 
     def resume(self, request: WorkloadRequest, admitted: AdmittedRequest) -> None:
         """A request that the core has had for a while goes on; those of its samples that take no more tokens do not."""
@@ -118,7 +126,8 @@ class SimulatedRequests:
             sample = None
             if not sequence.ended:
                 num_named = len(sequence.block_names)
-                sample = SimulatedSequence(request, sequence.request, sequence.index, num_named)
+                size = self._block_sizes[request.arrival.replicaset]
+                sample = SimulatedSequence(request, sequence.request, sequence.index, num_named, size)
                 sample.skip_names(num_named - len(sequence.arrival.blocks))
             samples.append(sample)
         if any(samples):
@@ -172,14 +181,14 @@ class SimulatedRequests:
     def complete(self, result: SimulatedResult) -> SimulatedCompletion:
         """The sparse parts of the completion, with names for blocks. Sequences that have left are ignored."""
         found = SimulatedCompletion()
-        size, num_decodes = self._block_size, len(result.launched.decodes)
+        num_decodes = len(result.launched.decodes)
         for row, sample, total in result.flagged:
             if sample.has_left:
                 continue
             if row >= num_decodes:
                 sample.chunks_in_flight -= not result.produced[row]
             # A decode stores the KV of all tokens before the one that it produces, a chunk the KV of its own.
-            num_filled = total // size - sample.num_named
+            num_filled = total // sample.block_size - sample.num_named
             if num_filled > 0:
                 found.filled.append((row, self._name(sample, num_filled)))
             if result.produced[row]:
@@ -188,7 +197,7 @@ class SimulatedRequests:
                     found.ends.append((row, sample.output.worker_reason))
                 if position in sample.watched:
                     found.watched.append((row, Watched(sample, position)))
-            sample.update_flag(total, size)
+            sample.update_flag(total)
         return found
 
     def _name(self, sample: SimulatedSequence, num_blocks: int) -> list[int]:

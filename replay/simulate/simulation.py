@@ -6,23 +6,22 @@ import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from msgspec import Struct, structs
 
 from eventlm.config.objectives import Objectives
 from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
+from eventlm.core.state.replicaset import SetParts
 from eventlm.core.state.validate import validate, validate_liveness
-from eventlm.engine.setup import EngineSetup, make_header, make_run_id
+from eventlm.engine.setup import EngineSetup, StartedSet, make_header, make_run_id
 from eventlm.events import Event, Header
-from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.model import CostModel, describe_costs
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
-from eventlm.replay.simulate.engine import in_ranks
+from eventlm.replay.simulate.engine import SimulatedSet, in_ranks
 from eventlm.replay.simulate.simulator import Simulator, Subscriber
 from eventlm.replay.simulate.summary import SimulationSummary, summarize
-from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.timing import ModelledTiming, SetTiming
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.workload.incidents import for_engine
 from eventlm.replay.workload.workload import Workload
@@ -50,6 +49,7 @@ def simulate(
     cost: CostModel,
     *,
     predictor: Sequence[int],
+    others: Sequence[SimulatedSet] = (),
     closed_loop: int = 0,
     objectives: Objectives | None = None,
     record: Path | str | None = None,
@@ -59,7 +59,8 @@ def simulate(
 ) -> SimulationResult:
     """Run a workload to its end.
 
-    predictor: the coefficients for the scheduler. objectives: for requests without their own. record: a folder for the
+    predictor: the coefficients for the scheduler. others: the further replicasets; requests have their numbers, from 1
+    on. objectives: for requests without their own. record: a folder for the
     trace. validate_every: events between two checks of the core's invariants, and then also whether anything waits for
     nothing at the end; 0: no checks. `on_progress` gets how many requests have ended, and their total.
 
@@ -68,12 +69,14 @@ def simulate(
     written, InvariantError if the core breaks a rule of its own.
     """
     began_ns = time.monotonic_ns()
-    cost = in_ranks(cost, setup.config.parallel)
-    header = simulated_header(workload, setup, cost, predictor)
-    if not setup.config.cache.prefix_cache:
-        workload = _without_cache_reads(workload)
-    core = Core(setup.core, setup.plugins, Predictor.from_coefficients(list(predictor)))
-    num_replicas = setup.core.num_replicas
+    sets = [SimulatedSet(setup, list(predictor), cost), *others]
+    sets = [each._replace(cost=in_ranks(each.cost, each.setup.config.parallel)) for each in sets]
+    header = simulated_header(workload, sets)
+    workload = _without_cache_reads(workload, [each.setup.config.cache.prefix_cache for each in sets])
+    first, *more = [
+        SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor)) for each in sets
+    ]
+    core = Core(*first, more)
     collector = OutcomeCollector(objectives)
     trace = SimulatedTrace(record, header.run) if record is not None else None
     with trace or nullcontext():
@@ -81,8 +84,8 @@ def simulate(
             header,
             core,
             workload,
-            ModelledTiming(cost, setup.core),
-            external_facts=for_engine(workload.incidents, num_replicas=num_replicas, policies=setup.plugins.policies),
+            ModelledTiming([SetTiming(each.cost, each.setup.core) for each in sets]),
+            external_facts=for_engine(workload.incidents, [first, *more], workload.recorded),
             closed_loop=closed_loop,
             checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
             subscribers=[
@@ -102,7 +105,7 @@ def simulate(
         outcome=outcome,
         summary=summarize(
             outcome,
-            num_replicas=num_replicas,
+            header=header,
             num_unserved=len(workload.requests) - outcome.num_requests,
             wall_ns=time.monotonic_ns() - began_ns,
         ),
@@ -112,13 +115,16 @@ def simulate(
     )
 
 
-def simulated_header(workload: Workload, setup: EngineSetup, cost: CostModel, predictor: Sequence[int]) -> Header:
-    """The header of a simulated run, which contains the cost model."""
-    description: dict[str, Any] = {"workload": workload.source, "cost_model": msgspec.to_builtins(cost)}
-    no_worker = WorkerReady(epoch=1, pid=0, host={"simulated": description})
+def simulated_header(workload: Workload, sets: Sequence[SimulatedSet]) -> Header:
+    """The header of a simulated run, which contains the cost models."""
+    costs = describe_costs([each.setup.name for each in sets], [each.cost for each in sets])
+    no_worker = WorkerReady(epoch=1, pid=0, host={"simulated": {"workload": workload.source, **costs}})
     system = real_system()
     run, unix_start_ns = make_run_id(system), system.clock.unix_ns()
-    return make_header(setup, run, 0, list(predictor), "cost model", no_worker, unix_start_ns=unix_start_ns)
+    first, *others = [StartedSet(each.setup, each.predictor, no_worker) for each in sets]
+    return make_header(
+        first.setup, run, 0, first.predictor, "cost model", no_worker, unix_start_ns=unix_start_ns, others=others
+    )
 
 
 def _validator(core: Core, validate_every: int) -> Subscriber:
@@ -129,9 +135,14 @@ def _validator(core: Core, validate_every: int) -> Subscriber:
     return see
 
 
-def _without_cache_reads(workload: Workload) -> Workload:
+def _without_cache_reads(workload: Workload, have_caches: Sequence[bool]) -> Workload:
+    """The requests of replicasets without a prefix cache do not read it."""
+    if all(have_caches):
+        return workload
     requests = []
     for request in workload.requests:
-        scheduling = structs.replace(request.arrival.scheduling, skip_cache_read=True)
-        requests.append(structs.replace(request, arrival=structs.replace(request.arrival, scheduling=scheduling)))
+        if not have_caches[request.arrival.replicaset]:
+            scheduling = structs.replace(request.arrival.scheduling, skip_cache_read=True)
+            request = structs.replace(request, arrival=structs.replace(request.arrival, scheduling=scheduling))
+        requests.append(request)
     return structs.replace(workload, requests=requests)

@@ -83,9 +83,10 @@ class Simulator:
         self._workload = workload
         self._subscribers = subscribers
         self._until_s = until_s
-        self._model = header.core.models[0]
-        self._block_size = header.core.block_size
-        self._live = SimulatedRequests(block_size=self._block_size, first_free_name=_first_free_name(workload, header))
+        self._cores = [each.core for each in header.sets]
+        self._live = SimulatedRequests(
+            block_sizes=[core.block_size for core in self._cores], first_free_name=_first_free_name(workload, header)
+        )
         self._clock = VirtualClock(core.state.now_ns)
         self._loop = CoreLoop(
             core,
@@ -99,7 +100,7 @@ class Simulator:
         #: Watched positions that the completion being applied reaches, by row.
         self._watched: list[tuple[int, Watched]] = []
         #: The epoch of each replica's worker, None where there is none.
-        self._workers: list[int | None] = [None] * header.core.num_replicas
+        self._workers: list[int | None] = [None] * header.num_replicas
         #: The index in the workload of each request that has arrived, by its seq.
         self.workload_index: dict[int, int] = {}
         #: Number of unfinished sequences of each live request.
@@ -229,8 +230,10 @@ class Simulator:
     def _arrive(self, group: range, seq: int, ts: int) -> list[Fact]:
         facts: list[Fact] = []
         for index in group:
+            request = self._workload.requests[index]
+            core = self._cores[request.arrival.replicaset]
             request = resize_request(
-                self._workload.requests[index], from_size=self._workload.block_size, to_size=self._block_size
+                request, from_size=request.block_size or self._workload.block_size, to_size=core.block_size
             )
             arrival, recorded = request.arrival, request.arrival.scheduling
             facts.append(
@@ -239,7 +242,7 @@ class Simulator:
                     c=0,
                     scheduling=structs.replace(
                         recorded,
-                        model=recorded.model or self._model,
+                        model=recorded.model or core.models[0],
                         received_ns=max(ts - request.received_before_ns, 0) if recorded.received_ns else 0,
                         ready_ns=max(ts - request.ready_before_ns, 0) if recorded.ready_ns else 0,
                     ),
@@ -373,5 +376,6 @@ class Simulator:
 
 def _first_free_name(workload: Workload, header: Header) -> int:
     """Larger than all names of the arrivals' blocks after resizing."""
-    parts = max(workload.block_size // header.core.block_size, 1)
+    largest = max([workload.block_size, *(request.block_size for request in workload.requests)])
+    parts = max(largest // min(each.core.block_size for each in header.sets), 1)
     return (workload.first_free_name + 1) * parts + 1

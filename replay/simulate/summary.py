@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct, structs
 
+from eventlm.events import Header
 from eventlm.metrics.trace_metrics import Distribution
 from eventlm.replay.outcome import LATENCIES, RunOutcome, SequenceOutcome
 
@@ -31,12 +32,26 @@ class ClassSummary(Struct, frozen=True, kw_only=True):
         return f"{self.min_tokens:,} to {self.max_tokens:,}"
 
 
+class ReplicasetSummary(Struct, frozen=True, kw_only=True):
+    """The part of a replicaset in a simulation. Shares are in parts per million."""
+
+    name: str
+    model: str
+    num_replicas: int
+    num_complete: int
+    num_rejected: int
+    busy_ppm: int
+    output_tokens_per_second: float
+    latencies: dict[str, Distribution]
+    objectives_met_ppm: int | None
+
+
 class SimulationSummary(Struct, frozen=True, kw_only=True):
     """A simulation. Latencies in ns by the names of `eventlm.replay.outcome.LATENCIES`, if any sequence has them.
 
     num_unserved: requests that never arrived because the turn before was rejected. num_cut_short: sequences that did
     not run to their end. duration_ns: simulated, from the first arrival to the last end; wall_ns: of the simulation
-    itself. Shares are in parts per million, None if they do not apply.
+    itself. Shares are in parts per million, None if they do not apply. replicasets: empty where there is one.
     """
 
     num_requests: int
@@ -60,6 +75,7 @@ class SimulationSummary(Struct, frozen=True, kw_only=True):
     latencies: dict[str, Distribution]
     classes: list[ClassSummary]
     wall_ns: int
+    replicasets: list[ReplicasetSummary] = []
 
     @property
     def num_rejected(self) -> int:
@@ -72,9 +88,9 @@ class SimulationSummary(Struct, frozen=True, kw_only=True):
         return self.num_steps * 1e9 / self.wall_ns if self.wall_ns else 0.0
 
 
-def summarize(outcome: RunOutcome, *, num_replicas: int, num_unserved: int, wall_ns: int) -> SimulationSummary:
+def summarize(outcome: RunOutcome, *, header: Header, num_unserved: int, wall_ns: int) -> SimulationSummary:
     """The figures of a run."""
-    sequences = outcome.sequences
+    sequences, num_replicas = outcome.sequences, header.num_replicas
     num_complete = sum(found.is_complete for found in sequences)
     available_ns = outcome.duration_ns * num_replicas
     return SimulationSummary(
@@ -99,7 +115,27 @@ def summarize(outcome: RunOutcome, *, num_replicas: int, num_unserved: int, wall
         latencies=_latencies(outcome, sequences),
         classes=list(_classes(outcome)),
         wall_ns=wall_ns,
+        replicasets=list(_replicasets(outcome, header)) if len(header.sets) > 1 else [],
     )
+
+
+def _replicasets(outcome: RunOutcome, header: Header) -> Iterator[ReplicasetSummary]:
+    sets = header.sets_of_replicas()
+    for number, each in enumerate(header.sets):
+        found = outcome.of_replicaset(number)
+        busy_ns = sum(ns for ns, own in zip(outcome.busy_ns_of_replicas, sets, strict=True) if own == number)
+        available_ns = outcome.duration_ns * each.core.num_replicas
+        yield ReplicasetSummary(
+            name=each.name,
+            model=each.core.models[0],
+            num_replicas=each.core.num_replicas,
+            num_complete=sum(sequence.is_complete for sequence in found.sequences),
+            num_rejected=len(found.rejections),
+            busy_ppm=busy_ns * 1_000_000 // available_ns if available_ns else 0,
+            output_tokens_per_second=found.output_tokens_per_second,
+            latencies=_latencies(found, found.sequences),
+            objectives_met_ppm=found.objectives_met_ppm,
+        )
 
 
 def _latencies(outcome: RunOutcome, sequences: Sequence[SequenceOutcome]) -> dict[str, Distribution]:

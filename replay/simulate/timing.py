@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import zip_longest
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 
 from eventlm.config import CoreConfig
 from eventlm.core.predictor import StepShape
 from eventlm.core.state.snapshot import StateSnapshot
-from eventlm.events import Launched
+from eventlm.events import Launched, ReplicasetRecord
 from eventlm.replay.cost.group_work import WorkOfSteps, most_of
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedStep
@@ -27,6 +27,23 @@ class StepTimes(Struct, frozen=True):
     completed_ns: int
     rank: int
     stages: Sequence[tuple[int, int]] = ()
+
+
+class SetTiming(NamedTuple):
+    """What the steps of a replicaset cost, and its limits."""
+
+    cost: CostModel
+    core: CoreConfig
+
+
+def timings(sets: Sequence[ReplicasetRecord], costs: Sequence[CostModel]) -> list[SetTiming]:
+    """Those of replicasets, each with its cost model in the stages and KV groups that it has. Raises UsageError if a
+    model does not say what these cost.
+    """
+    return [
+        SetTiming(cost.in_parts(each.core.stages, each.core.groups), each.core)
+        for each, cost in zip(sets, costs, strict=True)
+    ]
 
 
 class Timing(Protocol):
@@ -50,41 +67,43 @@ class ModelledTiming:
     """A step starts when its launch has reached the worker and the step before has ended. In a pipeline it goes through
     all stages, each of which has one step at a time. Of several KV groups, a stage waits for the slowest.
 
-    config: the limits of the replicas. start: the state in which the simulation begins, if that is in the middle of a
-    run; before: the steps of that run that were launched by then; they take as long as they did.
+    sets: the replicasets, in order. on_shape: gets the replica and the shape of each step. start: the state in which
+    the simulation begins, if that is in the middle of a run; before: the steps of that run that were launched by then;
+    they take as long as they did.
     """
 
     fires_timers = True
 
     def __init__(
         self,
-        cost: CostModel,
-        config: CoreConfig,
+        sets: Sequence[SetTiming],
         *,
-        on_shape: Callable[[StepShape], None] | None = None,
+        on_shape: Callable[[int, StepShape], None] | None = None,
         start: StateSnapshot | None = None,
         before: Iterable[RecordedStep] = (),
     ) -> None:
-        self._cost = cost
-        self._work = WorkOfSteps(config)
+        of_replicas = [each for each in sets for _ in range(each.core.num_replicas)]
+        #: By replica.
+        self._costs = [each.cost for each in of_replicas]
+        self._work = WorkOfSteps([each.core for each in of_replicas])
         if start is not None:
             self._work.resume(start)
         self._on_shape = on_shape
-        self._overheads = cost.overheads
         #: When each stage of each replica can start the next step; stages that have had none are left out.
-        self._free_ns: list[list[int]] = [[] for _ in range(config.num_replicas)]
+        self._free_ns: list[list[int]] = [[] for _ in of_replicas]
         self._before: dict[tuple[int, int, int], RecordedStep] = {}
         for step in before:
             self._before[step.replica, step.epoch, step.step] = step
             ends_ns = [end_ns for _, end_ns in step.stages] or [step.end_ns]
-            free_ns = self._free_ns[step.replica]
+            free_ns, between_ns = self._free_ns[step.replica], self._costs[step.replica].overheads.between_ns
             free_ns[:] = [
-                max(end_ns + cost.overheads.between_ns, before_ns)
-                for end_ns, before_ns in zip_longest(ends_ns, free_ns, fillvalue=0)
+                max(end_ns + between_ns, before_ns) for end_ns, before_ns in zip_longest(ends_ns, free_ns, fillvalue=0)
             ]
 
     def step(self, launched: Launched) -> StepTimes:
-        overheads, replica = self._overheads, launched.replica
+        replica = launched.replica
+        cost = self._costs[replica]
+        overheads = cost.overheads
         works = self._work.of(launched)
         if self._before:
             found = self._before.pop((replica, launched.epoch, launched.step), None)
@@ -92,12 +111,12 @@ class ModelledTiming:
                 return StepTimes(found.start_ns, found.end_ns, found.completed_ns, 0, found.stages)
         shape = most_of(works)
         if self._on_shape is not None:
-            self._on_shape(shape)
+            self._on_shape(replica, shape)
         free_ns = self._free_ns[replica]
         start_ns = max(launched.ts + overheads.dispatch_ns, free_ns[0] if free_ns else 0)
-        of_groups = [self._cost.stages_ns(work, replica, launched.step, start_ns) for work in works]
+        of_groups = [cost.stages_ns(work, replica, launched.step, start_ns) for work in works]
         taken_ns = of_groups[0] if len(works) == 1 else [max(of_stage) for of_stage in zip(*of_groups, strict=True)]
-        hand_over_ns = self._cost.hand_over_ns(shape) if len(taken_ns) > 1 else 0
+        hand_over_ns = cost.hand_over_ns(shape) if len(taken_ns) > 1 else 0
         if len(free_ns) < len(taken_ns):
             free_ns += [0] * (len(taken_ns) - len(free_ns))
         stages: list[tuple[int, int]] = []

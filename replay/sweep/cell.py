@@ -25,13 +25,14 @@ _DECIDING_PACKAGES = ("core", "events", "config", "engine", "metrics", "replay")
 class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a simulation depends on. Equal specs give equal results.
 
-    options: of the engine's configuration, by name; among them policy, batcher, router and replicas.
+    costs: by replicaset. options: of the engine's configuration, by name; among them policy, batcher, router and
+    replicas.
     load_ppm: factor on the workload's arrival rate, in parts per million.
     """
 
     workload: str
     workload_hash: str
-    cost: LinearCost | RooflineCost
+    costs: dict[str, LinearCost | RooflineCost]
     options: dict[str, Any]
     load_ppm: int
     plugin_hashes: list[str]

@@ -15,13 +15,14 @@ from msgspec import Struct
 from eventlm.config import PluginSpec
 from eventlm.config.load import load_config
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.config.replicasets import configs_of_replicasets
 from eventlm.engine.setup import resolve_plugins
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.replay.cost.model import LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.pool.pool import ProcessPool
-from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.replicasets import build_replicasets
 from eventlm.replay.simulate.summary import SimulationSummary
 from eventlm.replay.sweep.cell import CellResult, CellSpec, code_hash, read_finished, write_finished
 from eventlm.replay.sweep.slo import Capacity, Limit, capacity, keeps, load_between
@@ -53,11 +54,12 @@ class Configuration(Struct, frozen=True, kw_only=True):
 
 class SweepPlan(Struct, frozen=True, kw_only=True):
     """What to simulate. loads_ppm: factors on the arrival rate; num_refinements: further loads between the highest that
-    keeps the limits and the lowest that does not, for each configuration. options: of every engine.
+    keeps the limits and the lowest that does not, for each configuration. costs: by replicaset. options: of every
+    engine.
     """
 
     workload_path: str
-    cost: LinearCost | RooflineCost
+    costs: dict[str, LinearCost | RooflineCost]
     configurations: list[Configuration]
     loads_ppm: list[int]
     limits: list[Limit]
@@ -147,16 +149,16 @@ class Sweep:
     def _check(self, configuration: Configuration, loaded: LoadedWorkload) -> list[str]:
         """Check the configuration by building its engine; returns the hashes of its plug-ins."""
         config = load_config(None, self._plan.options | configuration.options, environment={})
-        build_engine(config, loaded.workload, self._plan.cost, model_name=loaded.model_name, recorded=loaded.recorded)
-        plugins = resolve_plugins(config.scheduler)
-        return [plugin.record.source_hash for plugin in (plugins.policy, plugins.batcher, plugins.router)]
+        build_replicasets(config, loaded, self._plan.costs)
+        of_sets = [resolve_plugins(own.scheduler) for own in configs_of_replicasets(config).values()]
+        return [plugin.record.source_hash for own in of_sets for plugin in (own.policy, own.batcher, own.router)]
 
     def _spec(self, cell: _GridCell) -> CellSpec:
         plan = self._plan
         return CellSpec(
             workload=str(Path(plan.workload_path).resolve()),
             workload_hash=self._hash,
-            cost=plan.cost,
+            costs=plan.costs,
             options=plan.options | plan.configurations[cell.configuration].options,
             load_ppm=cell.load_ppm,
             plugin_hashes=self._plugin_hashes[cell.configuration],

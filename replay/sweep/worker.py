@@ -9,7 +9,7 @@ from __future__ import annotations
 from eventlm.config.load import load_config
 from eventlm.errors import EventLMError, UsageError
 from eventlm.replay.pool.serve import serve
-from eventlm.replay.simulate.engine import build_engine
+from eventlm.replay.simulate.replicasets import build_replicasets
 from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.sweep.cell import CellResult, CellSpec
 from eventlm.replay.workload.source import LoadedWorkload, load_workload, workload_hash
@@ -26,11 +26,10 @@ class CellRunner:
         try:
             loaded = self._load(spec)
             config = load_config(None, spec.options, environment={})
-            engine = build_engine(
-                config, loaded.workload, spec.cost, model_name=loaded.model_name, recorded=loaded.recorded
+            engine, cost, workload = build_replicasets(config, loaded, spec.costs)
+            result = simulate(
+                workload.sped_up(spec.load_ppm), engine.setup, cost, predictor=engine.predictor, others=engine.others
             )
-            workload = loaded.workload.sped_up(spec.load_ppm)
-            result = simulate(workload, engine.setup, spec.cost, predictor=engine.predictor)
             return CellResult(summary=result.summary)
         except EventLMError as error:
             return CellResult(error=str(error))

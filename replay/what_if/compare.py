@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Container, Sequence
+from operator import methodcaller
 from typing import Literal, NamedTuple
 
 from msgspec import Struct, structs
@@ -32,8 +33,9 @@ SHOWN_LATENCIES = ("ttft", "tpot", "e2e")
 CLASS_SHARES = (("short", 50), ("medium", 90), ("long", 100))
 #: At most this many service classes get metrics of their own.
 MAX_SERVICE_CLASSES = 8
-#: Separates a metric's name from the service class that it is for.
+#: Separate a metric's name from the service class, or from the model, that it is for.
 SERVICE_CLASS_SUFFIX = "_class_"
+MODEL_SUFFIX = "_model_"
 #: This percentage of the requests differs from the record by less than the bar for won and lost.
 REQUEST_ERROR_PERCENT = 90
 
@@ -144,7 +146,7 @@ def compare(
     same draws. unpaced: the baseline that ignores the run's pace, if there is one.
     """
     classes = length_classes([request.arrival.prompt_tokens for request in workload.requests])
-    kinds = _kinds(classes, service_classes(workload))
+    kinds = _kinds(classes, service_classes(workload), _models(workload))
     record = _compared(workload, recorded)
     engines = [[_compared(workload, ran) for ran in runs] for runs in (baseline, unpaced, *alternatives)]
     measured = [
@@ -186,7 +188,9 @@ def length_classes(prompt_tokens: Sequence[int]) -> list[LengthClass]:
     return found
 
 
-def _kinds(classes: Sequence[LengthClass], service_classes: Sequence[str]) -> list[_Kind]:
+def _kinds(
+    classes: Sequence[LengthClass], service_classes: Sequence[str], models: Sequence[tuple[int, str]]
+) -> list[_Kind]:
     found = [_latency(latency, quantile) for latency in SHOWN_LATENCIES for quantile in QUANTILES]
     found += [
         _Kind("output_tokens_per_second", "per_second", "higher", lambda run: run.ran.outcome.output_tokens_per_second),
@@ -202,25 +206,46 @@ def _kinds(classes: Sequence[LengthClass], service_classes: Sequence[str]) -> li
     for each in classes:
         found += [_latency("ttft", quantile, each) for quantile in ("p50", "p99")]
     for name in service_classes:
-        found += _of_service_class(name)
+        found += _of_part(SERVICE_CLASS_SUFFIX + name, ("ttft",), methodcaller("of_class", name))
+    for number, model in models:
+        suffix, choose = MODEL_SUFFIX + model, methodcaller("of_replicaset", number)
+        found.append(_output_rate(suffix, choose))
+        found += _of_part(suffix, SHOWN_LATENCIES, choose)
     return found
 
 
-def _of_service_class(name: str) -> list[_Kind]:
-    suffix = SERVICE_CLASS_SUFFIX + name
+def _of_part(suffix: str, latencies: Sequence[str], choose: Callable[[RunOutcome], RunOutcome]) -> list[_Kind]:
+    """Metrics of the part of a run that `choose` takes."""
 
-    def ttft(quantile: str) -> _Kind:
+    def quantile_of(latency: str, quantile: str) -> _Kind:
         def of(run: _Compared) -> int | None:
-            found = run.outcome.latency("ttft", [each for each in run.outcome.sequences if each.service_class == name])
+            found = choose(run.outcome).latency(latency)
             return None if found is None else int(getattr(found, quantile))
 
-        return _Kind(f"ttft_{quantile}{suffix}", "ns", "lower", of, family=f"ttft{suffix}")
+        return _Kind(f"{latency}_{quantile}{suffix}", "ns", "lower", of, family=f"{latency}{suffix}")
 
     return [
-        *(ttft(quantile) for quantile in ("p50", "p99")),
-        _Kind(f"deadlines_met{suffix}", "ppm", "higher", lambda run: run.outcome.of_class(name).deadlines_met_ppm),
-        _Kind(f"slo_met{suffix}", "ppm", "higher", lambda run: run.outcome.of_class(name).objectives_met_ppm),
+        *(quantile_of(latency, quantile) for latency in latencies for quantile in ("p50", "p99")),
+        _Kind(f"deadlines_met{suffix}", "ppm", "higher", lambda run: choose(run.outcome).deadlines_met_ppm),
+        _Kind(f"slo_met{suffix}", "ppm", "higher", lambda run: choose(run.outcome).objectives_met_ppm),
     ]
+
+
+def _output_rate(suffix: str, choose: Callable[[RunOutcome], RunOutcome]) -> _Kind:
+    return _Kind(
+        f"output_tokens_per_second{suffix}",
+        "per_second",
+        "higher",
+        lambda run: choose(run.ran.outcome).output_tokens_per_second,
+    )
+
+
+def _models(workload: Workload) -> list[tuple[int, str]]:
+    """The replicasets with requests, by number and model; empty if there is only one set."""
+    if len(workload.recorded) < 2:
+        return []
+    numbers = {request.arrival.replicaset for request in workload.requests}
+    return [(number, core.models[0]) for number, core in enumerate(workload.recorded.values()) if number in numbers]
 
 
 def service_classes(workload: Workload) -> list[str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-import msgspec
 from msgspec import Struct, structs
 
 from eventlm._version import __version__
-from eventlm.config import CoreConfig, PluginSpec
-from eventlm.config.core import MAX_REPLICAS
+from eventlm.config import CoreConfig
+from eventlm.config.core import MAX_REPLICAS, check_together
 from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.engine.plugins.registry import resolve
@@ -22,14 +22,14 @@ from eventlm.events import (
     PluginRecord,
     PolicySwapped,
     PredictorSwapped,
+    ReplicasetRecord,
     WorkerUp,
 )
 from eventlm.formatting import counted
-from eventlm.replay.cost.model import CostModel
-from eventlm.replay.rebuild import Changes, Rebuilt, rebuild
+from eventlm.replay.cost.model import CostModel, describe_costs
+from eventlm.replay.rebuild import Changes, Rebuilt, SetChanges, check_set_names, errors_of_set, rebuild
 from eventlm.replay.workload.incidents import OF_REPLICA, sped_up
 from eventlm.replay.workload.recorded_run import RecordedRun
-from eventlm.types import PluginKind
 
 MILLION = 1_000_000
 
@@ -37,12 +37,14 @@ MILLION = 1_000_000
 class Alternative(Struct, frozen=True, kw_only=True):
     """Another engine, or the same work at other times.
 
-    num_replicas: None: as many as the run had. speed_up_ppm: how much closer together requests arrive, in parts per
-    million. closed_loop: the number of clients that send the requests one after the other; 0: they arrive as recorded.
+    num_replicas: of each replicaset, None: as many as the run had; replicas_of_sets: of one, by its name.
+    speed_up_ppm: how much closer together requests arrive, in parts per million. closed_loop: the number of clients
+    that send the requests one after the other; 0: they arrive as recorded.
     """
 
     changes: Changes = Changes()
     num_replicas: int | None = None
+    replicas_of_sets: dict[str, int] = {}
     speed_up_ppm: int = MILLION
     closed_loop: int = 0
 
@@ -54,12 +56,10 @@ class Alternative(Struct, frozen=True, kw_only=True):
     def parts(self) -> dict[str, str]:
         """The changes by kind, in words."""
         changes = self.changes
-        specs = {"policy": changes.policy, "batcher": changes.batcher, "router": changes.router}
-        found = {kind: format_plugin_spec(spec) for kind, spec in specs.items() if spec is not None}
-        if self.num_replicas is not None:
-            found["replicas"] = counted(self.num_replicas, "replica")
-        if changes.settings:
-            found["settings"] = ", ".join(f"{name}={value}" for name, value in changes.settings.items())
+        found: dict[str, str] = _parts(changes, self.num_replicas)
+        for name in {**changes.of_sets, **self.replicas_of_sets}:
+            own = _parts(changes.of_sets.get(name, SetChanges()), self.replicas_of_sets.get(name))
+            found[f"replicaset {name}"] = f"{name}: {', '.join(own.values())}"
         if self.speed_up_ppm != MILLION:
             found["speed_up"] = f"arrivals x {self.speed_up_ppm / MILLION:g}"
         if self.closed_loop:
@@ -69,6 +69,15 @@ class Alternative(Struct, frozen=True, kw_only=True):
     def describe(self) -> str:
         """All changes in words; empty if there are none."""
         return ", ".join(self.parts().values())
+
+
+def _parts(changes: SetChanges, num_replicas: int | None) -> dict[str, str]:
+    found: dict[str, str] = {kind: format_plugin_spec(spec) for kind, spec in changes.plugins().items()}
+    if num_replicas is not None:
+        found["replicas"] = counted(num_replicas, "replica")
+    if changes.settings:
+        found["settings"] = ", ".join(f"{name}={value}" for name, value in changes.settings.items())
+    return found
 
 
 def names(alternatives: Sequence[Alternative]) -> list[str]:
@@ -87,17 +96,14 @@ def names(alternatives: Sequence[Alternative]) -> list[str]:
 
 
 class AlternativeEngine(NamedTuple):
-    """The engine of an alternative. `notes`: its limits, for the reader of the results."""
+    """The engine of an alternative. sets: its replicasets, as a header has them. `notes`: its limits, for the reader of
+    the results.
+    """
 
     alternative: Alternative
     rebuilt: Rebuilt
-    plugins: list[PluginRecord]
+    sets: list[ReplicasetRecord]
     notes: list[str]
-
-    @property
-    def config(self) -> CoreConfig:
-        """The core's limits."""
-        return self.rebuilt.config
 
 
 def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
@@ -108,25 +114,37 @@ def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
     if alternative.speed_up_ppm <= 0:
         factor = alternative.speed_up_ppm / MILLION
         raise UsageError(f"arrivals cannot be sped up by {factor:g}: it takes a factor above 0")
-    if alternative.num_replicas is not None and not 1 <= alternative.num_replicas <= MAX_REPLICAS:
-        raise UsageError(f"{alternative.num_replicas} replicas make no sense; an engine has 1 to {MAX_REPLICAS}")
     if "num_replicas" in changes.settings:
         raise UsageError("--set num_replicas: say --replicas instead")
+    check_set_names(header, alternative.replicas_of_sets)
     # A log may begin in the middle of a run, with a snapshot. The alternative starts cold.
     rebuilt = rebuild(structs.replace(header, s=0), changes)
-    config = rebuilt.config
-    if alternative.num_replicas is not None:
-        config = replace_fields(config, {"num_replicas": alternative.num_replicas}, where="--replicas")
-    check_limits(config, changes)
-    return AlternativeEngine(
-        alternative,
-        rebuilt._replace(config=config),
-        changed_plugin_records(header, changes),
-        rebuilt.drift + _notes(header, config),
-    )
+    parts = [
+        each._replace(config=_with_replicas(each.config, record.name, alternative))
+        for record, each in zip(header.sets, rebuilt.sets, strict=True)
+    ]
+    try:
+        check_together([each.config for each in parts])
+    except ValueError as error:
+        raise UsageError(f"{alternative.describe()}: {error}") from error
+    rebuilt = rebuilt._replace(sets=parts)
+    sets = changed_sets(header, rebuilt, changes)
+    return AlternativeEngine(alternative, rebuilt, sets, rebuilt.drift + _notes(header, sets))
 
 
-def check_limits(config: CoreConfig, changes: Changes) -> None:
+def _with_replicas(config: CoreConfig, name: str, alternative: Alternative) -> CoreConfig:
+    """The limits of a replicaset with as many replicas as the alternative has."""
+    is_own = name in alternative.replicas_of_sets
+    num_replicas = alternative.replicas_of_sets[name] if is_own else alternative.num_replicas
+    if num_replicas is None:
+        return config
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        raise UsageError(f"{num_replicas} replicas make no sense; an engine has 1 to {MAX_REPLICAS}")
+    where = f"replicaset {name}: replicas" if is_own else "--replicas"
+    return replace_fields(config, {"num_replicas": num_replicas}, where=where)
+
+
+def check_limits(config: CoreConfig, changes: SetChanges) -> None:
     """Raise UsageError for changed limits that contradict each other, as at an engine's start."""
     is_changed = bool(changes.settings.keys() & {"max_num_batched_tokens", "max_num_seqs"})
     if is_changed and config.max_num_batched_tokens < config.max_num_seqs:
@@ -138,8 +156,16 @@ def check_limits(config: CoreConfig, changes: Changes) -> None:
         raise UsageError(f"--set max_tokens_per_row={config.max_tokens_per_row}: speculation cannot be simulated yet")
 
 
-def _notes(header: Header, config: CoreConfig) -> list[str]:
-    recorded = header.core
+def _notes(header: Header, sets: Sequence[ReplicasetRecord]) -> list[str]:
+    found = []
+    for recorded, record in zip(header.sets, sets, strict=True):
+        whose = f"{record.name}: " if len(sets) > 1 else ""
+        found += [whose + note for note in _notes_of_set(recorded, record.core)]
+    return found
+
+
+def _notes_of_set(run: ReplicasetRecord, config: CoreConfig) -> list[str]:
+    recorded = run.core
     notes = []
     if config.num_replicas != recorded.num_replicas:
         notes.append(
@@ -147,9 +173,9 @@ def _notes(header: Header, config: CoreConfig) -> list[str]:
             f"{recorded.num_replicas}: each has a device, or cores, of its own"
         )
     num_blocks = config.blocks_per_replica * config.num_replicas
-    if 0 < header.block_table_size < num_blocks:
+    if 0 < run.block_table_size < num_blocks:
         notes.append(
-            f"the run kept the names of {header.block_table_size:,} blocks, and here are {num_blocks:,}: a prefix that "
+            f"the run kept the names of {run.block_table_size:,} blocks, and here are {num_blocks:,}: a prefix that "
             "came back after its name was forgotten looks new, so more would be hit than is shown"
         )
     if config.max_model_len < recorded.max_model_len:
@@ -160,43 +186,47 @@ def _notes(header: Header, config: CoreConfig) -> list[str]:
     return notes
 
 
-def changed_plugin_records(header: Header, changes: Changes) -> list[PluginRecord]:
-    """The plug-ins as the header of a run with the changes has them; the first of each kind is the one that runs."""
-    asked: dict[PluginKind, PluginSpec | None] = {
-        "policy": changes.policy,
-        "batcher": changes.batcher,
-        "router": changes.router,
-    }
-    records = list(header.plugins)
-    for kind, spec in asked.items():
-        index = next((index for index, record in enumerate(records) if record.kind == kind), None)
-        if spec is not None and index is not None:
-            records[index] = resolve(kind, spec).record
-    return records
+def changed_sets(header: Header, rebuilt: Rebuilt, changes: Changes) -> list[ReplicasetRecord]:
+    """The replicasets as the header of the simulated run has them. Raises UsageError as `check_limits` does."""
+    found = []
+    for record, parts in zip(header.sets, rebuilt.sets, strict=True):
+        own = changes.of_set(record.name)
+        with errors_of_set(record.name, changes):
+            check_limits(parts.config, own)
+        plugins = _changed_plugin_records(record.plugins, own)
+        # The rest describes the workers that were recorded.
+        found.append(structs.replace(record, core=parts.config, plugins=plugins, model_fingerprint="", host={}))
+    return found
 
 
-def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cost: CostModel) -> Header:
-    """The header of a simulated run, with the run that it is made from and the cost model."""
+def _changed_plugin_records(records: Sequence[PluginRecord], changes: SetChanges) -> list[PluginRecord]:
+    """The records of the plug-ins, the first of a changed kind replaced."""
+    found = list(records)
+    for kind, spec in changes.plugins().items():
+        index = next(index for index, record in enumerate(found) if record.kind == kind)
+        found[index] = resolve(kind, spec).record
+    return found
+
+
+def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, costs: Sequence[CostModel]) -> Header:
+    """The header of a simulated run, with the run that it is made from and the cost model of each replicaset."""
     description: dict[str, Any] = {
         "run": run.header.run,
         "changes": engine.alternative.describe(),
-        "cost_model": msgspec.to_builtins(cost),
+        **describe_costs([each.name for each in engine.sets], costs),
     }
     slug = "".join(letter if letter.isalnum() else "-" for letter in name.lower()).strip("-")
     return structs.replace(
-        run.header,
+        run.header.with_sets(engine.sets),
         s=0,
         ts=0,
         c=0,
         previous_h="",
         code_version=__version__,
         run=f"{run.header.run}-what-if-{slug}",
-        core=engine.config,
         # These describe the engine that was recorded.
         config={},
         config_hash="",
-        plugins=engine.plugins,
-        model_fingerprint="",
         level="default",
         host={"simulated": description},
     )
@@ -204,27 +234,53 @@ def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cos
 
 def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]:
     """The facts from outside that apply to the alternative, out of those that the run had."""
-    num_replicas = engine.config.num_replicas
-    external_facts = _cold_start(run) + run.external_facts
-    ups = [fact for fact in external_facts if isinstance(fact, WorkerUp) and fact.replica == 0]
+    changes = engine.alternative.changes
+    numbers = _numbers_of_replicas(run.header, engine)
+    later = _later_replicas(run.header, engine)
     found: list[Fact] = []
-    for fact in external_facts:
-        if isinstance(fact, OF_REPLICA) and fact.replica >= num_replicas:
-            continue
-        if isinstance(fact, PolicySwapped) and engine.alternative.changes.policy is not None:
-            continue
-        found.append(fact)
-        if ups and fact is ups[0]:
-            found += [
-                structs.replace(fact, replica=replica, epoch=1)
-                for replica in range(run.header.core.num_replicas, num_replicas)
-            ]
+    for fact in _cold_start(run) + run.external_facts:
+        if isinstance(fact, PolicySwapped):
+            found += left_swaps(fact, run.header, changes)
+        elif isinstance(fact, OF_REPLICA):
+            if fact.replica in numbers:
+                found.append(structs.replace(fact, replica=numbers[fact.replica]))
+            # The first of its set brings up those that the run did not have.
+            if isinstance(fact, WorkerUp):
+                found += [structs.replace(fact, replica=number, epoch=1) for number in later.pop(fact.replica, ())]
+        else:
+            found.append(fact)
     # Their causes have other positions here.
     found = [structs.replace(fact, c=0) for fact in found]
     requests, factor_ppm = run.workload.requests, engine.alternative.speed_up_ppm
     if factor_ppm == MILLION or not requests:
         return found
     return sped_up(found, first_ns=requests[0].arrival_ns, factor_ppm=factor_ppm)
+
+
+def _ranges_of_replicas(sets: Sequence[ReplicasetRecord]) -> list[range]:
+    """The numbers of the replicas of each set, which run across the sets."""
+    ends = list(accumulate((each.core.num_replicas for each in sets), initial=0))
+    return [range(first, end) for first, end in pairwise(ends)]
+
+
+def _numbers_of_replicas(header: Header, engine: AlternativeEngine) -> dict[int, int]:
+    """The number of each recorded replica in the alternative, if it has it."""
+    ranges = zip(_ranges_of_replicas(header.sets), _ranges_of_replicas(engine.sets), strict=True)
+    return {before: after for recorded, here in ranges for before, after in zip(recorded, here, strict=False)}
+
+
+def _later_replicas(header: Header, engine: AlternativeEngine) -> dict[int, range]:
+    """By the recorded number of the first replica of each set, those of the alternative that the run did not have."""
+    ranges = zip(_ranges_of_replicas(header.sets), _ranges_of_replicas(engine.sets), strict=True)
+    return {recorded.start: here[len(recorded) :] for recorded, here in ranges}
+
+
+def left_swaps(fact: PolicySwapped, header: Header, changes: Changes) -> list[Fact]:
+    """What is left of a swap of the run where some replicasets have a policy of their own."""
+    kept = [index for index, each in enumerate(header.sets) if changes.of_set(each.name).policy is None]
+    if len(kept) == len(header.sets):
+        return [fact]
+    return [structs.replace(fact, replicaset=index) for index in kept if fact.replicaset in (-1, index)]
 
 
 def _cold_start(run: RecordedRun) -> list[Fact]:
@@ -237,11 +293,12 @@ def _cold_start(run: RecordedRun) -> list[Fact]:
         for index, replica in enumerate(start.replicas)
         if replica.up
     ]
-    first = next(record.name for record in run.header.plugins if record.kind == "policy")
-    if start.policy != first:
-        found.append(PolicySwapped(ts=now_ns, name=start.policy))
-    if start.predictor != run.header.predictor:
-        found.append(PredictorSwapped(ts=now_ns, coefficients=start.predictor))
+    for index, (record, taken) in enumerate(zip(run.header.sets, start.sets, strict=True)):
+        first = next(plugin.name for plugin in record.plugins if plugin.kind == "policy")
+        if taken.policy != first:
+            found.append(PolicySwapped(ts=now_ns, name=taken.policy, replicaset=index))
+        if taken.predictor != record.predictor:
+            found.append(PredictorSwapped(ts=now_ns, coefficients=taken.predictor, replicaset=index))
     if start.paused:
         found.append(Paused(ts=now_ns))
     return found

@@ -10,8 +10,9 @@ import msgspec
 
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.formatting import counted
-from eventlm.replay.what_if.compare import SERVICE_CLASS_SUFFIX, Cell, Metric
-from eventlm.replay.what_if.what_if import Simulated, WhatIfResult
+from eventlm.replay.cost.fit import FitReport
+from eventlm.replay.what_if.compare import MODEL_SUFFIX, SERVICE_CLASS_SUFFIX, Cell, Metric
+from eventlm.replay.what_if.what_if import SetFound, Simulated, WhatIfResult
 from eventlm.replay.workload.recorded_policies import describe
 from eventlm.table import table
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
@@ -44,13 +45,16 @@ def render_json(result: WhatIfResult) -> str:
 def as_object(result: WhatIfResult) -> dict[str, Any]:
     """All that is in the table, and the inputs."""
     comparison = result.comparison
+    first = result.sets[0]
+    of_sets = {"replicasets": [_replicaset(each) for each in result.sets]} if len(result.sets) > 1 else {}
     return {
         "path": result.path,
         "run": result.header.run,
-        "recorded": _engine(result),
+        "recorded": _engine(first),
         "null_test": result.null,
-        "cost_model": result.cost,
-        "fit": result.fit,
+        "cost_model": first.cost,
+        "fit": first.fit,
+        **of_sets,
         "objectives_ms": result.objectives,
         "baseline": _simulated(result.baseline),
         "alternatives": [
@@ -69,16 +73,20 @@ def as_object(result: WhatIfResult) -> dict[str, Any]:
     }
 
 
-def _engine(result: WhatIfResult) -> dict[str, Any]:
-    return {"plugins": _plugins(result), "policies": result.policies, "core": result.header.core}
+def _replicaset(found: SetFound) -> dict[str, Any]:
+    return {"name": found.record.name, **_engine(found), "cost_model": found.cost, "fit": found.fit}
 
 
-def _plugins(result: WhatIfResult) -> list[str]:
+def _engine(found: SetFound) -> dict[str, Any]:
+    return {"plugins": _plugins(found), "policies": found.policies, "core": found.record.core}
+
+
+def _plugins(found: SetFound) -> list[str]:
     """The plug-ins that ran: all policies, and the first of each other kind."""
     first: dict[str, str] = {}
-    for record in result.header.plugins:
+    for record in found.record.plugins:
         first.setdefault(record.kind, format_plugin_spec({"type": record.name} | record.parameters))
-    first["policy"] = describe(result.policies, with_parameters=True)
+    first["policy"] = describe(found.policies, with_parameters=True)
     return [f"{kind} {spec}" for kind, spec in first.items()]
 
 
@@ -116,16 +124,20 @@ def _lines(result: WhatIfResult) -> Iterator[str]:
 
 
 def _head(result: WhatIfResult) -> Iterator[str]:
-    core = result.header.core
     counts = f"{counted(result.recorded.num_requests, 'request')}, {counted(result.recorded.num_steps, 'step')}"
-    size = f"{counted(core.num_replicas, 'replica')}, each {counted(core.num_blocks, 'block')}"
     yield f"{result.path}: {counts}"
-    yield from _labelled("recorded", f"{', '.join(_plugins(result))}; {size}")
+    for index, found in enumerate(result.sets):
+        core = found.record.core
+        size = f"{counted(core.num_replicas, 'replica')}, each {counted(core.num_blocks, 'block')}"
+        yield from _labelled(
+            "" if index else "recorded", f"{_whose(found, result)}{', '.join(_plugins(found))}; {size}"
+        )
     if result.null is not None:
         yield from _labelled(
             "null test", f"passed: {counted(result.null.num_decisions, 'decision')} came out as recorded"
         )
-    yield from _labelled("cost model", _cost(result))
+    for index, found in enumerate(result.sets):
+        yield from _labelled("" if index else "cost model", _whose(found, result) + _cost(found.fit))
     for heading, each in zip(_headings(result.alternatives), result.alternatives, strict=True):
         if heading != each.description:
             yield from _labelled(heading, each.description or "nothing changed")
@@ -136,8 +148,12 @@ def _labelled(label: str, text: str) -> list[str]:
     return textwrap.wrap(text, MAX_WIDTH, initial_indent=f"{label:<{len(indent)}}", subsequent_indent=indent)
 
 
-def _cost(result: WhatIfResult) -> str:
-    fit = result.fit
+def _whose(found: SetFound, result: WhatIfResult) -> str:
+    """A replicaset and its model, if there are several."""
+    return f"{found.record.name} ({found.record.core.models[0]}): " if len(result.sets) > 1 else ""
+
+
+def _cost(fit: FitReport | None) -> str:
     if fit is None:
         return "as given, not fitted to this run"
     held_out = f"held-out error {fit.mean:.1%} a step (median {fit.median:.1%}, p95 {fit.p95:.1%})"
@@ -181,12 +197,13 @@ def _titles(result: WhatIfResult) -> dict[str, str]:
     classes = {each.name: each for each in result.comparison.classes}
     found = {}
     for metric in result.comparison.metrics:
-        general, is_of_class, service_class = metric.name.partition(SERVICE_CLASS_SUFFIX)
+        suffix = MODEL_SUFFIX if MODEL_SUFFIX in metric.name else SERVICE_CLASS_SUFFIX
+        general, is_of_part, part = metric.name.partition(suffix)
         latency, _, rest = general.partition("_")
         quantile, _, name = rest.partition("_")
-        if is_of_class:
+        if is_of_part:
             title = _TITLES.get(general, f"{_SECTIONS.get(latency, latency)} {quantile}")
-            found[metric.name] = f"{title}, {service_class}"
+            found[metric.name] = f"{title}, {part}"
         elif metric.unit != "ns":
             found[metric.name] = _TITLES.get(metric.name, metric.name)
         elif not name:

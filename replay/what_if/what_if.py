@@ -13,7 +13,7 @@ the core itself; no policy gets a length that the engine did not have.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,20 +21,19 @@ from msgspec import Struct, structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
-from eventlm.core.predictor import StepShape
 from eventlm.errors import EventLMError, ExitCode, UsageError
-from eventlm.events import Arrived, Gap, Header
+from eventlm.events import Arrived, Gap, Header, ReplicasetRecord
 from eventlm.formatting import counted
-from eventlm.replay.cost.fit import FitReport, fit_cost
-from eventlm.replay.cost.model import CostModel, LinearCost
+from eventlm.replay.cost.fit import FitReport
+from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedShapes
-from eventlm.replay.cost.roofline import RooflineCost
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.simulate.simulator import Simulator
-from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.timing import ModelledTiming, timings
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.what_if.compare import Comparison, Ran, compare
+from eventlm.replay.what_if.costs import LooksAtShapes, draw_costs, given_costs, shapes_of_sets
 from eventlm.replay.what_if.engine import (
     Alternative,
     AlternativeEngine,
@@ -47,12 +46,10 @@ from eventlm.replay.what_if.null_test import NullResult, null_test
 from eventlm.replay.workload.closed_loop import ClosedLoop, find_closed_loop
 from eventlm.replay.workload.recorded_policies import PolicySpan, what_if_note
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
-from eventlm.replay.workload.unknown import draw_unknown, has_unknown
+from eventlm.replay.workload.unknown import draw_unknown
 from eventlm.replay.workload.workload import Workload
 from eventlm.types import OnProgress, TimeWindow
 
-#: How many times what the run does not show is drawn. An odd number has a middle one.
-NUM_DRAWS = 5
 #: What is done, how much of it, and of how much.
 OnStage = Callable[[str, int, int], None]
 
@@ -78,19 +75,26 @@ class Simulated(Struct, frozen=True, kw_only=True):
     run_folder: str = ""
 
 
+class SetFound(Struct, frozen=True, kw_only=True):
+    """What was found of a replicaset. fit: how good the cost model is; None for one that was given."""
+
+    record: ReplicasetRecord
+    policies: list[PolicySpan]
+    cost: CostModel
+    fit: FitReport | None
+
+
 class WhatIfResult(Struct, frozen=True, kw_only=True):
     """Everything that was found. null: None where the null test could not be made, and then `notes` say why.
 
-    policies: those that the run had. fit: how good the cost model is; None for one that was given. closed_loop: the
-    one that the run's arrivals look like, if any.
+    sets: of each replicaset the policies that it had, its cost model and how good that is. closed_loop: the one that
+    the run's arrivals look like, if any.
     """
 
     path: str
     header: Header
-    policies: list[PolicySpan]
     null: NullResult | None
-    fit: FitReport | None
-    cost: CostModel
+    sets: list[SetFound]
     objectives: Objectives | None
     recorded: RunOutcome
     baseline: Simulated
@@ -107,6 +111,7 @@ def what_if(
     *,
     objectives: Objectives | None = None,
     cost_model: CostModel | None = None,
+    cost_models: Mapping[str, CostModel] | None = None,
     output: Path | str | None = None,
     window: TimeWindow | None = None,
     strict: bool = False,
@@ -115,9 +120,10 @@ def what_if(
 ) -> WhatIfResult:
     """Ask what alternatives would have done with a run's work.
 
-    objectives: what requests without their own are measured by. cost_model: in place of one fitted to the run.
-    output: a folder that gets the trace of each alternative. window: compare only the requests that arrived in it; the
-    engines still run the whole work, for what came before and after takes part. strict: a torn last line is an error.
+    objectives: what requests without their own are measured by. cost_model: in place of one fitted to the run;
+    cost_models: the same of single replicasets, by their names. output: a folder that gets the trace of each
+    alternative. window: compare only the requests that arrived in it; the engines still run the whole work, for what
+    came before and after takes part. strict: a torn last line is an error.
 
     Raises UsageError for an alternative that makes no sense or a run without work, NullTestError, LogWriteError if a
     trace cannot be written, and what LogReader raises.
@@ -150,16 +156,17 @@ def what_if(
         total = counted(len(run.workload.requests), "request")
         notes.append(f"the figures are of the {len(compared):,} of {total} that arrived in the window; all of them ran")
     follows_run = all(alternative.follows_run for alternative in alternatives)
-    costs, fit = draw_costs(run, cost_model, follows_run=follows_run)
+    given = given_costs(header, cost_model, cost_models or {})
+    costs, fits = draw_costs(run, given, follows_run=follows_run)
     workloads = [draw_unknown(run.workload, seed=seed) for seed in range(len(costs))]
-    shapes = RecordedShapes(step.shape for step in run.steps)
-    machine = _Machine(run, workloads, loop, costs, shapes, objectives, compared, has_window=window is not None)
+    machine = _Machine(
+        run, workloads, loop, costs, shapes_of_sets(run), objectives, compared, has_window=window is not None
+    )
     baseline = build_engine(header, same)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
     unpaced_ran: list[Ran] = []
-    if cost_model is None and follows_run:
-        fitted = fit_cost(run.steps, follows_run=False, num_draws=NUM_DRAWS, num_groups=run.header.core.groups)
-        unpaced = machine._replace(costs=fitted.draws)
+    if follows_run and None in given:
+        unpaced = machine._replace(costs=draw_costs(run, given, follows_run=False)[0])
         _, unpaced_ran = unpaced.simulate("baseline", baseline, None, stage("simulating it at an even pace"))
     simulated = [
         machine.simulate(name, engine, output, stage(f"simulating {name}"))
@@ -172,10 +179,8 @@ def what_if(
     return WhatIfResult(
         path=str(path),
         header=run.header,
-        policies=run.policies,
         null=null,
-        fit=fit,
-        cost=costs[0],
+        sets=sets_found(run, costs[0], fits),
         objectives=objectives,
         recorded=recorded,
         baseline=base,
@@ -218,23 +223,22 @@ def _load_notes(loop: ClosedLoop | None, alternatives: Sequence[Alternative], ba
     return []
 
 
-def draw_costs(
-    run: RecordedRun, given: CostModel | None, *, follows_run: bool
-) -> tuple[Sequence[CostModel], FitReport | None]:
-    """The cost model of each draw. One draw shows everything if nothing is unknown and nothing is left to chance."""
-    if given is None:
-        fitted = fit_cost(run.steps, follows_run=follows_run, num_draws=NUM_DRAWS, num_groups=run.header.core.groups)
-        return fitted.draws, fitted.report
-    if isinstance(given, LinearCost):
-        num_draws = NUM_DRAWS if given.ratios_ppm or has_unknown(run.workload) else 1
-        # A user who gives one for a run means the groups of that run.
-        groups = run.header.core.groups
-        return [structs.replace(given, seed=given.seed + draw, groups=groups) for draw in range(num_draws)], None
-    if isinstance(given, RooflineCost):
-        # The core does not know of tensor ranks.
-        tensor = run.header.config.get("parallel", {}).get("tensor_parallel_size", 1)
-        given = given.in_ranks(tensor, run.header.core.stages, run.header.core.groups)
-    return [given] * (NUM_DRAWS if has_unknown(run.workload) else 1), None
+def sets_found(run: RecordedRun, costs: Sequence[CostModel], fits: Sequence[FitReport | None]) -> list[SetFound]:
+    """What the result says of each replicaset. costs: of the first draw."""
+    return [
+        SetFound(record=record, policies=policies, cost=cost, fit=fit)
+        for record, policies, cost, fit in zip(run.header.sets, run.policies, costs, fits, strict=True)
+    ]
+
+
+def swap_notes(run: RecordedRun, changes: Changes) -> list[str]:
+    """How an alternative treats the policies that the run swapped at run time."""
+    found = []
+    for record, spans in zip(run.header.sets, run.policies, strict=True):
+        note = what_if_note(spans, is_replaced=changes.of_set(record.name).policy is not None)
+        if note:
+            found.append(f"{record.name}: {note}" if len(run.policies) > 1 else note)
+    return found
 
 
 def stages_of(on_progress: OnStage | None) -> Callable[[str], OnProgress | None]:
@@ -271,8 +275,9 @@ class _Machine(NamedTuple):
     run: RecordedRun
     workloads: list[Workload]
     loop: ClosedLoop | None
-    costs: Sequence[CostModel]
-    shapes: RecordedShapes
+    #: By draw and replicaset.
+    costs: Sequence[Sequence[CostModel]]
+    shapes: list[RecordedShapes]
     objectives: Objectives | None
     #: Indices in the workload of the requests that are compared, with their indices among these.
     compared: dict[int, int]
@@ -289,14 +294,9 @@ class _Machine(NamedTuple):
     def _simulate(
         self, name: str, engine: AlternativeEngine, folder: Path | str | None, draw: int, on_progress: OnProgress | None
     ) -> tuple[Simulated, Ran]:
-        num_outside = 0
-
-        def look(shape: StepShape) -> None:
-            nonlocal num_outside
-            num_outside += not self.shapes.is_inside(shape)
-
         alternative = engine.alternative
         header = simulated_header(self.run, engine, name, self.costs[draw])
+        shapes = LooksAtShapes(header, self.shapes)
         workload = self.workloads[draw].sped_up(alternative.speed_up_ppm)
         loop = self.loop if self.loop is not None and self.loop.num_clients == alternative.closed_loop else None
 
@@ -310,9 +310,7 @@ class _Machine(NamedTuple):
                 header,
                 engine.rebuilt.new_core(),
                 workload,
-                ModelledTiming(
-                    self.costs[draw].in_parts(engine.config.stages, engine.config.groups), engine.config, on_shape=look
-                ),
+                ModelledTiming(timings(engine.sets, self.costs[draw]), on_shape=shapes.look),
                 external_facts=external_facts_of(self.run, engine),
                 closed_loop=alternative.closed_loop,
                 pauses_ns=loop.shuffled(draw) if loop is not None else (),
@@ -322,7 +320,6 @@ class _Machine(NamedTuple):
             simulator.run(on_progress=on_progress)
             if trace is not None:
                 simulator.end()
-        swaps = what_if_note(self.run.policies, is_replaced=alternative.changes.policy is not None)
         outcome = collector.outcome()
         indices = {s: self.compared[index] for s, index in simulator.workload_index.items() if index in self.compared}
         # Some of them may never have arrived: what they go on from did not end.
@@ -331,8 +328,8 @@ class _Machine(NamedTuple):
             name=name,
             description=alternative.describe(),
             outcome=ran.outcome,
-            num_outside=num_outside,
-            notes=[*engine.notes, *([swaps] if swaps else [])],
+            num_outside=shapes.num_outside,
+            notes=[*engine.notes, *swap_notes(self.run, alternative.changes)],
             run_folder=str(trace.run_folder) if trace is not None else "",
         )
         return simulated, ran

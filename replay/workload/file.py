@@ -47,7 +47,8 @@ class WorkloadHeader(
     """The first line. block_size: of the requests' blocks, in tokens; 0: they have none.
 
     first_free_name: larger than all blocks' names; 0: the next after the largest. recorded: the limits of the engine
-    that the workload is from, which a simulation takes for defaults, and whose model the requests are for.
+    that the workload is from, which a simulation takes for defaults, and whose model the requests are for. Of an engine
+    with several replicasets these are the first one's, replicaset its name, and replicasets the others by their names.
     """
 
     format: int
@@ -55,11 +56,18 @@ class WorkloadHeader(
     block_size: Annotated[int, Meta(ge=0, le=MAX_BLOCK_TOKENS)] = 0
     first_free_name: Count = 0
     recorded: CoreConfig | None = None
+    replicaset: str = ""
+    replicasets: dict[str, CoreConfig] = {}
 
     @property
     def model(self) -> str:
         """The model of requests that name none; "": the simulation's."""
         return self.recorded.models[0] if self.recorded is not None else ""
+
+    @property
+    def sets(self) -> dict[str, CoreConfig]:
+        """The limits of each replicaset by its name. One that is alone is named after its model."""
+        return {} if self.recorded is None else {self.replicaset or self.model: self.recorded} | self.replicasets
 
 
 _encoder = msgspec.json.Encoder(decimal_format="number")
@@ -98,12 +106,16 @@ def encode_workload(workload: Workload) -> bytes:
 
 
 def _parts(workload: Workload) -> tuple[WorkloadHeader, Iterable[WorkloadLine | Fact]]:
+    sets: list[tuple[str, CoreConfig | None]] = [*workload.recorded.items()]
+    (name, first), *others = sets or [("", None)]
     header = WorkloadHeader(
         format=FORMAT_VERSION,
         source=workload.source,
         block_size=workload.block_size,
         first_free_name=workload.first_free_name,
-        recorded=workload.recorded,
+        recorded=first,
+        replicaset=name if others else "",
+        replicasets={each: core for each, core in others if core is not None},
     )
     return header, chain(workload.incidents, (to_line(request, model=header.model) for request in workload.requests))
 
@@ -146,7 +158,7 @@ def decode_workload(content: bytes, path: Path | str) -> Workload:
         block_size=header.block_size,
         first_free_name=max(1 + max(map(_last_name, requests)), header.first_free_name),
         incidents=sorted(reader.incidents, key=lambda fact: (fact.ts, fact.s)),
-        recorded=header.recorded,
+        recorded=header.sets,
     )
 
 

@@ -5,10 +5,12 @@ They are part of what an engine went through, as its requests are, and also appl
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec import structs
 
+from eventlm.config import CoreConfig
+from eventlm.core.state.replicaset import SetParts
 from eventlm.errors import UsageError
 from eventlm.events import (
     CacheFlushed,
@@ -38,31 +40,51 @@ INCIDENTS = (
 OF_REPLICA = (WorkerUp, WorkerLost, Desynced)
 
 
-def for_engine(incidents: Sequence[Fact], *, num_replicas: int, policies: Container[str]) -> list[Fact]:
-    """The facts for an engine with these replicas and installed policies, in order.
+def for_engine(incidents: Sequence[Fact], sets: Sequence[SetParts], recorded: Mapping[str, CoreConfig]) -> list[Fact]:
+    """The facts for an engine with these replicasets, in order. recorded: the limits of the engine that had them.
 
     A replica whose incidents do not begin with a worker has one from the start. Incidents of replicas that the engine
-    does not have are left out. Raises UsageError for a swap to a policy that is not installed.
+    does not have are left out. Raises UsageError for a swap to a policy that is not installed, and for replicas whose
+    sets are not the engine's.
     """
-    first: dict[int, Fact] = {}
+    num_replicas = sum(each.config.num_replicas for each in sets)
+    begun: dict[int, Fact] = {}
     found: list[Fact] = []
     for fact in incidents:
-        if isinstance(fact, PolicySwapped) and fact.name not in policies:
-            raise UsageError(
-                f"the workload swaps to the policy {fact.name} at {fact.ts / 1e9:g} s, which is not installed; give "
-                f"--extra-policy {fact.name}"
-            )
+        if isinstance(fact, PolicySwapped):
+            _check_swap(fact, sets)
         if isinstance(fact, OF_REPLICA):
+            _check_replicas(sets, recorded)
             if fact.replica >= num_replicas:
                 continue
-            first.setdefault(fact.replica, fact)
+            begun.setdefault(fact.replica, fact)
         found.append(fact)
     started: list[Fact] = [
         WorkerUp(replica=replica, epoch=1)
         for replica in range(num_replicas)
-        if not isinstance(first.get(replica), WorkerUp)
+        if not isinstance(begun.get(replica), WorkerUp)
     ]
     return started + found
+
+
+def _check_swap(fact: PolicySwapped, sets: Sequence[SetParts]) -> None:
+    meant = sets if fact.replicaset < 0 else sets[fact.replicaset : fact.replicaset + 1]
+    if not meant or any(fact.name not in each.plugins.policies for each in meant):
+        raise UsageError(
+            f"the workload swaps to the policy {fact.name} at {fact.ts / 1e9:g} s, which is not installed; give "
+            f"--extra-policy {fact.name}"
+        )
+
+
+def _check_replicas(sets: Sequence[SetParts], recorded: Mapping[str, CoreConfig]) -> None:
+    """The numbers of replicas run across the sets, so those of several must be as many as they were."""
+    before = [core.num_replicas for core in recorded.values()]
+    here = [each.config.num_replicas for each in sets]
+    if max(len(before), len(here)) > 1 and before != here:
+        raise UsageError(
+            f"the workload has what befell the replicas of sets with {before} of them, and here are {here}: give each "
+            "set as many as it had, or take those lines out of the workload"
+        )
 
 
 def sped_up(incidents: Sequence[Fact], *, first_ns: int, factor_ppm: int) -> list[Fact]:

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.core.state.snapshot import StateSnapshot
-from eventlm.events import Fact, Header, PolicySwapped
+from eventlm.events import Fact, Header, PolicySwapped, ReplicasetRecord
 from eventlm.formatting import counted
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -28,17 +28,25 @@ class PolicySpan(Struct, frozen=True, kw_only=True):
     from_ns: int
 
 
-def recorded_policies(header: Header, start: StateSnapshot | None, external_facts: Sequence[Fact]) -> list[PolicySpan]:
-    """In order. start: the initial state of a log that begins in the middle of the run."""
-    specs = {
-        record.name: format_plugin_spec({"type": record.name} | record.parameters)
-        for record in reversed(header.plugins)
-        if record.kind == "policy"
-    }
-    first = next(record.name for record in header.plugins if record.kind == "policy")
-    found = [(header.ts, start.policy if start is not None else first)]
-    for fact in external_facts:
-        if isinstance(fact, PolicySwapped) and fact.name != found[-1][1]:
+def recorded_policies(
+    header: Header, start: StateSnapshot | None, external_facts: Sequence[Fact]
+) -> list[list[PolicySpan]]:
+    """By replicaset, in order. start: the initial state of a log that begins in the middle of the run."""
+    return [
+        _of_set(header.ts, record, start.sets[index].policy if start is not None else None, swaps)
+        for index, record in enumerate(header.sets)
+        for swaps in [[f for f in external_facts if isinstance(f, PolicySwapped) and f.replicaset in (-1, index)]]
+    ]
+
+
+def _of_set(
+    began_ns: int, run: ReplicasetRecord, first: str | None, swaps: Sequence[PolicySwapped]
+) -> list[PolicySpan]:
+    records = [record for record in run.plugins if record.kind == "policy"]
+    specs = {record.name: format_plugin_spec({"type": record.name} | record.parameters) for record in reversed(records)}
+    found = [(began_ns, first if first is not None else records[0].name)]
+    for fact in swaps:
+        if fact.name != found[-1][1]:
             found.append((fact.ts, fact.name))
     return [PolicySpan(name=name, spec=specs.get(name, name), from_ns=ts) for ts, name in found]
 

@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.config import CoreConfig
 from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
@@ -39,8 +40,7 @@ from eventlm.events import (
     TextEnded,
     TimerDue,
 )
-from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector
-from eventlm.replay.rebuild import check_one_set
+from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector, by_set
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
 from eventlm.replay.workload.sessions import find_parents
@@ -91,9 +91,13 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
         return structs.replace(self.workload, requests=[*self.workload.requests, *self.under_way])
 
     @property
-    def policies(self) -> list[PolicySpan]:
-        """The policies in force, in order."""
+    def policies(self) -> list[list[PolicySpan]]:
+        """By replicaset, the policies in force, in order."""
         return recorded_policies(self.header, self.start, self.external_facts)
+
+    def steps_of_sets(self) -> list[list[RecordedStep]]:
+        """By replicaset, the steps of its replicas."""
+        return by_set(self.header, self.steps)
 
 
 class _Sample(Struct, kw_only=True):
@@ -299,11 +303,11 @@ def read_run(
     on_progress: OnProgress | None = None,
 ) -> RecordedRun:
     """Read a run; `subscribers` get its events too. Raises what LogReader raises, and UsageError if its rows may
-    produce several tokens or if it has several replicasets.
+    produce several tokens.
     """
     with LogReader(path, strict=strict) as log:
-        check_one_set(log.header, path, "a what-if, a branch or a simulation")
-        if log.header.core.max_tokens_per_row > 1:
+        cores = [each.core for each in log.header.sets]
+        if any(core.max_tokens_per_row > 1 for core in cores):
             raise UsageError(f"{path}: rows of several tokens (speculation) cannot be replayed under a change yet")
         reader = _Reader()
 
@@ -314,8 +318,8 @@ def read_run(
 
         log.fold(take, on_progress=on_progress)
         found = _whole_groups(list(reader.requests.values()))
-        requests = _link(found, reader.last_ns)
-        under_way = [_workload_request(request, reader.last_ns) for request in reader.under_way.values()]
+        requests = _link(found, reader.last_ns, cores)
+        under_way = [_workload_request(request, reader.last_ns, cores) for request in reader.under_way.values()]
         names = [*_names_in(reader.start)] if reader.start is not None else []
         names += [max(request.arrival.blocks) for request in requests if request.arrival.blocks]
         names += [max(output.blocks) for each in (*requests, *under_way) for output in each.outputs if output.blocks]
@@ -326,7 +330,7 @@ def read_run(
                 requests=requests,
                 block_size=log.header.core.block_size,
                 first_free_name=1 + max(names, default=0),
-                recorded=log.header.core,
+                recorded={each.name: each.core for each in log.header.sets},
             ),
             external_facts=reader.external_facts,
             no_ops=reader.no_ops,
@@ -357,21 +361,23 @@ def _whole_groups(found: list[_Request]) -> list[_Request]:
     ]
 
 
-def _link(found: list[_Request], last_ns: int) -> list[WorkloadRequest]:
+def _link(found: list[_Request], last_ns: int, cores: Sequence[CoreConfig]) -> list[WorkloadRequest]:
     """The requests of the workload, each with its parent."""
     ends = [request.end_ns for request in found]
     generated = [[block for sample in request.samples for block in sample.blocks] for request in found]
     parents = find_parents([request.arrival for request in found], ends, generated)
     return [
-        _workload_request(request, last_ns, parent, request.arrival.ts - ends[parent] if parent >= 0 else None)
+        _workload_request(request, last_ns, cores, parent, request.arrival.ts - ends[parent] if parent >= 0 else None)
         for request, parent in zip(found, parents, strict=True)
     ]
 
 
 def _workload_request(
-    request: _Request, last_ns: int, parent: int = -1, think_ns: int | None = None
+    request: _Request, last_ns: int, cores: Sequence[CoreConfig], parent: int = -1, think_ns: int | None = None
 ) -> WorkloadRequest:
+    """cores: the limits of each replicaset."""
     arrival = request.arrival
+    block_size = cores[arrival.replicaset].block_size
     return WorkloadRequest(
         arrival=arrival,
         arrival_ns=arrival.ts,
@@ -388,6 +394,7 @@ def _workload_request(
         waited_ns=_waited_ns(request, last_ns),
         is_unfinished=not request.is_rejected and request.num_unfinished > 0,
         s=arrival.s,
+        block_size=0 if block_size == cores[0].block_size else block_size,
     )
 
 

@@ -80,6 +80,8 @@ class WorkloadLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     search_parent: Name = 0
     seed: str = "0"
     s: Count = 0
+    replicaset: Count = 0
+    block_size: Count = 0
 
 
 def _shared_with(struct: type[Struct], *, without: tuple[str, ...]) -> tuple[str, ...]:

@@ -22,7 +22,8 @@ def find_parents(arrivals: Sequence[Arrived], ends_ns: Sequence[int], generated:
     """
     parents = []
     of_session: dict[int, list[int]] = {}
-    owner: dict[int, int] = {}
+    #: By replicaset and name: each set names its blocks by itself.
+    owner: dict[tuple[int, int], int] = {}
 
     def latest_ended(indices: Sequence[int], now_ns: int) -> int:
         # Newest first: a session can be as long as the run.
@@ -35,11 +36,12 @@ def find_parents(arrivals: Sequence[Arrived], ends_ns: Sequence[int], generated:
         elif arrival.scheduling.session:
             parents.append(latest_ended(of_session.get(arrival.scheduling.session, ()), arrival.ts))
         else:
-            parents.append(latest_ended([owner[block] for block in arrival.blocks if block in owner], arrival.ts))
+            keys = [(arrival.replicaset, block) for block in arrival.blocks]
+            parents.append(latest_ended([owner[key] for key in keys if key in owner], arrival.ts))
         if arrival.scheduling.session:
             of_session.setdefault(arrival.scheduling.session, []).append(index)
         for block in generated[index]:
-            owner.setdefault(block, index)
+            owner.setdefault((arrival.replicaset, block), index)
     return parents
 
 

@@ -9,7 +9,6 @@ import xxhash
 from msgspec import structs
 
 from eventlm.bus.run_folder import TRACE_NAME
-from eventlm.config import CoreConfig
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.replay.workload.file import read_workload
@@ -24,13 +23,12 @@ _BYTES_PER_READ = 1 << 20
 
 
 class LoadedWorkload(NamedTuple):
-    """A workload; of a recorded run also its model, the limits of its engine, notes on what a simulation does not
-    repeat, and warnings of its log.
+    """A workload; of a recorded run also its model, notes on what a simulation does not repeat, and warnings of its
+    log.
     """
 
     workload: Workload
     model_name: str = "simulated"
-    recorded: CoreConfig | None = None
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -45,17 +43,16 @@ def load_workload(
     """
     if not is_trace(path):
         workload = read_workload(path)
-        recorded = workload.recorded
-        return LoadedWorkload(workload, recorded.models[0] if recorded is not None else "simulated", recorded)
+        recorded = next(iter(workload.recorded.values()), None)
+        return LoadedWorkload(workload, recorded.models[0] if recorded is not None else "simulated")
     run = read_run(path, strict=strict, on_progress=on_progress)
     workload = draw_unknown(run.workload, seed=0)
     if with_incidents:
         workload = structs.replace(workload, incidents=run.external_facts)
-    notes = ["" if with_incidents else simulation_note(run.policies), _length_note(run.workload)]
+    notes = [*([] if with_incidents else map(simulation_note, run.policies)), _length_note(run.workload)]
     return LoadedWorkload(
         workload,
         run.header.core.models[0],
-        run.header.core,
         tuple(note for note in notes if note),
         tuple(run.warnings),
     )

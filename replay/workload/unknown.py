@@ -106,11 +106,13 @@ def _value(seen: tuple[int, object]) -> int:
 
 
 def _keys(request: WorkloadRequest) -> Iterator[Hashable]:
-    """The kinds that a request belongs to, narrowest first. Prompts within a factor of two are similar."""
+    """The kinds that a request belongs to, narrowest first: those of a model, as models answer at different lengths.
+    Prompts within a factor of two are similar.
+    """
     arrival = request.arrival
-    yield arrival.scheduling.service_class, arrival.prompt_tokens.bit_length()
-    yield arrival.scheduling.service_class
-    yield ()
+    yield arrival.replicaset, arrival.scheduling.service_class, arrival.prompt_tokens.bit_length()
+    yield arrival.replicaset, arrival.scheduling.service_class
+    yield arrival.replicaset
 
 
 def _length(request: WorkloadRequest, output: SequenceOutput) -> tuple[int, SequenceOutput | None]:

@@ -84,7 +84,8 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True):
     grammar_delay_ns: from its arrival until its grammar was built, or failed with `grammar_error`.
     waited_ns: how long the client of the recorded run waited for a first token or a rejection. is_unfinished: that run
     does not contain its end.
-    s: its seq in the recorded run, else 0; `grammar_s` likewise.
+    s: its seq in the recorded run, else 0; `grammar_s` likewise. block_size: of its blocks, in tokens; 0: the
+    workload's.
     """
 
     arrival: Arrived
@@ -102,6 +103,7 @@ class WorkloadRequest(Struct, frozen=True, kw_only=True):
     waited_ns: int = 0
     is_unfinished: bool = False
     s: int = 0
+    block_size: int = 0
 
     @property
     def has_unknown_length(self) -> bool:
@@ -114,7 +116,8 @@ class Workload(Struct, frozen=True, kw_only=True):
 
     block_size: of the blocks in the arrivals, in tokens; 0: there are none. Their names count from 1. first_free_name:
     larger than all of them. incidents: what came from outside and belongs to no request, in order, on the same time
-    axis. recorded: the limits of the engine that the workload is from; None: it is from none.
+    axis. recorded: the limits of each replicaset of the engine that the workload is from, by its name; empty: it is
+    from none.
     """
 
     source: str
@@ -122,7 +125,7 @@ class Workload(Struct, frozen=True, kw_only=True):
     block_size: int = 0
     first_free_name: int = 1
     incidents: list[Fact] = []
-    recorded: CoreConfig | None = None
+    recorded: dict[str, CoreConfig] = {}
 
     @property
     def duration_ns(self) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from eventlm.config import Config
+from eventlm.config import Config, CoreConfig
 from eventlm.config.load import config_hash, load_config, redacted, to_toml
-from eventlm.config.replicasets import configs_of_replicasets, first_replicaset
+from eventlm.config.replicasets import check_sets, configs_of_replicasets, first_replicaset, keys_of_further
 from eventlm.errors import UsageError
 
 
@@ -70,6 +71,38 @@ def test_flags_override_the_file_key_by_key_and_the_printed_configuration_loads_
     assert "replicasets" not in redacted(Config())
 
 
+def test_replicasets_that_are_there_without_being_named() -> None:
+    defaults = {"model": "m", "replicasets": {"a": {"model": "x", "replicas": 2}, "b": {"model": "y"}}}
+    given = {"replicasets": {"b": {"replicas": "3"}, "c": {"model": "z", "policy": {"type": "lrs"}}}}
+    config = load_config(None, given, defaults=defaults, environment={})
+    assert config.model.model == "m"
+    assert config.replicasets == {
+        "a": {"model": "x", "replicas": 2},
+        "b": {"model": "y", "replicas": 3},
+        "c": {"model": "z", "policy": {"type": "lrs"}},
+    }
+
+
+def test_what_further_replicasets_have_otherwise_than_the_first() -> None:
+    """As a header has it, whose top is the first one, whether the user named it or not."""
+    config = load("a:model=x,dtype=float32,threads=3", "b:model=y,threads=3", "c:model=x,replicas=2")
+    first, *others = configs = [*configs_of_replicasets(config).values()]
+    keys = keys_of_further(configs)
+    assert keys == [{"model": "y", "dtype": "auto"}, {"dtype": "auto", "threads": 0, "replicas": 2}]
+    header = msgspec.structs.replace(first, replicasets=dict(zip("bc", keys, strict=True)))
+    assert [*configs_of_replicasets(header).values()] == [first, *others]
+
+
+def test_sets_are_told_apart_by_their_models() -> None:
+    core = CoreConfig(models=["m"], num_blocks=8, max_model_len=100)
+    check_sets({"a": core, "b": msgspec.structs.replace(core, models=["n"])})
+    with pytest.raises(UsageError, match="the replicasets a and b both serve 'm'"):
+        check_sets({"a": core, "b": msgspec.structs.replace(core, models=["n", "m"])})
+    many = msgspec.structs.replace(core, models=["n"], num_replicas=1024)
+    with pytest.raises(UsageError, match="up to 1,024"):
+        check_sets({"a": core, "b": many})
+
+
 def test_a_set_needs_a_model() -> None:
     with pytest.raises(UsageError, match="the replicaset b has no model: give it one, or --model for those without"):
         load("a:model=x", "b:replicas=2")
@@ -85,6 +118,8 @@ def test_a_set_needs_a_model() -> None:
         (["a:replicas=0"], "--replicaset a:replicas=0: replicas = '0': must be an integer from 1 to 1024"),
         (["a:model=x,model=y"], "it gives model twice"),
         (["a:quick"], "'quick' is not of the form KEY=VALUE"),
+        (["a"], "--replicaset a: it says nothing of the replicaset; write NAME:KEY=VALUE, such as a:model=smollm2"),
+        (["a:"], "--replicaset a:: it says nothing of the replicaset"),
         (["a:model=x", "a:model=y"], "two replicasets are called a"),
         (["main:model=x"], "two replicasets are called main: the other is that of --model m"),
         (["a b:model=x"], "a replicaset's name has 1 to 64 letters, digits, - or _"),

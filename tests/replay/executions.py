@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.events import Header, Launched
 from eventlm.replay.execute.execution import ExecuteResult, execute
@@ -17,14 +19,14 @@ from tests.simulation import DIGEST_KEY, Simulation
 class FakeWorkers:
     """`Workers` without processes; they hear what went over the wire. Steps are kept in the order of their runs."""
 
-    def __init__(self, setup: WorkerSetup, header: Header) -> None:
+    def __init__(self, setups: Sequence[WorkerSetup], header: Header) -> None:
         self.steps: list[tuple[int, int, int]] = []
         self.losses: list[int] = []
-        self._setup = setup
+        self._setups = [setups[number] for number in header.sets_of_replicas()]
         self._runners: dict[tuple[int, int], FakeRunner] = {}
 
     async def run(self, launched: Launched, body: bytes, payload: StepPayload) -> StepResult:
-        setup = self._setup
+        setup = self._setups[launched.replica]
         key = (launched.replica, launched.epoch)
         if key not in self._runners:
             self._runners[key] = FakeRunner(
@@ -64,4 +66,6 @@ def record_with_tokens(folder: Path, seed: int, *, run: str = "", segment_bytes:
 
 def execute_fake(path: Path, **options: Any) -> ExecuteResult:
     """Execute a run again in this process."""
-    return execute(path, model=FAKE_MODEL, make_workers=FakeWorkers, **options)
+    with LogReader(path) as log:
+        others = [FAKE_MODEL] * (len(log.header.sets) - 1)
+    return execute(path, model=FAKE_MODEL, others=others, make_workers=FakeWorkers, **options)

@@ -17,7 +17,7 @@ from eventlm.cli.conditions import (
     read_subject,
 )
 from eventlm.cli.parser import Parser, exit_code_lines
-from eventlm.cli.simulate.flags import MAX_SPEED_UP, add_engine_flags, engine_options
+from eventlm.cli.simulate.flags import MAX_SPEED_UP, add_engine_flags, given_engine_options
 from eventlm.cli.trace_path import trace_file
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.errors import ExitCode, UsageError
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError("--no-verify belongs to --when: leave it out")
     if arguments.keep is None:
         raise UsageError("--keep PRED is missing, or --when EXPR (see eventlm bisect --help)")
-    if len(paths) == 2 and engine_options(arguments):
+    if len(paths) == 2 and given_engine_options(arguments):
         raise UsageError("two traces bring their engines: leave the engine's flags out")
     if len(paths) == 1 and arguments.over is None:
         raise UsageError("say what to bisect: --over NAME=LOW..HIGH, or a second trace")

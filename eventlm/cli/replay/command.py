@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.output import file_progress, warn
 from eventlm.cli.parser import READING_A_TRACE, Parser, exit_code_lines
 from eventlm.cli.replay import execute as replay_execute
 from eventlm.cli.replay import what_if as replay_what_if
+from eventlm.cli.replay.replicasets import (
+    CHANGES,
+    MODEL,
+    PLUGIN_KINDS,
+    SHORT_NAMES,
+    add_replicaset_flag,
+    changes_of,
+    once,
+    parse_replicasets,
+)
 from eventlm.cli.trace_path import HELP, LATEST, add_strict_flag, add_trust_flag, trace_file
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.errors import ExitCode, UsageError
 
-PLUGIN_KINDS = ("policy", "batcher", "router")
-#: Other names of fields of the core's configuration.
-SHORT_NAMES = {"blocks": "num_blocks"}
+if TYPE_CHECKING:
+    from eventlm.replay.rebuild import SetChanges
 
 
 def configure(parser: Parser) -> None:
@@ -38,9 +47,12 @@ examples:
       --speed-up-arrivals 1.5 --slo ttft=500,tpot=100 --plot pictures
   eventlm replay --policy edf --from 14:05 --to 14:06
                                  and only for the requests of that minute
+  eventlm replay --replicaset small:policy=edf,replicas=2
+                                 one replicaset of several
   eventlm replay runs/latest --verify --policy edf:multiplier=2
   eventlm replay runs/latest --verify --set max_num_batched_tokens=512
   eventlm replay runs/latest --execute   on the model again, token by token
+  eventlm replay --execute --replicaset small:model=checkpoints/small
 
 """ + exit_code_lines(
         *READING_A_TRACE, ExitCode.FAILED, ExitCode.DIFFERENT, ExitCode.INVARIANT, ExitCode.LIVENESS, ExitCode.GAP
@@ -63,6 +75,7 @@ examples:
         help="another value of the core's configuration, such as blocks=2048 or max_num_batched_tokens=512; may be "
         "repeated",
     )
+    add_replicaset_flag(parser, may="in a what-if replicas and cost_model, and ")
     add_trust_flag(parser)
     add_strict_flag(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
@@ -78,19 +91,26 @@ def run(arguments: argparse.Namespace) -> int:
     specs = {kind: getattr(arguments, kind) for kind in PLUGIN_KINDS if getattr(arguments, kind) is not None}
     replay_execute.check(arguments)
     settings = parse_settings(arguments.assignments)
+    of_sets = parse_replicasets(arguments.replicasets)
     what_if_flag = replay_what_if.asked_for(arguments)
     if arguments.execute:
         if specs or settings or what_if_flag or arguments.verify:
             raise UsageError("--execute runs what was recorded as it was: --verify and changes do not go with it")
-        return replay_execute.run(arguments)
-    if not arguments.verify and (specs or settings or what_if_flag):
-        return replay_what_if.run(arguments, specs, settings)
+        return replay_execute.run(arguments, once(of_sets, "--execute", allowed=[MODEL]))
+    if not arguments.verify and (specs or settings or of_sets or what_if_flag):
+        return replay_what_if.run(arguments, specs, settings, of_sets)
     if what_if_flag:
         raise UsageError(f"{what_if_flag} is for a what-if; it does not go with --verify")
-    return _verify(arguments, specs, settings)
+    own = changes_of(once(of_sets, "--verify", allowed=[CHANGES]))
+    return _verify(arguments, specs, settings, own)
 
 
-def _verify(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: dict[str, Any]) -> int:
+def _verify(
+    arguments: argparse.Namespace,
+    specs: dict[str, list[str]],
+    settings: dict[str, Any],
+    of_sets: dict[str, SetChanges],
+) -> int:
     for kind, texts in specs.items():
         if len(texts) > 1:
             raise UsageError(f"--verify takes one --{kind}, not {len(texts)}; several make a what-if without --verify")
@@ -99,7 +119,12 @@ def _verify(arguments: argparse.Namespace, specs: dict[str, list[str]], settings
     from eventlm.replay.verify.report import render, render_json
     from eventlm.replay.verify.verifier import verify
 
-    changes = Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **changed_plugins)
+    changes = Changes(
+        settings=settings,
+        of_sets=of_sets,
+        trust_local_plugins=arguments.trust_local_plugins,
+        **changed_plugins,
+    )
     path = trace_file(arguments.trace)
     with file_progress("verifying", path) as on_progress:
         result = verify(path, changes=changes, strict=arguments.strict, on_progress=on_progress)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from eventlm.cli.output import file_progress, warn
 from eventlm.cli.parser import Parser, add_number
+from eventlm.cli.replay.replicasets import OwnChanges
 from eventlm.cli.trace_path import trace_file
 from eventlm.config.structs import MAX_THREADS
 from eventlm.errors import CheckpointError, EventLMError, PullError, UsageError
@@ -67,7 +68,7 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--threads {arguments.threads}: 1 to {MAX_THREADS} are possible")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, of_sets: dict[str, OwnChanges]) -> int:
     """Print how many tokens came out as recorded, or what did not; returns 0 or the code of what went wrong."""
     from functools import partial
 
@@ -83,13 +84,14 @@ def run(arguments: argparse.Namespace) -> int:
     path = trace_file(arguments.trace)
     header = check_executable(path)
     devices = devices_of_run(header)
-    model = _model(header, arguments.model)
+    models = _models(header, arguments.model, of_sets)
     with file_progress("re-executing", path, min_bytes=0) as on_progress:
         result = execute(
             path,
-            model=model,
+            model=models[0],
+            others=models[1:],
             threads=arguments.threads,
-            layout=_layout(header, arguments),
+            layouts=_layouts(header, arguments),
             teacher_force=bool(arguments.teacher_force),
             strict=arguments.strict,
             on_progress=on_progress,
@@ -100,22 +102,37 @@ def run(arguments: argparse.Namespace) -> int:
     return result.exit_code
 
 
-def _layout(header: Header, arguments: argparse.Namespace) -> Layout:
-    """The recorded one, with the sizes that are given."""
+def _layouts(header: Header, arguments: argparse.Namespace) -> list[Layout]:
+    """Those of the recorded replicasets, with the sizes that are given."""
     from eventlm.core.recorded_layouts import recorded_layouts
     from eventlm.core.shards import Layout
 
-    recorded = recorded_layouts(header)[0]
-    given = zip(
-        (arguments.tensor_parallel_size, arguments.pipeline_parallel_size, arguments.kv_parallel_size),
-        (recorded.tensor, recorded.stages, recorded.groups),
-        strict=True,
-    )
-    return Layout(*(size or was for size, was in given))
+    sizes = (arguments.tensor_parallel_size, arguments.pipeline_parallel_size, arguments.kv_parallel_size)
+    layouts, sets = recorded_layouts(header), header.sets_of_replicas()
+    found = []
+    for number in range(len(header.sets)):
+        recorded = layouts[sets.index(number)]
+        given = zip(sizes, (recorded.tensor, recorded.stages, recorded.groups), strict=True)
+        found.append(Layout(*(size or was for size, was in given)))
+    return found
 
 
-def _model(header: Header, given: str | None) -> str:
-    """The folder of the model that ran, or the fake one, found as `serve` finds it.
+def _models(header: Header, given: str | None, of_sets: dict[str, OwnChanges]) -> list[str]:
+    """The model of each replicaset."""
+    from eventlm.replay.rebuild import check_set_names
+
+    check_set_names(header, of_sets)
+    names = [each.name for each in header.sets]
+    if given is not None and len(names) > 1:
+        raise UsageError(
+            f"--model {given}: the run has the replicasets {', '.join(names)}; give --replicaset NAME:model={given}"
+        )
+    own = {name: changes.model for name, changes in of_sets.items()}
+    return [_model(header, number, own.get(name, given)) for number, name in enumerate(names)]
+
+
+def _model(header: Header, number: int, given: str | None) -> str:
+    """The folder of the model that a replicaset ran, or the fake one, found as `serve` finds it.
 
     Nothing is fetched because a trace names it: a trace may come from anywhere.
     """
@@ -124,11 +141,12 @@ def _model(header: Header, given: str | None) -> str:
     from eventlm.worker.protocol import FAKE_MODEL
 
     try:
-        folder = find_model(recorded_model(header, given), may_fetch=given is not None).folder
+        folder = find_model(recorded_model(header, given, number), may_fetch=given is not None).folder
     except (CheckpointError, PullError) as error:
         if given is not None:
             raise
         where, joint = ("not there", ";") if isinstance(error, CheckpointError) else ("not in the cache", ", or")
-        message = f"the trace names a model that is {where}: {error}{joint} give it with --model"
+        flag = f"--replicaset {header.sets[number].name}:model=FOLDER" if header.replicasets else "--model"
+        message = f"the trace names a model that is {where}: {error}{joint} give it with {flag}"
         raise EventLMError(message, exit_code=error.exit_code) from error
     return FAKE_MODEL if folder is None else str(folder)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.output import count_progress, is_long, warn
 from eventlm.cli.parser import Parser, add_number
-from eventlm.cli.simulate.flags import parse_speed_up, read_cost_model
+from eventlm.cli.replay.replicasets import (
+    CHANGES,
+    COST_MODEL,
+    REPLICAS,
+    OwnChanges,
+    changes_of,
+    check_keys,
+    read_cost_models,
+)
+from eventlm.cli.simulate.flags import parse_speed_up
 from eventlm.cli.time_window import add_window_flags, parse_window
 from eventlm.cli.trace_path import trace_file
 from eventlm.config.objectives import parse_objectives
@@ -29,8 +38,9 @@ def configure(parser: Parser) -> None:
     """Add the flags of a what-if."""
     group = parser.add_argument_group(
         "what-if",
-        "another engine for the recorded work: its own core with modelled step times. --policy, --batcher, --router "
-        "and --replicas may be repeated; every combination is an alternative, and all else applies to all of them",
+        "another engine for the recorded work: its own core with modelled step times. --policy, --batcher, --router, "
+        "--replicas and a --replicaset of one name may be repeated; every combination is an alternative, and all else "
+        "applies to all of them",
     )
     add_number(group, "--replicas", "number of replicas, each with a device or cores of its own", action="append")
     group.add_argument(
@@ -58,14 +68,25 @@ def asked_for(arguments: argparse.Namespace) -> str:
     return ""
 
 
-def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: dict[str, Any]) -> int:
-    """Print the table; `specs` are those of each kind of plug-in, `settings` of the core's configuration."""
-    if not specs and not settings and all(getattr(arguments, name) is None for name in ALTERNATIVES):
+def run(
+    arguments: argparse.Namespace,
+    specs: dict[str, list[str]],
+    settings: dict[str, Any],
+    of_sets: dict[str, list[OwnChanges]],
+) -> int:
+    """Print the table; `specs` are those of each kind of plug-in, `settings` of the core's configuration, `of_sets` of
+    single replicasets.
+    """
+    for name, each in of_sets.items():
+        for own in each:
+            check_keys(name, own, "a what-if", allowed=[CHANGES, REPLICAS, COST_MODEL])
+    alternatives = _alternatives(arguments, specs, settings, of_sets)
+    if not any(each.describe() for each in alternatives):
         raise UsageError(
-            f"{asked_for(arguments)} needs an alternative to what was recorded, such as --policy edf or --replicas 2"
+            f"{asked_for(arguments) or '--replicaset'} needs an alternative to what was recorded, such as --policy edf "
+            "or --replicas 2"
         )
     objectives = parse_objectives(arguments.slo) if arguments.slo is not None else None
-    alternatives = _alternatives(arguments, specs, settings)
     from eventlm.replay.what_if.report import render, render_json
     from eventlm.replay.what_if.what_if import what_if
 
@@ -76,7 +97,7 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
             path,
             alternatives,
             objectives=objectives,
-            cost_model=read_cost_model(arguments.cost_model) if arguments.cost_model is not None else None,
+            cost_models=read_cost_models(path, arguments.cost_model, of_sets),
             output=arguments.output,
             window=window,
             strict=arguments.strict,
@@ -94,7 +115,10 @@ def run(arguments: argparse.Namespace, specs: dict[str, list[str]], settings: di
 
 
 def _alternatives(
-    arguments: argparse.Namespace, specs: dict[str, list[str]], settings: dict[str, Any]
+    arguments: argparse.Namespace,
+    specs: dict[str, list[str]],
+    settings: dict[str, Any],
+    of_sets: dict[str, list[OwnChanges]],
 ) -> list[Alternative]:
     from eventlm.replay.rebuild import Changes
     from eventlm.replay.what_if.engine import Alternative
@@ -103,15 +127,26 @@ def _alternatives(
     speed_up_ppm = parse_speed_up(speed_up, "--speed-up-arrivals")
     by_kind = [[(kind, parse_plugin_spec(text)) for text in dict.fromkeys(texts)] for kind, texts in specs.items()]
     replicas = dict.fromkeys(arguments.replicas) if arguments.replicas is not None else [None]
-    return [
-        Alternative(
-            changes=Changes(settings=settings, trust_local_plugins=arguments.trust_local_plugins, **dict(chosen)),
-            num_replicas=num_replicas,
-            speed_up_ppm=speed_up_ppm,
-            closed_loop=arguments.closed_loop or 0,
-        )
-        for *chosen, num_replicas in product(*by_kind, replicas)
-    ]
+    found = []
+    for own in product(*of_sets.values()):
+        named = dict(zip(of_sets, own, strict=True))
+        of_set = {name: each.num_replicas for name, each in named.items() if each.num_replicas is not None}
+        found += [
+            Alternative(
+                changes=Changes(
+                    settings=settings,
+                    of_sets=changes_of(named),
+                    trust_local_plugins=arguments.trust_local_plugins,
+                    **dict(chosen),
+                ),
+                num_replicas=num_replicas,
+                replicas_of_sets=of_set,
+                speed_up_ppm=speed_up_ppm,
+                closed_loop=arguments.closed_loop or 0,
+            )
+            for *chosen, num_replicas in product(*by_kind, replicas)
+        ]
+    return found
 
 
 class StageProgress:

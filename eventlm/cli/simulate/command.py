@@ -10,6 +10,7 @@ from eventlm.cli.simulate.flags import (
     COST_MODEL_HELP,
     WORKLOAD_HELP,
     add_engine_flags,
+    add_replicaset_flag,
     load_ingredients,
     parse_speed_up,
 )
@@ -32,12 +33,14 @@ examples:
   eventlm simulate W.jsonl --cost-model h200-llama3-8b --policy lrs \\
     --batcher space_sharing --slo ttft=2000,tpot=50
   eventlm simulate runs/latest --cost-model runs/latest --replicas 2
+  eventlm simulate W.jsonl --replicaset big:cost_model=h200x4-llama3-70b \\
+    --replicaset small:cost_model=h200-llama3-8b,replicas=2
   eventlm simulate W.jsonl --cost-model a100-llama3-8b --record sims
   eventlm replay sims/latest      (a simulated run is a trace like any other)
 
 Requests longer than the context are rejected and counted. Latencies are of sequences that ran to their end."""
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
-    parser.add_argument("--cost-model", required=True, metavar="MODEL", help=COST_MODEL_HELP)
+    parser.add_argument("--cost-model", metavar="MODEL", help=f"{COST_MODEL_HELP}; a --replicaset may have its own")
     load = parser.add_argument_group("load")
     load.add_argument(
         "--speed-up-arrivals", default="1", metavar="X", help="bring arrivals closer together, 2: twice the load"
@@ -52,6 +55,7 @@ Requests longer than the context are rejected and counted. Latencies are of sequ
     results.add_argument("--json", action="store_true", help="print one JSON object, times in nanoseconds")
     results.add_argument("--plot", metavar="DIR", help="write pictures (PNG) to this folder")
     add_engine_flags(parser)
+    add_replicaset_flag(parser)
     parser.set_defaults(run=run)
 
 
@@ -67,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     from eventlm.replay.simulate.simulation import simulate
 
     objectives = parse_objectives(arguments.slo) if arguments.slo else None
-    source, cost, engine = load_ingredients(arguments)
+    (engine, cost, source), cost_models = load_ingredients(arguments)
     stats = StatsCollector() if arguments.plot is not None else None
     workload = source.sped_up(speed_up_ppm)
     with count_progress("simulating", "request", is_long=len(workload.requests) > 500) as on_progress:
@@ -76,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
             engine.setup,
             cost,
             predictor=engine.predictor,
+            others=engine.others,
             closed_loop=arguments.closed_loop,
             objectives=objectives,
             record=arguments.record,
@@ -86,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     load += [f"x {arguments.speed_up_arrivals}"] if arguments.speed_up_arrivals != "1" else []
     load += [f"closed loop of {arguments.closed_loop}"] if arguments.closed_loop else []
     notes = engine.notes
-    lines = render(result, workload=", ".join(load), cost_model=arguments.cost_model, slo=arguments.slo, notes=notes)
+    lines = render(result, workload=", ".join(load), cost_model=cost_models, slo=arguments.slo, notes=notes)
     print_report(lines, as_object(result, notes) if arguments.json else None)
     if stats is not None:
         from eventlm.cli.trace.plots import plot

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from eventlm.cli.trace_path import plugin_in_words
-from eventlm.core.recorded_layouts import layouts_in_words
+from eventlm.core.recorded_layouts import recorded_layouts
 from eventlm.formatting import counted
 from eventlm.table import aligned, table
 
 if TYPE_CHECKING:
+    from eventlm.events import ReplicasetRecord
+    from eventlm.metrics.trace_metrics import Distribution
     from eventlm.replay.simulate.simulation import SimulationResult
     from eventlm.replay.simulate.summary import SimulationSummary
 
@@ -22,17 +24,25 @@ _CLASS_COLUMNS = (("ttft", "p50"), ("ttft", "p99"), ("tpot", "p50"), ("tpot", "p
 def as_object(result: SimulationResult, notes: Sequence[str]) -> dict[str, Any]:
     """What `--json` prints. Times in ns, shares in parts per million."""
     header = result.header
+    sets = {each.name: _set_as_object(each) for each in header.sets}
     return {
         "run": header.run,
         "run_folder": result.run_folder,
-        "core": header.core,
-        # The first of a kind is in force at the start; extra policies follow it.
-        "plugins": {record.kind: {"type": record.name, **record.parameters} for record in reversed(header.plugins)},
-        "predictor": header.predictor,
+        **sets[header.sets[0].name],
+        **({"replicasets": sets} if len(sets) > 1 else {}),
         "simulated": header.host["simulated"],
         "notes": list(notes),
         "num_events": result.num_events,
         "summary": result.summary,
+    }
+
+
+def _set_as_object(found: ReplicasetRecord) -> dict[str, Any]:
+    return {
+        "core": found.core,
+        # The first of a kind is in force at the start; extra policies follow it.
+        "plugins": {record.kind: {"type": record.name, **record.parameters} for record in reversed(found.plugins)},
+        "predictor": found.predictor,
     }
 
 
@@ -55,12 +65,22 @@ def render(
     if len(result.summary.classes) > 1:
         yield ""
         yield from _class_table(result.summary)
+    if result.summary.replicasets:
+        yield ""
+        yield from _replicaset_table(result.summary)
 
 
 def _engine(result: SimulationResult) -> str:
-    core = result.header.core
-    chosen = ", ".join(map(plugin_in_words, result.header.plugins))
-    ranks = layouts_in_words(result.header)
+    sets, layouts, numbers = result.header.sets, recorded_layouts(result.header), result.header.sets_of_replicas()
+    engines = [_engine_of_set(each, layouts[numbers.index(number)].describe()) for number, each in enumerate(sets)]
+    if len(engines) == 1:
+        return engines[0]
+    return "; ".join(f"{each.name}: {engine}" for each, engine in zip(sets, engines, strict=True))
+
+
+def _engine_of_set(found: ReplicasetRecord, ranks: str) -> str:
+    core = found.core
+    chosen = ", ".join(map(plugin_in_words, found.plugins))
     in_each = " in each KV group" if core.groups > 1 else ""
     return (
         f"{chosen}; {counted(core.num_replicas, 'replica')} of {core.num_blocks:,} blocks of {core.block_size} tokens"
@@ -118,12 +138,28 @@ def _class_table(summary: SimulationSummary) -> Iterator[str]:
     rows = []
     for each in summary.classes:
         row = [each.label, f"{each.num_sequences:,}"]
-        for name, quantile in _CLASS_COLUMNS:
-            found = each.latencies.get(name)
-            row.append("-" if found is None else f"{getattr(found, quantile) / 1e6:,.1f}")
+        row += [_latency(each.latencies.get(name), quantile) for name, quantile in _CLASS_COLUMNS]
         row += [_percent(each.objectives_met_ppm)] * has_slo + [_percent(each.fluidity_ppm)] * has_fluidity
         rows.append(row)
     yield from table(columns, rows)
+
+
+def _replicaset_table(summary: SimulationSummary) -> Iterator[str]:
+    """By replicaset, without columns that would be empty."""
+    has_slo = any(each.objectives_met_ppm is not None for each in summary.replicasets)
+    columns = ["replicaset", "model", "replicas", "busy", "sequences", "rejected", "output tokens/s"]
+    columns += [f"{_LABELS[name]} {quantile}" for name, quantile in _CLASS_COLUMNS] + ["in SLO"] * has_slo
+    rows = []
+    for each in summary.replicasets:
+        row = [each.name, each.model, f"{each.num_replicas:,}", f"{each.busy_ppm / 1e4:.1f} %"]
+        row += [f"{each.num_complete:,}", f"{each.num_rejected:,}", f"{each.output_tokens_per_second:,.1f}"]
+        row += [_latency(each.latencies.get(name), quantile) for name, quantile in _CLASS_COLUMNS]
+        rows.append(row + [_percent(each.objectives_met_ppm)] * has_slo)
+    yield from table(columns, rows)
+
+
+def _latency(found: Distribution | None, quantile: str) -> str:
+    return "-" if found is None else f"{getattr(found, quantile) / 1e6:,.1f}"
 
 
 def _percent(share_ppm: int | None) -> str:

@@ -6,15 +6,17 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from eventlm.cli.config_flags import config_from_arguments
+from eventlm.cli.config_flags import given_options
 from eventlm.cli.parser import Parser, add_number, exit_code_lines
 from eventlm.cli.simulate.flags import (
     COST_MODEL_HELP,
     WORKLOAD_HELP,
+    SimulatedConfig,
     add_engine_flags,
+    add_replicaset_flag,
     engine_options,
     parse_speed_up,
-    read_cost_model,
+    read_simulated_config,
     read_workload,
 )
 from eventlm.config.plugin_spec import parse_plugin_spec
@@ -22,7 +24,6 @@ from eventlm.errors import ExitCode, UsageError
 from eventlm.system.processors import usable_cores
 
 if TYPE_CHECKING:
-    from eventlm.config import Config
     from eventlm.replay.sweep.sweep import SweepPlan
 
 DEFAULT_LOADS = "0.5,1,1.5,2"
@@ -56,7 +57,7 @@ examples:
         meanings={ExitCode.FAILED: "a simulation failed (the others are in the table)"},
     )
     parser.add_argument("workload", metavar="WORKLOAD", help=WORKLOAD_HELP)
-    parser.add_argument("--cost-model", required=True, metavar="MODEL", help=COST_MODEL_HELP)
+    parser.add_argument("--cost-model", metavar="MODEL", help=f"{COST_MODEL_HELP}; a --replicaset may have its own")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the results")
     grid = parser.add_argument_group("what to combine (each may be given several times)")
     grid.add_argument("--policy", action="append", metavar="SPEC", help="which sequence goes first (default: fcfs)")
@@ -77,20 +78,20 @@ examples:
     add_number(parser, "--jobs", "simulations at once (default: one for each core)")
     parser.add_argument("--json", action="store_true", help="print what is in DIR/sweep.json")
     add_engine_flags(parser, without=_REPEATED)
+    add_replicaset_flag(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the simulations that are missing and print the table."""
     loads_ppm = _loads(arguments.loads)
-    config = config_from_arguments(arguments)
     from eventlm.cli.output import count_progress, print_report, warn
     from eventlm.cli.sweep.report import as_object, render, write_files
     from eventlm.replay.sweep.sweep import Sweep
 
-    plan = _plan(arguments, config, loads_ppm)
-    jobs = usable_cores() if arguments.jobs is None else arguments.jobs
     loaded = read_workload(arguments.workload)
+    plan = _plan(arguments, read_simulated_config(arguments, loaded), loads_ppm)
+    jobs = usable_cores() if arguments.jobs is None else arguments.jobs
     sweep = Sweep(plan, loaded, arguments.output, num_jobs=jobs)
     with count_progress("sweeping", "simulation") as on_progress:
         result = sweep.run(on_progress=on_progress)
@@ -109,23 +110,27 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.FAILED if failures else ExitCode.OK
 
 
-def _plan(arguments: argparse.Namespace, config: Config, loads_ppm: list[int]) -> SweepPlan:
+def _plan(arguments: argparse.Namespace, simulated: SimulatedConfig, loads_ppm: list[int]) -> SweepPlan:
     from eventlm.cli.trace_path import trace_file
     from eventlm.replay.sweep.slo import parse_limits
     from eventlm.replay.sweep.sweep import SweepPlan, make_configurations
 
+    config, _, costs = simulated
     scheduler = config.scheduler
+    options = engine_options(config, given_options(arguments), without=_REPEATED)
+    if config.replicasets:
+        options |= {"model": config.model.model, "replicasets": config.replicasets}
     policies, batchers, routers = (
         [parse_plugin_spec(text) for text in getattr(arguments, kind) or ()] or [getattr(scheduler, kind)]
         for kind in ("policy", "batcher", "router")
     )
     return SweepPlan(
         workload_path=trace_file(arguments.workload),
-        cost=read_cost_model(arguments.cost_model),
+        costs=costs,
         configurations=make_configurations(policies, batchers, routers, arguments.replicas or [scheduler.replicas]),
         loads_ppm=loads_ppm,
         limits=parse_limits(arguments.slo) if arguments.slo else [],
-        options=engine_options(arguments, without=_REPEATED),
+        options=options,
         num_refinements=arguments.refine,
     )
 

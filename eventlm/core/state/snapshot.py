@@ -144,6 +144,11 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     replicas: list[ReplicaSnapshot]
     others: list[SetSnapshot] | UnsetType = UNSET
 
+    @property
+    def sets(self) -> list[StateSnapshot | SetSnapshot]:
+        """All replicasets in their order."""
+        return [self, *(self.others or [])]
+
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(StateSnapshot)
@@ -231,7 +236,7 @@ def restore(config: CoreConfig, plugins: Plugins, snapshot: bytes, others: Itera
 
 
 def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot, others: list[SetParts]) -> CoreState:
-    sets: list[StateSnapshot | SetSnapshot] = [taken, *(taken.others or [])]
+    sets = taken.sets
     num_replicas = config.num_replicas + sum(each.config.num_replicas for each in others)
     if len(taken.replicas) != num_replicas or len(taken.predictor) != NUM_COEFFICIENTS:
         raise ValueError(f"it has {len(taken.replicas)} replicas and {len(taken.predictor)} coefficients")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -23,7 +25,7 @@ def labels_of(metrics: Reply, name: str) -> list[str]:
     return [line for line in metrics.data.decode().splitlines() if line.startswith(name + "{")]
 
 
-def test_two_checkpoints_answer_as_they_do_alone(start_server: StartServer, tmp_path: Path) -> None:
+def test_two_checkpoints_answer_as_they_do_alone(start_server: StartServer, run_here: RunHere, tmp_path: Path) -> None:
     first = make_checkpoint(tmp_path / "first", seed=1)
     second = make_checkpoint(tmp_path / "second", family="qwen3", num_layers=3, max_position_embeddings=128, seed=2)
     common = ["--kv-memory", "8MiB", "--threads", "1"]
@@ -38,7 +40,7 @@ def test_two_checkpoints_answer_as_they_do_alone(start_server: StartServer, tmp_
         alone[checkpoint.name] = text_of(server.client(), checkpoint.name)
         server.stop()
     assert alone["first"] != alone["second"]
-    server = start_server(str(first), *common, "--replicaset", f"b:model={second}")
+    server = start_server(str(first), *common, "--record-tokens", "--replicaset", f"b:model={second}")
     client = server.client()
     assert [(each.id, each.max_model_len) for each in client.models.list().data] == [("first", 512), ("second", 128)]  # type: ignore[attr-defined]
     for model in ("second", "first", "second"):
@@ -54,6 +56,31 @@ def test_two_checkpoints_answer_as_they_do_alone(start_server: StartServer, tmp_
     [header] = trace.of(Header)
     assert [each.name for each in header.sets] == ["main", "b"]
     assert len({each.model_fingerprint for each in header.sets}) == 2
+    assert header.sets[1].host["attention_backend"] == header.host["attention_backend"]
+    replay_in_every_way(str(server.trace), run_here)
+
+
+def replay_in_every_way(trace: str, run_here: RunHere) -> None:
+    """The run again on both models, under a change to one, from a point of it, and as a workload."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        code, output, errors = run_here(*arguments, "--json")
+        assert code == 0, errors
+        return dict(json.loads(output))
+
+    executed = run("replay", trace, "--execute")
+    assert executed["num_tokens"] > 60
+    assert (executed["mismatches"], executed["host_differences"]) == ([], [])
+    found = run("replay", trace, "--replicaset", "b:replicas=2,policy=lrs")
+    assert found["null_test"]["num_decisions"] > 50
+    assert [each["core"]["models"] for each in found["replicasets"]] == [["first"], ["second"]]
+    branched = run("branch", trace, "--at", "0.1s", "--replicaset", "b:policy=edf", "--draws", "1")
+    assert branched["null_test"]["num_decisions"] > 0
+    simulated = run("simulate", trace, "--cost-model", trace, "--replicaset", "b:replicas=3")
+    assert [each["num_replicas"] for each in simulated["summary"]["replicasets"]] == [1, 3]
+    code, _, errors = run_here("replay", trace, "--execute", "--model", "first")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "give --replicaset NAME:model=first" in errors
 
 
 def test_limits_metrics_and_replicas_are_each_sets_own(start_server: StartServer) -> None:
@@ -81,10 +108,6 @@ def test_limits_metrics_and_replicas_are_each_sets_own(start_server: StartServer
     shown = run_command("trace", "info", str(server.trace), cwd=server.folder).stdout
     assert "other" in shown
     assert run_command("explain", str(server.trace), "--slowest", "2", cwd=server.folder).returncode == 0
-    for refused in (["replay", "--policy", "lrs"], ["replay", "--execute"]):
-        tried = run_command(*refused, str(server.trace), cwd=server.folder)
-        assert tried.returncode == 2
-        assert tried.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("dead", ["fake", "other"])

@@ -35,6 +35,58 @@ def test_the_report(run_here: RunHere, workload: str) -> None:
     assert any(line.startswith("257 to 1,024 ") for line in lines)
 
 
+def test_several_replicasets(run_here: RunHere, workload: str) -> None:
+    sets = ["--replicaset", f"big:cost_model={MODEL}", "--replicaset", "small:cost_model=a100-llama3-8b,replicas=2"]
+    with open(workload) as file:
+        lines = [json.loads(line) for line in file]
+    for number, line in enumerate(lines[1:]):
+        line |= {"model": "small"} if number % 4 == 0 else {}
+    Path(workload).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    code, output, errors = run_here("simulate", workload, *sets, "--policy", "edf", "--slo", "ttft=1000,tpot=50")
+    assert (code, errors) == (0, "")
+    assert "cost model       big: h200-llama3-8b, small: a100-llama3-8b" in output
+    rows = {line.split()[0]: line.split() for line in output.splitlines() if line.startswith(("big ", "small "))}
+    assert (rows["big"][1:3], rows["small"][1:3]) == (["big", "1"], ["small", "2"])
+    assert (rows["big"][5], rows["small"][5]) == ("30", "10")
+    code, output, _ = run_here("simulate", workload, *sets, "--json")
+    found = json.loads(output)
+    assert list(found["replicasets"]) == ["big", "small"]
+    assert [each["num_complete"] for each in found["summary"]["replicasets"]] == [30, 10]
+    assert list(found["simulated"]["cost_models"]) == ["big", "small"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "give --cost-model: what a step costs"),
+        (
+            ["--replicaset", f"a:cost_model={MODEL}", "--replicaset", "b:replicas=2"],
+            "give --cost-model for the replicaset b, or it a cost_model of its own",
+        ),
+        (["--replicaset", "a"], "such as a:cost_model=h200-llama3-8b,replicas=2"),
+        (["--replicaset", "a:repicas=2", "--cost-model", MODEL], "unknown key 'repicas'; did you mean replicas?"),
+        (["--replicaset", "a:cost_model=nowhere"], "no cost model 'nowhere'"),
+        (["--replicaset", "a:replicas=2", "--replicaset", "a:replicas=3"], "two replicasets are called a"),
+    ],
+)
+def test_mistakes_in_replicasets_are_one_line(run_here: RunHere, workload: str, flags: list[str], message: str) -> None:
+    code, output, errors = run_here("simulate", workload, *flags)
+    assert (code, output) == (2, "")
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+def test_a_model_that_no_replicaset_has_is_one_line(run_here: RunHere, workload: str) -> None:
+    with open(workload, "a") as file:
+        file.write('{"arrival_s":1000,"prompt_tokens":5,"output_tokens":5,"model":"smal"}\n')
+    assert run_here("simulate", workload, "--cost-model", MODEL)[0] == 0
+    code, _, errors = run_here("simulate", workload, "--cost-model", MODEL, "--replicaset", "small:replicas=2",
+                               "--replicaset", "big:replicas=2")  # fmt: skip
+    assert code == 2
+    assert "request 40 is for the model 'smal', and the replicasets go by small, big" in errors
+    assert errors.count("\n") == 1
+
+
 def test_incidents_of_a_workload_happen(run_here: RunHere, workload: str) -> None:
     code, output, _ = run_here("simulate", workload, "--cost-model", MODEL, "--json")
     calm = json.loads(output)

@@ -30,6 +30,20 @@ def workload(tmp_path: Path) -> str:
     return write_made_workload(tmp_path / "W.jsonl", prompt_tokens=400)
 
 
+def test_several_replicasets(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    sets = ["--replicaset", f"big:cost_model={MODEL}", "--replicaset", "small:cost_model=h200-llama3-8b,policy=edf"]
+    arguments = ("sweep", workload, *sets, "--output", "out", "--policy", "fcfs", "--policy", "lrs", "--loads", "1")
+    code, output, _ = run_here(*arguments, "--json")
+    assert code == 0
+    found = json.loads(output)
+    assert list(found["options"]["replicasets"]) == ["big", "small"]
+    for each in found["configurations"]:
+        assert [part["num_complete"] for part in each["loads"][0]["summary"]["replicasets"]] == [40, 0]
+    cell = json.loads(next((tmp_path / "out" / "cells").glob("lrs-*.json")).read_text())
+    assert list(cell["spec"]["costs"]) == ["big", "small"]
+    assert json.loads(run_here(*arguments, "--json")[1])["num_run"] == 0
+
+
 def test_table_files_and_picture(run_here: RunHere, workload: str, tmp_path: Path) -> None:
     flags = ("--policy", "fcfs", "--policy", "lrs", "--loads", "1,4", "--slo", "p99_ttft=900,p90_tpot=500")
     arguments = ("sweep", workload, "--cost-model", MODEL, "--output", "out", *flags)

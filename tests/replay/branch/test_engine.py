@@ -46,17 +46,17 @@ def header() -> Header:
 
 def test_a_policy_that_was_installed_takes_over_under_its_name(header: Header, point: BranchPoint) -> None:
     found = build_branch_engine(header, point, Changes(policy={"type": "lrs"}))
-    assert found.policy == "lrs"
-    names = [record.name for record in found.engine.plugins if record.kind == "policy"]
+    assert found.policies == ["lrs"]
+    names = [record.name for record in found.engine.sets[0].plugins if record.kind == "policy"]
     assert sorted(names) == sorted(record.name for record in header.plugins if record.kind == "policy")
     assert found.new_core(point).state.policy_name == "edf"
 
 
 def test_parameters_of_an_installed_policy_can_change(header: Header, point: BranchPoint) -> None:
     found = build_branch_engine(header, point, Changes(policy={"type": "edf", "multiplier": 9}))
-    record = next(each for each in found.engine.plugins if each.name == "edf")
+    record = next(each for each in found.engine.sets[0].plugins if each.name == "edf")
     assert record.parameters["multiplier"] == 9
-    assert found.engine.rebuilt.plugins.policies["edf"] == found.new_core(point).state.replicasets[0].policy
+    assert found.engine.rebuilt.sets[0].plugins.policies["edf"] == found.new_core(point).state.replicasets[0].policy
 
 
 def test_a_policy_that_was_not_installed_is_added(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_policy_that_was_not_installed_is_added(tmp_path: Path) -> None:
         header = log.header
     assert [record.name for record in header.plugins if record.kind == "policy"] == ["fcfs"]
     found = build_branch_engine(header, find_point(path, BranchPlace(event=20)), Changes(policy={"type": "lpm"}))
-    assert [record.name for record in found.engine.plugins if record.kind == "policy"] == ["fcfs", "lpm"]
+    assert [record.name for record in found.engine.sets[0].plugins if record.kind == "policy"] == ["fcfs", "lpm"]
 
 
 @pytest.mark.parametrize(
@@ -92,13 +92,13 @@ def test_what_cannot_change_there_is_refused(
 def test_the_header_says_where_the_branch_comes_from(point: BranchPoint) -> None:
     run = read_run(GOLDEN)
     found = build_branch_engine(run.header, point, Changes(batcher={"type": "dynamic"}, settings={"max_num_seqs": 7}))
-    header = branch_header(run, point, found, COST)
+    header = branch_header(run, point, found, [COST])
     origin = header.host["simulated"]
     assert (origin["run"], origin["event"]) == (run.header.run, point.s)
     assert origin["changes"] == "dynamic, max_num_seqs=7"
     assert origin["policy"] == "edf"
     other = build_branch_engine(run.header, point, Changes(policy={"type": "fcfs"}))
-    assert branch_header(run, point, other, COST).host["simulated"]["policy"] == "fcfs"
+    assert branch_header(run, point, other, [COST]).host["simulated"]["policy"] == "fcfs"
     assert origin["cost_model"]["type"] == "linear"
     assert header.previous_h == point.h
     assert header.core.max_num_seqs == 7
@@ -113,11 +113,15 @@ def test_later_swaps_are_left_out_where_the_branch_has_a_policy(tmp_path: Path) 
         if any(isinstance(fact, PolicySwapped) for fact in run.external_facts):
             break
     start = find_point(path, BranchPlace(event=drain_ends(path)[0]))
-    kept, replaced = facts_after(run, start, ""), facts_after(run, start, "lrs")
+    as_it_was, other = (
+        build_branch_engine(run.header, start, Changes(policy=policy)) for policy in (None, {"type": "lrs"})
+    )
+    kept, replaced = facts_after(run, start, as_it_was), facts_after(run, start, other)
     swaps = [fact.name for fact in kept if isinstance(fact, PolicySwapped)]
     assert swaps
     assert all(fact.s > start.s and fact.c == 0 for fact in kept)
     assert [fact.name for fact in replaced if isinstance(fact, PolicySwapped)] == ["lrs"]
     assert len(replaced) == len(kept) - len(swaps) + 1
-    assert swaps[0] in left_out_swaps(run, start, "lrs")
-    assert left_out_swaps(run, start, "") == ""
+    [note] = left_out_swaps(run, start, other)
+    assert swaps[0] in note
+    assert left_out_swaps(run, start, as_it_was) == []

@@ -30,7 +30,7 @@ def test_the_shape_of_a_launch() -> None:
 def test_every_group_has_the_tokens_that_the_launch_counts() -> None:
     """Preemptions, shared prefixes and samples among them."""
     setup = make_engine(num_blocks=24, kv_parallel_size=3, kv_shard_tokens=32)
-    works = WorkOfSteps(setup.core)
+    works = WorkOfSteps([setup.core])
     num_shared = 0
 
     def see(event: Event) -> None:
@@ -49,7 +49,7 @@ def test_every_group_has_the_tokens_that_the_launch_counts() -> None:
 
 def test_rows_that_several_groups_compute_count_in_each() -> None:
     config = CoreConfig(models=["m"], num_blocks=8, max_model_len=100, num_kv_groups=2, kv_shard_tokens=32)
-    works = WorkOfSteps(config)
+    works = WorkOfSteps([config])
     # It begins in the second group, and its second shard is in the first.
     first = Launched(
         replica=0, epoch=1, step=0, chunks=[(3, 0, 0, 32, 0)], blocks=[(0, 0, [9, 10, 2, 3])], num_tokens=32,
@@ -67,5 +67,5 @@ def test_rows_that_several_groups_compute_count_in_each() -> None:
 
 def test_without_groups_it_is_what_the_worker_does() -> None:
     launched = Launched(replica=0, epoch=1, step=0, decodes=[(1, 0, 40, 1)], num_tokens=1, predicted_ns=0)
-    works = WorkOfSteps(CoreConfig(models=["m"], num_blocks=8, max_model_len=100))
+    works = WorkOfSteps([CoreConfig(models=["m"], num_blocks=8, max_model_len=100)])
     assert works.of(launched) == [GroupWork(shape_of(launched))]

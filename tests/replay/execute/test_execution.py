@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import FAKE_MODEL, WorkerSetup
 from tests.bus import token_logs
 from tests.replay.executions import FakeWorkers, execute_fake, record_with_tokens
+from tests.replay.replicaset_runs import sets_of
 from tests.replay.traces import CALM, Objects, indices, read_objects, small_machine, tampered
 from tests.simulation import DIGEST_KEY, Simulation
 
@@ -63,14 +64,25 @@ def test_random_workloads_run_again_give_the_same_tokens(first: int, tmp_path: P
     assert sum(result.num_steps for result in results) > 1000
 
 
+def test_random_workloads_of_several_replicasets_run_again(tmp_path: Path) -> None:
+    for seed in range(4):
+        run = record_with_tokens(tmp_path, seed, machine=sets_of(seed))
+        result = execute_fake(run)
+        assert (result.exit_code, result.mismatches, result.warnings) == (0, [], []), f"workload {seed}"
+        objects = read_objects(run / "trace.jsonl")
+        assert result.num_tokens == sum(item["num_tokens"] for item in objects if item["t"] == "emit")
+        numbers = {item.get("replicaset", 0) for item in objects if item["t"] == "arrive"}
+        assert len(numbers) == 1 + len(objects[0]["replicasets"])
+
+
 def test_steps_run_in_the_order_of_their_launches_and_only_if_they_completed(tmp_path: Path) -> None:
     num_never_completed = 0
     for seed in range(8):
         run = record_with_tokens(tmp_path, seed)
         made: list[FakeWorkers] = []
 
-        def make(setup: WorkerSetup, header: Header, made: list[FakeWorkers] = made) -> FakeWorkers:
-            made.append(FakeWorkers(setup, header))
+        def make(setups: Sequence[WorkerSetup], header: Header, made: list[FakeWorkers] = made) -> FakeWorkers:
+            made.append(FakeWorkers(setups, header))
             return made[0]
 
         result = execute(run, model=FAKE_MODEL, make_workers=make)

@@ -98,10 +98,10 @@ def test_ranks_give_the_same_tokens_again(tmp_path: Path, checkpoint: Path, mode
     assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
     assert result.num_tokens > 100
     assert verify(run).exit_code == 0
-    again = execute(run, model=model, layout=structs.replace(recorded, stages=3 - recorded.stages))
+    again = execute(run, model=model, layouts=[structs.replace(recorded, stages=3 - recorded.stages)])
     assert (again.mismatches, again.num_tokens) == ([], result.num_tokens)
     with pytest.raises(UsageError, match=r"--tensor-parallel-size 4: the run had \d tensor ranks?, and the sums of 4"):
-        execute(run, model=model, layout=structs.replace(recorded, tensor=4))
+        execute(run, model=model, layouts=[structs.replace(recorded, tensor=4)])
 
 
 #: Kernels, the type that is computed in, and that of the KV cache.

@@ -142,6 +142,7 @@ def test_a_run_of_gpus_is_run_on_those_that_are_given(run: Path) -> None:
 
 async def test_replicas_take_the_gpus_in_turn(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header = make_gpu_run(run)
+    header = structs.replace(header, core=structs.replace(header.core, num_replicas=3))
     given: list[tuple[int, str, str]] = []
     start = WorkerProcess.start
 
@@ -151,7 +152,7 @@ async def test_replicas_take_the_gpus_in_turn(run: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(WorkerProcess, "start", note)
     devices = [Device("cuda:0", "NVIDIA A10"), Device("cuda:1", "NVIDIA H100")]
-    workers = WorkerProcesses(worker_setup(header, FAKE_MODEL), header, devices)
+    workers = WorkerProcesses([worker_setup(header, FAKE_MODEL)], header, devices)
     for replica in range(3):
         await workers._start(replica, 1)
     await workers.close()
@@ -187,7 +188,7 @@ def test_a_worker_that_fails_is_reported(run: Path, fake: dict[str, int], messag
 def test_the_wait_for_a_silent_worker_ends(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def impatient(setup: Any, header: Header) -> WorkerProcesses:
         workers = WorkerProcesses(setup, header)
-        workers._step_seconds = 0
+        workers._limits = [structs.replace(each, step_timeout_seconds=0) for each in workers._limits]
         return workers
 
     with pytest.raises(EventLMError, match="sent no valid message in 0 s in step 0"):

@@ -76,7 +76,8 @@ def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> 
     """The core of a snapshot with plenty of all but what a cause stands for (None: of all)."""
     limits: dict[str, Any] = {"max_num_seqs": PLENTY}
     taken = msgspec.json.decode(snapshot)
-    plugins, slots = rebuilt.plugins, rebuilt.config.state_slots
+    [(config, plugins, _)] = rebuilt.sets
+    slots = config.state_slots
     if slots is not UNSET:
         # Each that runs must have one.
         limits["state_slots"] = slots + 8 * PLENTY
@@ -87,7 +88,7 @@ def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> 
     if cause != "head_of_line":
         limits["max_skips"] = PLENTY
     if cause not in ("blocks", "head_of_line"):
-        num_blocks = rebuilt.config.num_blocks
+        num_blocks = config.num_blocks
         limits["num_blocks"] = num_blocks + PLENTY
         for replica in taken["replicas"]:
             replica["pool"]["free"] = [*range(num_blocks, num_blocks + PLENTY), *replica["pool"]["free"]]
@@ -99,12 +100,12 @@ def lacking_only(cause: WaitCause | None, rebuilt: Rebuilt, snapshot: bytes) -> 
         taken["suspects"] = []
         limits["max_losses"] = 0
     if cause is None or cause == "trial":
-        limits["max_steps_in_flight"] = rebuilt.config.max_steps_in_flight + 1
-        if rebuilt.config.stages > 1:
-            limits["num_stages"] = rebuilt.config.stages + 1
+        limits["max_steps_in_flight"] = config.max_steps_in_flight + 1
+        if config.stages > 1:
+            limits["num_stages"] = config.stages + 1
         limits["run_ahead_ms"] = 0
     taken = msgspec.json.encode(taken)
-    return Core.restored(structs.replace(rebuilt.config, **limits), plugins, taken, is_changed=True)
+    return Core.restored(structs.replace(config, **limits), plugins, taken, is_changed=True)
 
 
 def runs(core: Core, facts: list[Fact], sequence: Sequence) -> tuple[bool, list[Decision]]:
@@ -206,7 +207,7 @@ def test_without_its_cause_a_sequence_runs_and_with_nothing_but_its_cause_it_doe
     for seed in range(NUM_WORKLOADS):
         rng = random.Random(seed)
         rebuilt, explainer, lines = read(tmp_path, seed)
-        if rebuilt.config.groups > 1:
+        if rebuilt.sets[0].config.groups > 1:
             # With more blocks, those of all groups but the first would have other numbers.
             continue
         core = explainer._verifier.core
@@ -230,7 +231,7 @@ def test_without_its_cause_a_sequence_runs_and_with_nothing_but_its_cause_it_doe
                 does_run, _ = runs(lacking_only(None, rebuilt, snapshot), drain, found.sequence)
                 assert does_run, (seed, line.s, found)
                 num_lifted[cause] += 1
-                if not is_only_cause(found, rebuilt.config):
+                if not is_only_cause(found, rebuilt.sets[0].config):
                     continue
                 does_run, decisions = runs(lacking_only(cause, rebuilt, snapshot), drain, found.sequence)
                 # With other limits others may be preempted or sent elsewhere, which gives it what it lacked.

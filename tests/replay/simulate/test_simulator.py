@@ -32,7 +32,7 @@ from eventlm.events.codec import encode_body
 from eventlm.replay.cost.model import LinearCost, Overheads
 from eventlm.replay.rebuild import rebuild
 from eventlm.replay.simulate.simulator import Simulator
-from eventlm.replay.simulate.timing import ModelledTiming
+from eventlm.replay.simulate.timing import ModelledTiming, timings
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.workload.workload import Cancel, Patience, SequenceOutput, TextEnd, Workload, WorkloadRequest
 from eventlm.system.system import real_system
@@ -72,7 +72,7 @@ def simulate(
 ) -> tuple[Simulator, list[Event]]:
     header = header or header_of()
     events: list[Event] = []
-    timing = ModelledTiming(how.pop("cost", COST), header.core)
+    timing = ModelledTiming(timings(header.sets, [how.pop("cost", COST)]))
     ups: list[Fact] = [WorkerUp(replica=index, epoch=1) for index in range(header.core.num_replicas)]
     workload = Workload(source="test", requests=requests, block_size=16, first_free_name=1 << 20)
     simulator = Simulator(
@@ -222,7 +222,7 @@ def cached_tokens(header: Header, workload: Workload) -> list[int]:
     """Of each sequence, in the order in which they end."""
     events: list[Event] = []
     simulator = Simulator(
-        header, rebuild(header).new_core(), workload, ModelledTiming(COST, header.core),
+        header, rebuild(header).new_core(), workload, ModelledTiming(timings(header.sets, [COST])),
         external_facts=[WorkerUp(replica=0, epoch=1)], subscribers=[events.append],
     )  # fmt: skip
     simulator.run()

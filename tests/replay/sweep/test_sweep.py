@@ -45,7 +45,7 @@ def workload(tmp_path: Path) -> str:
 def make_plan(workload: str, **changes: Any) -> SweepPlan:
     plan = SweepPlan(
         workload_path=workload,
-        cost=COST,
+        costs={"main": COST},
         configurations=make_configurations([{"type": "fcfs"}, {"type": "lrs"}], [FIXED], [PULL], [1]),
         loads_ppm=[X // 2, 4 * X],
         limits=[Limit("p99", "ttft", 40.0)],
@@ -97,7 +97,7 @@ def test_what_decides_is_part_of_a_cell(workload: str, tmp_path: Path, monkeypat
 
     # Other options, another cost model, another workload, other code are not.
     assert sweep(structs.replace(plan, options=OPTIONS | {"num_blocks": 150}), out).num_run == 1
-    assert sweep(structs.replace(plan, cost=structs.replace(COST, base_ps=1)), out).num_run == 1
+    assert sweep(structs.replace(plan, costs={"main": structs.replace(COST, base_ps=1)}), out).num_run == 1
     other = write_made_workload(tmp_path / "other.jsonl", num_requests=20)
     assert sweep(structs.replace(plan, workload_path=other), out).num_run == 1
     monkeypatch.setattr("eventlm.replay.sweep.sweep.code_hash", lambda: "another version")

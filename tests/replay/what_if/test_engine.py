@@ -104,10 +104,10 @@ def test_external_facts_keep_their_place_in_the_load_and_take_as_long(run: Recor
 def test_the_engine_is_the_recorded_one_with_the_changes(run: RecordedRun) -> None:
     changes = Changes(policy={"type": "lrs", "multiplier": 3}, settings={"max_num_seqs": 4})
     engine = build_engine(run.header, Alternative(changes=changes, num_replicas=5))
-    assert engine.config == structs.replace(run.header.core, max_num_seqs=4, num_replicas=5)
-    assert [record.name for record in engine.plugins] == ["lrs", "fixed", "pull"]
-    assert engine.plugins[0].parameters["multiplier"] == 3
-    assert build_engine(run.header, Alternative()).plugins == run.header.plugins
+    assert engine.sets[0].core == structs.replace(run.header.core, max_num_seqs=4, num_replicas=5)
+    assert [record.name for record in engine.sets[0].plugins] == ["lrs", "fixed", "pull"]
+    assert engine.sets[0].plugins[0].parameters["multiplier"] == 3
+    assert build_engine(run.header, Alternative()).sets[0].plugins == run.header.plugins
     assert build_engine(run.header, Alternative()).notes == []
 
 
@@ -135,7 +135,7 @@ def test_alternatives_that_make_no_sense_are_refused(run: RecordedRun, alternati
 def test_a_limit_that_a_run_had_may_go_on(run: RecordedRun) -> None:
     core = structs.replace(run.header.core, max_num_batched_tokens=4, max_num_seqs=8)
     header = structs.replace(run.header, core=core)
-    assert build_engine(header, policy("edf")).config == core
+    assert build_engine(header, policy("edf")).sets[0].core == core
 
 
 def test_a_log_that_begins_in_the_middle_begins_with_the_engine_as_it_was(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tests.replay.branch_runs import (
     without_first_half,
 )
 from tests.replay.golden import FOLDER, GOLDEN
+from tests.replay.replicaset_runs import record_sets
 from tests.replay.what_if_runs import MILLISECOND, made_run, requests_of, run_of
 
 #: Every policy, batcher and router comes up in so many consecutive seeds.
@@ -46,6 +47,19 @@ def test_random_workloads_are_repeated(tmp_path: Path) -> None:
         num_decisions += result.num_decisions
     assert num_repeated > NUM_WORKLOADS // 3
     assert num_decisions > 10_000
+
+
+def test_random_workloads_of_several_replicasets_are_repeated(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    num_decisions = 0
+    for seed in range(6):
+        path = record_sets(tmp_path, seed, segment_bytes=SEGMENT_BYTES if seed % 4 == 0 else 0)
+        result = null_test(read_run(path), path)
+        assert result.difference == "", f"workload {seed}: {result.difference}"
+        num_decisions += result.num_decisions
+        for rest in rests_of(path, 1, chance):
+            assert rest.result.difference == "", f"{path} from event {rest.point.s}: {rest.result.difference}"
+    assert num_decisions > 1_000
 
 
 def test_another_length_is_found(tmp_path: Path) -> None:

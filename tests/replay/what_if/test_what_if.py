@@ -51,7 +51,7 @@ def test_with_its_own_cost_model_the_baseline_is_the_run(tmp_path: Path) -> None
     result = what_if(run, [policy("fcfs"), policy("lrs")], cost_model=COST)
     assert result.null is not None
     assert result.null.num_decisions > 300
-    assert result.fit is None
+    assert result.sets[0].fit is None
     for metric in result.comparison.metrics:
         assert metric.baseline == metric.recorded
         assert not metric.alternatives[0].is_significant
@@ -64,8 +64,8 @@ def test_with_its_own_cost_model_the_baseline_is_the_run(tmp_path: Path) -> None
 def test_a_fitted_model_comes_near(tmp_path: Path) -> None:
     run = run_of(tmp_path, requests_of(BURSTS))
     result = what_if(run, [policy("edf")])
-    assert result.fit is not None
-    assert result.fit.mean < 0.05
+    assert result.sets[0].fit is not None
+    assert result.sets[0].fit.mean < 0.05
     for name in ("ttft_p50", "e2e_p50", "e2e_p99"):
         metric = metric_of(result, name)
         assert metric.error_bar is not None

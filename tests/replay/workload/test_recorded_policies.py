@@ -41,7 +41,7 @@ def result(swapped: Path, tmp_path_factory: pytest.TempPathFactory) -> WhatIfRes
 
 
 def test_the_policies_of_a_run_with_the_times_of_their_swaps(swapped: Path) -> None:
-    found = read_run(swapped).policies
+    [found] = read_run(swapped).policies
     assert [each.name for each in found] == ["edf", "lrs", "edf"]
     assert [each.from_ns for each in found[1:]] == list(SWAPS.values())
     assert describe(found) == "edf, lrs from 0.040 s on, edf from 0.060 s on"
@@ -49,11 +49,11 @@ def test_the_policies_of_a_run_with_the_times_of_their_swaps(swapped: Path) -> N
 
 def test_a_later_segment_begins_with_the_policy_that_ran_there(swapped: Path) -> None:
     segments = [read_run(path) for path in sorted(swapped.glob("trace-*.jsonl"))]
-    whole = segments[0].policies + [each for later in segments[1:] for each in later.policies[1:]]
+    whole = segments[0].policies[0] + [each for later in segments[1:] for each in later.policies[0][1:]]
     assert [each.name for each in whole] == ["edf", "lrs", "edf"]
     between = [later for later in segments if SWAPS["lrs"] < later.header.ts < SWAPS["edf"]]
     assert between
-    assert all(later.policies[0].name == "lrs" for later in between)
+    assert all(later.policies[0][0].name == "lrs" for later in between)
 
 
 def test_the_report_says_which_policies_ran_and_what_becomes_of_the_swaps(result: WhatIfResult) -> None:
