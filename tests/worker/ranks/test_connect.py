@@ -85,6 +85,21 @@ def test_ranks_of_one_host_meet_in_memory_and_others_over_gloo(num_first: int, t
     assert_connected(layout, peers, [SharedMemoryExchange] * 2 + [middle] * 2 + [SharedMemoryExchange] * 2)
 
 
+@pytest.mark.skipif(not available_builds(), reason="no build of the forward pass is compiled")
+def test_a_meeting_can_be_bounded_and_its_ranks_can_meet_in_another_way(tmp_path: Path) -> None:
+    def connect(rank: int) -> tuple[int, bytes]:
+        found = connections(rank, Layout(2), Peers(shared_memory=str(tmp_path)))
+        exchange = found.exchange(64, 0, at_once=128)
+        assert exchange is not None
+        if rank == 0:
+            found.store().set("word", "given")
+        # More than a meeting takes.
+        assert exchange.gather(torch.full((100,), rank)).tolist() == [[0] * 100, [1] * 100]
+        return exchange.group.slot_bytes, found.store().get("word")
+
+    assert in_threads(2, connect) == [(128, b"given")] * 2
+
+
 def assert_connected(
     layout: Layout, peers: Sequence[Peers], carriers: Sequence[type[GlooExchange | SharedMemoryExchange]]
 ) -> None:
