@@ -10,6 +10,7 @@ process when an engine on another host is silent.
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -18,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from eventlm.system.child_pipe import LINGER_MS, ChildPipe, Sender
 from eventlm.system.clock import SystemClock
@@ -210,14 +212,18 @@ class Worker:
         )
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Entry point of the process."""
     # Some of those who stop an engine send the signal to all of its processes; it decides when its workers leave.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     inbox, outbox, parent_pid, *libraries = sys.argv[1:]
-    return Worker(inbox, outbox, int(parent_pid), RemoteEnds.take()).run(libraries)
+    status = Worker(inbox, outbox, int(parent_pid), RemoteEnds.take()).run(libraries)
+    # The interpreter's own end would abort the process where a thread waits in Gloo for a peer.
+    atexit._run_exitfuncs()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

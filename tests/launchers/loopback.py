@@ -20,11 +20,11 @@ from eventlm.system.system import System
 from eventlm.worker.protocol import Peers, WorkerSetup
 
 _SKEWED = """
-import sys, time
+import time
 real = time.monotonic_ns
 time.monotonic_ns = lambda: real() + {skew_ns}
 from eventlm.worker.process import main
-sys.exit(main())
+main()
 """
 
 

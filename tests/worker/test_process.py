@@ -379,3 +379,34 @@ def test_it_does_not_end_before_its_last_messages_are_sent(tmp_path: Path) -> No
     assert worker.run() == 1
     assert time.monotonic() - begun > 0.9
     engine.context.destroy(linger=0)
+
+
+#: A worker that ends while a thread of it waits for a peer.
+WAITING = """
+import sys, threading
+from concurrent.futures import ThreadPoolExecutor
+import torch
+from eventlm.worker import process
+from eventlm.worker.protocol import Peers
+from eventlm.worker.ranks.gloo import GlooReceiver, GlooStore
+
+def run(self, libraries):
+    global groups
+    def group(rank):
+        return GlooStore(Peers(shared_memory=sys.argv[4]), rank, 2).group("pair", rank, 2)
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(group, range(2)))
+    receiver = GlooReceiver(groups[1], 8, torch.float32, stage=0)
+    assert not receiver.wait(0.5)
+    return 7
+
+process.Worker.run = run
+sys.exit(process.main())
+"""
+
+
+def test_it_ends_in_order_while_a_thread_waits_for_a_peer(tmp_path: Path) -> None:
+    sockets = [f"ipc://{tmp_path}/{name}" for name in ("in", "out")]
+    command = [sys.executable, "-c", WAITING, *sockets, str(os.getpid()), str(tmp_path)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    assert (ended.returncode, ended.stderr) == (7, "")
