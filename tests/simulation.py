@@ -268,7 +268,7 @@ class Simulation:
             lambda: engine_core.put_fact(FrontEndLost(front_end=1)),
         ]
         for action in actions:
-            if rng.random() < 0.15:
+            if rng.random() < 0.2:
                 self.at(when, action)
         self.at(when + 30 * MILLISECOND, lambda: engine_core.put_fact(Resumed()))
         if when % 7 == 0:

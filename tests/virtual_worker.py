@@ -6,9 +6,11 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
+from eventlm.core.shards import Layout
 from eventlm.engine.engine_core import EngineCore
 from eventlm.events import Desynced, Launched, WorkerLost, WorkerUp
 from eventlm.worker.fake.runner import FakeDeath, FakeRunner
+from eventlm.worker.fake.tokens import draw
 from eventlm.worker.protocol import StepPayload, StepResult
 from tests.workload import MILLISECOND, Machine
 
@@ -39,10 +41,12 @@ class VirtualWorker:
         #: Of its replicaset.
         self.machine = machine or simulation.machine
         self.epoch = 0
-        self.num_stages = self.machine.core.stages
+        self.layout = Layout(stages=self.machine.core.stages, groups=self.machine.core.groups)
         self.runner: FakeRunner | None = None
         #: When each stage can begin another step.
-        self.free_ns = [0] * self.num_stages
+        self.free_ns = [0] * self.layout.stages
+        #: By stage: the steps that it was given, and from when until when it has each in hand.
+        self._in_hand: list[list[tuple[int, int, int]]] = [[] for _ in self.free_ns]
         #: After its death, whether results that it had sent before still arrive.
         self.is_heard = True
 
@@ -58,7 +62,8 @@ class VirtualWorker:
             num_blocks=core.num_blocks * core.groups,
             state_slots=core.state_slots or 0,
         )
-        self.free_ns = [self.simulation.now_ns] * self.num_stages
+        self.free_ns = [self.simulation.now_ns] * self.layout.stages
+        self._in_hand = [[] for _ in self.free_ns]
         self.simulation.engine_core.put_fact(WorkerUp(replica=self.replica, epoch=self.epoch))
 
     def step(self, launched: Launched, payload: StepPayload) -> None:
@@ -80,6 +85,7 @@ class VirtualWorker:
             start_ns = max(came_ns, free_ns)
             came_ns = self.free_ns[stage] = start_ns + taken_ns
             stages.append((start_ns, came_ns))
+            self._in_hand[stage].append((launched.step, start_ns, came_ns))
         result = StepResult(
             epoch=launched.epoch,
             step=launched.step,
@@ -102,20 +108,26 @@ class VirtualWorker:
         """Die between or in the middle of steps."""
         if self.runner is not None:
             self._die()
-            self.report_lost(self.epoch)
+            now_ns, stage = self.simulation.now_ns, self.layout.place_of(self._lost_rank(self.epoch)).stage
+            in_hand = [step for step, start_ns, end_ns in self._in_hand[stage] if start_ns <= now_ns < end_ns]
+            self.report_lost(self.epoch, *in_hand)
+
+    def _lost_rank(self, epoch: int) -> int:
+        """Which rank dies in an epoch. It is no business of what else is drawn."""
+        return draw("rank", self.replica, epoch) % self.layout.num_ranks
 
     def _die(self) -> None:
         self.runner = None
         self.is_heard = self.simulation.rng.random() < 0.5
 
     def report_lost(self, epoch: int, step: int = -1) -> None:
-        """The engine has noticed; another worker starts a little later. step: the one that it was lost in, which is
-        known of ranks.
+        """The engine has noticed; another worker starts a little later. step: the one that the lost rank had in hand,
+        which is known of several.
         """
         simulation = self.simulation
+        rank, step = (self._lost_rank(epoch), step) if self.layout.num_ranks > 1 else (-1, -1)
         if simulation.rng.random() < 0.3:
-            simulation.engine_core.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0))
-        rank, step = (0, step) if self.num_stages > 1 else (-1, -1)
+            simulation.engine_core.put_fact(Desynced(replica=self.replica, epoch=epoch, step=0, rank=rank))
         simulation.engine_core.put_fact(
             WorkerLost(replica=self.replica, epoch=epoch, reason="killed", rank=rank, step=step)
         )
