@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from eventlm.bootstrap.free_memory import free_bytes, total_bytes
 from eventlm.bootstrap.gpus import INTERPRETER, Gpu
+from eventlm.bootstrap.rank_parts import dtype_of, exchanged_bytes, part_weight_bytes, parts_of, plans_here, step_bytes
 from eventlm.config import Config
 from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
@@ -20,38 +20,29 @@ from eventlm.core.shards import context_capacity
 from eventlm.engine.setup import layout_of
 from eventlm.errors import UsageError
 from eventlm.models.config import (
-    activation_bytes,
     check_runs_on_gpu,
     kv_bytes_per_token,
-    resolve_dtype,
     resolve_kv_dtype,
     rope_bytes,
     state_bytes,
 )
 from eventlm.models.program import WeightKey
 from eventlm.models.served import read_served
-from eventlm.models.spec import DTYPE_BYTES
-from eventlm.models.transformers_model import ServedModel, TransformersModel
-from eventlm.models.weights.matrix_types import matrix_formats
-from eventlm.models.weights.weight_bytes import gpu_weight_bytes, weight_bytes
+from eventlm.models.transformers_model import ServedModel
+from eventlm.system.free_memory import free_bytes, total_bytes
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL
-from eventlm.worker.ranks.shard import check_layout, group_slot_bytes, shard_of
+from eventlm.worker.rank_memory import AUTO_DIVISOR, MAX_AUTO_BYTES, blocks_beside_tables
 
 #: The fake model stores no keys and values; these are what a small real one would have.
 FAKE_NUM_BLOCKS = 4096
 FAKE_MAX_MODEL_LEN = 8192
 
-#: With `kv_memory` auto: this share of what weights and activations leave free, for all replicas together, and at most
-#: so much for each. The rotary tables of the context come out of it.
-AUTO_DIVISOR = 4
-MAX_AUTO_BYTES = 4 << 30
-
 
 class CachePlan(NamedTuple):
     """`num_blocks` for each replica, the context in tokens, and warnings.
 
-    num_blocks 0: the workers find out how many there is room for, and the context may have to be cut.
+    num_blocks 0: how many there is room for is found out where the workers are, and the context may have to be cut.
     """
 
     num_blocks: int
@@ -108,7 +99,7 @@ def check_kv_memory(config: Config, gpus: Sequence[Gpu] = ()) -> None:
     num_bytes, given = memory_bytes(cache.kv_memory), f"--kv-memory {cache.kv_memory}"
     if gpus:
         _check_cache_fits(config, gpus, cache_bytes=num_bytes, given=given)
-    else:
+    elif plans_here(config):
         _check_against_all(config, num_bytes, given)
 
 
@@ -137,7 +128,8 @@ def plan_states(
         return config, []
     warnings: list[str] = []
     num_slots = cache.state_slots or 2 * num_seqs * num_batches
-    if not cache.state_slots and folder is not None:
+    is_known = plans_here(config) or cache.kv_memory != "auto"
+    if not cache.state_slots and folder is not None and is_known:
         sizes = _sizes(config, read_served(folder, config.model.model_impl), types or {})
         num_slots = min(
             num_slots, _cache_bytes(config, neighbours, beside=sizes.weights + sizes.activations) // 2 // slot_bytes
@@ -179,7 +171,7 @@ def _slot_bytes(config: Config, folder: Path | None, types: Mapping[WeightKey, s
     """Bytes of a state slot, 0 of the fake model's; None without recurrent layers."""
     if folder is None:
         return 0 if config.model.fake.get("recurrent") else None
-    parts = _parts(config, read_served(folder, config.model.model_impl), types)
+    parts = parts_of(config, read_served(folder, config.model.model_impl), types)
     return sum(state_bytes(part.model) for part in parts) or None
 
 
@@ -207,12 +199,15 @@ def plan_cache(
         if asked > longest:
             raise UsageError(f"--max-model-len {asked} is longer than the {longest} tokens that the model was made for")
         sizes = _sizes(config, decoder, types or {}, is_on_gpu=bool(gpus))
-        if gpus:
-            num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus, longest)
-            if not num_blocks:
-                return CachePlan(0, asked or longest, warnings)
-        else:
+        if not gpus and plans_here(config):
             num_blocks, warnings = _plan_in_memory(config, folder, sizes, longest, neighbours)
+        else:
+            if gpus:
+                num_blocks, warnings = _plan_on_gpus(config, folder, sizes, gpus, longest)
+            else:
+                num_blocks = _given_blocks(config, sizes)
+            if not num_blocks and config.cache.kv_memory == "auto":
+                return CachePlan(0, asked or longest, warnings)
     num_blocks, cut = _within_limit(config, num_blocks, neighbours)
     warnings = [*warnings, *cut]
     parallel = config.parallel
@@ -231,35 +226,10 @@ def plan_cache(
     return CachePlan(num_blocks, max_model_len, warnings)
 
 
-class _Part(NamedTuple):
-    """What a rank has of a model, and the types of its matrices that are codes."""
-
-    model: ServedModel
-    types: Mapping[WeightKey, str]
-
-
-def _parts(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str]) -> list[_Part]:
-    """Of each rank of a replica. Raises UsageError if the model cannot be split so."""
-    layout = layout_of(config)
-    check_layout(decoder, layout)
-    if layout.num_ranks == 1 or isinstance(decoder, TransformersModel):
-        return [_Part(decoder, types)]
-    formats = matrix_formats(types, _dtype(config, decoder), config.model.quantization)
-    shards = [shard_of(decoder, layout, layout.place_of(rank), formats) for rank in range(layout.num_ranks)]
-    return [
-        _Part(shard.model, {key: types[cut.key] for key, cut in shard.slices.items() if cut.key in types})
-        for shard in shards
-    ]
-
-
-def _dtype(config: Config, decoder: ServedModel) -> str:
-    return resolve_dtype(decoder, config.model.dtype, config.model.quantization)
-
-
 def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str], *, is_on_gpu: bool = False) -> _Sizes:
     """Of all ranks of a replica together; on GPUs, of which each rank has one, of the rank that has most."""
-    cache, dtype = config.cache, _dtype(config, decoder)
-    parts = _parts(config, decoder, types)
+    cache, dtype = config.cache, dtype_of(config, decoder)
+    parts = parts_of(config, decoder, types)
     if is_on_gpu:
         for part in parts:
             check_runs_on_gpu(part.model)
@@ -267,10 +237,10 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
     kv_dtype = resolve_kv_dtype(decoder, dtype, cache.kv_cache_dtype)
     block = cache.block_size * total(kv_bytes_per_token(part.model, kv_dtype) for part in parts)
     return _Sizes(
-        weights=total(_weight_bytes(config, part, dtype, is_on_gpu=is_on_gpu) for part in parts),
+        weights=total(part_weight_bytes(config, part, dtype, is_on_gpu=is_on_gpu) for part in parts),
         activations=0
         if is_on_gpu
-        else sum(_activation_bytes(config, part.model, block) for part in parts) + _exchanged_bytes(config, decoder),
+        else sum(_activation_bytes(config, part.model, block) for part in parts) + exchanged_bytes(config, decoder),
         position=total(rope_bytes(part.model, dtype, is_on_gpu=is_on_gpu) for part in parts),
         block=block,
         sequence=_num_blocks_needed(config) * block,
@@ -278,42 +248,10 @@ def _sizes(config: Config, decoder: ServedModel, types: Mapping[WeightKey, str],
     )
 
 
-def _weight_bytes(config: Config, part: _Part, dtype: str, *, is_on_gpu: bool) -> int:
-    if isinstance(part.model, TransformersModel):
-        return part.model.num_weights * DTYPE_BYTES[dtype]
-    if is_on_gpu:
-        return gpu_weight_bytes(part.model, dtype, part.types)
-    return weight_bytes(part.model, dtype, config.model.quantization, part.types)
-
-
-def _exchanged_bytes(config: Config, decoder: ServedModel) -> int:
-    """Memory that ranks share: twice what each tensor rank gives of a step to the others of its stage, or each KV group
-    to the others, and all steps in flight between two stages.
-    """
-    layout = layout_of(config)
-    of_a_rank = 2 if layout.tensor > 1 else 0
-    num_streams = layout.num_ranks * of_a_rank + (layout.num_ranks - layout.groups * layout.tensor) * (
-        layout.stages + 1
-    )
-    of_streams = num_streams * config.scheduler.batched_tokens() * decoder.hidden_size * DTYPE_BYTES["float32"]
-    if layout.groups == 1 or isinstance(decoder, TransformersModel):
-        return of_streams
-    of_a_group = group_slot_bytes(config.scheduler.batched_tokens(), layout.groups, decoder)
-    return of_streams + 2 * layout.stages * layout.groups * of_a_group
-
-
 def _activation_bytes(config: Config, decoder: ServedModel, block: int) -> int:
     """Bytes of the activations of a rank's largest step. block: bytes of a KV block of all ranks."""
-    cache, num_tokens = config.cache, config.scheduler.batched_tokens()
     # A context is no longer than the cache, which activations make smaller.
-    num_blocks = cache.num_blocks or _cache_bytes(config, beside=0) // block
-    longest = config.model.max_model_len or decoder.max_position_embeddings
-    return activation_bytes(
-        decoder,
-        num_tokens=num_tokens,
-        num_rows=min(config.scheduler.max_num_seqs, num_tokens),
-        context=min(longest, num_blocks * cache.block_size),
-    )
+    return step_bytes(config, decoder, config.cache.num_blocks or _cache_bytes(config, beside=0) // block)
 
 
 def _cache_bytes(config: Config, neighbours: Neighbours = ALONE, *, beside: int) -> int:
@@ -416,6 +354,13 @@ def _table_bytes(config: Config, sizes: _Sizes, num_blocks: int, longest: int) -
     return sizes.position * (config.model.max_model_len or min(longest, held))
 
 
+def _given_blocks(config: Config, sizes: _Sizes) -> int:
+    """KV blocks that were asked for, or that the memory holds which was; 0: neither was."""
+    if config.cache.num_blocks or config.cache.kv_memory == "auto":
+        return config.cache.num_blocks
+    return max(memory_bytes(config.cache.kv_memory) - sizes.states, 0) // sizes.block
+
+
 def _num_blocks_within(config: Config, sizes: _Sizes, longest: int, neighbours: Neighbours) -> int:
     """KV blocks that the memory for the cache holds, with `kv_memory` auto beside the context's rotary tables.
 
@@ -424,9 +369,9 @@ def _num_blocks_within(config: Config, sizes: _Sizes, longest: int, neighbours: 
     num_bytes = max(_cache_bytes(config, neighbours, beside=sizes.weights + sizes.activations) - sizes.states, 0)
     if config.cache.kv_memory != "auto":
         return num_bytes // sizes.block
-    # The tables are of all positions in the blocks, or of the longest context if that is shorter.
-    with_tables = sizes.block + config.cache.block_size * sizes.position
-    return max(num_bytes // with_tables, (num_bytes - longest * sizes.position) // sizes.block)
+    return blocks_beside_tables(
+        num_bytes, sizes.block, sizes.position, block_size=config.cache.block_size, longest=longest
+    )
 
 
 def _too_small(config: Config, sizes: _Sizes | None, num_blocks: int) -> UsageError:

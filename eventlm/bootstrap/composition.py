@@ -22,6 +22,7 @@ from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.bootstrap.gpus import Gpu
 from eventlm.bootstrap.model_source import ModelSource, find_model
 from eventlm.bootstrap.num_workers import check_num_ranks, check_room_for_workers, thread_warnings
+from eventlm.bootstrap.rank_parts import plans_here, rank_memory
 from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
 from eventlm.config.load import replace_fields
@@ -50,6 +51,7 @@ from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
+from eventlm.worker.rank_memory import RankMemory
 from eventlm.worker.ranks.shard import check_layout
 
 #: Options of what computes a model that has weights; the fake worker reads none of them.
@@ -110,13 +112,14 @@ def compose_engine(
     for name, own in configs.items():
         with _errors_of(name, is_alone=len(configs) == 1):
             found[name] = _find_parts(own)
-    total = sum(own.scheduler.replicas for own in configs.values())
     weights = {name: parts.weight_bytes for name, parts in found.items()} if len(found) > 1 else {}
     setups: list[EngineSetup] = []
     warnings: list[str] = []
     for name, parts in found.items():
         others = Neighbours(
-            num_replicas=total - configs[name].scheduler.replicas,
+            num_replicas=sum(
+                own.scheduler.replicas for each, own in configs.items() if each != name and plans_here(own)
+            ),
             num_bytes=sum(weights.values()) - weights.get(name, 0),
             num_pools=sum(num_kv_pools(own) for each, own in configs.items() if each != name),
         )
@@ -155,7 +158,9 @@ def _errors_of(name: str, *, is_alone: bool) -> Iterator[None]:
 
 
 class _SetParts(NamedTuple):
-    """What is known of a replicaset before its memory is divided. weight_bytes: of all its replicas on processors."""
+    """What is known of a replicaset before its memory is divided. weight_bytes: of all its replicas on processors,
+    if they are planned here.
+    """
 
     config: Config
     source: ModelSource
@@ -167,7 +172,8 @@ class _SetParts(NamedTuple):
 
     @property
     def weight_bytes(self) -> int:
-        return 0 if self.gpus else weight_bytes_of(self.config, self.source.folder, self.types)
+        is_here = not self.gpus and plans_here(self.config)
+        return weight_bytes_of(self.config, self.source.folder, self.types) if is_here else 0
 
 
 def _find_parts(config: Config) -> _SetParts:
@@ -226,6 +232,10 @@ def _make_set(parts: _SetParts, tokenizer_folder: str, neighbours: Neighbours) -
     source, gpus = parts.source, parts.gpus
     config, state_warnings = plan_states(parts.config, source.folder, parts.types, neighbours)
     plan = plan_cache(config, source.folder, gpus, parts.types, neighbours)
+    memory: list[RankMemory] = []
+    if source.folder is not None and not gpus and not plans_here(config):
+        num_pools = num_kv_pools(config) + neighbours.num_pools
+        memory = rank_memory(config, source.folder, parts.types, num_blocks=plan.num_blocks, num_pools=num_pools)
     setup = make_setup(
         config,
         model=str(source.folder) if source.folder else FAKE_MODEL,
@@ -235,6 +245,7 @@ def _make_set(parts: _SetParts, tokenizer_folder: str, neighbours: Neighbours) -
         tokenizer=tokenizer_folder,
         vocab_size=parts.vocab_size,
         devices=[gpu.device for gpu in gpus],
+        memory=memory,
     )
     return setup, [*parts.warnings, *state_warnings, *plan.warnings, *thread_warnings(config)]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from eventlm.bootstrap.free_memory import free_bytes, total_bytes
 from eventlm.engine.setup import Device
+from eventlm.system.free_memory import free_bytes, total_bytes
 
 if TYPE_CHECKING:
     from types import ModuleType

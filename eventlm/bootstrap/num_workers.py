@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventlm.bootstrap.free_memory import free_bytes
 from eventlm.config import Config
 from eventlm.config.core import MAX_RANKS_OF_REPLICA
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import layout_of, num_ranks
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
+from eventlm.system.free_memory import free_bytes
 from eventlm.system.processors import usable_cores
 from eventlm.worker.protocol import FAKE_MODEL
 

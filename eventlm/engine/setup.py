@@ -32,6 +32,7 @@ from eventlm.system.processors import compute_threads, deal_processors, spread_p
 from eventlm.system.system import System
 from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 from eventlm.worker.protocol import WorkerReady, WorkerSetup
+from eventlm.worker.rank_memory import RankMemory
 
 #: Most steps that decode the same sequence, unless the configuration says more or less.
 DECODES_IN_FLIGHT = 2
@@ -57,8 +58,9 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     """A configuration with everything looked up. `model` is a checkpoint folder or `fake`, `tokenizer` the folder of a
     tokenizer in place of the model's own, or empty; `vocab_size` 0: unknown.
 
-    devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers find out how
-    many fit, and `with_blocks` makes the setup of the run.
+    devices: GPUs, which replicas take in turn; empty: the processor. core: with `num_blocks` 0 the workers or their
+    launcher find out how many fit, and `with_blocks` makes the setup of the run. memory: of each rank of a replica, for
+    a launcher that plans by it.
 
     Where the engine has several replicasets, `name` is this one's, `first_replica` and `first_worker` are the numbers
     of its first replica and of its first worker process, and `num_workers` how many processes the engine has; 0: only
@@ -76,6 +78,7 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     vocab_size: int = 0
     devices: list[Device] = []
     launcher: Launcher
+    memory: list[RankMemory] = []
     name: str = ""
     first_replica: int = 0
     first_worker: int = 0
@@ -152,6 +155,7 @@ def make_setup(
     tokenizer: str = "",
     vocab_size: int = 0,
     devices: Sequence[Device] = (),
+    memory: Sequence[RankMemory] = (),
 ) -> EngineSetup:
     """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does, and for a
     launcher or a layout that cannot be.
@@ -201,6 +205,7 @@ def make_setup(
         vocab_size=vocab_size,
         devices=list(devices),
         launcher=launcher,
+        memory=list(memory),
     )
 
 
@@ -320,6 +325,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             fake=config.model.fake,
             layout=layout,
             rank=(number - first) % layout.num_ranks,
+            memory=setup.memory[(number - first) % layout.num_ranks] if setup.memory else None,
             kv_shard_tokens=core.kv_shard_tokens or 0,
         )
         for number in range(first, first + num_own)

@@ -97,10 +97,13 @@ class Launcher(Struct, frozen=True, kw_only=True):
     """Starts the ranks of replicas. Its fields are its parameters.
 
     is_local: its processes are children of this one, so that some can be spawned before it is known what they are for.
+    plans_memory: setups for processors come with `memory`, and with `num_blocks` 0 unless that was given. It checks
+    that they fit where they will be, and decides how many blocks all replicas have.
     """
 
     version: ClassVar[str] = "1"
     is_local: ClassVar[bool] = False
+    plans_memory: ClassVar[bool] = False
 
     async def start(
         self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()

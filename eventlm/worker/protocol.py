@@ -22,6 +22,7 @@ from eventlm.core.predictor import StepShape
 from eventlm.core.shards import Layout
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.types import ModelImpl, RequestKind, WorkerEnd
+from eventlm.worker.rank_memory import RankMemory
 
 #: `WorkerSetup.model` of a worker without one.
 FAKE_MODEL = "fake"
@@ -119,6 +120,8 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     rank: int = 0
     #: Tokens of a context that one KV group holds before the next one goes on; 0: there is one group.
     kv_shard_tokens: int = 0
+    #: What it takes of its host's memory, for a launcher that plans by it.
+    memory: RankMemory | None = None
     peers: Peers = Peers()
     #: Of a rank on another host than the engine's: it leaves when it has had no pulse for so long. 0: the engine sends
     #: none, because a rank on its host sees that it has died.

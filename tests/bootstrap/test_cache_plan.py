@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bootstrap import cache_plan
+from eventlm.bootstrap import cache_plan, rank_parts
 from eventlm.bootstrap.cache_plan import (
     FAKE_MAX_MODEL_LEN,
     FAKE_NUM_BLOCKS,
@@ -115,7 +115,7 @@ def test_the_memory_is_that_of_all_ranks(checkpoint: Path, layout: dict[str, int
 
 def test_each_group_has_all_weights(checkpoint: Path) -> None:
     config = config_with(num_blocks=4, kv_parallel_size=2)
-    exchanged = cache_plan._exchanged_bytes(config, read_served(checkpoint, "auto"))
+    exchanged = rank_parts.exchanged_bytes(config, read_served(checkpoint, "auto"))
     needed = 2 * (HELD_BYTES + 512 * POSITION_BYTES + 4 * BLOCK_BYTES) + exchanged
     assert plan_in(config, checkpoint, free=needed, total=1 << 40).warnings == plan_cache(config, checkpoint).warnings
     with pytest.raises(UsageError, match=f"its weights take {2 * WEIGHT_BYTES:,} bytes"):
@@ -426,7 +426,7 @@ def test_what_ranks_exchange_is_counted(checkpoint: Path) -> None:
     for ranks, num_streams in (({"tensor_parallel_size": 2}, 4), ({"pipeline_parallel_size": 2}, 3)):
         config = config_with(num_blocks=8, **ranks)
         sizes = cache_plan._sizes(config, read_served(checkpoint, "auto"), {})
-        parts = cache_plan._parts(config, read_served(checkpoint, "auto"), {})
+        parts = rank_parts.parts_of(config, read_served(checkpoint, "auto"), {})
         alone = sum(cache_plan._activation_bytes(config, part.model, sizes.block) for part in parts)
         assert sizes.activations - alone == num_streams * stream
 
@@ -436,7 +436,7 @@ def test_what_kv_groups_exchange_is_counted(checkpoint: Path) -> None:
     config, decoder = config_with(num_blocks=8, kv_parallel_size=3), read_served(checkpoint, "auto")
     assert isinstance(decoder, ModelSpec)
     numbers = decoder.num_heads * (decoder.head_dim + 2)
-    assert cache_plan._exchanged_bytes(config, decoder) == 2 * 3 * (3 * 512 // 2) * numbers * 4
+    assert rank_parts.exchanged_bytes(config, decoder) == 2 * 3 * (3 * 512 // 2) * numbers * 4
 
 
 def test_what_a_model_cannot_be_split_into_is_refused_by_name(checkpoint: Path) -> None:

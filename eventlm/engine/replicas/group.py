@@ -191,8 +191,9 @@ def _sized(planned: EngineSetup, num_blocks: Sequence[int]) -> EngineSetup:
     setup = with_blocks(planned, num_blocks)
     core, longest = setup.core, planned.core.max_model_len
     if core.max_model_len < longest:
+        flag = "--gpu-memory-utilization" if setup.devices else "--kv-memory"
         log.warning(
             f"the context is cut from {longest} to {core.max_model_len} tokens, which {core.num_blocks} KV blocks "
-            "hold; raise --gpu-memory-utilization for more"
+            f"hold; raise {flag} for more"
         )
     return setup

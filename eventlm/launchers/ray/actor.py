@@ -21,6 +21,7 @@ from eventlm.launchers.ray.checkpoint import find_here
 from eventlm.launchers.ray.messages import PARENT, HostFacts, LookUp, News, StartRank, encode
 from eventlm.models.config import model_fingerprint
 from eventlm.system.child_process import dying_with_parent
+from eventlm.system.free_memory import free_bytes
 from eventlm.system.shared_folder import SharedFolder, StepBoard
 
 #: Calls that are under way at once: one that waits for news, one that kills, and room for those that a driver gave up.
@@ -85,6 +86,7 @@ def facts_here(wanted: LookUp) -> HostFacts:
         host=socket.gethostname(),
         version=__version__,
         port=_free_port(),
+        free_bytes=free_bytes(),
         model=model,
         tokenizer=tokenizer,
         fingerprint=fingerprint,

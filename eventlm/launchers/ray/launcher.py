@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from msgspec import Meta, structs
 
 from eventlm.launchers.launcher import Launcher, StartedRank
 from eventlm.launchers.ray.checkpoint import name_of
 from eventlm.launchers.ray.driver_link import DriverLink
+from eventlm.launchers.ray.memory_plan import PlacedReplica, setups_with_blocks
 from eventlm.launchers.ray.messages import PARENT, HostFacts, PlaceReplica
 from eventlm.launchers.ray.placement import BundleOf, Strategy, bundles_of, most_threads
 from eventlm.launchers.ray.remote_process import RemoteProcess
@@ -45,6 +46,8 @@ class RayRanks:
 
 class RayLauncher(Launcher, frozen=True, kw_only=True, dict=True):
     """Actors on the nodes of a Ray cluster, each with the worker process of a rank."""
+
+    plans_memory: ClassVar[bool] = True
 
     #: Of the cluster, as in `ray.init`; auto: that of the node on which the engine runs.
     address: str = "auto"
@@ -86,8 +89,11 @@ class RaySession:
         self._link: DriverLink | None = None
         self._joining = asyncio.Lock()
         self._keys = RunKeys()
-        #: Those that have begun to start.
+        #: Those that have begun to start: all of an engine, before the first of them has joined the cluster.
         self._replicas: set[int] = set()
+        #: Those whose first ranks wait for a plan of their memory.
+        self._placed: list[PlacedReplica] = []
+        self._all_placed = asyncio.Event()
         #: Of a rank, where the configuration leaves them to be found.
         self._threads = 0
         #: Replicas that have run.
@@ -99,10 +105,20 @@ class RaySession:
         link = await self._joined(system)
         wanted = self._place(link, setups)
         hosts = await link.place(wanted)
+        if wanted.replica not in self._known and setups[0].memory is not None:
+            setups = await self._with_blocks(setups, hosts)
         self._known.add(wanted.replica)
         threads = wanted.bundles[0].cpus // wanted.bundles[0].ranks
         ranks = await _start_ranks(link, self._keys, setups, hosts)
         return RayRanks(ranks, placed_setups(setups, hosts, threads))
+
+    async def _with_blocks(self, setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts]) -> list[WorkerSetup]:
+        """The setups for the memory of the hosts, once it is known which ranks share them."""
+        self._placed.append(PlacedReplica(setups, hosts))
+        if len(self._placed) == len(self._replicas):
+            self._all_placed.set()
+        await self._all_placed.wait()
+        return setups_with_blocks(setups, self._placed)
 
     def give_up(self, replica: int) -> None:
         """As Launcher.give_up."""
@@ -143,7 +159,6 @@ class RaySession:
 
     def _most_threads(self, link: DriverLink, num_bundles: int, num_ranks: int) -> int:
         if not self._threads:
-            # All replicas of an engine begin to start before the first of them has joined the cluster.
             num_replicas = len(self._replicas)
             self._threads = most_threads(link.nodes, self._launcher.placement, num_replicas, num_bundles, num_ranks)
         return self._threads

@@ -67,8 +67,9 @@ class GiveUpRoom(Struct, frozen=True, kw_only=True, tag="leave"):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank found on its host. node: Ray's id of that. version: of eventlm there. port: a free one. shared: a
-    folder in memory of the ranks of its replica that are there, if there are several.
+    """What a rank found on its host. node: Ray's id of that. version: of eventlm there. port: a free one. free_bytes:
+    of memory, before ranks load anything. shared: a folder in memory of the ranks of its replica that are there, if
+    there are several.
 
     model, tokenizer: their folders there, empty for none. problem: why it cannot run there.
     """
@@ -78,6 +79,7 @@ class HostFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     node: str = ""
     version: str = ""
     port: int = 0
+    free_bytes: int = 0
     shared: str = ""
     model: str = ""
     tokenizer: str = ""

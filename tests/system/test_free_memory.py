@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bootstrap.free_memory import free_bytes, total_bytes
 from eventlm.errors import UsageError
+from eventlm.system.free_memory import free_bytes, total_bytes
 
 
 def machine(folder: Path, num_bytes: int) -> Path:
