@@ -1,7 +1,7 @@
 """How long does a server take from its start to the first token, where does the time go, and how much memory does it
 take?
 
-    python benchmarks/start.py [MODEL ...] [--rounds 3]
+    python benchmarks/start.py [MODEL ...] [--rounds 3] [--ray]
 
 For each model (the default one without any) `eventlm serve` is started with the compiled forward pass, with torch's,
 and with step times measured anew; printed is the best of the rounds, in seconds since the process was started: when it
@@ -9,6 +9,9 @@ listens (its own imports, the checks of the model, the tokenizer; the worker imp
 (the worker: other imports, the weights read and packed, the warm-up where step times are not known) and when the first
 token of a first request is there. Then the imports of both processes that cost most, as Python measures them. A first
 round without step times in the cache measures them, too.
+
+With --ray only two starts are compared: with the worker as a child of the server, and on a node of a Ray cluster that
+is up on this host before. It has two threads, and step times are known.
 
 Memory is the most that the worker has held when it is ready, beside the weights as it holds them. The KV cache is as
 small as can be meanwhile.
@@ -23,9 +26,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
+
+# As a script this has its own folder on the path, and not the repository's root.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.launchers.ray.cluster import running_cluster
 
 VARIANTS = {
     "compiled": ["--cpu-kernels", "auto"],
@@ -140,20 +149,44 @@ def slowest_imports(code: str) -> list[tuple[str, float]]:
     return [*ordered[:NUM_IMPORTS], ("all", sum(seconds.values()))]
 
 
+def best_of(model: str, variants: Mapping[str, list[str]], num_rounds: int) -> dict[str, Start]:
+    """The fastest start of each variant, which take turns."""
+    best: dict[str, Start] = {}
+    for _ in range(num_rounds):
+        for name, flags in variants.items():
+            found = start(model, flags)
+            best[name] = min(best.get(name, found), found, key=lambda each: each.first_token)
+    return best
+
+
+def compare_launchers(model: str, address: str, num_rounds: int) -> None:
+    """Print how long a start takes with each launcher, after one that measures the times of steps."""
+    launchers = {"process": "process", "ray": f"ray:address={address}"}
+    variants = {name: ["--threads", "2", "--launcher", launcher] for name, launcher in launchers.items()}
+    best_of(model, variants, 1)
+    best = best_of(model, variants, num_rounds)
+    print(f"{model:<32} {'ready':>8} {'first token':>12} {'to process':>11}")
+    for name, found in best.items():
+        ratio = found.ready / best["process"].ready
+        print(f"  {name:<30} {found.ready:>8.2f} {found.first_token:>12.2f} {ratio:>11.2f}")
+
+
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", metavar="MODEL", nargs="*", default=["smollm2"])
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ray", action="store_true")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("--rounds is 1 at least")
+    if arguments.ray:
+        with running_cluster(1) as cluster:
+            for model in arguments.models:
+                compare_launchers(model, cluster.address, arguments.rounds)
+        return
     for model in arguments.models:
-        best: dict[str, Start] = {}
-        for _ in range(arguments.rounds):
-            for name, flags in VARIANTS.items():
-                found = start(model, flags)
-                best[name] = min(best.get(name, found), found, key=lambda each: each.first_token)
+        best = best_of(model, VARIANTS, arguments.rounds)
         print(f"{model:<32} {'listening':>10} {'ready':>8} {'first token':>12} {'to torch':>9}")
         for name, found in best.items():
             ratio = found.first_token / best["torch"].first_token
