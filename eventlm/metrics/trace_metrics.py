@@ -32,7 +32,7 @@ REQUEST_METRICS = (
     "output_tokens",
     "cached_tokens",
 )
-#: Those of them that are also measured for each service class.
+#: Those of them that are also measured for each service class, and for each replicaset if there are several.
 CLASS_METRICS = ("prefill_e2e_time", "request_time_per_output_token", "request_scheduling_delay", "request_e2e_time")
 STEP_METRICS = ("batch_size", "batch_num_tokens", "batch_execution_time", "inter_batch_delay", "predictor_error")
 #: Every other metric is nanoseconds.
@@ -69,7 +69,8 @@ class TraceStats(Struct, frozen=True, kw_only=True):
 
     num_unfinished: sequences that had not ended where the log does; num_unfinished_with_token: those of them that had
     their first token. values: those of each metric and how often each occurred; `distributions` sums them up. classes:
-    the distributions of CLASS_METRICS by service class.
+    the distributions of CLASS_METRICS by service class; replicasets: the same by the name of the set, if there are
+    several.
     """
 
     path: str
@@ -86,6 +87,7 @@ class TraceStats(Struct, frozen=True, kw_only=True):
     values: dict[str, Counter[int]]
     series: list[Series]
     classes: dict[str, dict[str, Distribution]] = {}
+    replicasets: dict[str, dict[str, Distribution]] = {}
 
     @property
     def distributions(self) -> dict[str, Distribution]:
@@ -109,12 +111,18 @@ class StatsCollector:
         self._finish_reasons: Counter[str] = Counter()
         self._series: list[Series] = []
         self._classes: dict[str, dict[str, Counter[int]]] = {}
+        #: Of several replicasets, in their order, and the name of each replica's.
+        self._replicasets: dict[str, dict[str, Counter[int]]] = {}
+        self._set_names: list[str] = []
 
     def see(self, event: Event) -> None:
         """Add the next event."""
         if self._header is None and isinstance(event, Header):
             self._header, self._now_ns = event, event.ts
             self._series = [Series() for _ in range(event.num_replicas)]
+            if len(event.sets) > 1:
+                self._replicasets = {each.name: _counters() for each in event.sets}
+                self._set_names = [event.sets[number].name for number in event.sets_of_replicas()]
             if self._window is not None:
                 self._sums = WindowSums(event)
         if event.ts != self._now_ns:
@@ -151,15 +159,18 @@ class StatsCollector:
 
     def _measure(self, row: RequestRow) -> None:
         """Keep the values of a sequence. Of one that was cut short, or is unfinished, only the first token counts."""
-        of_class: dict[str, Counter[int]] = {}
+        parts: list[dict[str, Counter[int]]] = []
         if row.service_class:
-            of_class = self._classes.setdefault(row.service_class, {name: Counter() for name in CLASS_METRICS})
+            parts.append(self._classes.setdefault(row.service_class, _counters()))
+        if self._set_names:
+            parts.append(self._replicasets[self._set_names[row.replica]])
         for name in REQUEST_METRICS if row.is_complete else ("prefill_e2e_time",):
             value = getattr(row, name, None)
             if value is not None:
                 self._values[name][value] += 1
-                if name in of_class:
-                    of_class[name][value] += 1
+                for part in parts:
+                    if name in part:
+                        part[name][value] += 1
 
     def step_completed(self, row: StepRow) -> None:
         """Measure a step, and the times between its sequences' tokens."""
@@ -214,7 +225,12 @@ class StatsCollector:
             values=self._values,
             series=self._series,
             classes={name: _distributions(values) for name, values in sorted(self._classes.items())},
+            replicasets={name: _distributions(values) for name, values in self._replicasets.items()},
         )
+
+
+def _counters() -> dict[str, Counter[int]]:
+    return {name: Counter() for name in CLASS_METRICS}
 
 
 def trace_stats(

@@ -27,7 +27,8 @@ FIELDS: dict[Measure, str] = {
 class Ranking(Struct, frozen=True, kw_only=True):
     """The slowest sequences, the slowest first.
 
-    rows: those with `reason` "unfinished" had not ended where the log does. num_ranked: all sequences with a value of
+    rows: those with `reason` "unfinished" had not ended where the log does. models: what each replica serves, by its
+    number. num_ranked: all sequences with a value of
     the measure. num_ended, num_live: sequences that have ended, and those that have not; all of the window, if there
     is one.
     """
@@ -35,6 +36,7 @@ class Ranking(Struct, frozen=True, kw_only=True):
     path: str
     by: Measure
     rows: list[RequestRow]
+    models: list[str]
     num_ranked: int
     num_ended: int
     num_live: int
@@ -120,6 +122,7 @@ def rank(
             path=reader.path,
             by=by,
             rows=slowest.rows(),
+            models=[core.models[0] for core in reader.header.cores_of_replicas()],
             num_ranked=slowest.num_ranked,
             num_ended=slowest.num_ended,
             num_live=len(unfinished),

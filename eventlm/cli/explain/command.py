@@ -186,13 +186,15 @@ def _ranks(explained: Explained, ranking: Ranking, window: TimeWindow | None) ->
         yield f"no sequence has a value of {ranking.by}{left}"
         return
     largest = "largest part" + ("" if ranking.by == "e2e" else f" of {ranking.by}")
-    columns = ["request", *_COLUMNS.values(), "prompt", "output", "end", largest]
+    has_models = len({*ranking.models}) > 1
+    columns = ["request", *["model"] * has_models, *_COLUMNS.values(), "prompt", "output", "end", largest]
     rows = []
     for row, each in zip(ranking.rows, explained.explanations, strict=True):
         times = [_milliseconds(row, measure) for measure in _COLUMNS]
         tokens = [f"{row.prompt_tokens:,}", f"{row.output_tokens:,}"]
-        rows.append([each.name, *times, *tokens, row.reason, _largest(row, each, ranking.by)])
-    yield from table(columns, rows, left=(0, len(columns) - 2, len(columns) - 1))
+        names = [each.name, *[ranking.models[row.replica]] * has_models]
+        rows.append([*names, *times, *tokens, row.reason, _largest(row, each, ranking.by)])
+    yield from table(columns, rows, left=(*range(1 + has_models), len(columns) - 2, len(columns) - 1))
     yield f"the slowest {len(ranking.rows):,} of {counted(ranking.num_ranked, 'sequence')} by {ranking.by}{left}"
 
 

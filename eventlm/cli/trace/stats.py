@@ -33,6 +33,15 @@ _ROW_NAMES = {
 }
 
 
+#: Columns of classes and replicasets, each a quantile of a metric.
+_PART_TIMES = {
+    "TTFT p50, ms": ("prefill_e2e_time", "p50"),
+    "TTFT p99, ms": ("prefill_e2e_time", "p99"),
+    "queue p99, ms": ("request_scheduling_delay", "p99"),
+    "TPOT p99, ms": ("request_time_per_output_token", "p99"),
+}
+
+
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = "Print the metrics of a trace: requests, steps, replicas, operations."
@@ -100,6 +109,7 @@ def _as_object(stats: TraceStats) -> dict[str, Any]:
         "num_unfinished_with_token": stats.num_unfinished_with_token,
         "distributions": stats.distributions,
         "classes": stats.classes,
+        **({"replicasets": stats.replicasets} if stats.replicasets else {}),
         "metrics": stats.snapshot,
     }
 
@@ -118,6 +128,9 @@ def render(stats: TraceStats) -> Iterator[str]:
     yield ""
     if stats.snapshot.classes:
         yield from _class_table(stats)
+        yield ""
+    if stats.replicasets:
+        yield from _replicaset_table(stats)
         yield ""
     yield from _replica_table(stats)
     for name, rows in (("stages", _stage_rows(stats)), ("KV groups", _group_rows(stats))):
@@ -140,7 +153,8 @@ def _summary(stats: TraceStats) -> Iterator[tuple[str, str]]:
     if stats.num_unfinished:
         with_token = f"{stats.num_unfinished_with_token:,} of them past their first token"
         unfinished = f"; {stats.num_unfinished:,} unfinished, {with_token}"
-    yield "run", f"{stats.header.run}, {snapshot.model}, {seconds:,.3f} s"
+    models = ", ".join(each.core.models[0] for each in stats.header.sets)
+    yield "run", f"{stats.header.run}, {models}, {seconds:,.3f} s"
     if layouts := layouts_in_words(stats.header):
         yield "ranks", layouts
     if stats.window is not None:
@@ -176,15 +190,34 @@ def _milliseconds(ns: float) -> str:
     return f"{ns / NANOSECONDS_PER_MILLISECOND:,.2f}"
 
 
+def _times_of_part(found: dict[str, Distribution]) -> list[str]:
+    """The columns of _PART_TIMES."""
+    return [_milliseconds(getattr(found[key], at)) if key in found else "-" for key, at in _PART_TIMES.values()]
+
+
+def _replicaset_table(stats: TraceStats) -> Iterator[str]:
+    columns = ["replicasets", "model", "replicas", "sequences", "rejected", "busy", "output tokens", *_PART_TIMES]
+    rows, first = [], 0
+    for each in stats.header.sets:
+        replicas = stats.snapshot.replicas[first : first + each.core.num_replicas]
+        first += each.core.num_replicas
+        counts = [
+            len(replicas),
+            sum(sum(replica.finish_reasons.values()) for replica in replicas),
+            sum(sum(replica.reject_reasons.values()) for replica in replicas),
+        ]
+        busy = _share(sum(replica.busy_ns for replica in replicas), stats.snapshot.duration_ns * len(replicas))
+        tokens = f"{sum(replica.generation_tokens for replica in replicas):,}"
+        times = _times_of_part(stats.replicasets[each.name])
+        rows.append([each.name, each.core.models[0], *(f"{count:,}" for count in counts), busy, tokens, *times])
+    yield from table(columns, rows, left=(0, 1))
+
+
 def _class_table(stats: TraceStats) -> Iterator[str]:
-    columns = ["classes", "requests", "complete", "dropped", "TTFT p50, ms", "TTFT p99, ms", "queue p99, ms"]
-    columns += ["TPOT p99, ms", "deadlines met", "SLO met"]
+    columns = ["classes", "requests", "complete", "dropped", *_PART_TIMES, "deadlines met", "SLO met"]
     rows = []
     for name, sums in stats.snapshot.classes.items():
-        found = stats.classes.get(name, {})
-        times = [("prefill_e2e_time", "p50"), ("prefill_e2e_time", "p99"), ("request_scheduling_delay", "p99")]
-        times += [("request_time_per_output_token", "p99")]
-        shown = [_milliseconds(getattr(found[key], at)) if key in found else "-" for key, at in times]
+        shown = _times_of_part(stats.classes.get(name, {}))
         met = [
             _share(sums.num_deadlines_met, sums.num_deadlines_met + sums.num_deadlines_missed),
             _share(sums.num_slo_met, sums.num_slo_met + sums.num_slo_missed),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.cli.main import main
 from eventlm.events import Arrived
@@ -15,6 +16,7 @@ from eventlm.events.codec import encode_body
 from eventlm.system.system import real_system
 from tests.replay.explained_logs import read
 from tests.replay.golden import BROKEN, FOLDER
+from tests.replay.replicaset_runs import made_sets
 from tests.replay.traces import CALM, record, small_machine
 from tests.simulation import Simulation
 from tests.workload import make_core
@@ -185,3 +187,14 @@ def test_damage_and_tears_have_their_codes(tmp_path: Path, capsys: pytest.Captur
     refused(capsys, str(torn), "--slowest", "2", "--strict", code=4)
     damaged.write_bytes(content.replace(b'"t":"emit"', b'"t":"Emit"', 1))
     refused(capsys, str(damaged), "--slowest", "2", code=3)
+
+
+def test_the_ranking_names_the_models_if_there_are_several(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_sets(tmp_path, num_requests=30)
+    heading, *rows = explained(capsys, str(run), "--slowest", "30").splitlines()[:-1]
+    assert heading.split()[:2] == ["request", "model"]
+    with LogReader(run / "trace.jsonl") as log:
+        set_of = {each.s: each.replicaset for line in log if isinstance(each := line.event(), Arrived)}
+    assert {row.split()[1] for row in rows} == {"made", "other"}
+    for row in rows:
+        assert row.split()[1] == ("made", "other")[set_of[int(row.split()[0].partition(".")[0])]]

@@ -27,11 +27,12 @@ from eventlm.cli.trace.plots import (
     _over_time,
 )
 from eventlm.cli.trace.stats import _ROW_NAMES
-from eventlm.events import Arrived, Emitted, Launched, StepCompleted
+from eventlm.events import Arrived, Emitted, Finished, Launched, Rejected, StepCompleted
 from eventlm.metrics.trace_metrics import REQUEST_METRICS, STEP_METRICS, Series, trace_stats
 from tests.bus.traces import header, lines
 from tests.engine.test_step_ops import record
 from tests.replay.golden import FOLDER
+from tests.replay.replicaset_runs import made_sets
 from tests.replay.traces import tampered
 
 GOLDEN = FOLDER / "lrs_dying_workers.jsonl"
@@ -213,3 +214,27 @@ def test_percentiles_that_lie_close_are_not_written_over_each_other() -> None:
     figure.canvas.draw()
     median, tail = (text.get_window_extent() for text in axes.texts)
     assert not median.overlaps(tail)
+
+
+def test_each_of_several_replicasets_has_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made_sets(tmp_path, num_requests=40)
+    assert main(["trace", "stats", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "made, other" in lines[0]
+    rows = {line.split()[0]: line.split() for line in lines if line.startswith(("main ", "small "))}
+    events = [line.event() for line in LogReader(run / "trace.jsonl")]
+    set_of = {event.s: event.replicaset for event in events if isinstance(event, Arrived)}
+    ended = Counter(set_of[event.request] for event in events if isinstance(event, Finished))
+    rejected = Counter(set_of[event.request] for event in events if isinstance(event, Rejected))
+    for number, (name, model, num_replicas) in enumerate((("main", "made", "1"), ("small", "other", "2"))):
+        assert rows[name][1:5] == [model, num_replicas, str(ended[number]), str(rejected[number])]
+    tokens = Counter[int]()
+    for event in events:
+        if isinstance(event, Emitted):
+            tokens[min(event.replica, 1)] += event.num_tokens
+    assert [rows[name][6] for name in ("main", "small")] == [f"{tokens[0]:,}", f"{tokens[1]:,}"]
+    assert main(["trace", "stats", str(run), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    of_sets = [found["replicasets"][name]["prefill_e2e_time"]["count"] for name in ("main", "small")]
+    assert sum(of_sets) == found["distributions"]["prefill_e2e_time"]["count"]
+    assert min(of_sets) > 5
