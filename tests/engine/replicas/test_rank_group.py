@@ -36,6 +36,8 @@ from tests.worker.launches import launched, new_sequence, payload
 
 LAYOUT = Layout(tensor=2, stages=2)
 T2S2 = ParallelConfig(tensor_parallel_size=2, pipeline_parallel_size=2)
+#: Not a pipeline: a sequence has several decodes in flight.
+T4 = ParallelConfig(tensor_parallel_size=4)
 
 
 def lost_in(engine: InferenceEngine) -> list[WorkerLost]:
@@ -139,7 +141,7 @@ def struck_rank(name: str, *where: int) -> int:
     return draw("rank", name, *where) % LAYOUT.num_ranks
 
 
-async def suffer(folder: Path, num_deaths: int) -> None:
+async def suffer(folder: Path, num_deaths: int, parallel: ParallelConfig = T2S2) -> None:
     """Lose so many workers under load, by signals to a rank drawn at random and by faults of the fake model."""
     rng = random.Random(7)
     worker = WorkerConfig(step_timeout_seconds=1, heartbeat_timeout_seconds=SILENCE_SECONDS, max_losses=0)
@@ -158,7 +160,7 @@ async def suffer(folder: Path, num_deaths: int) -> None:
             assert reader.tokens == [expected_tokens(seed, 0, 30)]
             num_done += 1
 
-    async with running(record=folder, parallel=T2S2, worker=worker, fake=fake) as engine:
+    async with running(record=folder, parallel=parallel, worker=worker, fake=fake) as engine:
         told: list[bool] = []
         engine.on_state = lambda: told.append(engine.has_worker)
         clients = [asyncio.create_task(load(client)) for client in range(4)]
@@ -213,8 +215,9 @@ async def test_deaths_under_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_hundreds_of_deaths_under_load(tmp_path: Path) -> None:
-    await suffer(tmp_path, 500)
+@pytest.mark.parametrize(("parallel", "num_deaths"), [(T2S2, 500), (T4, 100)])
+async def test_hundreds_of_deaths_under_load(tmp_path: Path, parallel: ParallelConfig, num_deaths: int) -> None:
+    await suffer(tmp_path, num_deaths, parallel)
 
 
 def test_tokens_go_to_the_stages_that_do_not_sample() -> None:
