@@ -111,6 +111,8 @@ class SimulatedRequests:
         self._block_sizes = block_sizes
         self._next_name = first_free_name
         self._samples: dict[int, list[SimulatedSequence | None]] = {}
+        #: By request, a total below which no row of any of its samples has side effects.
+        self._flag_from: dict[int, int] = {}
 
     def admit(self, request: WorkloadRequest, seq: int, num_named: int) -> None:
         """A request gets its samples; `num_named` blocks of its prompt have names."""
@@ -118,6 +120,7 @@ class SimulatedRequests:
         self._samples[seq] = [
             SimulatedSequence(request, seq, index, num_named, size) for index in range(request.arrival.n)
         ]
+        self._flag_from[seq] = 0
 
     def resume(self, request: WorkloadRequest, admitted: AdmittedRequest) -> None:
         """A request that the core has had for a while goes on; those of its samples that take no more tokens do not."""
@@ -132,6 +135,7 @@ class SimulatedRequests:
             samples.append(sample)
         if any(samples):
             self._samples[admitted.arrival.s] = samples
+            self._flag_from[admitted.arrival.s] = 0
 
     def leave(self, seq: int, index: int) -> None:
         """A sample takes no more tokens."""
@@ -143,19 +147,20 @@ class SimulatedRequests:
             sample.has_left = True
             samples[index] = None
         if not any(samples):
-            del self._samples[seq]
+            self.forget(seq)
 
     def forget(self, seq: int) -> None:
-        """A request was rejected."""
-        del self._samples[seq]
+        """A request was rejected, or has ended."""
+        del self._samples[seq], self._flag_from[seq]
 
     def result(self, launched: Launched) -> SimulatedResult:
         """A worker's future result for a launch. Runs for every row of every step: written for speed."""
         flagged = []
-        all_samples = self._samples
+        all_samples, flag_from = self._samples, self._flag_from
         row = 0
         for request, index, confirmed, in_flight in launched.decodes:
-            if request in all_samples:
+            # The chunks in flight only make its total smaller.
+            if request in flag_from and confirmed + in_flight >= flag_from[request]:
                 sample = all_samples[request][index]
                 if sample is not None:
                     total = confirmed + in_flight - sample.chunks_in_flight
@@ -198,6 +203,8 @@ class SimulatedRequests:
                 if position in sample.watched:
                     found.watched.append((row, Watched(sample, position)))
             sample.update_flag(total)
+            samples = self._samples[sample.seq]
+            self._flag_from[sample.seq] = min([each.flag_from for each in samples if each is not None])
         return found
 
     def _name(self, sample: SimulatedSequence, num_blocks: int) -> list[int]:

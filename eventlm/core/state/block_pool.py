@@ -194,15 +194,15 @@ class BlockPool:
 
     def release(self, blocks: list[int]) -> None:
         """One table less holds each of `blocks`, in this order."""
-        references, names = self.references, self._name
+        references, names, size = self.references, self._name, self.blocks_per_group
+        idle, free = self._idle, self._free
         for block in blocks:
-            references[block] -= 1
-            if references[block] == 0:
-                group = block // self.blocks_per_group
+            references[block] = count = references[block] - 1
+            if not count:
                 if names[block]:
-                    self._idle[group][block] = None
+                    idle[block // size][block] = None
                 else:
-                    self._free[group].append(block)
+                    free[block // size].append(block)
         self._note(_RELEASED, blocks)
 
     def release_all(self, table: list[int]) -> None:
@@ -259,13 +259,13 @@ class BlockPool:
         """Make the content of held blocks hittable, under names that go on a path from `parent`, up to the first that
         the tree has already. Returns how many.
         """
-        tree, name_of = self.tree, self._name
+        tree, name_of, in_groups = self.tree, self._name, self.num_groups > 1
         num_blocks = 0
         for name, block in zip(names, blocks, strict=True):
             if name in tree:
                 break
             tree[name] = (block, parent)
-            if self.num_groups > 1:
+            if in_groups:
                 self._children.setdefault(parent, []).append(name)
             name_of[block] = parent = name
             num_blocks += 1
