@@ -220,6 +220,7 @@ def test_lanes_are_named_with_what_they_do(open_file: OpenFile) -> None:
         page.page.mouse.move(box["x"] + LEFT + unit / 380 * (box["width"] - LEFT), box["y"] + 5)
 
     over(52)
+    expect(page.page.locator(".lanes i")).to_be_visible()
     expect(said).to_contain_text(
         ": stage 0: step 2 for 140 ms; stage 1: step 1 for 190 ms; "
         "group 0: 50 tokens of step 2 for 140 ms; group 1: 100 tokens of step 2 for 140 ms"

@@ -93,6 +93,7 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
           onPointerLeave: () => live.onPointerLeave(),
         },
         h("canvas", { ref: laneCanvas, "aria-hidden": "true" }),
+        h("i", { hidden: true }),
       ),
     h(
       "div",
@@ -311,8 +312,14 @@ class Scene {
       context.fillRect(Math.min(drag.startX, drag.x), TOP, Math.abs(drag.x - drag.startX), size.height);
       context.globalAlpha = 1;
     }
+    const line = this.laneCanvas.current?.nextElementSibling;
+    if (line) line.hidden = true;
     if (!this.cursor) return;
     const x = size.left + ((this.cursor.x - view.x0) / (view.x1 - view.x0)) * size.width;
+    if (line && x >= size.left && x <= this.width) {
+      line.hidden = false;
+      line.style.left = `${x}px`;
+    }
     const y = TOP + ((this.cursor.y - view.y0) / (view.y1 - view.y0)) * size.height;
     if (x >= size.left && x <= this.width && y >= TOP && y <= TOP + size.height) {
       drawCursor(context, this.colours, size, x, y);
