@@ -13,6 +13,7 @@ from eventlm.config.replicasets import TOP_REPLICASET, check_sets, configs_of_re
 from eventlm.errors import UsageError
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.simulate.engine import SimulatedEngine, SimulatedSet, build_engine
+from eventlm.replay.workload.incidents import renumbered
 from eventlm.replay.workload.placement import place_requests
 from eventlm.replay.workload.source import LoadedWorkload
 from eventlm.replay.workload.workload import Workload
@@ -70,6 +71,10 @@ def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str
         named = dict(zip([each.setup.name for each in others], further, strict=True))
         config = structs.replace(first.setup.config, replicasets=named)
         first = first._replace(setup=structs.replace(first.setup, config=config))
+    if len(workload.recorded) > 1:
+        before = {name: core.num_replicas for name, core in workload.recorded.items()}
+        here = {name: each.setup.core.num_replicas for name, each in zip(configs, sets, strict=True)}
+        workload = structs.replace(workload, incidents=renumbered(workload.incidents, before, here))
     return PlacedEngine(SimulatedEngine(first.setup, first.predictor, notes, others), first.cost, workload)
 
 

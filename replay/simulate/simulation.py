@@ -85,7 +85,7 @@ def simulate(
             core,
             workload,
             ModelledTiming([SetTiming(each.cost, each.setup.core) for each in sets]),
-            external_facts=for_engine(workload.incidents, [first, *more], workload.recorded),
+            external_facts=for_engine(workload.incidents, [first, *more]),
             closed_loop=closed_loop,
             checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
             subscribers=[

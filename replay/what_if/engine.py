@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from msgspec import Struct, structs
@@ -28,7 +27,7 @@ from eventlm.events import (
 from eventlm.formatting import counted
 from eventlm.replay.cost.model import CostModel, describe_costs
 from eventlm.replay.rebuild import Changes, Rebuilt, SetChanges, check_set_names, errors_of_set, rebuild
-from eventlm.replay.workload.incidents import OF_REPLICA, sped_up
+from eventlm.replay.workload.incidents import ranges_of_replicas, renumbered, sped_up
 from eventlm.replay.workload.recorded_run import RecordedRun
 
 MILLION = 1_000_000
@@ -235,44 +234,21 @@ def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, cos
 def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]:
     """The facts from outside that apply to the alternative, out of those that the run had."""
     changes = engine.alternative.changes
-    numbers = _numbers_of_replicas(run.header, engine)
-    later = _later_replicas(run.header, engine)
+    before, here = ({each.name: each.core.num_replicas for each in sets} for sets in (run.header.sets, engine.sets))
+    ranges = ranges_of_replicas(here.values())
+    # By the first replica of each set, those that the run did not have.
+    later = {own.start: own[num_before:] for own, num_before in zip(ranges, before.values(), strict=True)}
     found: list[Fact] = []
-    for fact in _cold_start(run) + run.external_facts:
-        if isinstance(fact, PolicySwapped):
-            found += left_swaps(fact, run.header, changes)
-        elif isinstance(fact, OF_REPLICA):
-            if fact.replica in numbers:
-                found.append(structs.replace(fact, replica=numbers[fact.replica]))
-            # The first of its set brings up those that the run did not have.
-            if isinstance(fact, WorkerUp):
-                found += [structs.replace(fact, replica=number, epoch=1) for number in later.pop(fact.replica, ())]
-        else:
-            found.append(fact)
+    for fact in renumbered(_cold_start(run) + run.external_facts, before, here):
+        found += left_swaps(fact, run.header, changes) if isinstance(fact, PolicySwapped) else [fact]
+        if isinstance(fact, WorkerUp):
+            found += [structs.replace(fact, replica=number, epoch=1) for number in later.pop(fact.replica, ())]
     # Their causes have other positions here.
     found = [structs.replace(fact, c=0) for fact in found]
     requests, factor_ppm = run.workload.requests, engine.alternative.speed_up_ppm
     if factor_ppm == MILLION or not requests:
         return found
     return sped_up(found, first_ns=requests[0].arrival_ns, factor_ppm=factor_ppm)
-
-
-def _ranges_of_replicas(sets: Sequence[ReplicasetRecord]) -> list[range]:
-    """The numbers of the replicas of each set, which run across the sets."""
-    ends = list(accumulate((each.core.num_replicas for each in sets), initial=0))
-    return [range(first, end) for first, end in pairwise(ends)]
-
-
-def _numbers_of_replicas(header: Header, engine: AlternativeEngine) -> dict[int, int]:
-    """The number of each recorded replica in the alternative, if it has it."""
-    ranges = zip(_ranges_of_replicas(header.sets), _ranges_of_replicas(engine.sets), strict=True)
-    return {before: after for recorded, here in ranges for before, after in zip(recorded, here, strict=False)}
-
-
-def _later_replicas(header: Header, engine: AlternativeEngine) -> dict[int, range]:
-    """By the recorded number of the first replica of each set, those of the alternative that the run did not have."""
-    ranges = zip(_ranges_of_replicas(header.sets), _ranges_of_replicas(engine.sets), strict=True)
-    return {recorded.start: here[len(recorded) :] for recorded, here in ranges}
 
 
 def left_swaps(fact: PolicySwapped, header: Header, changes: Changes) -> list[Fact]:

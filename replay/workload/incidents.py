@@ -5,11 +5,11 @@ They are part of what an engine went through, as its requests are, and also appl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from msgspec import structs
 
-from eventlm.config import CoreConfig
 from eventlm.core.state.replicaset import SetParts
 from eventlm.errors import UsageError
 from eventlm.events import (
@@ -38,14 +38,45 @@ INCIDENTS = (
 )
 #: Incidents of one replica.
 OF_REPLICA = (WorkerUp, WorkerLost, Desynced)
+#: Incidents of one replicaset, or of all.
+OF_SET = (PolicySwapped, PredictorSwapped, CacheFlushed)
 
 
-def for_engine(incidents: Sequence[Fact], sets: Sequence[SetParts], recorded: Mapping[str, CoreConfig]) -> list[Fact]:
-    """The facts for an engine with these replicasets, in order. recorded: the limits of the engine that had them.
+def ranges_of_replicas(counts: Iterable[int]) -> list[range]:
+    """The numbers of the replicas of sets that have so many each; they run across the sets."""
+    return [range(*ends) for ends in pairwise(accumulate(counts, initial=0))]
+
+
+def renumbered(incidents: Sequence[Fact], before: Mapping[str, int], here: Mapping[str, int]) -> list[Fact]:
+    """The incidents of an engine for another one, replicas and sets under the numbers that they have there.
+
+    before, here: by the names of the replicasets, how many replicas each has. What is about a replica or a set that the
+    other engine does not have is left out.
+    """
+    ranges = dict(zip(here, ranges_of_replicas(here.values()), strict=True))
+    numbers: dict[int, int] = {}
+    for name, own in zip(before, ranges_of_replicas(before.values()), strict=True):
+        numbers |= dict(zip(own, ranges.get(name, ()), strict=False))
+    names = [*here]
+    sets = {index: names.index(name) for index, name in enumerate(before) if name in here}
+    found: list[Fact] = []
+    for fact in incidents:
+        if isinstance(fact, OF_REPLICA):
+            if fact.replica in numbers:
+                found.append(structs.replace(fact, replica=numbers[fact.replica]))
+        elif isinstance(fact, OF_SET) and fact.replicaset >= 0:
+            if fact.replicaset in sets:
+                found.append(structs.replace(fact, replicaset=sets[fact.replicaset]))
+        else:
+            found.append(fact)
+    return found
+
+
+def for_engine(incidents: Sequence[Fact], sets: Sequence[SetParts]) -> list[Fact]:
+    """The facts for an engine with these replicasets, in order.
 
     A replica whose incidents do not begin with a worker has one from the start. Incidents of replicas that the engine
-    does not have are left out. Raises UsageError for a swap to a policy that is not installed, and for replicas whose
-    sets are not the engine's.
+    does not have are left out. Raises UsageError for a swap to a policy that is not installed.
     """
     num_replicas = sum(each.config.num_replicas for each in sets)
     begun: dict[int, Fact] = {}
@@ -54,7 +85,6 @@ def for_engine(incidents: Sequence[Fact], sets: Sequence[SetParts], recorded: Ma
         if isinstance(fact, PolicySwapped):
             _check_swap(fact, sets)
         if isinstance(fact, OF_REPLICA):
-            _check_replicas(sets, recorded)
             if fact.replica >= num_replicas:
                 continue
             begun.setdefault(fact.replica, fact)
@@ -73,17 +103,6 @@ def _check_swap(fact: PolicySwapped, sets: Sequence[SetParts]) -> None:
         raise UsageError(
             f"the workload swaps to the policy {fact.name} at {fact.ts / 1e9:g} s, which is not installed; give "
             f"--extra-policy {fact.name}"
-        )
-
-
-def _check_replicas(sets: Sequence[SetParts], recorded: Mapping[str, CoreConfig]) -> None:
-    """The numbers of replicas run across the sets, so those of several must be as many as they were."""
-    before = [core.num_replicas for core in recorded.values()]
-    here = [each.config.num_replicas for each in sets]
-    if max(len(before), len(here)) > 1 and before != here:
-        raise UsageError(
-            f"the workload has what befell the replicas of sets with {before} of them, and here are {here}: give each "
-            "set as many as it had, or take those lines out of the workload"
         )
 
 

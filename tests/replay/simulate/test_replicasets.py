@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
+from eventlm.events import WorkerLost, WorkerUp
 from eventlm.replay.cost.model import CostModel
+from eventlm.replay.export.workload import export_workload
 from eventlm.replay.simulate.replicasets import PlacedEngine, build_replicasets, recorded_defaults
 from eventlm.replay.simulate.simulation import SimulationResult, simulate
 from eventlm.replay.verify.verifier import verify
@@ -71,6 +74,21 @@ def test_it_comes_back_from_a_workload_file(recorded: LoadedWorkload, tmp_path: 
         outcome = run(build_replicasets(config, loaded, COSTS)).outcome
         times.append([(each.request, each.index, each.ended_ns) for each in outcome.sequences])
     assert times[0] == times[1]
+
+
+def test_what_befell_its_replicas_befalls_those_of_the_same_set(tmp_path: Path) -> None:
+    """Where the first set has more replicas than it had, under other numbers."""
+    export_workload(made_sets(tmp_path), tmp_path / "W.jsonl")
+    workload = read_workload(tmp_path / "W.jsonl")
+    lost = WorkerLost(ts=5_000_000, replica=1, epoch=1)
+    workload = structs.replace(workload, incidents=[*workload.incidents, lost])
+    options = {"replicas": 3, "replicasets": {"small": {"replicas": 1}}}
+    config = load_config(None, options, defaults=recorded_defaults(workload), environment={})
+    placed = build_replicasets(config, LoadedWorkload(workload), COSTS)
+    incidents = [(type(fact), getattr(fact, "replica", -1)) for fact in placed.workload.incidents]
+    assert incidents == [(WorkerUp, 0), (WorkerUp, 3), (WorkerLost, 3)]
+    # Nobody serves the second model after that.
+    assert run(placed).summary.replicasets[1].num_complete == 0
 
 
 def test_replicasets_of_a_configuration_serve_a_workload_without_models() -> None:

@@ -9,8 +9,8 @@ from eventlm.core.predictor import Predictor
 from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
-from eventlm.events import Fact, Paused, PolicySwapped, Resumed, WorkerLost, WorkerUp
-from eventlm.replay.workload.incidents import for_engine, sped_up
+from eventlm.events import CacheFlushed, Fact, Paused, PolicySwapped, Resumed, WorkerLost, WorkerUp
+from eventlm.replay.workload.incidents import for_engine, renumbered, sped_up
 
 
 def parts(num_replicas: int, *policies: str) -> SetParts:
@@ -25,9 +25,9 @@ def parts(num_replicas: int, *policies: str) -> SetParts:
     return SetParts(config, plugins, Predictor.from_coefficients([1] * 5))
 
 
-def placed(*incidents: Fact, sets: Sequence[SetParts], replicas: Sequence[int] = ()) -> list[Fact]:
-    """What befalls an engine with these sets. replicas: how many each set had before."""
-    return for_engine(incidents, sets, {f"{number}": parts(number).config for number in replicas})
+def placed(*incidents: Fact, sets: Sequence[SetParts]) -> list[Fact]:
+    """What befalls an engine with these sets."""
+    return for_engine(incidents, sets)
 
 
 def test_a_replica_has_a_worker_from_the_start_unless_its_incidents_begin_with_one() -> None:
@@ -52,12 +52,16 @@ def test_a_swap_needs_its_policy() -> None:
             placed(fact, sets=[parts(1), parts(1, second)])
 
 
-def test_replicas_of_several_sets_are_as_many_as_they_were() -> None:
-    lost = WorkerLost(ts=5, replica=2, epoch=1)
-    assert placed(lost, replicas=(1, 2), sets=[parts(1), parts(2)])[-1] == lost
-    with pytest.raises(UsageError, match=r"of sets with \[1, 2\] of them, and here are \[2, 2\]"):
-        placed(lost, replicas=(1, 2), sets=[parts(2), parts(2)])
-    assert placed(Paused(ts=5), replicas=(1, 2), sets=[parts(2), parts(2)])[-1] == Paused(ts=5)
+def test_replicas_and_sets_have_the_numbers_of_the_other_engine() -> None:
+    before, here = {"a": 2, "b": 2, "c": 1}, {"c": 2, "a": 1, "d": 1}
+    facts: list[Fact] = [WorkerLost(ts=number, replica=number, epoch=1) for number in range(5)]
+    found = renumbered(facts, before, here)
+    # The second of a, and b, are not there.
+    assert [(fact.ts, fact.replica) for fact in found if isinstance(fact, WorkerLost)] == [(0, 2), (4, 0)]
+    of_sets: list[Fact] = [CacheFlushed(replicaset=number) for number in (-1, 0, 1, 2)]
+    found = renumbered([*of_sets, PolicySwapped(name="lrs"), Paused()], before, here)
+    assert [fact.replicaset for fact in found if isinstance(fact, CacheFlushed)] == [-1, 1, 0]
+    assert found[3:] == [PolicySwapped(name="lrs"), Paused()]
 
 
 def test_outages_last_as_long_in_a_faster_load() -> None:
