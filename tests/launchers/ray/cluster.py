@@ -133,7 +133,8 @@ def processes_of(node: Node) -> list[psutil.Process]:
         for process in psutil.Process(node.process.pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 command = process.cmdline()
-                if command[0].startswith("ray::RankActor") or "eventlm.worker.process" in command:
+                # One that has just ended has none.
+                if command and (command[0].startswith("ray::RankActor") or "eventlm.worker.process" in command):
                     found.append(process)
     return found
 
