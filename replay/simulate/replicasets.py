@@ -79,10 +79,12 @@ def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str
 
 
 def _names(name: str, config: Config) -> list[str]:
-    """What requests may call the model of a replicaset, the name that `serve` would give it first."""
-    model, given = config.model.model, Path(config.model.model)
-    by_file = given.name if given.is_absolute() or given.exists() else model
-    return [*dict.fromkeys(filter(None, [config.model.served_model_name, by_file, model, name]))]
+    """What requests may call the model of a replicaset: first what it is called if nobody says otherwise."""
+    model = config.model.model
+    of_folder = Path(model).name
+    is_folder = model.startswith(("/", ".", "~"))
+    by_default = of_folder if is_folder else model
+    return [*dict.fromkeys(filter(None, [config.model.served_model_name, by_default, model, of_folder, name]))]
 
 
 def _recorded(workload: Workload, name: str, model: str) -> CoreConfig | None:

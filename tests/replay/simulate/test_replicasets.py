@@ -101,6 +101,17 @@ def test_replicasets_of_a_configuration_serve_a_workload_without_models() -> Non
     assert found.header.sets[1].core.num_blocks == 30
 
 
+@pytest.mark.parametrize("model", ["second", "/models/second", "./second", "org/second", "b"])
+def test_a_request_may_name_a_model_by_its_folder_or_its_set(model: str) -> None:
+    [request, other] = requests_of([0, 10]).requests
+    scheduling = structs.replace(request.arrival.scheduling, model="second" if model != "b" else "b")
+    request = structs.replace(request, arrival=structs.replace(request.arrival, scheduling=scheduling))
+    options = {"replicasets": {"a": {"model": "first"}, "b": {"model": model}}}
+    loaded = LoadedWorkload(structs.replace(requests_of([0]), requests=[request, other]))
+    placed = build_replicasets(load_config(None, options, environment={}), loaded, {"a": COST, "b": SLOW})
+    assert [each.arrival.replicaset for each in placed.workload.requests] == [1, 0]
+
+
 def test_one_replicaset_has_no_table_and_no_names(recorded: LoadedWorkload) -> None:
     placed = build_replicasets(load_config(None, {}, environment={}), LoadedWorkload(requests_of([0])), COSTS)
     found = run(placed)
