@@ -237,7 +237,8 @@ class WorkerProcesses:
         for number, host in sorted(self._hosts.items()):
             record = self._header.sets[number]
             # What is the machine's is in the header once.
-            whole = _without_number(self._header.host | record.host)
+            machine = {name: self._header.host[name] for name in describe_host() if name in self._header.host}
+            whole = _without_number(machine | record.host)
             recorded = {"eventlm": self._header.code_version} | whole
             here = {"eventlm": __version__} | _without_number(host)
             for name in ("eventlm", *HOST_FIELDS):

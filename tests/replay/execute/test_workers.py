@@ -72,6 +72,20 @@ def test_another_host_is_reported(run: Path) -> None:
     assert differences[2] == "threads: recorded 64, here nothing"
 
 
+def test_a_further_replicaset_is_compared_with_its_own_workers(run: Path) -> None:
+    """What it does not say is the machine's, and not the first set's."""
+    header = check_executable(run)
+    record = structs.replace(header.sets[0], name="b", host={"dtype": "float32"})
+    host = {"python": "2.7", "kernel_library": "1234", "dtype": "bfloat16"}
+    header = structs.replace(header, host=host, replicaset="a", replicasets=[record])
+    workers = WorkerProcesses([worker_setup(header, FAKE_MODEL, number=number) for number in (0, 1)], header)
+    workers._hosts[1] = describe_host() | {"dtype": "float16"}
+    found = [each for each in workers.host_differences() if "platform" not in each and "cpu" not in each]
+    assert found[1].startswith("python: recorded 2.7, here 3.")
+    assert "b: dtype: recorded float32, here float16" in found
+    assert not any("kernel_library" in each for each in found)
+
+
 def test_workers_are_those_of_the_run(run: Path) -> None:
     header = check_executable(run)
     setup = worker_setup(header, "folder")

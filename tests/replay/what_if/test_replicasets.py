@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import structs
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
 from eventlm.events import Header, PolicySwapped, WorkerLost, WorkerUp
+from eventlm.replay.branch.branch import branch
 from eventlm.replay.rebuild import Changes, SetChanges
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.what_if.engine import Alternative, build_engine, external_facts_of
 from eventlm.replay.what_if.report import as_object, render
 from eventlm.replay.what_if.what_if import WhatIfResult, what_if
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
+from tests.replay.branch_runs import random_points
 from tests.replay.made_workloads import COST
-from tests.replay.replicaset_runs import SLOW, made_sets
+from tests.replay.replicaset_runs import SLOW, made_sets, record_sets
 from tests.replay.what_if_runs import events_of, metric_of
 
 COSTS = {"main": COST, "small": SLOW}
@@ -132,6 +136,34 @@ def test_what_befell_a_replica_befalls_it_under_its_new_number(run: RecordedRun)
     assert numbers(more) == [*moved, (WorkerLost, 3), *swaps]
     assert numbers(of_small(1)) == [*ups[:2], *swaps]
     assert numbers(of_small(policy={"type": "lpm"})) == [*ups, (WorkerLost, 2), (PolicySwapped, 0)]
+
+
+def ask_and_branch(folder: Path, seed: int) -> None:
+    """A change to one replicaset of a random run, from its start and from one of its drains; both verify."""
+    path, chance = record_sets(folder, seed), random.Random(seed)
+    with LogReader(path) as log:
+        names = [each.name for each in log.header.sets]
+    own = SetChanges(
+        policy={"type": chance.choice(["fcfs", "edf", "lrs", "lpm"])},
+        router={"type": chance.choice(["pull", "least_loaded", "prefix_affinity"])},
+    )
+    changes = Changes(batcher={"type": "dynamic"}, of_sets={chance.choice(names): own})
+    alternative = Alternative(changes=changes, replicas_of_sets={chance.choice(names): chance.choice([1, 2, 4])})
+    asked = what_if(path, [alternative], output=folder)
+    [point] = random_points(path, 1, chance)
+    branched = branch(path, point, changes, num_draws=1, output=folder)
+    for found in (asked, branched.what_if):
+        assert verify(found.alternatives[0].run_folder, check_invariants=True).exit_code == 0, seed
+
+
+def test_a_random_run_is_asked_and_branched(tmp_path: Path) -> None:
+    ask_and_branch(tmp_path, 5)
+
+
+@pytest.mark.soak
+def test_many_random_runs_are_asked_and_branched(tmp_path: Path) -> None:
+    for seed in range(40):
+        ask_and_branch(tmp_path, seed)
 
 
 @pytest.mark.parametrize(
