@@ -59,8 +59,8 @@ def fit_trace(path: Path | str, replicaset: str = "", *, on_progress: OnProgress
         names = [each.name for each in header.sets]
         if len(names) > 1 and replicaset not in names:
             raise UsageError(
-                f"{path}: a cost model is fitted to one replicaset, and the run has {', '.join(names)}; give each "
-                f"simulated replicaset one by that name, or a cost model of its own"
+                f"{path}: a cost model is fitted to the replicaset of its name, and the run has {', '.join(names)}; "
+                "give each simulated replicaset one of these names, or a cost_model of its own"
             )
         log.fold(collector.apply, on_progress=on_progress)
     index = names.index(replicaset) if len(names) > 1 else 0

@@ -11,6 +11,7 @@ from eventlm.errors import UsageError
 from eventlm.replay.cost.files import built_in_cost_models, fit_trace, load_cost_model
 from eventlm.replay.cost.model import LinearCost, Overheads
 from eventlm.replay.cost.roofline import RooflineCost
+from tests.replay.replicaset_runs import made_sets
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 LINEAR = LinearCost(
@@ -88,3 +89,14 @@ def test_a_run_gives_one_without_its_time() -> None:
     assert fitted.model.ratios_ppm
     assert not fitted.model.slowness_ppm
     assert fitted.model.step_ns(StepShape(0, 1, 10, 0, 0), 0, 0) >= 1
+
+
+def test_a_run_of_several_replicasets_gives_each_its_own(tmp_path: Path) -> None:
+    path = made_sets(tmp_path, num_requests=30)
+    shape = StepShape(0, 4, 400, 0, 0)
+    first, second = (load_cost_model(str(path), name) for name in ("main", "small"))
+    assert second.step_ns(shape, 0, 0) > 1.5 * first.step_ns(shape, 0, 0)
+    with pytest.raises(
+        UsageError, match="of its name, and the run has main, small; give each simulated replicaset one"
+    ):
+        load_cost_model(str(path), "other")
