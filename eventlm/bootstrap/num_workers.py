@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from eventlm.config import Config
@@ -10,14 +11,8 @@ from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import layout_of, num_ranks
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
-from eventlm.system.free_memory import free_bytes
+from eventlm.launchers.process_memory import check_process_memory
 from eventlm.system.processors import usable_cores
-from eventlm.worker.protocol import FAKE_MODEL
-
-#: What a worker process takes at least beside its model, most of it for its libraries.
-PROCESS_BYTES = 128 << 20
-#: The same of a fake one.
-FAKE_PROCESS_BYTES = 12 << 20
 
 
 def check_num_ranks(config: Config) -> None:
@@ -31,18 +26,12 @@ def check_num_ranks(config: Config) -> None:
 
 def check_room_for_workers(configs: Sequence[Config]) -> None:
     """Raise UsageError if the memory that is free does not hold the worker processes of all replicasets."""
-    num_here = needed = 0
+    num_here: Counter[str] = Counter()
     for config in configs:
         if resolve_launcher(config.parallel.launcher).is_local:
-            num_workers = config.scheduler.replicas * num_ranks(config)
-            num_here += num_workers
-            needed += num_workers * (FAKE_PROCESS_BYTES if config.model.model == FAKE_MODEL else PROCESS_BYTES)
-    if num_here > 1 and needed > (free := free_bytes()):
-        raise UsageError(
-            f"{num_here:,} worker processes take at least {needed >> 20:,} MiB beside their model, and {free >> 20:,} "
-            f"MiB of memory are free here; lower {' or '.join(['--replicas', *_layout_flags(configs)])}, or take more "
-            "hosts with --launcher ray"
-        )
+            num_here[config.model.model] += config.scheduler.replicas * num_ranks(config)
+    flags = " or ".join(["--replicas", *_layout_flags(configs)])
+    check_process_memory(num_here, f"lower {flags}, or take more hosts with --launcher ray")
 
 
 def _layout_flags(configs: Sequence[Config]) -> list[str]:

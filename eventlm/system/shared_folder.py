@@ -12,13 +12,16 @@ import os
 import shutil
 import struct
 import tempfile
+import time
 from pathlib import Path
 
 _MEMORY = Path("/dev/shm")
 #: The names of such folders begin so, and of nothing else: a temporary folder may be among those that are looked at.
 PREFIX = "eventlm-ranks-"
-#: Put before that until the folder is locked.
+#: Put before that until the folder is locked, which takes no time.
 _UNLOCKED = "new-"
+#: After so long, one that still has it was left.
+_OLD_SECONDS = 60
 _BOARD = "steps"
 _STEP = struct.Struct("q")
 #: On the board: nothing is in hand.
@@ -78,12 +81,14 @@ class StepBoard:
 
 def remove_left_folders(parent: Path) -> None:
     """Remove this user's shared folders in `parent` whose makers were killed."""
-    for path in parent.glob(f"{PREFIX}*"):
+    for path in [*parent.glob(f"{PREFIX}*"), *parent.glob(f"{_UNLOCKED}{PREFIX}*")]:
         # Most folders of others cannot be opened, and what lives is locked.
         with contextlib.suppress(OSError):
             lock = _open_folder(path)
             try:
-                if os.fstat(lock).st_uid == os.geteuid():
+                found = os.fstat(lock)
+                is_new = path.name.startswith(_UNLOCKED) and time.time() - found.st_mtime < _OLD_SECONDS
+                if found.st_uid == os.geteuid() and not is_new:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     remove_folder(path)
             finally:

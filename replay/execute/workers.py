@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from eventlm._version import __version__
+from eventlm.config.core import MAX_RANKS_OF_REPLICA
 from eventlm.core.recorded_layouts import recorded_layouts
 from eventlm.core.shards import Layout
 from eventlm.engine.replicas.rank_group import GRACE_SECONDS, Loss, RankGroup
@@ -19,6 +20,7 @@ from eventlm.events import Header, Launched
 from eventlm.formatting import counted
 from eventlm.kernels.cpu.native import BUILDS, available_builds
 from eventlm.launchers.process import ProcessLauncher
+from eventlm.launchers.process_memory import check_process_memory
 from eventlm.models.config import model_fingerprint
 from eventlm.models.cpu_kernels import AUTO, TORCH
 from eventlm.replay.execute.executable import RecordedHost, computed
@@ -91,6 +93,12 @@ def worker_setup(
             "a run on GPUs is computed again with the ranks that it had, since one worker computes with other kernels "
             "than ranks do; leave out --pipeline-parallel-size"
         )
+    if layout.num_ranks > MAX_RANKS_OF_REPLICA:
+        raise UsageError(
+            f"a replica of the run had {layout.describe()}, which are {layout.num_ranks:,} ranks, and one has up to "
+            f"{MAX_RANKS_OF_REPLICA:,}"
+        )
+    check_process_memory({model: layout.num_ranks}, "it can be executed on a host with more")
     if on_gpu and threads:
         raise UsageError(f"--threads {threads} is for runs on CPUs, and this one was computed on a GPU")
     fake: dict[str, Any] = {}

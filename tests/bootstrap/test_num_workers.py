@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from eventlm.bootstrap.composition import compose_engine
-from eventlm.bootstrap.num_workers import FAKE_PROCESS_BYTES, PROCESS_BYTES, check_room_for_workers
+from eventlm.bootstrap.num_workers import check_room_for_workers
 from eventlm.config.load import load_config
 from eventlm.errors import UsageError
+from eventlm.launchers.process_memory import FAKE_PROCESS_BYTES, PROCESS_BYTES
 from tests.checkpoints import make_checkpoint
 
 
@@ -57,9 +58,9 @@ def test_a_replica_has_up_to_1024_ranks() -> None:
 def test_memory_must_hold_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     of_two_sets = ({"model": "a", "replicas": 2, "pipeline_parallel_size": 3}, {"model": "fake", "replicas": 2})
     needed = 6 * PROCESS_BYTES + 2 * FAKE_PROCESS_BYTES
-    monkeypatch.setattr("eventlm.bootstrap.num_workers.free_bytes", lambda: needed)
+    monkeypatch.setattr("eventlm.launchers.process_memory.free_bytes", lambda: needed)
     check(*of_two_sets)
-    monkeypatch.setattr("eventlm.bootstrap.num_workers.free_bytes", lambda: needed - 1)
+    monkeypatch.setattr("eventlm.launchers.process_memory.free_bytes", lambda: needed - 1)
     with pytest.raises(UsageError) as caught:
         check(*of_two_sets)
     assert str(caught.value) == (
@@ -69,5 +70,5 @@ def test_memory_must_hold_all_processes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_one_process_is_left_to_the_plan_of_its_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventlm.bootstrap.num_workers.free_bytes", lambda: 0)
+    monkeypatch.setattr("eventlm.launchers.process_memory.free_bytes", lambda: 0)
     check({"model": "a"})

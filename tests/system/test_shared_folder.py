@@ -83,6 +83,15 @@ def test_the_next_folder_removes_those_of_makers_that_were_killed(memory: Path, 
     other.remove()
 
 
+def test_one_whose_maker_was_killed_before_it_was_locked_is_removed_later(memory: Path) -> None:
+    old, new = (memory / f"new-{shared_folder.PREFIX}{name}" for name in ("old", "new"))
+    for path in (old, new):
+        path.mkdir()
+    os.utime(old, (0, 0))
+    shared_folder.remove_left_folders(memory)
+    assert list(memory.iterdir()) == [new]
+
+
 def test_nothing_else_is_removed(memory: Path, left: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = left.rename(tmp_path / left.name)
     left.symlink_to(elsewhere)

@@ -20,8 +20,8 @@ import struct
 import zlib
 from bisect import bisect_left
 from collections import OrderedDict
-from functools import lru_cache
 from itertools import chain
+from weakref import WeakValueDictionary
 
 from msgspec import Struct
 
@@ -37,12 +37,22 @@ _HELD, _ALLOCATED, _RELEASED, _INSERTED, _FLUSHED = range(5)
 _MAX_CHANGES = 4096
 
 
-@lru_cache(maxsize=8)
-def _descending(num_blocks: int) -> tuple[int, ...]:
+class _Numbers:
     """Numbers below `num_blocks`, the largest first. An integer takes four times the memory of a reference to it, so
-    replicas of the same size share them.
+    pools of one size share them while any is there.
     """
-    return tuple(range(num_blocks - 1, -1, -1))
+
+    _by_size: WeakValueDictionary[int, _Numbers] = WeakValueDictionary()
+
+    def __init__(self, num_blocks: int) -> None:
+        self.descending = tuple(range(num_blocks - 1, -1, -1))
+
+    @classmethod
+    def of(cls, num_blocks: int) -> _Numbers:
+        found = cls._by_size.get(num_blocks)
+        if found is None:
+            found = cls._by_size[num_blocks] = cls(num_blocks)
+        return found
 
 
 class PoolSnapshot(Struct, frozen=True, kw_only=True):
@@ -69,6 +79,7 @@ class BlockPool:
         "_holder",
         "_idle",
         "_name",
+        "_numbers",
         "_states",
         "blocks_per_group",
         "num_blocks",
@@ -91,12 +102,13 @@ class BlockPool:
         self._states = states
         self._holder = holder
         self.tree: dict[int, Node] = {}
+        self._numbers = _Numbers.of(self.num_blocks)
         self.reset()
 
     def reset(self) -> None:
         """Forget everything, as a worker does that starts anew."""
         self.references = [0] * self.num_blocks
-        size, numbers = self.blocks_per_group, _descending(self.num_blocks)
+        size, numbers = self.blocks_per_group, self._numbers.descending
         self._free = [list(numbers[-first - size : len(numbers) - first]) for first in range(0, self.num_blocks, size)]
         if self._holder is not None:
             self._holder.drop(self.tree)

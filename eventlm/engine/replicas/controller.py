@@ -285,7 +285,10 @@ class ReplicaController:
             self._put_lost(Loss("defect"))
             await self._discard()
             log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
-        self._launcher.give_up(self.index)
+        try:
+            self._launcher.give_up(self.index)
+        except Exception:
+            log.exception("a launcher could not give up a replica", replica=self.index)
         self._on_dead(reason)
 
     async def _restart(self) -> bool:

@@ -286,19 +286,22 @@ class OwnerFolder:
             stem, _, kind = name.partition(".")
             is_ours = kind in ("upload", "jsonl") and _FILE_ID.fullmatch(stem)
             if is_ours and stem not in known:
-                self._remove_unless_written(self._files / name)
+                self._remove_remainder(self._files / name)
         for record in batches:
             if record.batch.status in TERMINAL and record.created_ns < batch_cutoff_ns:
                 self.remove_batch(record.batch.id)
 
-    def _remove_unless_written(self, path: Path) -> None:
+    def _remove_remainder(self, path: Path) -> None:
+        """Remove what has come of a file, unless somebody writes it or it has become known meanwhile."""
         try:
             file = self.disk.append(path)
         except (FileNotFoundError, BlockingIOError):
             return
         try:
-            # Under the lock, so that one who has just created the file notices.
-            self.disk.unlink(path)
+            # Under the lock: a writer makes the file known before it lets go, and notices if what it has just created
+            # was removed.
+            if self.disk.status(path.with_suffix(".json")) is None:
+                self.disk.unlink(path)
         finally:
             file.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 
 import msgspec
 import pytest
@@ -333,3 +334,14 @@ def test_a_block_that_is_taken_back_takes_what_hangs_on_it_out_of_the_tree() -> 
     assert pool.tree == {}
     assert (pool.num_idle, pool.available_in(1)) == (0, 2)
     assert sorted(pool.allocate(2, 1)) == [2, 3]
+
+
+def test_pools_of_one_size_share_their_numbers_as_long_as_there_is_one() -> None:
+    size = 70_001
+    first, second = BlockPool(size), BlockPool(size)
+    numbers = weakref.ref(first._numbers)
+    assert second._numbers is numbers()
+    del first
+    assert numbers() is not None
+    del second
+    assert numbers() is None

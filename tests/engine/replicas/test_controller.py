@@ -296,6 +296,7 @@ class FullLauncher(Launcher, frozen=True, kw_only=True):
 
     def give_up(self, replica: int) -> None:
         self.given_up.append(replica)
+        raise RuntimeError("a launcher's defect")
 
 
 async def test_one_that_waits_for_room_uses_up_no_restarts(monkeypatch: pytest.MonkeyPatch) -> None:

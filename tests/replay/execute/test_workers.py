@@ -61,6 +61,19 @@ def test_each_replica_and_each_epoch_has_a_worker_of_its_own(tmp_path: Path) -> 
     assert result.num_steps > 20
 
 
+def test_a_trace_cannot_ask_for_any_number_of_processes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.launchers.process_memory.free_bytes", lambda: 1 << 40)
+    config = {"parallel": {"tensor_parallel_size": 64}}
+    core = read_objects(run / "trace.jsonl")[0]["core"] | {"num_stages": 15}
+    change_header(run, config=config, core=core | {"num_kv_groups": 2, "kv_shard_tokens": core["block_size"]})
+    with pytest.raises(UsageError, match=r"64 tensor ranks, which are 1,920 ranks, and one has up to 1,024$"):
+        execute_real(run)
+    change_header(run, config=config, core=core)
+    monkeypatch.setattr("eventlm.launchers.process_memory.free_bytes", lambda: 1 << 30)
+    with pytest.raises(UsageError, match=r"^960 worker processes take at least 11,520 MiB"):
+        execute_real(run)
+
+
 def test_another_host_is_reported(run: Path) -> None:
     host = describe_host() | {"device": "none"}
     change_header(run, host=host, code_version=__version__)

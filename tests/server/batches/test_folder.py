@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -157,6 +158,24 @@ def test_what_is_expired_or_left_by_a_crash_is_removed(owned: OwnerFolder, tmp_p
     assert {record.batch.id for record in owned.batches()} == {running.batch.id, failed.batch.id}
     assert not owned.content(expired).exists()
     arriving.close()
+
+
+def test_a_file_that_becomes_known_while_remainders_are_looked_for_is_kept(
+    owned: OwnerFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file_id = owned.new_file_id()
+    owned.content(file_id).write_bytes(b"12345")
+    append = type(owned.disk).append
+
+    def append_late(disk: Any, path: Path) -> Any:
+        file = FileObject(id=file_id, bytes=5, created_at=NOW, filename="f.jsonl", purpose="batch")
+        owned.add_file(FileRecord(created_ns=time.time_ns(), file=file))
+        return append(disk, path)
+
+    monkeypatch.setattr(type(owned.disk), "append", append_late)
+    owned.purge(0)
+    assert owned.file(file_id).file.bytes == 5
+    assert owned.content(file_id).exists()
 
 
 def test_what_others_keep_in_the_folder_is_left_alone(owned: OwnerFolder, tmp_path: Path) -> None:
