@@ -54,6 +54,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 HAVE_STATES = ("delta", "convolutions")
 
+SHARD_TOKENS = 16
 #: Options of `LLM`.
 LAYOUTS: dict[str, dict[str, Any]] = {
     "T2": {"tensor_parallel_size": 2},
@@ -62,8 +63,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "S3": {"pipeline_parallel_size": 3},
     "T2xS2": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
     # Contexts of up to 10 shards. Each group has a pool of its own.
-    "K2": {"kv_parallel_size": 2, "kv_shard_tokens": 16, "num_blocks": 18},
-    "K3xT2": {"kv_parallel_size": 3, "tensor_parallel_size": 2, "kv_shard_tokens": 16, "num_blocks": 12},
+    "K2": {"kv_parallel_size": 2, "kv_shard_tokens": SHARD_TOKENS, "num_blocks": 18},
+    "K3xT2": {"kv_parallel_size": 3, "tensor_parallel_size": 2, "kv_shard_tokens": SHARD_TOKENS, "num_blocks": 12},
 }
 CASES = [
     (model, layout)
@@ -128,12 +129,12 @@ def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def asked(num_requests: int, *, seed: int = 8, has_grammars: bool = True) -> tuple[list[Any], list[SamplingParams]]:
-    """Prompts, half of which share a beginning with others, and what is asked for with each."""
+    """Prompts, and what is asked for with each. Half of them share a beginning with others, some are long."""
     rng = random.Random(seed)
     shared = [[rng.randrange(5, VOCAB_SIZE) for _ in range(length)] for length in (21, 40)]
     prompts, params = [], []
     for number in range(num_requests):
-        own = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randrange(1, 40))]
+        own = [rng.randrange(5, VOCAB_SIZE) for _ in range(rng.randrange(1, 40) + (60 if number % 10 == 5 else 0))]
         prompts.append({"prompt_token_ids": (shared[number % len(shared)] if number % 4 < 2 else []) + own})
         if number % 7 == 3 and has_grammars:
             structure = StructuredOutputsParams(**GRAMMARS[number // 7 % len(GRAMMARS)])
@@ -145,7 +146,7 @@ def asked(num_requests: int, *, seed: int = 8, has_grammars: bool = True) -> tup
 
 
 SIZES: dict[str, Any] = {
-    "max_model_len": 160,
+    "max_model_len": 168,
     "num_blocks": 36,
     "block_size": 8,
     "max_num_batched_tokens": 48,
@@ -157,7 +158,7 @@ SIZES: dict[str, Any] = {
 
 
 def serve(
-    model: Path,
+    model: str | Path,
     name: str,
     folder: Path,
     num_requests: int,
@@ -200,6 +201,11 @@ def assert_alike(found: Sequence[RequestOutput], expected: Sequence[RequestOutpu
             assert_near((one.logprobs or [])[:same], (other.logprobs or [])[:same])
             num_tokens += same
     return num_tokens
+
+
+def longest(output: RequestOutput) -> int:
+    """Tokens of the longest sequence of a request."""
+    return len(output.prompt_token_ids) + max(len(each.token_ids) for each in output.outputs)
 
 
 def num_same(one: list[int], other: list[int]) -> int:
@@ -246,12 +252,29 @@ def test_ranks_say_what_one_worker_says(
     num_tokens = assert_alike(run.outputs, alone(name, num_requests).outputs)
     print(f"{name}, {layout}: {num_tokens:,} tokens of {num_requests} requests")
     assert num_tokens > 12 * num_requests
+    # Its last token is in the ninth shard, or later.
+    assert max(map(longest, run.outputs)) > 8 * SHARD_TOKENS
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("layout", ["T2", "T3"])
+@pytest.mark.timeout(1800)
+def test_two_ranks_of_the_default_model_say_what_one_worker_says(tmp_path: Path) -> None:
+    runs = [
+        serve("smollm2:bf16", "", tmp_path / name, 60, **options)
+        for name, options in {"alone": {}, "T2": LAYOUTS["T2"]}.items()
+    ]
+    num_tokens = assert_alike(runs[1].outputs, runs[0].outputs)
+    print(f"{num_tokens:,} tokens")
+    assert num_tokens > 12 * 60
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layout", ["T2", "T3", "K2", "K3xT2"])
 def test_shared_memory_and_gloo_give_the_same_bits(folders: dict[str, Path], tmp_path: Path, layout: str) -> None:
-    """Where nothing depends on when a step ends: with one in flight, and no grammar that is built beside it."""
+    """Where nothing depends on when a step ends: with one in flight, and no grammar that is built beside it. For
+    pipelines see `test_model_runner_ranks`.
+    """
     transports: dict[str, dict[str, Any]] = {"shared": {}, "carried": OVER_GLOO}
     runs = [
         serve(
@@ -276,7 +299,7 @@ def test_shared_memory_and_gloo_give_the_same_bits(folders: dict[str, Path], tmp
 def likely(model: str | Path, prompts: Any, **options: Any) -> list[float]:
     """The log-probability of each token of the prompts but the first ones."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
-    with LLM(model, num_blocks=400, threads=1, predictor=[1000] * 5, **options) as llm:
+    with LLM(model, **{"num_blocks": 400, "threads": 1, "predictor": [1000] * 5, **options}) as llm:
         outputs = llm.generate(prompts, params, use_tqdm=False)
     return [
         each[token].logprob
@@ -298,7 +321,7 @@ def check_no_farther(exact: list[float], alone: list[float], split: list[float])
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("layout", ["T2", "S2", "T2xS2"])
+@pytest.mark.parametrize("layout", ["T2", "S2", "T2xS2", "K2"])
 def test_bfloat16_is_no_farther_from_float32_than_with_one_worker(folders: dict[str, Path], layout: str) -> None:
     prompts, _ = asked(60)
     exact = likely(folders["llama"], prompts, dtype="float32")
@@ -320,14 +343,15 @@ def test_the_default_model_is_no_farther_from_float32_than_with_one_worker(model
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("layout", ["T2xS2"])
+@pytest.mark.parametrize("layout", ["T2xS2", "K2"])
 def test_twenty_thousand_tokens_are_executed_again(folders: dict[str, Path], tmp_path: Path, layout: str) -> None:
-    """In the recorded layout, in bfloat16."""
+    """In the recorded layout, in bfloat16, in blocks that the compiled forward pass takes."""
+    options = {**LAYOUTS[layout], "block_size": 16, "num_blocks": LAYOUTS[layout].get("num_blocks", 36) // 2}
     model, num_tokens, num_runs = folders["llama"], 0, 0
     while num_tokens < 20_000:
         num_runs += 1
         folder = tmp_path / f"{num_runs}"
-        run = serve(model, "", folder, 400, seed=num_runs, dtype="bfloat16", **LAYOUTS[layout])
+        run = serve(model, "", folder, 400, seed=num_runs, dtype="bfloat16", **options)
         result = execute(run.folder, model=str(model))
         assert (result.exit_code, result.mismatches, result.host_differences) == (0, [], [])
         num_tokens += result.num_tokens
