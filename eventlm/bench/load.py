@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from typing import Any, Literal
 
+from eventlm.bench.ranks import NextNumber
 from eventlm.bench.records import INTERRUPTED, LoadRequest, LoadResult, RequestRecord
+from eventlm.bench.retries import NO_RETRIES, Retries, error_kind
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.tasks import completed
@@ -22,8 +24,10 @@ _MAX_UNANSWERED = 16
 class Load:
     """One load on one server. `run` returns its result, however it ends.
 
-    `requests` come in the order of their arrivals. `max_concurrency` 0 sets no limit; a request that waits for a slot
-    is late, not excused. After `duration_ns` (0: no end) no more arrive, and those that have may end.
+    `requests` come in the order of their arrivals; with `next_number` only those whose index it gives are sent.
+    `max_concurrency` 0 sets no limit; a request that waits for a slot is late, not excused, and one that is tried again
+    keeps its slot. After `duration_ns` (0: no end) no more arrive, and those that have may end. `post_kernel` runs
+    behind each answer, when its slot is free again, and returns its time in ns.
     """
 
     def __init__(
@@ -34,12 +38,22 @@ class Load:
         *,
         max_concurrency: int = 0,
         duration_ns: int = 0,
+        retries: Retries = NO_RETRIES,
+        rank: int = 0,
+        next_number: NextNumber | None = None,
+        post_kernel: Callable[[], Awaitable[int]] | None = None,
         on_end: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._stream = client.stream_chat if endpoint == "chat" else client.stream_completion
         self._requests = requests
+        self._max_concurrency = max_concurrency
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        self._num_under_way = 0
         self._duration_ns = duration_ns
+        self._retries = retries
+        self._rank = rank
+        self._next_number = next_number
+        self._post_kernel = post_kernel
         self._on_end = on_end
         self._records: list[RequestRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -69,19 +83,36 @@ class Load:
         return time.monotonic_ns() - self._start_ns
 
     async def _send_all(self) -> None:
-        for request in self._requests:
-            if self._places is not None:
-                await self._places.acquire()
+        while (request := await self._next_request()) is not None:
             if request.arrival_ns is not None:
                 await self._sleep_until(request.arrival_ns)
             if self._server_gone or self._is_over(request):
                 break
+            self._num_under_way += 1
             task = asyncio.create_task(self._send(request))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         while self._tasks:
             # A task's error is raised here.
             await asyncio.gather(*self._tasks)
+
+    async def _next_request(self) -> LoadRequest | None:
+        """The next request to send, with a place; None at the end."""
+        if self._next_number is None:
+            # It is made while others are under way.
+            request = next(self._requests, None)
+            if request is not None:
+                await self._take_place()
+            return request
+        await self._take_place()
+        number = await self._next_number(self._max_concurrency - self._num_under_way)
+        if number is None:
+            return None
+        return next((request for request in self._requests if request.index == number), None)
+
+    async def _take_place(self) -> None:
+        if self._places is not None:
+            await self._places.acquire()
 
     def _is_over(self, request: LoadRequest) -> bool:
         due_ns = self._now_ns() if request.arrival_ns is None else request.arrival_ns
@@ -102,10 +133,11 @@ class Load:
             sent_ns=now_ns,
             prompt_tokens=request.prompt_tokens,
             token_times_ns=[],
+            rank=self._rank,
         )
         self._records.append(record)
         try:
-            await self._consume(record, request.body)
+            await self._attempt(record, request.body)
             self._unanswered = 0
         except ClientError as error:
             self._fail(record, error)
@@ -114,10 +146,25 @@ class Load:
             raise
         finally:
             record.token_times_ns = [token_ns - self._start_ns for token_ns in record.token_times_ns]
+            self._num_under_way -= 1
             if self._places is not None:
                 self._places.release()
             if self._on_end is not None:
                 self._on_end(record)
+        if self._post_kernel is not None and record.is_success:
+            record.post_kernel_ns = await self._post_kernel()
+
+    async def _attempt(self, record: RequestRecord, body: dict[str, Any]) -> None:
+        """Consume the answer; what fails before an answer has begun is tried again, as often as is allowed."""
+        while True:
+            try:
+                return await self._consume(record, body)
+            except ClientError as error:
+                wait_s = self._retries.wait_s(error, index=record.index, num_failed=len(record.retried) + 1)
+                if wait_s is None or record.token_times_ns:
+                    raise
+                record.retried.append(error_kind(error))
+            await asyncio.sleep(wait_s)
 
     async def _consume(self, record: RequestRecord, body: dict[str, Any]) -> None:
         token_times_ns = record.token_times_ns
@@ -141,7 +188,7 @@ class Load:
 
     def _fail(self, record: RequestRecord, error: ClientError) -> None:
         record.end_ns = self._now_ns()
-        record.error = f"http {error.status}" if error.status is not None else error.kind
+        record.error = error_kind(error)
         record.message = str(error)
         record.output_tokens = len(record.token_times_ns)
         is_unanswered = error.kind in ("connection", "broken") and not record.token_times_ns

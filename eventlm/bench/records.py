@@ -35,7 +35,9 @@ class RequestRecord(Struct):
     """What was measured of one request. Times are after the start; `token_times_ns` has one for each event with text.
 
     `output_tokens` is the server's count, else that of the events with text (`counted_by_server` False). `error` is
-    empty for a success, else its kind, such as `http 429`.
+    empty for a success, else its kind, such as `http 429`; `retried` has the kinds of attempts that failed before the
+    last. `sent_ns` is the time of the first. `rank` is the process that sent it. `post_kernel_ns` is the time of the
+    kernel behind the answer, None without one.
     """
 
     index: int
@@ -49,6 +51,9 @@ class RequestRecord(Struct):
     finish_reason: str = ""
     error: str = ""
     message: str = ""
+    retried: list[str] = []
+    rank: int = 0
+    post_kernel_ns: int | None = None
 
     @property
     def is_success(self) -> bool:
@@ -79,7 +84,7 @@ class LoadResult(Struct):
     """Everything that was sent, in the order of the sends. Times are after the start.
 
     `server_gone` is the last error of a load that was ended because the server no longer answered; `interrupted` says
-    that a signal ended it.
+    that a signal ended it. `cpu_ns` is the processor time of the client, of the busiest one where there are several.
     """
 
     records: list[RequestRecord]

@@ -60,6 +60,7 @@ def _request_line(record: RequestRecord) -> dict[str, Any]:
         "sent_ns": record.sent_ns,
         "first_token_ns": record.token_times_ns[0] if record.token_times_ns else None,
         "end_ns": record.end_ns,
+        "rank": record.rank,
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
         "ttft_ms": record.ttft_ns / 1e6 if is_success else None,
@@ -69,6 +70,8 @@ def _request_line(record: RequestRecord) -> dict[str, Any]:
         "finish_reason": record.finish_reason or None,
         "error": record.error or None,
         "message": record.message or None,
+        "retried": record.retried,
+        "post_kernel_ms": record.post_kernel_ns / 1e6 if record.post_kernel_ns is not None else None,
     }
 
 
@@ -84,9 +87,11 @@ def as_object(result: ServeResult, statistics: Statistics) -> dict[str, Any]:
         "model": result.model,
         "endpoint": result.endpoint,
         "options": options,
+        "num_ranks": result.num_ranks,
         "interrupted": result.load.interrupted,
         "server_gone": result.load.server_gone or None,
         "ceiling_tokens_per_second": result.ceiling_tokens_per_second,
+        "post_kernel_place": result.post_kernel_place or None,
         "statistics": msgspec.to_builtins(statistics),
     }
 
@@ -97,7 +102,9 @@ def format_report(result: ServeResult, statistics: Statistics) -> str:
     lines = [
         ("server", f"{result.options.url}, model {result.model}, {result.endpoint}"),
         ("load", _load_in_words(result.options)),
+        *([("ranks", f"{result.num_ranks}, under MPI")] if result.num_ranks > 1 else []),
         ("requests", tally({"sent": s.num_requests, "succeeded": s.num_success} | s.errors)),
+        *([("retries", _retries_in_words(s.retries))] if result.options.retries else []),
         ("duration", f"{s.duration_s:.2f} s"),
         ("tokens", f"{s.prompt_tokens:,} prompt, {s.output_tokens:,} output"),
         ("requests/s", f"{s.requests_per_second:.2f}{_rates_in_words(result.options, s)}"),
@@ -114,6 +121,9 @@ def format_report(result: ServeResult, statistics: Statistics) -> str:
     if s.late_ms is not None and result.options.is_open_loop:
         late = f"p50 {s.late_ms.p50:.2f} ms, p99 {s.late_ms.p99:.2f} ms, max {s.late_ms.max:.2f} ms"
         lines.append(("sent late by", f"{late} (within the latencies below)"))
+    if result.options.post_kernel:
+        rounds = counted(result.options.post_kernel, "round")
+        lines.append(("post-kernel", f"{rounds} behind each answer, on {result.post_kernel_place}"))
     lines.append(("this client", _client_in_words(result, s)))
     return "\n".join([*aligned(lines), "", *_latency_table(s)])
 
@@ -136,7 +146,7 @@ def warnings(result: ServeResult, statistics: Statistics) -> list[str]:
     if statistics.cpu_share > _BUSY_SHARE:
         found.append(
             f"this client used {statistics.cpu_share:.0%} of a core: latencies may be its own; share the load among "
-            "several clients"
+            "several ranks: mpiexec -n 4 eventlm bench serve --mpi"
         )
     num_uncounted = sum(record.is_success and not record.counted_by_server for record in records)
     if num_uncounted:
@@ -165,8 +175,14 @@ def _rates_in_words(options: ServeOptions, statistics: Statistics) -> str:
     return f" completed; offered {statistics.drawn_rate:.2f}, sent {statistics.sent_rate:.2f}"
 
 
+def _retries_in_words(retries: dict[str, int]) -> str:
+    after = ", ".join(f"{number:,} after {kind}" for kind, number in retries.items())
+    return f"{sum(retries.values()):,}: {after}" if retries else "none"
+
+
 def _client_in_words(result: ServeResult, statistics: Statistics) -> str:
-    cpu = f"{statistics.cpu_share:.0%} of a core"
+    busiest = f" in the busiest of {result.num_ranks} ranks" if result.num_ranks > 1 else ""
+    cpu = f"{statistics.cpu_share:.0%} of a core{busiest}"
     ceiling = result.ceiling_tokens_per_second
     if ceiling is None:
         return f"{cpu}; its ceiling was not measured"
@@ -183,6 +199,7 @@ def _latency_table(statistics: Statistics) -> Iterator[str]:
         ("TPOT", statistics.tpot_ms),
         ("inter-token", statistics.inter_token_ms),
         ("end to end", statistics.e2e_ms),
+        *([("post-kernel", statistics.post_kernel_ms)] if statistics.post_kernel_ms else []),
     ):
         rows.append([name, *(f"{getattr(found, column):,.2f}" if found else "-" for column in columns)])
     return table(["latency (ms)", *columns], rows)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from itertools import islice, takewhile
 from math import isinf
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct, structs
 
@@ -23,7 +23,9 @@ from eventlm.bench.prompts import (
     fit_word_prompts,
     word_text,
 )
+from eventlm.bench.ranks import Ranks
 from eventlm.bench.records import LoadRequest, LoadResult, Messages, RequestRecord
+from eventlm.bench.retries import Retries
 from eventlm.bench.workload import (
     SizedPrompt,
     dataset_prompts,
@@ -40,6 +42,9 @@ from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.text.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from eventlm.bench.post_kernel import PostKernel
+
 #: Requests where nothing else bounds the load.
 DEFAULT_NUM_PROMPTS = 100
 #: Of English text, without a tokenizer.
@@ -51,7 +56,10 @@ _CEILING_STREAMS = 64
 
 
 class ServeOptions(Struct, frozen=True, kw_only=True):
-    """Options of `eventlm bench serve`. `num_prompts` 0 and `duration_s` 0.0 set no limit."""
+    """Options of `eventlm bench serve`. `num_prompts` 0 and `duration_s` 0.0 set no limit.
+
+    `max_concurrency` is that of all ranks together. `post_kernel` is in rounds, 0 for none.
+    """
 
     url: str
     model: str = ""
@@ -63,6 +71,8 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     burstiness: float = 1.0
     trace: str = ""
     max_concurrency: int = 0
+    retries: int = 0
+    retry_backoff_ms: float = 200.0
     num_prompts: int = 0
     duration_s: float = 0.0
     dataset: str = ""
@@ -79,6 +89,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
     num_warmups: int = 0
     measures_ceiling: bool = True
     objectives: Objectives | None = None
+    post_kernel: int = 0
 
     @property
     def is_open_loop(self) -> bool:
@@ -87,21 +98,27 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
 
 class ServeResult(Struct):
-    """The result of a load test."""
+    """The result of a load test. `post_kernel_place` says where the kernel behind each answer ran."""
 
     options: ServeOptions
     model: str
     endpoint: Endpoint
     ceiling_tokens_per_second: float | None
     load: LoadResult
+    num_ranks: int = 1
+    post_kernel_place: str = ""
 
 
 class ServeBench:
-    """One load test: `prepare`, then `run`. Raises UsageError for wrong options."""
+    """One load test, or what one of several ranks does of it: `prepare`, then `run`.
 
-    def __init__(self, options: ServeOptions, client: OpenAIClient) -> None:
+    Raises UsageError for wrong options.
+    """
+
+    def __init__(self, options: ServeOptions, client: OpenAIClient, ranks: Ranks) -> None:
         self._options = options
         self._client = client
+        self._ranks = ranks
         self._trace: list[Arrival] = read_arrivals(options.trace) if options.trace else []
         self._dataset: list[DatasetPrompt] = read_prompts(options.dataset) if options.dataset else []
         self._endpoint: Endpoint = "completions"
@@ -118,6 +135,13 @@ class ServeBench:
         self._tokenizer: Tokenizer | None = None
         self._requests: Iterator[LoadRequest] = iter(())
         self._ceiling: float | None = None
+        self._retries = Retries(
+            options.retries,
+            backoff_s=options.retry_backoff_ms / 1e3,
+            max_wait_s=options.timeout_s,
+            seed=options.seed,
+        )
+        self._post_kernel: PostKernel | None = None
         #: The number of requests, if it is known beforehand.
         self.num_requests: int | None = None
 
@@ -126,31 +150,55 @@ class ServeBench:
 
         `on_phase` is called with a description of each phase that takes a while. Raises ClientError and UsageError.
         """
-        options = self._options
-        self._model = await self._find_model()
-        self._tokenizer = find_tokenizer(options.tokenizer, self._model)
+        options, ranks = self._options, self._ranks
+        self._model = await ranks.first(self._find_model)
+        if not all(await ranks.gathered(self._find_tokenizer())):
+            # One prompt is the same on every rank.
+            self._tokenizer = None
         on_phase("making prompts")
         prompts, warmup_prompts = await self._prompts()
         self._requests = self._bounded(load_requests(prompts, self._body, self._arrival_times()))
         if options.measures_ceiling:
             on_phase("measuring this client's own ceiling")
-            num_streams = options.max_concurrency or _CEILING_STREAMS
-            self._ceiling = await measure_ceiling(self._endpoint, num_streams=num_streams)
+            self._ceiling = sum(await ranks.gathered(self._measure_ceiling()))
         if options.num_warmups:
             on_phase(f"warming up with {counted(options.num_warmups, 'request')}")
-            await self._warm_up(load_requests(islice(warmup_prompts, options.num_warmups), self._body, None))
+            warmups = load_requests(islice(warmup_prompts, options.num_warmups), self._body, None)
+            await ranks.gathered(self._warm_up(islice(warmups, ranks.rank, None, ranks.size)))
+        if options.post_kernel:
+            on_phase("compiling the kernel behind the answers")
+            await ranks.gathered(self._make_post_kernel())
 
     async def run(self, stop: asyncio.Event, on_end: Callable[[RequestRecord], None]) -> ServeResult:
-        """Put the load on the server. `stop` ends it early; `on_end` is called at the end of each request."""
-        load = Load(
-            self._client,
+        """Put the load on the server. `stop` ends it early; `on_end` is called at the end of each request.
+
+        On rank 0 the result has the requests of all ranks, on others none.
+        """
+        options, ranks = self._options, self._ranks
+        limit = options.max_concurrency
+        async with ranks.numbers(total=self.num_requests, max_concurrency=limit, stop=stop) as next_number:
+            load = Load(
+                self._client,
+                self._endpoint,
+                self._requests,
+                max_concurrency=ranks.share(limit),
+                duration_ns=round(options.duration_s * 1e9),
+                retries=self._retries,
+                rank=ranks.rank,
+                next_number=next_number,
+                post_kernel=self._post_kernel,
+                on_end=on_end,
+            )
+            result = await load.run(stop)
+        return ServeResult(
+            options,
+            self._model,
             self._endpoint,
-            self._requests,
-            max_concurrency=self._options.max_concurrency,
-            duration_ns=round(self._options.duration_s * 1e9),
-            on_end=on_end,
+            self._ceiling,
+            ranks.merged(result),
+            num_ranks=ranks.size,
+            post_kernel_place=self._post_kernel.place if self._post_kernel is not None else "",
         )
-        return ServeResult(self._options, self._model, self._endpoint, self._ceiling, await load.run(stop))
 
     async def _find_model(self) -> str:
         """The model to ask for. A server without a list of models is assumed to serve --model."""
@@ -168,6 +216,22 @@ class ServeBench:
         if not wanted:
             return models[0]
         raise UsageError(f"--model {wanted} is not served at {url}{did_you_mean(wanted, models, listed_as='served')}")
+
+    async def _find_tokenizer(self) -> bool:
+        self._tokenizer = find_tokenizer(self._options.tokenizer, self._model)
+        return self._tokenizer is not None
+
+    async def _measure_ceiling(self) -> float:
+        """Of this rank; none where no place is left for it."""
+        limit = self._options.max_concurrency
+        num_streams = self._ranks.share(limit) if limit else _CEILING_STREAMS
+        return await measure_ceiling(self._endpoint, num_streams=num_streams) if num_streams else 0.0
+
+    async def _make_post_kernel(self) -> None:
+        from eventlm.bench.post_kernel import PostKernel
+
+        self._post_kernel = PostKernel(self._options.post_kernel, local_rank=self._ranks.local_rank)
+        await self._post_kernel()
 
     async def _prompts(self) -> tuple[Iterator[SizedPrompt], Iterator[SizedPrompt]]:
         """The load's prompts, and others for the warm-up, so that the load's are not in the server's cache."""
@@ -205,7 +269,7 @@ class ServeBench:
         if self._tokenizer is not None:
             return TokenizerPrompts(self._tokenizer, add_special_tokens=is_completion)
         # A chat's template comes on top of the length; what is put before every prompt does not.
-        made = await self._word_prompts()
+        made = await self._ranks.first(self._word_prompts)
         return made if is_completion else structs.replace(made, fixed=0.0)
 
     async def _word_prompts(self) -> WordPrompts:
@@ -251,7 +315,8 @@ class ServeBench:
         return iter(made)
 
     async def _warm_up(self, requests: Iterator[LoadRequest]) -> None:
-        load = Load(self._client, self._endpoint, requests, max_concurrency=self._options.max_concurrency)
+        limit = self._options.max_concurrency and max(self._ranks.share(self._options.max_concurrency), 1)
+        load = Load(self._client, self._endpoint, requests, max_concurrency=limit, retries=self._retries)
         for record in (await load.run(asyncio.Event())).records:
             if not record.is_success:
                 raise ClientError(f"a warm-up request failed: {record.message}", "server")

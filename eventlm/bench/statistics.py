@@ -34,14 +34,17 @@ class Goodput(Struct, frozen=True):
 class Statistics(Struct, frozen=True, kw_only=True):
     """One load in numbers. Latencies are of successful requests; None where there are none.
 
-    `errors` counts the others by kind. `duration_s` is from the start to the last event. `late_ms` is how long after
-    its intended time the client sent a request. `drawn_rate` is that of the intended times, `sent_rate` that of the
-    sends, both over the time between the first and the last. `cpu_share` is the client's own use of one core.
+    `errors` counts the others by kind, and `retries` the failed attempts that were followed by another. `duration_s` is
+    from the start to the last event. `late_ms` is how long after its intended time the client sent a request.
+    `drawn_rate` is that of the intended times, `sent_rate` that of the sends, both over the time between the first and
+    the last. `cpu_share` is the client's own use of one core, that of the busiest rank where there are several.
+    `post_kernel_ms` is the time of the kernels behind answers.
     """
 
     num_requests: int
     num_success: int
     errors: dict[str, int]
+    retries: dict[str, int]
     duration_s: float
     prompt_tokens: int
     output_tokens: int
@@ -59,6 +62,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
     mean_concurrency: float
     peak_concurrency: int
     cpu_share: float
+    post_kernel_ms: SampleDistribution | None
 
 
 def distribution(values: Sequence[float]) -> SampleDistribution | None:
@@ -81,6 +85,7 @@ def summarize(result: LoadResult, objectives: Objectives | None = None) -> Stati
         num_requests=len(records),
         num_success=len(successes),
         errors=dict(Counter(record.error for record in records if not record.is_success).most_common()),
+        retries=dict(Counter(kind for record in records for kind in record.retried).most_common()),
         duration_s=duration_s,
         prompt_tokens=prompt_tokens,
         output_tokens=output_tokens,
@@ -98,6 +103,7 @@ def summarize(result: LoadResult, objectives: Objectives | None = None) -> Stati
         mean_concurrency=_rate(sum(record.end_ns - record.sent_ns for record in records) / 1e9, duration_s),
         peak_concurrency=max((count for _, count in concurrency(records)), default=0),
         cpu_share=_rate(result.cpu_ns, result.duration_ns),
+        post_kernel_ms=_milliseconds(record.post_kernel_ns for record in records if record.post_kernel_ns is not None),
     )
 
 

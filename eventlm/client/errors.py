@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
+from collections.abc import Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 
 import aiohttp
@@ -19,15 +22,23 @@ _MAX_MESSAGE_CHARACTERS = 500
 
 
 class ClientError(EventLMError):
-    """A request failed. `status` is the HTTP status if there was one that said so, else None."""
+    """A request failed. `status` is the HTTP status if there was one that said so, else None.
 
-    def __init__(self, message: str, kind: ErrorKind, *, status: int | None = None) -> None:
+    `retry_after_s`: how long the server wants a client to wait before it tries again; None where it does not say.
+    """
+
+    def __init__(
+        self, message: str, kind: ErrorKind, *, status: int | None = None, retry_after_s: float | None = None
+    ) -> None:
         super().__init__(message)
         self.kind = kind
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
-def from_status(url: str, status: int, reason: str | None, body: bytes, *, has_key: bool) -> ClientError:
+def from_status(
+    url: str, status: int, reason: str | None, body: bytes, headers: Mapping[str, str], *, has_key: bool
+) -> ClientError:
     """The error for a reply with an error status; `reason` is the status in words. `has_key`: a key was sent."""
     message = server_message(body)
     if status == 404 and message is None:
@@ -41,7 +52,26 @@ def from_status(url: str, status: int, reason: str | None, body: bytes, *, has_k
     if status == 401:
         remedy = "is the API key right?" if has_key else "give an API key in EVENTLM_API_KEY or with --api-key KEY"
         message = f"{message.rstrip('.')}; {remedy}"
-    return ClientError(f"{url} answered HTTP {status}: {message}", "http", status=status)
+    return ClientError(
+        f"{url} answered HTTP {status}: {message}", "http", status=status, retry_after_s=retry_after_seconds(headers)
+    )
+
+
+def retry_after_seconds(headers: Mapping[str, str]) -> float | None:
+    """The reply's `Retry-After`, in seconds or as a date; None if there is none that makes sense.
+
+    A date counts from the reply's own `Date`: the clocks of two hosts may differ.
+    """
+    text = headers.get("Retry-After", "").strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            until, now = parsedate_to_datetime(text), parsedate_to_datetime(headers.get("Date", ""))
+            seconds = (until - now).total_seconds()
+        except (ValueError, TypeError):
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 def from_transport(url: str, error: BaseException, *, timeout_seconds: float) -> ClientError:

@@ -155,7 +155,7 @@ class OpenAIClient:
             async with self._session.request(method, url, data=data, headers=headers) as response:
                 if response.status != 200:
                     answer, has_key = await response.read(), bool(self._headers)
-                    raise from_status(url, response.status, response.reason, answer, has_key=has_key)
+                    raise from_status(url, response.status, response.reason, answer, response.headers, has_key=has_key)
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise from_transport(url, error, timeout_seconds=self._timeout_seconds) from error

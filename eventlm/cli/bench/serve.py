@@ -20,6 +20,7 @@ from eventlm.config.load import API_KEY_VARIABLE
 from eventlm.errors import EventLMError, ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from eventlm.bench.ranks import Ranks
     from eventlm.bench.records import RequestRecord
     from eventlm.bench.serve_bench import ServeOptions, ServeResult
 
@@ -39,7 +40,13 @@ server does; latencies count from the time at which a request was meant to be se
 
 TTFT is the time to the first event with text, e2e that to the last event, TPOT (e2e - TTFT) / (output tokens - 1),
 inter-token the time between two events with text, over all requests: as in `vllm bench serve`. Token counts
-are the server's. Rates are of successful requests, from the start to the last event."""
+are the server's. Rates are of successful requests, from the start to the last event.
+
+--retries is for HTTP 408, 425, 429 and 5xx, for connections that fail or break off, and for timeouts. A request that
+waits for its next attempt keeps its place, and its latencies count from the first attempt.
+
+With --mpi, the ranks that mpiexec starts put one load on the server, and the report is of all of them. Rates and
+--max-concurrency are those of all ranks together."""
     parser.usage = "eventlm bench serve [--url URL] [--request-rate R] [flags]"
     parser.epilog = """\
 examples:
@@ -50,6 +57,7 @@ examples:
   eventlm bench serve --dataset FILE.jsonl --endpoint chat --max-concurrency 4
   eventlm bench serve --prefix-len 512 --num-prefixes 4 --request-rate 8
   eventlm bench serve --trace FILE.csv   (arrival_s,prompt_tokens,output_tokens)
+  mpiexec -n 4 eventlm bench serve --mpi --inflight 64 --duration 60 --retries 3
 
 """ + exit_code_lines(
         ExitCode.OK,
@@ -62,6 +70,7 @@ examples:
     _add_server_flags(parser.add_argument_group("server"))
     _add_load_flags(parser.add_argument_group("load"))
     _add_prompt_flags(parser.add_argument_group("prompts"))
+    _add_ranks_flags(parser.add_argument_group("ranks and kernels"))
     _add_result_flags(parser.add_argument_group("results"))
     parser.set_defaults(run=run)
 
@@ -95,11 +104,16 @@ def _add_load_flags(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     add_number(group, "--burstiness", "shape of gamma arrivals: 1 is poisson, less is burstier", kind=float, above=0)
     group.add_argument("--trace", metavar="FILE", help="CSV or JSON lines with times and lengths")
-    add_number(group, "--max-concurrency", "most requests under way at once", least=1)
+    add_number(group, "--max-concurrency", "most requests under way at once, of all ranks together", least=1)
+    add_number(group, "--inflight", "the same for each rank: most requests that it has under way", least=1, metavar="N")
     add_number(group, "--num-prompts", "requests to send (default: 100, or the whole data set or trace)", least=1)
     text = "stop sending after this long; requests in flight may finish"
     add_number(group, "--duration", text, kind=float, above=0, dest="duration_s", metavar="SECONDS")
     add_number(group, "--warmup", "requests before the measured ones", least=0, dest="num_warmups")
+    text = "most further attempts of a request that fails before its answer begins (default: 0)"
+    add_number(group, "--retries", text, least=0, metavar="N")
+    text = "wait before the second attempt; it doubles each time, and Retry-After is added (default: 200)"
+    add_number(group, "--retry-backoff-ms", text, kind=float, least=0, metavar="MS")
     add_number(group, "--seed", "prompts and arrivals follow from it", least=0)
 
 
@@ -130,6 +144,16 @@ def _add_prompt_flags(group: argparse._ArgumentGroup) -> None:
     add_number(group, "--temperature", "0 is greedy (default: 0)", kind=float, least=0)
 
 
+def _add_ranks_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--mpi", action="store_true", help="be one of the ranks that mpiexec started (pip install 'eventlm[mpi]')"
+    )
+    add_number(
+        group, "--post-kernel", "rounds of a kernel that runs behind each answer, on this host's GPU", least=1,
+        metavar="N",
+    )  # fmt: skip
+
+
 def _add_result_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--slo", default="", metavar="LIMITS", help="ttft=MS,tpot=MS,e2e=MS, for the goodput")
     group.add_argument("--json", action="store_true", help="print one JSON object, the same as in summary.json")
@@ -143,43 +167,88 @@ def _add_result_flags(group: argparse._ArgumentGroup) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the load test and print its report; returns the exit code."""
+    """Run the load test and print its report; returns the exit code.
+
+    Of several ranks the first one reports, and its exit code is that of the run: a launcher kills the ranks that are
+    left when one fails.
+    """
     import uvloop
 
-    from eventlm.bench.report import as_object, check_output, format_report, warnings, write_output
+    from eventlm.bench.mpi_ranks import launched, world
+    from eventlm.bench.ranks import Ranks
+
+    by_launcher = launched()
+    ranks = Ranks()
+    folder = Path(arguments.output).expanduser() if arguments.output else None
+    try:
+        if arguments.mpi:
+            ranks = world(by_launcher)
+        elif by_launcher.size > 1:
+            raise UsageError(f"{by_launcher.size} ranks were started, each with a load of its own: add --mpi")
+        result, code = uvloop.run(ranks.sharing_errors(_bench(arguments, folder, ranks)))
+    except EventLMError:
+        ranks.leave()
+        if by_launcher.rank or ranks.rank:
+            return ExitCode.OK
+        raise
+    except Exception:
+        ranks.abort()
+        raise
+    ranks.leave()
+    return ExitCode.OK if ranks.rank else _report(result, code, folder, as_json=arguments.json)
+
+
+async def _bench(arguments: argparse.Namespace, folder: Path | None, ranks: Ranks) -> tuple[ServeResult, int]:
+    """The result, and the exit code of a signal (0: none)."""
+    from eventlm.bench.report import check_output
+    from eventlm.bench.serve_bench import ServeBench
+    from eventlm.client.openai_client import OpenAIClient
+
+    options = serve_options(arguments, num_ranks=ranks.size)
+    if folder is not None and ranks.rank == 0:
+        check_output(folder)
+    await _check_equal(options, ranks)
+    async with OpenAIClient(options.url, api_key=options.api_key, timeout_seconds=options.timeout_s) as client:
+        bench = ServeBench(options, client, ranks)
+        await bench.prepare(_say)
+        with StopSignals() as signals, _progress(bench.num_requests) as on_end:
+            result = await bench.run(signals.stop, on_end)
+        if not result.load.interrupted:
+            return result, 0
+        # Another rank may have received the signal.
+        return result, signals.exit_code if signals.received else ExitCode.INTERRUPTED
+
+
+async def _check_equal(options: ServeOptions, ranks: Ranks) -> None:
+    """Raise UsageError if the options of the ranks are not equal."""
+
+    async def own() -> ServeOptions:
+        return options
+
+    for rank, others in enumerate(await ranks.gathered(own())):
+        differing = [name for name in options.__struct_fields__ if getattr(others, name) != getattr(options, name)]
+        if differing:
+            raise UsageError(f"rank {rank} has other flags than rank {ranks.rank}: {', '.join(differing)}")
+
+
+def _report(result: ServeResult, code: int, folder: Path | None, *, as_json: bool) -> int:
+    """Print and write the report; returns the exit code, which is `code` where that is not 0."""
+    from eventlm.bench.report import as_object, format_report, warnings, write_output
     from eventlm.bench.statistics import summarize
 
-    options = serve_options(arguments)
-    folder = Path(arguments.output).expanduser() if arguments.output else None
-    if folder is not None:
-        check_output(folder)
-    result, code = uvloop.run(_bench(options))
     if not result.load.records:
         if code:
             print("eventlm: interrupted before anything was sent", file=sys.stderr)
             return code
         raise EventLMError("nothing was sent: no arrival lies within --duration")
-    statistics = summarize(result.load, options.objectives)
-    as_json = as_object(result, statistics) if arguments.json else None
-    print_report([format_report(result, statistics)], as_json, warnings=warnings(result, statistics))
+    statistics = summarize(result.load, result.options.objectives)
+    summary = as_object(result, statistics) if as_json else None
+    print_report([format_report(result, statistics)], summary, warnings=warnings(result, statistics))
     if folder is not None:
         write_output(folder, result, statistics)
         print(f"eventlm: wrote {folder}/requests.jsonl, summary.json and plot.png", file=sys.stderr)
     has_failed = not statistics.num_success or bool(result.load.server_gone)
     return code or (ExitCode.FAILED if has_failed else ExitCode.OK)
-
-
-async def _bench(options: ServeOptions) -> tuple[ServeResult, int]:
-    """The result, and the exit code of a signal (0: none)."""
-    from eventlm.bench.serve_bench import ServeBench
-    from eventlm.client.openai_client import OpenAIClient
-
-    async with OpenAIClient(options.url, api_key=options.api_key, timeout_seconds=options.timeout_s) as client:
-        bench = ServeBench(options, client)
-        await bench.prepare(_say)
-        with StopSignals() as signals, _progress(bench.num_requests) as on_end:
-            result = await bench.run(signals.stop, on_end)
-        return result, signals.exit_code if result.load.interrupted else 0
 
 
 def _say(phase: str) -> None:
@@ -207,7 +276,7 @@ def _progress(num_requests: int | None) -> Iterator[Callable[[RequestRecord], No
         yield on_end
 
 
-def serve_options(arguments: argparse.Namespace) -> ServeOptions:
+def serve_options(arguments: argparse.Namespace, *, num_ranks: int = 1) -> ServeOptions:
     """The options from the flags. Raises UsageError for contradictory ones."""
     from eventlm.bench.draws import parse_lengths
     from eventlm.bench.serve_bench import ServeOptions
@@ -218,6 +287,8 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
     given = {name: value for name, value in vars(arguments).items() if name in names and value is not None}
     if arguments.arrivals is None and arguments.burstiness is not None:
         given["arrivals"] = "gamma"
+    if arguments.inflight is not None:
+        given["max_concurrency"] = arguments.inflight * num_ranks
     given["api_key"] = arguments.api_key or os.environ.get(API_KEY_VARIABLE, "")
     return ServeOptions(
         **given,
@@ -229,6 +300,10 @@ def serve_options(arguments: argparse.Namespace) -> ServeOptions:
 
 def _check_combinations(arguments: argparse.Namespace) -> None:
     """Raise UsageError for flags that would be ignored."""
+    if arguments.inflight is not None and arguments.max_concurrency is not None:
+        raise UsageError("--inflight is for each rank and --max-concurrency for all together: leave one out")
+    if arguments.retry_backoff_ms is not None and not arguments.retries:
+        raise UsageError("--retry-backoff-ms is for --retries, of which there are none")
     if arguments.burstiness is not None and arguments.arrivals not in (None, "gamma"):
         raise UsageError(f"--burstiness is for --arrivals gamma, not {arguments.arrivals}")
     if (arguments.arrivals or arguments.burstiness is not None) and math.isinf(arguments.request_rate):

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from benchmarks.kernels.post_process import (
+from eventlm.kernels.gpu.post_process import (
     Mode,
     Work,
     iterations_for,

@@ -5,7 +5,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.kernels.post_process import post_process
+from eventlm.kernels.gpu.post_process import post_process
 
 
 def launches() -> Iterator[tuple[str, Callable[[], object]]]:

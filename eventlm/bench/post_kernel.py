@@ -1,0 +1,57 @@
+"""A kernel behind each answer: what a client runs beside a server, to see that server on a loaded GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from eventlm.errors import UsageError
+
+#: Values for each multiprocessor of a GPU, which fill it; and in the interpreter, where each takes long.
+_VALUES_A_PROCESSOR = 16 * 1024
+_INTERPRETED_VALUES = 1024
+
+
+class PostKernel:
+    """Called, it runs the kernel of `rounds` rounds in a thread of its own, one at a time.
+
+    On GPU `local_rank` of this host, or on one that is shared if there are fewer; without any in Triton's interpreter.
+    `place` says which, in words. The first call compiles the kernel. Raises UsageError where there is no Triton.
+    """
+
+    def __init__(self, rounds: int, *, local_rank: int) -> None:
+        self.is_on_gpu = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+        if not self.is_on_gpu:
+            # Triton reads it when it is imported.
+            os.environ["TRITON_INTERPRET"] = "1"
+        try:
+            from eventlm.kernels.gpu.post_process import post_process
+        except ImportError as error:
+            raise UsageError("--post-kernel needs Triton: pip install 'eventlm[gpu]'") from error
+        if self.is_on_gpu:
+            self._device = torch.device("cuda", local_rank % torch.cuda.device_count())
+            properties = torch.cuda.get_device_properties(self._device)
+            self.place = properties.name
+            num_values = _VALUES_A_PROCESSOR * properties.multi_processor_count
+        else:
+            self._device, num_values = torch.device("cpu"), _INTERPRETED_VALUES
+            self.place = "the CPU, in Triton's interpreter, as there is no GPU"
+        self._values = torch.ones(num_values, device=self._device)
+        self._kernel = post_process
+        self._rounds = rounds
+        self._thread = ThreadPoolExecutor(1, "post-kernel")
+
+    async def __call__(self) -> int:
+        """Run it; its time in ns, from the launch to the end, without that in which others of this process ran."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
+
+    def _run(self) -> int:
+        start_ns = time.monotonic_ns()
+        self._kernel(self._values, iterations=self._rounds, mode="compute")
+        if self.is_on_gpu:
+            torch.cuda.synchronize(self._device)
+        return time.monotonic_ns() - start_ns
