@@ -13,6 +13,7 @@ from aiohttp import web
 
 from eventlm.bench.load import Load
 from eventlm.bench.records import LoadRequest, LoadResult, RequestRecord
+from eventlm.bench.retries import Retries
 from eventlm.client.openai_client import OpenAIClient
 from tests.client.scripted import Handler, replying, scripted_server, streaming
 
@@ -217,3 +218,87 @@ async def test_an_error_of_ours_is_not_swallowed() -> None:
 
     with pytest.raises(ZeroDivisionError):
         await run(streaming(*WHOLE), broken(), max_concurrency=2)
+
+
+class Flaky:
+    """A server that fails the attempts whose numbers are in `failures`, and answers all others."""
+
+    def __init__(self, failures: dict[int, Handler]) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self._failures = failures
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.bodies.append(await request.json())
+        handler = self._failures.get(len(self.bodies) - 1, streaming(*WHOLE))
+        return await handler(request)
+
+
+AGAIN = Retries(number=2, backoff_s=0.001, max_wait_s=1.0)
+
+
+async def test_what_fails_before_its_answer_is_tried_again() -> None:
+    """Latency counts from the first attempt, and the others are counted by what went before them."""
+    server = Flaky({0: replying(429, "{}"), 1: streaming(abort=True), 4: replying(503, "{}")})
+    result = await run(server.handle, requests(3), max_concurrency=1, retries=AGAIN)
+    assert [body["index"] for body in server.bodies] == [0, 0, 0, 1, 2, 2]
+    assert [record.retried for record in result.records] == [["http 429", "broken"], [], ["http 503"]]
+    assert all(record.is_success for record in result.records)
+    first = result.records[0]
+    assert first.ttft_ns == first.token_times_ns[0] - first.sent_ns
+    # Two waits, each at least half of its backoff.
+    assert first.ttft_ns >= (1 + 2) * MS / 2
+
+
+async def test_the_last_failure_is_what_counts() -> None:
+    server = Flaky({0: replying(500, "{}"), 1: replying(500, "{}"), 2: replying(429, "{}")})
+    result = await run(server.handle, requests(1), max_concurrency=1, retries=AGAIN)
+    [record] = result.records
+    assert (record.error, record.retried) == ("http 429", ["http 500", "http 500"])
+
+
+@pytest.mark.parametrize("failure", [streaming(chunk("a"), abort=True), replying(400, "{}")])
+async def test_an_answer_that_has_begun_or_will_not_come_is_not_asked_for_again(failure: Handler) -> None:
+    server = Flaky({0: failure})
+    result = await run(server.handle, requests(1), max_concurrency=1, retries=AGAIN)
+    [record] = result.records
+    assert record.error
+    assert (record.retried, len(server.bodies)) == ([], 1)
+
+
+async def test_a_request_keeps_its_place_while_it_waits_for_another_attempt() -> None:
+    server = Flaky({0: replying(429, "{}"), 1: replying(429, "{}")})
+    result = await run(server.handle, requests(2), max_concurrency=1, retries=AGAIN)
+    first, second = result.records
+    assert second.sent_ns >= first.end_ns
+
+
+async def test_only_the_numbers_that_are_given_are_sent() -> None:
+    """And it says how many places are free."""
+    numbers, free = iter([1, 2, 5, 8]), []
+
+    async def next_number(num_free: int) -> int | None:
+        free.append(num_free)
+        return next(numbers, None)
+
+    result = await run(streaming(*WHOLE), requests(), max_concurrency=2, rank=3, next_number=next_number)
+    assert sorted(record.index for record in result.records) == [1, 2, 5, 8]
+    assert {record.rank for record in result.records} == {3}
+    assert free[:2] == [2, 1]
+    assert set(free) <= {1, 2}
+
+
+async def test_a_kernel_runs_behind_each_answer_and_holds_no_place() -> None:
+    """The kernels end only when all requests have ended, which had one place."""
+    server, started = Flaky({1: replying(400, "{}")}), 0
+
+    async def post_kernel() -> int:
+        nonlocal started
+        started += 1
+        async with asyncio.timeout(30):
+            while len(server.bodies) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return 7
+
+    result = await run(server.handle, requests(4), max_concurrency=1, post_kernel=post_kernel)
+    assert [record.post_kernel_ns for record in result.records] == [7, None, 7, 7]
+    assert started == 3

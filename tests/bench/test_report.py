@@ -37,7 +37,10 @@ def load() -> LoadResult:
 def serve_result(
     load_result: LoadResult | None = None, *, ceiling: float | None = 10_000.0, **fields: Any
 ) -> ServeResult:
-    return ServeResult(options(**fields), "m", "completions", ceiling, load_result or load())
+    ranks = fields.pop("num_ranks", 1)
+    place = fields.pop("post_kernel_place", "")
+    made = options(**fields)
+    return ServeResult(made, "m", "completions", ceiling, load_result or load(), ranks, place)
 
 
 def report(found: ServeResult) -> str:
@@ -90,6 +93,29 @@ def test_nothing_succeeded() -> None:
     assert text.splitlines()[-1].split() == ["end", "to", "end", *"------"]
 
 
+def test_of_several_ranks_with_retries_and_a_kernel() -> None:
+    found = serve_result(
+        result(
+            record(0, intended=0, tokens=[100], retried=["http 429", "http 500"], post_kernel_ns=2 * MS),
+            record(1, intended=0, tokens=[100], rank=3, post_kernel_ns=4 * MS),
+            record(2, intended=0, tokens=[], end=1, retried=["http 429"], error="http 429"),
+            cpu_ns=500 * MS,
+        ),
+        num_ranks=4, retries=2, post_kernel=1000, post_kernel_place="a GPU",
+    )  # fmt: skip
+    lines = report(found).splitlines()
+    assert "ranks            4, under MPI" in lines
+    assert "requests         3 sent, 2 succeeded, 1 http 429" in lines
+    assert "retries          3: 2 after http 429, 1 after http 500" in lines
+    assert "post-kernel      1,000 rounds behind each answer, on a GPU" in lines
+    assert "this client      50% of a core in the busiest of 4 ranks" in "\n".join(lines)
+    assert lines[-1].split()[:3] == ["post-kernel", "3.00", "3.00"]
+    assert "retries          none" in report(serve_result(retries=1))
+    assert not {"ranks", "retries", "post-kernel"} & {
+        line.split(" ")[0] for line in report(serve_result()).splitlines()
+    }
+
+
 def warned(found: ServeResult) -> str:
     return "\n".join(warnings(found, summarize(found.load)))
 
@@ -124,8 +150,9 @@ def test_files(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     assert lines[1] == {
         "index": 1, "intended_ns": 100 * MS, "sent_ns": 101 * MS, "first_token_ns": 300 * MS, "end_ns": 500 * MS,
-        "prompt_tokens": 10, "output_tokens": 3, "ttft_ms": 200.0, "tpot_ms": 100.0, "e2e_ms": 400.0,
+        "rank": 0, "prompt_tokens": 10, "output_tokens": 3, "ttft_ms": 200.0, "tpot_ms": 100.0, "e2e_ms": 400.0,
         "inter_token_ms": [100.0, 100.0], "finish_reason": "length", "error": None, "message": None,
+        "retried": [], "post_kernel_ms": None,
     }  # fmt: skip
     assert (lines[2]["error"], lines[2]["message"], lines[2]["ttft_ms"]) == ("http 429", "full", None)
 

@@ -13,40 +13,13 @@ from aiohttp import web
 from eventlm.bench import serve_bench
 from eventlm.bench.ceiling import measure_ceiling
 from eventlm.bench.draws import parse_lengths
+from eventlm.bench.ranks import Ranks
 from eventlm.bench.serve_bench import ServeBench, ServeOptions, ServeResult
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.errors import UsageError
-from tests.client.scripted import replying, scripted_server, streaming
-
-
-class ByteServer:
-    """Serves `models`; a prompt has a token a byte, a chat 9 more, and the answer is one token."""
-
-    def __init__(self, *models: str, counts: bool = True) -> None:
-        self.bodies: list[dict[str, Any]] = []
-        self._models = models
-        self._counts = counts
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if request.path == "/v1/models":
-            if not self._models:
-                return await replying(404, '{"error":{"message":"no such thing"}}')(request)
-            return await replying(200, json.dumps({"data": [{"id": model} for model in self._models]}))(request)
-        body = await request.json()
-        self.bodies.append(body)
-        size = self.size(body)
-        choice = {"index": 0, "text": "x", "delta": {"content": "x"}, "finish_reason": "length"}
-        chunks = [{"choices": [choice]}]
-        if self._counts:
-            chunks.append({"choices": [], "usage": {"prompt_tokens": size, "completion_tokens": 1}})
-        return await streaming(*(f"data: {json.dumps(chunk)}\n\n".encode() for chunk in chunks))(request)
-
-    @staticmethod
-    def size(body: dict[str, Any]) -> int:
-        if "messages" in body:
-            return 9 + sum(len(message["content"]) for message in body["messages"])
-        return len(body["prompt"])
+from tests.bench.byte_server import ByteServer
+from tests.client.scripted import replying, scripted_server
 
 
 def options(url: str, **fields: Any) -> ServeOptions:
@@ -59,7 +32,7 @@ def options(url: str, **fields: Any) -> ServeOptions:
 
 async def bench(server: ByteServer, **fields: Any) -> ServeResult:
     async with scripted_server(server.handle) as url, OpenAIClient(url) as client:
-        load = ServeBench(options(url, **fields), client)
+        load = ServeBench(options(url, **fields), client, Ranks())
         await load.prepare(lambda phase: None)
         return await load.run(asyncio.Event(), lambda record: None)
 
@@ -156,7 +129,7 @@ async def test_a_warm_up_that_fails() -> None:
         return await replying(400, '{"error":{"message":"no"}}')(request)
 
     async with scripted_server(handle) as url, OpenAIClient(url) as client:
-        load = ServeBench(options(url, tokenizer="fake", num_warmups=1), client)
+        load = ServeBench(options(url, tokenizer="fake", num_warmups=1), client, Ranks())
         with pytest.raises(ClientError, match=r"a warm-up request failed: .* HTTP 400: no"):
             await load.prepare(lambda phase: None)
 

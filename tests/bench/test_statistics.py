@@ -90,6 +90,19 @@ def test_rates_are_of_successes_over_the_duration() -> None:
     assert statistics.cpu_share == pytest.approx(0.1)
 
 
+def test_retries_and_kernels() -> None:
+    statistics = summarize(
+        result(
+            record(0, intended=0, tokens=[10], retried=["http 429", "http 500"], post_kernel_ns=3 * MS),
+            record(1, intended=0, tokens=[], end=1, retried=["http 500"], error="http 500"),
+        )
+    )
+    assert statistics.retries == {"http 500": 2, "http 429": 1}
+    assert statistics.errors == {"http 500": 1}
+    assert statistics.post_kernel_ms is not None
+    assert statistics.post_kernel_ms.mean == statistics.post_kernel_ms.p95 == 3.0
+
+
 def test_goodput() -> None:
     """Of five requests one is late, one slow, one failed: two are good in two seconds."""
     records = [

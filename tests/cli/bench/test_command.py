@@ -153,6 +153,10 @@ def test_serve_keeps_what_there_is_when_the_server_dies(tmp_path: Path) -> None:
         (["serve", "--slo", "ttft=x"], 2, "--slo"),
         (["serve", "--num-prefixes", "2"], 2, "needs a --prefix-len"),
         (["serve", "--requestrate", "2"], 2, "did you mean --request-rate?"),
+        (["serve", "--inflight", "2", "--max-concurrency", "4"], 2, "leave one out"),
+        (["serve", "--retry-backoff-ms", "5"], 2, "--retry-backoff-ms is for --retries"),
+        (["serve", "--retries", "-1"], 2, "--retries: -1 is not a number of at least 0"),
+        (["serve", "--post-kernel", "0"], 2, "--post-kernel: 0 is not a number of at least 1"),
         (["throughput", "--num-prompts", "0"], 2, "--num-prompts: 0 is not a number of at least 1"),
         (["throughput", "--model", "fake", "--input-len", "none"], 2, "--input-len 'none' is not a length"),
         (["latency", "--model", "fake", "--output-json", "x.json"], 2, "unknown flag --output-json"),
@@ -166,6 +170,28 @@ def test_mistakes_are_one_line(arguments: list[str], code: int, words: str, tmp_
     assert words in err
     assert err.startswith("eventlm: error: ")
     assert err.count("\n") == 1
+
+
+def test_ranks_that_were_not_told_of_each_other(monkeypatch: pytest.MonkeyPatch, run_here: RunHere) -> None:
+    """Of those that a launcher started, the first one speaks."""
+    monkeypatch.setenv("PMI_SIZE", "3")
+    monkeypatch.setenv("PMI_RANK", "0")
+    line = "eventlm: error: 3 ranks were started, each with a load of its own: add --mpi\n"
+    assert run_here("bench", "serve") == (2, "", line)
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert run_here("bench", "serve") == (0, "", "")
+
+
+def test_a_kernel_behind_each_answer(server: Server, tmp_path: Path) -> None:
+    """Where there is no GPU it says what runs in its place."""
+    load = ("--url", server.url, "--inflight", "2", "--num-prompts", "3", "--post-kernel", "4", "--retries", "1")
+    done = bench("serve", *load, *FAST, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = lines_of(done.stdout)
+    assert found["load"].startswith("closed loop: 2 requests at once")
+    assert found["retries"] == "none"
+    assert "4 rounds behind each answer, on " in done.stdout
+    assert len(done.stdout.splitlines()[-1].split()) == 7
 
 
 def test_a_model_that_is_not_served(server: Server, tmp_path: Path) -> None:
