@@ -59,11 +59,12 @@ class Load:
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered = 0
         self._server_gone = ""
-        self._start_ns = 0
+        self._start_ns = self._start_cpu_ns = self._end_cpu_ns = 0
 
     async def run(self, stop: asyncio.Event) -> LoadResult:
         """Send everything and wait for its end; `stop` or a cancellation ends what is under way."""
-        self._start_ns, cpu_ns = time.monotonic_ns(), time.process_time_ns()
+        self._start_ns = time.monotonic_ns()
+        self._start_cpu_ns = self._end_cpu_ns = time.process_time_ns()
         try:
             interrupted = await completed(self._send_all(), stop) is None
         finally:
@@ -74,7 +75,7 @@ class Load:
         return LoadResult(
             self._records,
             duration_ns=max((record.end_ns for record in self._records), default=0),
-            cpu_ns=time.process_time_ns() - cpu_ns,
+            cpu_ns=self._end_cpu_ns - self._start_cpu_ns,
             interrupted=interrupted,
             server_gone=self._server_gone,
         )
@@ -146,6 +147,8 @@ class Load:
             raise
         finally:
             record.token_times_ns = [token_ns - self._start_ns for token_ns in record.token_times_ns]
+            # Kernels behind the answers may run on.
+            self._end_cpu_ns = time.process_time_ns()
             self._num_under_way -= 1
             if self._places is not None:
                 self._places.release()

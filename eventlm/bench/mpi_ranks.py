@@ -39,23 +39,23 @@ _VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORL
 _INSTALL = "pip install 'eventlm[mpi]'"
 
 
-class Launched(NamedTuple):
+class LaunchedRank(NamedTuple):
     """Rank and number of the processes that a launcher started."""
 
     rank: int = 0
     size: int = 1
 
 
-def launched() -> Launched:
+def launched() -> LaunchedRank:
     """What the launcher of this process said; one process if there was none."""
     for names in _VARIABLES:
         values = [os.environ.get(name, "") for name in names]
         if all(value.isdecimal() for value in values):
-            return Launched(*map(int, values))
-    return Launched()
+            return LaunchedRank(*map(int, values))
+    return LaunchedRank()
 
 
-def world(by_launcher: Launched) -> MpiRanks:
+def world(by_launcher: LaunchedRank) -> MpiRanks:
     """All ranks of this run. Raises UsageError where MPI cannot be had or does not know of them."""
     try:
         from mpi4py import MPI

@@ -17,10 +17,10 @@ _INTERPRETED_VALUES = 1024
 
 
 class PostKernel:
-    """Called, it runs the kernel of `rounds` rounds in a thread of its own, one at a time.
+    """A kernel of `rounds` rounds: called, it runs in a thread of its own, one at a time.
 
-    On GPU `local_rank` of this host, or on one that is shared if there are fewer; without any in Triton's interpreter.
-    `place` says which, in words. The first call compiles the kernel. Raises UsageError where there is no Triton.
+    It runs on GPU `local_rank` of this host, which ranks share if there are fewer, and where there is none in Triton's
+    interpreter; `place` says which. The first call compiles it. Raises UsageError where there is no Triton.
     """
 
     def __init__(self, rounds: int, *, local_rank: int) -> None:
@@ -46,12 +46,18 @@ class PostKernel:
         self._thread = ThreadPoolExecutor(1, "post-kernel")
 
     async def __call__(self) -> int:
-        """Run it; its time in ns, from the launch to the end, without that in which others of this process ran."""
+        """Run it, after those that wait already; its time in ns, from its launch to its end."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
 
     def _run(self) -> int:
+        if self.is_on_gpu:
+            # Of this thread, to which Triton launches.
+            torch.cuda.set_device(self._device)
         start_ns = time.monotonic_ns()
         self._kernel(self._values, iterations=self._rounds, mode="compute")
         if self.is_on_gpu:
-            torch.cuda.synchronize(self._device)
+            # Without it, the thread would wait in a loop that keeps a core busy.
+            end = torch.cuda.Event(blocking=True)
+            end.record(torch.cuda.current_stream(self._device))
+            end.synchronize()
         return time.monotonic_ns() - start_ns

@@ -20,7 +20,7 @@ import numpy
 import pytest
 from aiohttp import web
 
-from eventlm.bench.mpi_ranks import Launched, launched, world
+from eventlm.bench.mpi_ranks import LaunchedRank, launched, world
 from eventlm.errors import UsageError
 from tests.bench.byte_server import ByteServer
 from tests.client.scripted import replying, scripted_server
@@ -239,14 +239,16 @@ async def test_without_a_launcher_there_is_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, Launched(0, 1)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, Launched(3, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, Launched(1, 2)),
-        ({"PMI_RANK": "x", "PMI_SIZE": "4"}, Launched(0, 1)),
-        ({"PMI_RANK": "1"}, Launched(0, 1)),
+        ({}, LaunchedRank(0, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchedRank(3, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, LaunchedRank(1, 2)),
+        ({"PMI_RANK": "x", "PMI_SIZE": "4"}, LaunchedRank(0, 1)),
+        ({"PMI_RANK": "1"}, LaunchedRank(0, 1)),
     ],
 )
-def test_what_a_launcher_says(variables: dict[str, str], expected: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_launcher_says(
+    variables: dict[str, str], expected: LaunchedRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -265,4 +267,4 @@ def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, words in ((None, "needs the package mpi4py"), (WithoutLibrary("mpi4py"), "finds no MPI library")):
         monkeypatch.setitem(sys.modules, "mpi4py", module)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=rf"--mpi.* {words}: pip install 'eventlm\[mpi\]'"):
-            world(Launched())
+            world(LaunchedRank())
