@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -47,10 +47,8 @@ class Run(NamedTuple):
         return found
 
 
-async def bench(*rank_flags: tuple[str, ...], ranks: int, cwd: Path, during: Awaitable[int] | None = None) -> Run:
-    """Run `ranks` ranks with each of `rank_flags`; `during` ends when they are to get the signal it returns."""
-    each = [["-n", str(ranks), *command("bench", "serve", *flags)] for flags in rank_flags]
-    arguments = [argument for part in each for argument in (":", *part)][1:]
+async def mpiexec(*arguments: str, cwd: Path, during: Awaitable[int] | None = None) -> Run:
+    """Run it to its end; `during` ends when it is to get the signal that comes out of it."""
     assert _MPIEXEC is not None
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -67,6 +65,11 @@ async def bench(*rank_flags: tuple[str, ...], ranks: int, cwd: Path, during: Awa
             process.kill()
     assert process.returncode is not None
     return Run(process.returncode, out.decode(), err.decode())
+
+
+def ranks_of(number: int, *flags: str) -> list[str]:
+    """The part of a command line of mpiexec that starts so many ranks of a load."""
+    return ["-n", str(number), *command("bench", "serve", "--mpi", *flags)]
 
 
 class GateServer(ByteServer):
@@ -122,8 +125,8 @@ async def test_four_ranks_do_what_one_does(tmp_path: Path) -> None:
     for ranks, inflight in ((1, 10), (4, 3)):
         server, folder = GateServer(ranks * inflight), tmp_path / str(ranks)
         async with scripted_server(server.handle) as url:
-            flags = ("--mpi", "--url", url, "--inflight", str(inflight), "--num-prompts", "60", *FLAGS)
-            run = await bench((*flags, "--output", str(folder)), ranks=ranks, cwd=tmp_path)
+            flags = ("--url", url, "--inflight", str(inflight), "--num-prompts", "60", *FLAGS, "--output", str(folder))
+            run = await mpiexec(*ranks_of(ranks, *flags), cwd=tmp_path)
         summary = run.summary
         assert server.peak == ranks * inflight
         assert summary["options"]["max_concurrency"] == ranks * inflight
@@ -152,9 +155,8 @@ async def test_failures_and_retries_of_all_ranks_add_up(tmp_path: Path) -> None:
     server = FlakyServer()
     async with scripted_server(server.handle) as url:
         load = ("--request-rate", "300", "--num-prompts", "120", "--retries", "1", "--retry-backoff-ms", "5")
-        run = await bench(
-            ("--mpi", "--url", url, *load, *FLAGS, "--output", "out", "--seed", "3"), ranks=4, cwd=tmp_path
-        )
+        flags = ("--url", url, *load, *FLAGS, "--output", "out", "--seed", "3")
+        run = await mpiexec(*ranks_of(4, *flags), cwd=tmp_path)
     statistics = run.summary["statistics"]
     lines = lines_of(tmp_path / "out")
     assert all(line["rank"] == line["index"] % 4 for line in lines)
@@ -179,8 +181,8 @@ async def test_a_signal_ends_all_ranks_with_a_report(tmp_path: Path) -> None:
         return signal.SIGINT
 
     async with scripted_server(server.handle) as url:
-        flags = ("--mpi", "--url", url, "--inflight", "2", "--duration", "600", *FLAGS)
-        run = await bench(flags, ranks=3, cwd=tmp_path, during=when_busy())
+        flags = ("--url", url, "--inflight", "2", "--duration", "600", *FLAGS)
+        run = await mpiexec(*ranks_of(3, *flags), cwd=tmp_path, during=when_busy())
     assert run.code == 130, run.err
     # The launcher has something to say before.
     summary = json.loads(run.out.splitlines()[-1])
@@ -190,14 +192,19 @@ async def test_a_signal_ends_all_ranks_with_a_report(tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.parametrize(
-    ("flags", "code", "words"),
+    ("arguments", "code", "words"),
     [
-        ([("--mpi", "--seed", "1"), ("--mpi", "--seed", "2")], 2, "rank 2 has other flags than rank 0: seed"),
-        ([("--mpi", "--url", "http://127.0.0.1:1")], 1, "is the server running?"),
+        (
+            [*ranks_of(2, "--seed", "1"), ":", *ranks_of(1, "--seed", "2")],
+            2,
+            "rank 2 has other flags than rank 0: seed",
+        ),
+        (ranks_of(2, "--url", "http://127.0.0.1:1"), 1, "is the server running?"),
     ],
+    ids=["flags", "server"],
 )
-async def test_a_mistake_is_one_line(flags: list[tuple[str, ...]], code: int, words: str, tmp_path: Path) -> None:
-    run = await bench(*flags, ranks=2, cwd=tmp_path)
+async def test_a_mistake_is_one_line(arguments: list[str], code: int, words: str, tmp_path: Path) -> None:
+    run = await mpiexec(*arguments, cwd=tmp_path)
     assert (run.code, run.out) == (code, "")
     assert words in run.err
     assert run.err.startswith("eventlm: error: ")
@@ -210,16 +217,35 @@ async def test_an_error_of_one_rank_ends_the_others(tmp_path: Path) -> None:
     for rank in ("0", "1"):
         (tmp_path / rank).mkdir()
     (tmp_path / "0" / "prompts.txt").write_text("one\n")
-    assert _MPIEXEC is not None
-    async with scripted_server(ByteServer("m").handle) as url, asyncio.timeout(PATIENCE_SECONDS):
+    async with scripted_server(ByteServer("m").handle) as url:
         program = " ".join(command("bench", "serve", "--mpi", "--url", url, "--dataset", "prompts.txt"))
-        process = await asyncio.create_subprocess_exec(
-            _MPIEXEC, "-n", "2", "sh", "-c", f"cd ${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}} && exec {program}",
-            cwd=tmp_path, stderr=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        _, err = await process.communicate()
-    assert process.returncode == 2
-    assert err.decode() == "eventlm: error: rank 1: --dataset prompts.txt: No such file or directory\n"
+        own_folder = f"cd ${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}} && exec {program}"
+        run = await mpiexec("-n", "2", "sh", "-c", own_folder, cwd=tmp_path)
+    assert run == (2, "", "eventlm: error: rank 1: --dataset prompts.txt: No such file or directory\n")
+
+
+@pytest.fixture
+def _no_memory_left() -> Iterator[None]:
+    """MPICH leaves what ranks share where they end at once."""
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    yield
+    for path in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
+        path.unlink(missing_ok=True)
+
+
+@needs_mpi
+@pytest.mark.usefixtures("_no_memory_left")
+async def test_a_fault_of_one_rank_ends_the_others(tmp_path: Path) -> None:
+    faulty = (
+        "import sys, eventlm.bench.load as load, eventlm.cli.main as cli; "
+        "load.Load.run = lambda *_: 1 / 0; sys.exit(cli.main(sys.argv[1:]))"
+    )
+    async with scripted_server(ByteServer("m").handle) as url:
+        flags = ("--url", url, "--inflight", "1", "--num-prompts", "9", *FLAGS)
+        other = ["-n", "1", sys.executable, "-c", faulty, "bench", "serve", "--mpi", *flags]
+        run = await mpiexec(*ranks_of(1, *flags), ":", *other, cwd=tmp_path)
+    assert run.code != 0
+    assert "ZeroDivisionError" in run.err
 
 
 @needs_mpi
