@@ -33,17 +33,21 @@ T = TypeVar("T")
 #: The event loop's timers have no finer steps.
 _POLL_SECONDS = 0.001
 _ASK, _ANSWER = 1, 2
+#: A launcher kills the ranks that are left when one ends with an error, and says so.
 _PARTING_SECONDS = 0.3
-#: What launchers tell a process: MPICH, Intel MPI and Slurm; Open MPI.
-_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+#: What launchers tell a process, in the order of `LaunchedRank`: MPICH and Intel MPI; Open MPI.
+_VARIABLES = (
+    ("PMI_SIZE", "MPI_LOCALRANKID"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+)
 _INSTALL = "pip install 'eventlm[mpi]'"
 
 
 class LaunchedRank(NamedTuple):
-    """Rank and number of the processes that a launcher started."""
+    """How many processes a launcher started, and the place of this one among those on its host."""
 
-    rank: int = 0
     size: int = 1
+    local_rank: int = 0
 
 
 def launched() -> LaunchedRank:
@@ -98,12 +102,10 @@ class MpiRanks(Ranks):
         for rank, (_, failed) in enumerate(outcomes):
             if failed is not None:
                 self._has_failed = True
+                if own is not None and rank == self.rank:
+                    raise own
                 message, exit_code = failed
-                raise (
-                    own
-                    if own and rank == self.rank
-                    else EventLMError(f"rank {rank}: {message}" if rank else message, exit_code=exit_code)
-                )
+                raise EventLMError(f"rank {rank}: {message}" if rank else message, exit_code=exit_code)
         return [value for values, _ in outcomes for value in values]
 
     async def sharing_errors(self, work: Awaitable[T]) -> T:

@@ -212,6 +212,14 @@ async def test_a_mistake_is_one_line(arguments: list[str], code: int, words: str
 
 
 @needs_mpi
+async def test_a_host_without_mpi4py_says_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mpi4py.py").write_text("raise ImportError\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    run = await mpiexec(*ranks_of(2), cwd=tmp_path)
+    assert run == (2, "", "eventlm: error: --mpi needs the package mpi4py: pip install 'eventlm[mpi]'\n")
+
+
+@needs_mpi
 async def test_an_error_of_one_rank_ends_the_others(tmp_path: Path) -> None:
     """Only rank 0 finds the data set."""
     for rank in ("0", "1"):
@@ -265,17 +273,17 @@ async def test_without_a_launcher_there_is_one_rank(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, LaunchedRank(0, 1)),
-        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, LaunchedRank(3, 4)),
-        ({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}, LaunchedRank(1, 2)),
-        ({"PMI_RANK": "x", "PMI_SIZE": "4"}, LaunchedRank(0, 1)),
-        ({"PMI_RANK": "1"}, LaunchedRank(0, 1)),
+        ({}, LaunchedRank(1, 0)),
+        ({"PMI_SIZE": "4", "MPI_LOCALRANKID": "3"}, LaunchedRank(4, 3)),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, LaunchedRank(2, 1)),
+        ({"PMI_SIZE": "4", "MPI_LOCALRANKID": "x"}, LaunchedRank(1, 0)),
+        ({"PMI_SIZE": "4"}, LaunchedRank(1, 0)),
     ],
 )
 def test_what_a_launcher_says(
     variables: dict[str, str], expected: LaunchedRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+    for name in ("PMI_SIZE", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

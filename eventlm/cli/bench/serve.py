@@ -169,8 +169,7 @@ def _add_result_flags(group: argparse._ArgumentGroup) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the load test and print its report; returns the exit code.
 
-    Of several ranks the first one reports, and its exit code is that of the run: a launcher kills the ranks that are
-    left when one fails.
+    Of several ranks the first one reports, and its exit code is that of the run.
     """
     import uvloop
 
@@ -186,10 +185,13 @@ def run(arguments: argparse.Namespace) -> int:
         elif by_launcher.size > 1:
             raise UsageError(f"{by_launcher.size} ranks were started, each with a load of its own: add --mpi")
         result, code = uvloop.run(ranks.sharing_errors(_bench(arguments, folder, ranks)))
-    except EventLMError:
+    except EventLMError as error:
         ranks.leave()
-        if by_launcher.rank or ranks.rank:
+        if ranks.rank:
             return ExitCode.OK
+        if by_launcher.local_rank:
+            # There is no MPI, perhaps on this host alone, of which its first rank tells.
+            return error.exit_code
         raise
     except Exception:
         ranks.abort()
@@ -220,13 +222,16 @@ async def _bench(arguments: argparse.Namespace, folder: Path | None, ranks: Rank
 
 
 async def _check_equal(options: ServeOptions, ranks: Ranks) -> None:
-    """Raise UsageError if the options of the ranks are not equal."""
+    """Raise UsageError if the options of the ranks are not equal, up to the API key."""
+    from msgspec import structs
 
-    async def own() -> ServeOptions:
-        return options
+    own = structs.replace(options, api_key="")
 
-    for rank, others in enumerate(await ranks.gathered(own())):
-        differing = [name for name in options.__struct_fields__ if getattr(others, name) != getattr(options, name)]
+    async def shown() -> ServeOptions:
+        return own
+
+    for rank, others in enumerate(await ranks.gathered(shown())):
+        differing = [name for name in own.__struct_fields__ if getattr(others, name) != getattr(own, name)]
         if differing:
             raise UsageError(f"rank {rank} has other flags than rank {ranks.rank}: {', '.join(differing)}")
 
