@@ -13,10 +13,10 @@ import sys
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy
@@ -83,12 +83,14 @@ class MpiRanks(Ranks):
     def __init__(self, comm: MPI.Intracomm) -> None:
         from mpi4py import MPI
 
+        # Objects travel as those do that processes exchange elsewhere: pickle would run code that comes with them.
+        MPI.pickle.__init__(msgspec.msgpack.encode, msgspec.msgpack.decode)  # type: ignore[misc]
         self._comm = comm
         self.rank, self.size = comm.rank, comm.size
         self.local_rank = comm.Split_type(MPI.COMM_TYPE_SHARED).rank
         self._has_failed = self._has_asked = False
 
-    async def gathered(self, work: Awaitable[T]) -> list[T]:
+    async def gathered(self, work: Awaitable[T], kind: type[T]) -> list[T]:
         own: EventLMError | None = None
         value: list[T] = []
         try:
@@ -98,7 +100,7 @@ class MpiRanks(Ranks):
         await self._all_arrived()
         # Not every error can be made again from what it was made of.
         failure = None if own is None else (str(own), int(own.exit_code))
-        outcomes: list[tuple[list[T], tuple[str, int] | None]] = self._comm.allgather((value, failure))
+        outcomes: list[tuple[list[Any], tuple[str, int] | None]] = self._comm.allgather((value, failure))
         for rank, (_, failed) in enumerate(outcomes):
             if failed is not None:
                 self._has_failed = True
@@ -106,14 +108,14 @@ class MpiRanks(Ranks):
                     raise own
                 message, exit_code = failed
                 raise EventLMError(f"rank {rank}: {message}" if rank else message, exit_code=exit_code)
-        return [value for values, _ in outcomes for value in values]
+        return [msgspec.convert(value, kind) for values, _ in outcomes for value in values]
 
     async def sharing_errors(self, work: Awaitable[T]) -> T:
         try:
             return await work
         except EventLMError as error:
             if not self._has_failed:
-                await self.gathered(_raising(error))
+                await self.gathered(_raising(error), type(None))
             raise
 
     @asynccontextmanager
@@ -125,7 +127,7 @@ class MpiRanks(Ranks):
         left = range(num_dealt, end)
         undealt = _Undealt(left, stop)
         more = self._ask if self.rank else undealt.take
-        await self.gathered(_nothing())
+        await self.gathered(_nothing(), type(None))
         # All are here: this takes no time, and they leave it together.
         self._comm.Barrier()
         handing_out = asyncio.create_task(self._hand_out(undealt)) if left and not self.rank else None
@@ -133,7 +135,7 @@ class MpiRanks(Ranks):
         if self._has_asked:
             # A load that was stopped meanwhile: MPI does not end while a message lies unread.
             await self._answer()
-        await self.gathered(_nothing())
+        await self.gathered(_nothing(), type(None))
         if handing_out is not None:
             handing_out.cancel()
 
@@ -150,7 +152,8 @@ class MpiRanks(Ranks):
         while True:
             while self._comm.Iprobe(tag=_ASK, status=found):
                 num_free = self._comm.recv(source=found.source, tag=_ASK)
-                self._comm.send(await undealt.take(num_free), dest=found.source, tag=_ANSWER)
+                taken = await undealt.take(num_free)
+                self._comm.send((taken.start, taken.stop), dest=found.source, tag=_ANSWER)
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _ask(self, num_free: int) -> range:
@@ -162,9 +165,9 @@ class MpiRanks(Ranks):
     async def _answer(self) -> range:
         while not self._comm.Iprobe(source=0, tag=_ANSWER):  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
-        numbers: range = self._comm.recv(source=0, tag=_ANSWER)
+        first, end = self._comm.recv(source=0, tag=_ANSWER)
         self._has_asked = False
-        return numbers
+        return range(first, end)
 
     def merged(self, load: LoadResult) -> LoadResult:
         from mpi4py import MPI
@@ -174,7 +177,7 @@ class MpiRanks(Ranks):
         received = bytearray(sum(sizes))
         self._comm.Gatherv([packed, MPI.BYTE], [received, (sizes, None), MPI.BYTE] if self.rank == 0 else None)
         # The records say the same again: what is lost between here and there shows.
-        counts = self._comm.allreduce(_count(load.records), op=MPI.SUM)
+        counts = self._comm.allreduce(_count(load.records), op=_added)
         times_ns = numpy.array([load.duration_ns, load.cpu_ns], dtype=numpy.int64)
         self._comm.Allreduce(MPI.IN_PLACE, times_ns, op=MPI.MAX)
         load = LoadResult(
@@ -234,6 +237,10 @@ class _Numbers:
 def _count(records: list[RequestRecord]) -> Counter[str]:
     """The requests by their errors, with none for a success."""
     return Counter(record.error for record in records)
+
+
+def _added(mine: Mapping[str, int], others: Mapping[str, int]) -> Counter[str]:
+    return Counter(mine) + Counter(others)
 
 
 def _unpacked(received: bytearray, sizes: list[int]) -> list[RequestRecord]:

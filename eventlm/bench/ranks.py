@@ -29,20 +29,20 @@ class Ranks:
         """How many of `number` things this rank has, if they are dealt out one by one."""
         return len(range(self.rank, number, self.size))
 
-    async def gathered(self, work: Awaitable[T]) -> list[T]:
-        """Await `work`, and all others' too: what came out of each rank's.
+    async def gathered(self, work: Awaitable[T], kind: type[T]) -> list[T]:
+        """Await `work`, and all others' too: what came out of each rank's, of a type that msgspec knows.
 
         Raises EventLMError on all ranks if that of any raised it.
         """
         return [await work]
 
-    async def first(self, work: Callable[[], Awaitable[T]]) -> T:
+    async def first(self, work: Callable[[], Awaitable[T]], kind: type[T]) -> T:
         """What came out of `work` on rank 0, which alone does it."""
 
         async def on_first() -> list[T]:
             return [] if self.rank else [await work()]
 
-        return (await self.gathered(on_first()))[0][0]
+        return (await self.gathered(on_first(), list[kind]))[0][0]  # type: ignore[valid-type]
 
     async def sharing_errors(self, work: Awaitable[T]) -> T:
         """Await `work`; if it raises EventLMError on this rank alone, the others do too where they gather next."""

@@ -151,8 +151,8 @@ class ServeBench:
         `on_phase` is called with a description of each phase that takes a while. Raises ClientError and UsageError.
         """
         options, ranks = self._options, self._ranks
-        self._model = await ranks.first(self._find_model)
-        if not all(await ranks.gathered(self._find_tokenizer())):
+        self._model = await ranks.first(self._find_model, str)
+        if not all(await ranks.gathered(self._find_tokenizer(), bool)):
             # One prompt is the same on every rank.
             self._tokenizer = None
         on_phase("making prompts")
@@ -160,14 +160,14 @@ class ServeBench:
         self._requests = self._bounded(load_requests(prompts, self._body, self._arrival_times()))
         if options.measures_ceiling:
             on_phase("measuring this client's own ceiling")
-            self._ceiling = sum(await ranks.gathered(self._measure_ceiling()))
+            self._ceiling = sum(await ranks.gathered(self._measure_ceiling(), float))
         if options.num_warmups:
             on_phase(f"warming up with {counted(options.num_warmups, 'request')}")
             warmups = load_requests(islice(warmup_prompts, options.num_warmups), self._body, None)
-            await ranks.gathered(self._warm_up(islice(warmups, ranks.rank, None, ranks.size)))
+            await ranks.gathered(self._warm_up(islice(warmups, ranks.rank, None, ranks.size)), type(None))
         if options.post_kernel:
             on_phase("compiling the kernel behind the answers")
-            await ranks.gathered(self._make_post_kernel())
+            await ranks.gathered(self._make_post_kernel(), type(None))
 
     async def run(self, stop: asyncio.Event, on_end: Callable[[RequestRecord], None]) -> ServeResult:
         """Put the load on the server. `stop` ends it early; `on_end` is called at the end of each request.
@@ -269,7 +269,7 @@ class ServeBench:
         if self._tokenizer is not None:
             return TokenizerPrompts(self._tokenizer, add_special_tokens=is_completion)
         # A chat's template comes on top of the length; what is put before every prompt does not.
-        made = await self._ranks.first(self._word_prompts)
+        made = await self._ranks.first(self._word_prompts, WordPrompts)
         return made if is_completion else structs.replace(made, fixed=0.0)
 
     async def _word_prompts(self) -> WordPrompts:

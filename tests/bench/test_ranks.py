@@ -29,9 +29,9 @@ async def test_one_rank_does_everything() -> None:
         raise UsageError("no")
 
     ranks = Ranks()
-    assert await ranks.gathered(work()) == ["done"]
-    assert await ranks.first(work) == "done"
-    for work_of_it in (ranks.gathered(failing()), ranks.sharing_errors(failing()), ranks.first(failing)):
+    assert await ranks.gathered(work(), str) == ["done"]
+    assert await ranks.first(work, str) == "done"
+    for work_of_it in (ranks.gathered(failing(), str), ranks.sharing_errors(failing()), ranks.first(failing, str)):
         with pytest.raises(UsageError, match="no"):
             await work_of_it
     async with ranks.numbers(total=3, max_concurrency=1, stop=asyncio.Event()) as next_number:

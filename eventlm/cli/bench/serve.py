@@ -225,12 +225,14 @@ async def _check_equal(options: ServeOptions, ranks: Ranks) -> None:
     """Raise UsageError if the options of the ranks are not equal, up to the API key."""
     from msgspec import structs
 
+    from eventlm.bench.serve_bench import ServeOptions
+
     own = structs.replace(options, api_key="")
 
     async def shown() -> ServeOptions:
         return own
 
-    for rank, others in enumerate(await ranks.gathered(shown())):
+    for rank, others in enumerate(await ranks.gathered(shown(), ServeOptions)):
         differing = [name for name in own.__struct_fields__ if getattr(others, name) != getattr(own, name)]
         if differing:
             raise UsageError(f"rank {rank} has other flags than rank {ranks.rank}: {', '.join(differing)}")
