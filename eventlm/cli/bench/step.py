@@ -156,9 +156,17 @@ async def _measured(
     from eventlm.models.weights.find_weights import find_weights
     from eventlm.models.weights.matrix_types import matrix_types
 
-    # Before the worker starts its threads.
-    machine = await probe(worker_setups(engine.setup)[0].threads)
+    has_bar = sys.stderr.isatty()
+
+    async def probed(num_threads: int) -> Machine:
+        with tqdm(desc="measuring this machine", bar_format="{desc} …", disable=not has_bar, leave=False):
+            return await probe(num_threads)
+
+    # Before the worker starts its threads. What is elsewhere has so many as fit there, which only its start tells.
+    is_local = engine.setup.launcher.is_local
+    machine = await probed(worker_setups(engine.setup)[0].threads) if is_local else None
     await start_engine(engine)
+    machine = machine or await probed(engine.worker_host.get("threads", 1))
     # Again, now that the number of KV blocks is known.
     check_cases(engine, cases, arguments.steps)
     host = engine.worker_host
@@ -177,8 +185,10 @@ async def _measured(
             integers=integer_matrices(config, quantization, types),
         )
     bench = StepBench(engine, num_steps=arguments.steps, temperature=arguments.temperature)
-    times = [
-        case_times(await bench.measure(case), machine, model)
-        for case in tqdm(cases, unit=" cases", disable=not sys.stderr.isatty(), leave=False)
-    ]
+    times = []
+    with tqdm(total=len(cases), unit=" cases", disable=not has_bar, leave=False) as bar:
+        for case in cases:
+            bar.set_description_str(str(case))
+            times.append(case_times(await bench.measure(case), machine, model))
+            bar.update()
     return machine, times

@@ -19,6 +19,13 @@ from tests.cli.conftest import RunHere
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
 from tests.serving import Server, command
 
+FAR_LAUNCHER = """
+from eventlm.launchers.launcher import Launcher, LaunchError
+
+class Far(Launcher, frozen=True, kw_only=True):
+    async def start(self, system, setups, spawned=()):
+        raise LaunchError("no cluster has answered")
+"""
 FAST = ("--no-ceiling", "--input-len", "16", "--output-len", "8")
 
 
@@ -267,6 +274,14 @@ def test_step_refuses(run_here: RunHere, flags: tuple[str, ...], complaint: str)
     code, out, err = run_here("bench", "step", "--model", "fake", *flags)
     assert (code, out) == (2, "")
     assert complaint in err
+
+
+def test_step_starts_what_is_elsewhere_before_it_measures(run_here: RunHere, tmp_path: Path) -> None:
+    """Only there is it known how many threads a rank has."""
+    (tmp_path / "far_away.py").write_text(FAR_LAUNCHER)
+    code, out, err = run_here("bench", "step", "--model", "fake", "--launcher", "far_away:Far")
+    assert (code, out) == (1, "")
+    assert err == "eventlm: error: no cluster has answered\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
