@@ -27,6 +27,7 @@ from eventlm.system.collector import lasting_objects
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
+    from eventlm.engine.setup import EngineSetup
     from eventlm.launchers.launcher import StartedRank
     from eventlm.system.system import System
 
@@ -171,7 +172,9 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
         front_ends = ServerWithFrontEnds(system, engine, module="eventlm.cli.serve.front_end")
     with StopSignals(on_hangup=(front_ends or context).reload) as signals:
         serving: dict[str, Any] = {
-            "on_listening": lambda url: log.info("loading", url=url, model=engine.setup.model),
+            "on_listening": lambda url: log.info(
+                "loading", url=url, model=engine.setup.model, **_all_models(engine.model_names)
+            ),
             "on_ready": lambda url: _begin(url, engine),
             "on_draining": lambda num_requests: _announce_end(num_requests, config),
             "load": lambda: engine.start(spawned=spawned),
@@ -302,7 +305,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             "ready",
             url=url,
             model=model,
-            **({"models": models} if len(models) > 1 else {}),
+            **_all_models(models),
             max_model_len=engine.max_model_len,
             **({"kv_memory": kv_memory} if kv_memory else {}),
             num_blocks=setup.core.num_blocks,
@@ -310,7 +313,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             # Replicas are on several GPUs, each with its number.
             device=host["device"].partition(":")[0],
             **{name: host[name] for name in _MACHINERY if name in host},
-            replicas=setup.core.num_replicas,
+            replicas=sum(each.core.num_replicas for each in engine.setups),
             **({"ranks": num_ranks} if num_ranks > 1 else {}),
             api_servers=setup.config.server.api_servers,
             record=record,
@@ -322,9 +325,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
-    processes = f"replicas {setup.core.num_replicas}"
-    processes += f" of {num_ranks} ranks" if num_ranks > 1 else ""
-    processes += _machinery(host)
+    processes = f"replicas {' and '.join(map(_replicas, engine.setups))}{_machinery(host)}"
     processes += f", front ends {num_front_ends}" if num_front_ends else ""
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
@@ -338,6 +339,17 @@ def _announce(url: str, engine: InferenceEngine) -> None:
         *hint.splitlines(),
     ]
     print("\n".join(lines), file=sys.stderr)
+
+
+def _all_models(models: Sequence[str]) -> dict[str, Sequence[str]]:
+    """A field of the log for the models of an engine that has several."""
+    return {"models": models} if len(models) > 1 else {}
+
+
+def _replicas(setup: EngineSetup) -> str:
+    """How many a replicaset has, and of how many ranks."""
+    num_ranks = setup.layout.num_ranks
+    return f"{setup.core.num_replicas}" + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
 
 
 def _machinery(host: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ ranks is lost with the first of them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import structlog
@@ -73,13 +73,15 @@ class ReplicaOwner(Protocol):
 
 
 class StartPhases:
-    """What one worker does before it is ready. Logs each phase, with its time, once it is over."""
+    """What one worker does before it is ready. Logs each phase, with its time, once it is over. whose: names the
+    worker in the log.
+    """
 
-    def __init__(self, clock: Clock, setup: WorkerSetup, on_progress: OnProgress | None = None) -> None:
+    def __init__(self, clock: Clock, whose: Mapping[str, object], on_progress: OnProgress | None = None) -> None:
         #: The current one; empty before the first.
         self.phase = ""
         self._clock = clock
-        self._setup = setup
+        self._whose = whose
         self._on_progress = on_progress
         self._began_ns = 0
 
@@ -100,8 +102,7 @@ class StartPhases:
         if self.phase:
             log.info(
                 "worker starts",
-                replica=self._setup.replica,
-                epoch=self._setup.epoch,
+                **self._whose,
                 phase=self.phase,
                 seconds=round((self._clock.monotonic_ns() - self._began_ns) / 1e9, 2),
                 **following,
@@ -112,7 +113,7 @@ class ReplicaController:
     """Owns the worker of one replica.
 
     `setups` are those of the ranks of its first worker, apart from the warm-up. Later ones differ in the epoch, measure
-    nothing, and have the KV blocks of the run.
+    nothing, and have the KV blocks of the run. model: what the log calls its model, in an engine of several.
     """
 
     def __init__(
@@ -123,8 +124,12 @@ class ReplicaController:
         engine: ReplicaOwner,
         on_dead: Callable[[str], None],
         launcher: Launcher,
+        *,
+        model: str = "",
     ) -> None:
         self.index = setups[0].replica
+        #: The replica in the log.
+        self._names = {"replica": self.index} | ({"model": model} if model else {})
         #: Whether its worker takes steps.
         self.is_up = False
         self._system = system
@@ -228,7 +233,7 @@ class ReplicaController:
     ) -> WorkerReady:
         silence_seconds = self._config.heartbeat_timeout_seconds
         worker = self._worker = RankGroup(self._system, setups, self._launcher, silence_seconds=silence_seconds)
-        phases = StartPhases(self._system.clock, setups[self._answering], on_progress)
+        phases = StartPhases(self._system.clock, self._names | {"epoch": setups[0].epoch}, on_progress)
         if spawned:
             # It began to when it was spawned, and could not report it.
             phases.note(StartProgress(epoch=setups[0].epoch, phase=LOADING_LIBRARIES))
@@ -242,7 +247,7 @@ class ReplicaController:
             phases.end()
             self._num_idle_beats = 0
             for note in message.notes:
-                log.info(note, replica=self.index)
+                log.info(note, **self._names)
             return message
         ending = worker.ending(rank) or f"sent no valid message in {self._config.start_timeout_seconds} s"
         await self._discard()
@@ -276,7 +281,7 @@ class ReplicaController:
                 self._put_lost(loss)
                 reason = loss.reason
                 rank = {"rank": loss.rank} if loss.rank >= 0 else {}
-                log.warning("worker lost", replica=self.index, **rank, epoch=self._epoch, reason=reason)
+                log.warning("worker lost", **self._names, **rank, epoch=self._epoch, reason=reason)
                 await self._discard()
                 if not await self._restart():
                     break
@@ -284,11 +289,11 @@ class ReplicaController:
             reason = repr(error)
             self._put_lost(Loss("defect"))
             await self._discard()
-            log.exception("a replica cannot go on: this is a defect, please report it", replica=self.index)
+            log.exception("a replica cannot go on: this is a defect, please report it", **self._names)
         try:
             self._launcher.give_up(self.index)
         except Exception:
-            log.exception("a launcher could not give up a replica", replica=self.index)
+            log.exception("a launcher could not give up a replica", **self._names)
         self._on_dead(reason)
 
     async def _restart(self) -> bool:
@@ -304,7 +309,7 @@ class ReplicaController:
                 continue
             self._note_room(waits=False)
             self._put_up()
-            log.info("worker is back", replica=self.index, epoch=self._epoch)
+            log.info("worker is back", **self._names, epoch=self._epoch)
             return True
         self._note_room(waits=False)
         return False
@@ -315,7 +320,7 @@ class ReplicaController:
             # It is no failure of the replica, however long it takes.
             self._num_failures -= 1
         if not (waits and self.waits_for_room):
-            log.error("worker did not start", replica=self.index, error=str(error))
+            log.error("worker did not start", **self._names, error=str(error))
         self._note_room(waits=waits)
 
     def _note_room(self, *, waits: bool) -> None:
@@ -374,7 +379,7 @@ class ReplicaController:
             self._num_failures = 0
 
     def _log_crash(self, failed: WorkerFailed, rank: int) -> None:
-        which = {"replica": self.index} | ({"rank": rank} if len(self._setups) > 1 else {})
+        which = self._names | ({"rank": rank} if len(self._setups) > 1 else {})
         if failed.lost_peer:
             log.info("a rank has lost another one", **which, epoch=failed.epoch, error=failed.message)
         else:

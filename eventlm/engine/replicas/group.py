@@ -37,19 +37,31 @@ class Replicas:
         self._setups = list(setups)
         self._on_dead = on_dead
         self._sets = [
-            self._controllers(system, setup, engine, partial(self._given_up, number))
+            self._controllers(
+                system,
+                setup,
+                engine,
+                partial(self._given_up, number),
+                model=setup.core.models[0] if len(setups) > 1 else "",
+            )
             for number, setup in enumerate(setups)
         ]
         self._all = [replica for replicas in self._sets for replica in replicas]
 
     @staticmethod
     def _controllers(
-        system: System, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None]
+        system: System, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None], *, model: str
     ) -> list[ReplicaController]:
         workers, num_ranks = worker_setups(setup), setup.layout.num_ranks
         return [
             ReplicaController(
-                system, workers[first : first + num_ranks], setup.config.worker, engine, on_dead, setup.launcher
+                system,
+                workers[first : first + num_ranks],
+                setup.config.worker,
+                engine,
+                on_dead,
+                setup.launcher,
+                model=model,
             )
             for first in range(0, len(workers), num_ranks)
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -47,8 +48,18 @@ def curl_arguments(hint: str, **environment: str) -> list[str]:
 
 def test_the_ready_line_has_the_ranks_and_all_models(start_server: StartServer) -> None:
     other = "other:model=fake,served_model_name=second"
-    ready = start_server("--model", "fake", "--tensor-parallel-size", "2", "--replicaset", other).log_event("ready")
-    assert (ready["model"], ready["models"], ready["ranks"]) == ("fake", ["fake", "second"], 2)
+    server = start_server("--model", "fake", "--tensor-parallel-size", "2", "--replicaset", other)
+    ready = server.log_event("ready")
+    assert (ready["model"], ready["models"], ready["ranks"], ready["replicas"]) == ("fake", ["fake", "second"], 2, 2)
+    assert server.log_event("loading")["models"] == ["fake", "second"]
+
+
+def test_a_lost_worker_has_the_name_of_its_model_among_several(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--replicaset", "other:model=fake,served_model_name=second")
+    os.kill(server.worker_pids[1], signal.SIGKILL)
+    wait_until(lambda: "worker lost" in server.stderr)
+    lost = server.log_event("worker lost")
+    assert (lost["replica"], lost["model"]) in [(0, "fake"), (1, "second")]
 
 
 def test_the_ready_line_has_the_specs_and_a_command_that_works(start_server: StartServer) -> None:

@@ -42,7 +42,7 @@ from tests.engine.engines import (
     running,
     verified,
 )
-from tests.engine.replicas.test_worker_process import PROGRESS, SETUP
+from tests.engine.replicas.test_worker_process import PROGRESS
 from tests.processes import PATIENCE_SECONDS, wait_until
 
 
@@ -370,7 +370,8 @@ def test_each_phase_is_a_line_with_its_time_and_what_comes_next(monkeypatch: pyt
     log = CapturingLogger()
     monkeypatch.setattr(replica_module, "log", log)
     told: list[StartProgress] = []
-    phases = StartPhases(SystemClock(), SETUP, told.append)
+    whose = {"replica": 0, "epoch": 1}
+    phases = StartPhases(SystemClock(), whose, told.append)
     for progress in PROGRESS:
         phases.note(progress)
     assert phases.phase == "compiling kernels"
@@ -380,7 +381,6 @@ def test_each_phase_is_a_line_with_its_time_and_what_comes_next(monkeypatch: pyt
     assert [(call.method_name, call.args) for call in log.calls] == [("info", ("worker starts",))] * 2
     first, second = (call.kwargs for call in log.calls)
     assert all(line.pop("seconds") >= 0 for line in (first, second))
-    whose = {"replica": 0, "epoch": 1}
     assert first == whose | {"phase": "reading weights", "next": "compiling kernels"}
     assert second == whose | {"phase": "compiling kernels"}
 
@@ -406,5 +406,5 @@ async def test_a_rank_that_dies_at_its_start_is_named() -> None:
 def test_a_start_without_phases_is_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     log = CapturingLogger()
     monkeypatch.setattr(replica_module, "log", log)
-    StartPhases(SystemClock(), SETUP).end()
+    StartPhases(SystemClock(), {}).end()
     assert log.calls == []
