@@ -13,13 +13,14 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
 from eventlm.events import Header, PolicySwapped, WorkerLost, WorkerUp
 from eventlm.replay.branch.branch import branch
+from eventlm.replay.branch.point import BranchPlace, find_point
 from eventlm.replay.rebuild import Changes, SetChanges
 from eventlm.replay.verify.verifier import verify
 from eventlm.replay.what_if.engine import Alternative, build_engine, external_facts_of
 from eventlm.replay.what_if.report import as_object, render
 from eventlm.replay.what_if.what_if import WhatIfResult, what_if
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
-from tests.replay.branch_runs import random_points
+from tests.replay.branch_runs import drain_ends
 from tests.replay.made_workloads import COST
 from tests.replay.replicaset_runs import SLOW, made_sets, record_sets
 from tests.replay.what_if_runs import events_of, metric_of
@@ -150,7 +151,8 @@ def ask_and_branch(folder: Path, seed: int) -> None:
     changes = Changes(batcher={"type": "dynamic"}, of_sets={chance.choice(names): own})
     alternative = Alternative(changes=changes, replicas_of_sets={chance.choice(names): chance.choice([1, 2, 4])})
     asked = what_if(path, [alternative], output=folder)
-    [point] = random_points(path, 1, chance)
+    # Near the end there may be nothing left to do.
+    point = find_point(path, BranchPlace(event=chance.choice(drain_ends(path)[:-10])))
     branched = branch(path, point, changes, num_draws=1, output=folder)
     for found in (asked, branched.what_if):
         assert verify(found.alternatives[0].run_folder, check_invariants=True).exit_code == 0, seed
