@@ -42,7 +42,8 @@ class Ranks:
         async def on_first() -> list[T]:
             return [] if self.rank else [await work()]
 
-        return (await self.gathered(on_first(), list[kind]))[0][0]  # type: ignore[valid-type]
+        found: list[list[T]] = await self.gathered(on_first(), list[kind])  # type: ignore[valid-type]
+        return found[0][0]
 
     async def sharing_errors(self, work: Awaitable[T]) -> T:
         """Await `work`; if it raises EventLMError on this rank alone, the others do too where they gather next."""
