@@ -148,10 +148,10 @@ def _check_for_gpu(config: Config, gpu: Gpu) -> None:
         raise UsageError(
             "--torch-compile chooses kernels whose results depend on the batch: not with --batch-invariant"
         )
-    if config.scheduler.max_num_seqs > MAX_SEQS_ON_GPU:
-        raise UsageError(
-            f"--max-num-seqs {config.scheduler.max_num_seqs}: {where}, which takes at most {MAX_SEQS_ON_GPU:,}"
-        )
+    num_seqs, num_batches = config.scheduler.max_num_seqs, config.parallel.decode_batches
+    if num_seqs * num_batches > MAX_SEQS_ON_GPU:
+        batches = f" in each of {num_batches} micro-batches" if num_batches > 1 else ""
+        raise UsageError(f"--max-num-seqs {num_seqs}{batches}: {where}, which takes at most {MAX_SEQS_ON_GPU:,}")
     _check_backend(config.gpu.attention_backend)
     if (how := config.model.quantization) != "none":
         raise UsageError(f"--quantization {how} is for processors, and {where}; leave it out, or give --device cpu")

@@ -308,6 +308,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             max_model_len=core.max_model_len,
             max_num_batched_tokens=core.max_num_batched_tokens,
             max_num_seqs=core.max_num_seqs,
+            decode_batches=core.decode_batches,
             max_steps_in_flight=core.steps_in_flight,
             device=devices[number % num_devices].name,
             gpu=devices[number % num_devices].model,

@@ -90,7 +90,9 @@ class WorkerSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     state_slots: int = 0
     max_model_len: int
     max_num_batched_tokens: int
+    #: Of one step. It holds `decode_batches` times as many.
     max_num_seqs: int
+    decode_batches: int = 1
     max_steps_in_flight: int = 2
     device: str = "cpu"
     gpu: str = ""

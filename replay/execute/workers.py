@@ -119,6 +119,7 @@ def worker_setup(
         max_model_len=core.max_model_len,
         max_num_batched_tokens=core.max_num_batched_tokens,
         max_num_seqs=core.max_num_seqs,
+        decode_batches=core.decode_batches,
         max_steps_in_flight=core.steps_in_flight,
         threads=threads or recorded.host.threads,
         cpu_kernels=_cpu_kernels(recorded.host),

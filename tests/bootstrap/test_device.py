@@ -117,6 +117,7 @@ def test_gpus_that_are_too_old_are_passed_over(monkeypatch: pytest.MonkeyPatch) 
         ({"quantization": "int4"}, "--quantization int4 is for processors"),
         ({"kv_cache_dtype": "int8"}, "--kv-cache-dtype int8 is for processors"),
         ({"max_num_seqs": 16_385}, "--max-num-seqs 16385: the model runs on a GPU (NVIDIA H100 80GB HBM3), which"),
+        ({"max_num_seqs": 6000, "micro_batches": 3}, "--max-num-seqs 6000 in each of 3 micro-batches: the model runs"),
     ],
 )
 def test_what_is_for_processors_is_refused_on_a_gpu(options: dict[str, Any], said: str) -> None:

@@ -50,6 +50,12 @@ def test_a_worker_s_setup_for_a_gpu() -> None:
     assert worker.max_steps_in_flight == 3
 
 
+def test_a_worker_holds_the_sequences_of_all_micro_batches() -> None:
+    config = Config(parallel=ParallelConfig(pipeline_parallel_size=2, micro_batches=3))
+    setup = make_setup(config, model="m", model_name="m", num_blocks=64, max_model_len=512)
+    assert [worker.decode_batches for worker in worker_setups(setup)] == [3, 3]
+
+
 def test_steps_run_as_graphs_on_gpus_unless_that_is_turned_off() -> None:
     setup = setup_with(devices=GPUS, max_num_seqs=20)
     assert setup.core.graph_buckets == [1, 2, 4, 8, 16, 20]

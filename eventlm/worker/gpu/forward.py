@@ -91,7 +91,7 @@ class GpuForward:
             else GpuProgram(weights, max_positions=setup.max_model_len, dtype=dtype, device=device)
         )
         self.weight_bytes = self._decoder.weight_bytes()
-        self.num_slots = _SLOTS_PER_SEQUENCE * setup.max_num_seqs
+        self.num_slots = _SLOTS_PER_SEQUENCE * setup.max_num_seqs * setup.decode_batches
         max_blocks = ceil_div(setup.max_model_len, setup.block_size)
         self.block_tables = torch.zeros(self.num_slots, max_blocks, dtype=torch.int32, device=device)
         self.last_tokens = torch.zeros(self.num_slots, dtype=torch.int32, device=device)

@@ -112,6 +112,9 @@ def test_workers_are_those_of_the_run(run: Path) -> None:
     assert setup.cpu_kernels == "auto"
     # Nobody needs to wait as long as the steps took.
     assert worker_setup(header, FAKE_MODEL).fake["base_ns"] == 0
+    assert setup.decode_batches == 1
+    change_header(run, core=msgspec.to_builtins(structs.replace(core, num_stages=2, micro_batches=3)))
+    assert worker_setup(check_executable(run), "folder").decode_batches == 3
 
 
 def test_kernels_are_those_of_the_run(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,14 @@ def test_preempted_sequences_go_on_with_what_they_had(plain: Path) -> None:
     assert driven.rig.preempted()
 
 
+def test_each_micro_batch_holds_as_many_sequences_as_a_step_has_rows(plain: Path) -> None:
+    asked = [Asked(prompt_of(2 + number), 3, GREEDY) for number in range(3)]
+    runner = gpu_runner(plain, max_num_seqs=1, decode_batches=3, max_steps_in_flight=3)
+    # One more than there would be room for, did a worker hold only the sequences of one step and those that end.
+    driven = Driven(runner, asked, num_stages=2, micro_batches=3)
+    assert driven.outputs == {number: greedy(plain, prompt, 3) for number, (prompt, *_) in enumerate(asked)}
+
+
 def test_logprobs_come_with_the_tokens(plain: Path, runner: GpuRunner) -> None:
     params = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=2, prompt_logprobs=1)
     asked = [Asked(prompt_of(7), 3, params), Asked(prompt_of(9), 3, GREEDY)]
