@@ -25,8 +25,8 @@ _DECIDING_PACKAGES = ("core", "events", "config", "engine", "metrics", "replay")
 class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Everything that a simulation depends on. Equal specs give equal results.
 
-    costs: by replicaset. options: of the engine's configuration, by name; among them policy, batcher, router and
-    replicas.
+    costs: by replicaset. options: of the engine's configuration, by name; among them policy, batcher, router,
+    replicas, and how many ranks share a replica.
     load_ppm: factor on the workload's arrival rate, in parts per million.
     """
 
@@ -48,7 +48,9 @@ class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def file_name(self) -> str:
         """A readable, unique name."""
         plugins = (format_plugin_spec(self.options[kind]) for kind in ("policy", "batcher", "router"))
-        words = [*plugins, f"r{self.options['replicas']}", f"x{self.load_ppm / 1e6:g}"]
+        sizes = {"t": "tensor_parallel_size", "s": "pipeline_parallel_size", "k": "kv_parallel_size"}
+        ranks = [f"{letter}{self.options[name]}" for letter, name in sizes.items() if self.options[name] > 1]
+        words = [*plugins, f"r{self.options['replicas']}", *ranks, f"x{self.load_ppm / 1e6:g}"]
         slug = "-".join("".join(c if c.isalnum() or c in "._" else "_" for c in word) for word in words)
         return f"{slug[:80]}-{self.key}.json"
 

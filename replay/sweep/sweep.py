@@ -16,6 +16,7 @@ from eventlm.config import PluginSpec
 from eventlm.config.load import load_config
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.config.replicasets import configs_of_replicasets
+from eventlm.core.shards import Layout
 from eventlm.engine.setup import resolve_plugins
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
@@ -40,6 +41,7 @@ class Configuration(Struct, frozen=True, kw_only=True):
     batcher: PluginSpec
     router: PluginSpec
     num_replicas: int
+    layout: Layout = Layout()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -49,6 +51,9 @@ class Configuration(Struct, frozen=True, kw_only=True):
             "batcher": self.batcher,
             "router": self.router,
             "replicas": self.num_replicas,
+            "tensor_parallel_size": self.layout.tensor,
+            "pipeline_parallel_size": self.layout.stages,
+            "kv_parallel_size": self.layout.groups,
         }
 
 
@@ -243,24 +248,29 @@ def make_configurations(
     batchers: Sequence[PluginSpec],
     routers: Sequence[PluginSpec],
     replicas: Sequence[int],
+    layouts: Sequence[Layout] = (Layout(),),
 ) -> list[Configuration]:
     """All combinations, each once."""
     found: list[Configuration] = []
-    for policy, batcher, router, num_replicas in product(policies, batchers, routers, replicas):
-        each = Configuration(policy=policy, batcher=batcher, router=router, num_replicas=num_replicas)
+    for policy, batcher, router, num_replicas, layout in product(policies, batchers, routers, replicas, layouts):
+        each = Configuration(
+            policy=policy, batcher=batcher, router=router, num_replicas=num_replicas, layout=layout
+        )
         if each not in found:
             found.append(each)
     return found
 
 
 def configuration_names(configurations: Sequence[Configuration]) -> list[str]:
-    """Policy and batcher of each; router and replicas if they differ."""
+    """Policy and batcher of each; router and replicas if they differ, and ranks if any has more than one."""
     has_routers = len({format_plugin_spec(each.router) for each in configurations}) > 1
     has_replicas = len({each.num_replicas for each in configurations}) > 1
+    has_ranks = any(each.layout.num_ranks > 1 for each in configurations)
     names = []
     for each in configurations:
         words = [format_plugin_spec(each.policy), format_plugin_spec(each.batcher)]
         words += [format_plugin_spec(each.router)] if has_routers else []
         words += [counted(each.num_replicas, "replica")] if has_replicas else []
+        words += [each.layout.describe() or "1 rank"] if has_ranks else []
         names.append(" ".join(words))
     return names

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import product
 from typing import TYPE_CHECKING
 
 from eventlm.cli.config_flags import given_options
@@ -28,19 +29,21 @@ if TYPE_CHECKING:
 
 DEFAULT_LOADS = "0.5,1,1.5,2"
 #: Options that may be given several times.
-_REPEATED = ("policy", "batcher", "router", "replicas")
+_REPEATED = (
+    "policy", "batcher", "router", "replicas", "tensor_parallel_size", "pipeline_parallel_size", "kv_parallel_size",
+)  # fmt: skip
 
 
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = """\
-Simulate a workload under every combination of policies, batchers, routers, numbers of replicas and loads, in
+Simulate a workload under every combination of policies, batchers, routers, numbers of replicas, ranks and loads, in
 parallel processes, and show how much load each configuration can take within an SLO: its capacity, the
 highest load that keeps the limits with all lower ones keeping them too. A load of 2 brings the workload's
 arrivals twice as close together. A load at which requests are turned away for a full queue keeps no limit.
 
 Results lie in DIR, one file for each simulation: a sweep that was interrupted, or gets more loads, goes on
-with what is missing. DIR/sweep.csv, sweep.json and sweep.png have it all together."""
+with what is missing. DIR/sweep.csv, sweep.json and sweep.png have all that the last sweep asked for."""
     parser.usage = "eventlm sweep WORKLOAD --cost-model MODEL --output DIR [flags]"
     parser.epilog = """\
 examples:
@@ -49,6 +52,8 @@ examples:
     --loads 0.5,1,1.5,2 --slo p99_ttft=2000 --refine 3
   eventlm sweep runs/latest --cost-model runs/latest --output sweep \\
     --replicas 1 --replicas 2 --slo p99_ttft=500,p90_tpot=50
+  eventlm sweep W.jsonl --cost-model h200-llama3-8b --output sweep \\
+    --tensor-parallel-size 1 --tensor-parallel-size 2 --slo p99_ttft=2000
 
 """ + exit_code_lines(
         ExitCode.OK,
@@ -64,6 +69,9 @@ examples:
     grid.add_argument("--batcher", action="append", metavar="SPEC", help="how large prefill chunks are")
     grid.add_argument("--router", action="append", metavar="SPEC", help="which replica gets a request")
     add_number(grid, "--replicas", "worker replicas", action="append")
+    add_number(grid, "--tensor-parallel-size", "ranks that share each layer of a replica", action="append")
+    add_number(grid, "--pipeline-parallel-size", "stages of a replica, which share its layers", action="append")
+    add_number(grid, "--kv-parallel-size", "groups of ranks that share the KV cache of a replica", action="append")
     grid.add_argument(
         "--loads", default=DEFAULT_LOADS, metavar="X,...",
         help=f"factors on the workload's arrival rate (default: {DEFAULT_LOADS})",
@@ -112,6 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace, simulated: SimulatedConfig, loads_ppm: list[int]) -> SweepPlan:
     from eventlm.cli.trace_path import trace_file
+    from eventlm.core.shards import Layout
     from eventlm.replay.sweep.slo import parse_limits
     from eventlm.replay.sweep.sweep import SweepPlan, make_configurations
 
@@ -124,10 +133,22 @@ def _plan(arguments: argparse.Namespace, simulated: SimulatedConfig, loads_ppm: 
         [parse_plugin_spec(text) for text in getattr(arguments, kind) or ()] or [getattr(scheduler, kind)]
         for kind in ("policy", "batcher", "router")
     )
+    parallel = config.parallel
+    layouts = product(
+        arguments.tensor_parallel_size or [parallel.tensor_parallel_size],
+        arguments.pipeline_parallel_size or [parallel.pipeline_parallel_size],
+        arguments.kv_parallel_size or [parallel.kv_parallel_size],
+    )
     return SweepPlan(
         workload_path=trace_file(arguments.workload),
         costs=costs,
-        configurations=make_configurations(policies, batchers, routers, arguments.replicas or [scheduler.replicas]),
+        configurations=make_configurations(
+            policies,
+            batchers,
+            routers,
+            arguments.replicas or [scheduler.replicas],
+            [Layout(*sizes) for sizes in layouts],
+        ),
         loads_ppm=loads_ppm,
         limits=parse_limits(arguments.slo) if arguments.slo else [],
         options=options,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _METRICS = ("ttft", "tpot", "e2e")
 _QUANTILES = ("p50", "p90", "p99")
 _CSV_BEGINS = (
-    "policy", "batcher", "router", "replicas", "load", "arriving_per_s", "in_slo", "error", "num_requests",
-    "num_complete", "num_rejected",
+    "policy", "batcher", "router", "replicas", "tensor_parallel_size", "pipeline_parallel_size", "kv_parallel_size",
+    "load", "arriving_per_s", "in_slo", "error", "num_requests", "num_complete", "num_rejected",
 )  # fmt: skip
 _CSV_ENDS = ("output_tokens_per_s", "num_preemptions", "hit_share", "busy_share")
 
@@ -137,7 +137,8 @@ def _csv(result: SweepResult) -> str:
         for load_ppm in sorted({*each.summaries, *each.errors}):
             load = [f"{load_ppm / 1e6:g}", f"{result.requests_per_second * load_ppm / 1e6:.6g}"]
             kept = each.kept.get(load_ppm)
-            row: list[Any] = [*name, engine.num_replicas, *load, "" if kept is None else int(kept)]
+            ranks = [engine.layout.tensor, engine.layout.stages, engine.layout.groups]
+            row: list[Any] = [*name, engine.num_replicas, *ranks, *load, "" if kept is None else int(kept)]
             summary = each.summaries.get(load_ppm)
             if summary is None:
                 writer.writerow([*row, each.errors[load_ppm]])

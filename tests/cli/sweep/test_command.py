@@ -67,6 +67,24 @@ def test_table_files_and_picture(run_here: RunHere, workload: str, tmp_path: Pat
     assert found["slo"] == {"p99_ttft": 900.0, "p90_tpot": 500.0}
 
 
+def test_numbers_of_ranks_are_combined_and_named(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    (tmp_path / "eventlm.toml").write_text("[parallel]\npipeline_parallel_size = 2\n")
+    ranks = ("--tensor-parallel-size", "1", "--tensor-parallel-size", "2", "--config", "eventlm.toml")
+    flags = ("--cost-model", MODEL, "--output", "out", "--loads", "1")
+    code, output, errors = run_here("sweep", workload, *flags, *ranks)
+    assert code == 0, errors
+    names = [line.split("  ")[0] for line in output.splitlines() if line.startswith("fcfs")]
+    assert names == ["fcfs fixed 2 stages", "fcfs fixed 2 stages of 2 tensor ranks"]
+    with (tmp_path / "out" / "sweep.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["tensor_parallel_size"], row["pipeline_parallel_size"]) for row in rows] == [("1", "2"), ("2", "2")]
+    assert float(rows[0]["p50_ttft_ms"]) > float(rows[1]["p50_ttft_ms"])
+    # Another number is another simulation.
+    code, output, _ = run_here("sweep", workload, *flags, *ranks, "--kv-parallel-size", "1", "--kv-parallel-size", "2")
+    assert output.splitlines()[0] == "4 simulations, 2 of them from an earlier sweep"
+    assert len(list((tmp_path / "out" / "cells").glob("fcfs-fixed-pull-r1-t2-s2-*"))) == 2
+
+
 def test_a_configuration_file_counts(run_here: RunHere, workload: str, tmp_path: Path) -> None:
     (tmp_path / "eventlm.toml").write_text(
         '[scheduler]\npolicy = "edf:multiplier=2"\nmax_num_seqs = 4\n[cache]\nnum_blocks = 500\n'
@@ -86,6 +104,7 @@ def test_a_configuration_file_counts(run_here: RunHere, workload: str, tmp_path:
         (["--loads", ","], "at least one is needed"),
         (["--slo", "ttft=2"], "such as p99_ttft=2000"),
         (["--replicas", "0"], "replicas"),
+        (["--pipeline-parallel-size", "31"], "an integer from 1 to 15"),
         (["--jobs", "0"], "--jobs 0"),
         (["--refine", "2"], "which needs --slo"),
         (["--policy", "nobody"], "unknown policy 'nobody'"),
