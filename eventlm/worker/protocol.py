@@ -6,8 +6,9 @@ steps. A step is two frames: the launch event's line body, byte for byte as in t
 `WorkerDesync` or `WorkerFailed`. Between the steps the engine sends grammars (`PrepareGrammar`), each answered with
 `GrammarBuilt` as soon as that is known.
 
-A replica of several ranks is as many workers. All of them get every step; one of them, the answering rank, gets
-grammars and answers steps. The others only say that they are still there, or how they failed.
+A replica of several ranks is as many workers. All of them get every step, and those that draw tokens get grammars: the
+answering rank, and on GPUs all of the last stage. Only the answering rank answers steps; the others say that they are
+still there, or how they failed.
 """
 
 from __future__ import annotations

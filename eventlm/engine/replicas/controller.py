@@ -343,7 +343,9 @@ class ReplicaController:
         elif isinstance(message, Heartbeat):
             return self._take_beat(rank, message)
         elif isinstance(message, GrammarBuilt):
-            self._engine.grammars.built(self.index, message)
+            assert self._worker is not None
+            if self._worker.note_built(rank, message):
+                self._engine.grammars.built(self.index, message)
         elif isinstance(message, WorkerDesync):
             step = message.step
             return Loss(f"desync in step {step}: {message.detail}", desynced=step, step=self._step_of_a_rank(step))

@@ -20,6 +20,7 @@ from eventlm.system.parent_pipe import PipeError
 from eventlm.system.system import System
 from eventlm.worker.protocol import (
     FromWorker,
+    GrammarBuilt,
     PrepareGrammar,
     StartProgress,
     StepPayload,
@@ -89,6 +90,8 @@ class RankGroup:
         self._num_silent_polls = [0] * len(setups)
         #: Results that have not been sent to the stages that do not sample.
         self._results: list[tuple[int, list[list[int]]]] = []
+        #: By the key of a grammar, the ranks that have not answered for it.
+        self._building: dict[int, set[int]] = {}
 
     @property
     def pids(self) -> list[int]:
@@ -196,8 +199,21 @@ class RankGroup:
             self._results.append((result.step, result.tokens))
 
     def prepare_grammar(self, message: PrepareGrammar) -> None:
-        """Have the ranks that draw tokens build a grammar."""
-        self._workers[self.layout.answering_rank].send(message)
+        """Have the ranks that draw tokens build a grammar: the answering one, and on GPUs all of the last stage."""
+        ranks = {self.layout.answering_rank}
+        if self._setups[0].device != "cpu":
+            ranks.update(self.layout.ranks_of_stage(self.layout.stages - 1))
+        self._building[message.key] = ranks
+        for rank in sorted(ranks):
+            self._workers[rank].send(message)
+
+    def note_built(self, rank: int, answer: GrammarBuilt) -> bool:
+        """Take in a rank's answer; whether it settles a grammar: all that draw have it, or this one cannot build it."""
+        missing = self._building.get(answer.key, set())
+        missing.discard(rank)
+        if missing and not answer.error:
+            return False
+        return self._building.pop(answer.key, None) is not None
 
     async def listen(self, take: Take) -> Loss:
         """Pass on messages until a rank is lost; how the first of them was."""

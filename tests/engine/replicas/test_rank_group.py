@@ -29,7 +29,16 @@ from eventlm.events import Launched, StepCompleted, WorkerLost
 from eventlm.events.codec import encode_body
 from eventlm.launchers.process import ProcessLauncher
 from eventlm.system.system import real_system
-from eventlm.worker.protocol import FromWorker, Heartbeat, StepResult, WorkerDesync, WorkerFailed, WorkerReady
+from eventlm.worker.protocol import (
+    FromWorker,
+    GrammarBuilt,
+    Heartbeat,
+    PrepareGrammar,
+    StepResult,
+    WorkerDesync,
+    WorkerFailed,
+    WorkerReady,
+)
 from tests.engine.engines import Reader, expected_tokens, fake_setup, generate, recorded, request, running, verified
 from tests.processes import PATIENCE_SECONDS, is_running, wait_until
 from tests.worker.launches import launched, new_sequence, payload
@@ -236,6 +245,25 @@ def test_tokens_go_to_the_stages_that_do_not_sample() -> None:
     first = payload(new_sequence(1, [1, 2]))
     assert told[2] == told[3] == [first, payload()]
     assert told[0] == told[1] == [structs.replace(first, results=[(7, [[5], []])]), payload()]
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", [2]), ("cuda:0", [2, 3])])
+def test_a_grammar_is_there_when_all_ranks_that_draw_have_it(device: str, expected: list[int]) -> None:
+    group = scripted([[], [], [], []])
+    group._setups = [structs.replace(each, device=device) for each in SETUPS]
+    asked: list[tuple[int, PrepareGrammar]] = []
+    for rank, worker in enumerate(group._workers):
+        worker.send = lambda message, rank=rank: asked.append((rank, message))  # type: ignore[method-assign]
+    messages = [PrepareGrammar(key=key, grammar="g") for key in range(2)]
+    for message in messages:
+        group.prepare_grammar(message)
+    assert asked == [(rank, message) for message in messages for rank in expected]
+    *first, last = expected
+    assert [group.note_built(rank, GrammarBuilt(key=0)) for rank in first] == [False] * len(first)
+    assert group.note_built(last, GrammarBuilt(key=0))
+    # One that cannot is enough, and is told once.
+    told = [group.note_built(rank, GrammarBuilt(key=1, error="no such rule")) for rank in expected]
+    assert told == [True] + [False] * len(first)
 
 
 class ScriptedRank(WorkerProcess):
