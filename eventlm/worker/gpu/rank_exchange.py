@@ -58,7 +58,7 @@ class NcclExchange:
     store: that no others use. Returns once all are there.
     """
 
-    #: It is the device that waits.
+    #: It is the device that waits, and not every rank's host: which one the others wait for is not known.
     is_waiting = False
 
     def __init__(self, store: Store, *, size: int, rank: int, device: torch.device) -> None:
@@ -68,15 +68,25 @@ class NcclExchange:
                 "nccl", store=store, world_size=size, rank=rank, timeout=PATIENCE, device_id=device
             )
         except RuntimeError as error:
-            raise PeerLostError(f"NCCL finds no way to the peers: {str(error).splitlines()[0]}") from error
+            raise PeerLostError(f"NCCL finds no way to the peers: {_reason(error)}") from error
         atexit.register(torch.distributed.destroy_process_group)
 
     def gather(self, mine: Tensor) -> Tensor:
         """As `GpuExchange` says."""
-        everything = mine.new_empty((self.size, *mine.shape))
+        everything, mine = mine.new_empty((self.size, *mine.shape)), mine.contiguous()
         if mine.numel():
-            torch.distributed.all_gather_into_tensor(everything, mine.contiguous())
+            try:
+                torch.distributed.all_gather_into_tensor(everything, mine)
+            except torch.distributed.DistError as error:
+                raise PeerLostError(f"NCCL has lost a peer: {_reason(error)}") from error
         return everything
+
+
+def _reason(error: RuntimeError) -> str:
+    """What NCCL says in one line. Its first line is where in torch's sources it failed, its last one why."""
+    said, _, _ = str(error).partition("Exception raised from")
+    where, *why = said.splitlines() or [type(error).__name__]
+    return " ".join(" ".join(why).split()) or where
 
 
 def gpu_exchange(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._C._distributed_c10d import Store
 
 from eventlm.core.shards import Layout
 from eventlm.worker.gpu import rank_exchange
@@ -16,6 +17,7 @@ from eventlm.worker.gpu.rank_exchange import GpuExchange, HostExchange, NcclExch
 from eventlm.worker.protocol import Peers, WorkerSetup
 from eventlm.worker.ranks.connect import Connections
 from eventlm.worker.ranks.gloo import GlooStore
+from eventlm.worker.runner import PeerLostError
 from tests.worker.ranks.test_gloo import in_threads
 
 
@@ -65,6 +67,51 @@ def test_ranks_with_a_gpu_each_meet_over_nccl(tmp_path: Path, monkeypatch: pytes
 
 def test_one_rank_has_nobody_to_meet(tmp_path: Path) -> None:
     assert connect(tmp_path, 0, torch.device("cpu"), size=1) is None
+
+
+#: As torch words what NCCL reports.
+FAILED = (
+    "NCCL error in: /pytorch/ProcessGroupNCCL.cpp:3690, unhandled system error (run with NCCL_DEBUG=INFO for details)\n"
+    "ncclSystemError: System call or external library call failed or device error. \n"
+    "Last error:\nsocketPollConnect: Connection refused\nException raised from gather at ProcessGroupNCCL.cpp:3690:\n#0"
+)
+WHY = (
+    "ncclSystemError: System call or external library call failed or device error. "
+    "Last error: socketPollConnect: Connection refused"
+)
+
+
+def fail_with(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
+    def fail(*arguments: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch.distributed, name, fail)
+
+
+def nccl_exchange(monkeypatch: pytest.MonkeyPatch) -> NcclExchange:
+    monkeypatch.setattr(rank_exchange.atexit, "register", lambda function: None)
+    return NcclExchange(Store(), size=2, rank=0, device=torch.device("cuda:0"))
+
+
+@pytest.mark.parametrize(("said", "why"), [(FAILED, WHY), ("connection was closed", "connection was closed")])
+def test_what_nccl_reports_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch, said: str, why: str) -> None:
+    fail_with(monkeypatch, "init_process_group", torch.distributed.DistBackendError(said))
+    with pytest.raises(PeerLostError) as refused:
+        nccl_exchange(monkeypatch)
+    assert str(refused.value) == f"NCCL finds no way to the peers: {why}"
+
+
+def test_a_peer_that_nccl_has_lost_is_no_failure_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *arguments, **options: None)
+    exchange = nccl_exchange(monkeypatch)
+    fail_with(monkeypatch, "all_gather_into_tensor", torch.distributed.DistBackendError(FAILED))
+    with pytest.raises(PeerLostError) as lost:
+        exchange.gather(torch.ones(3))
+    assert str(lost.value) == f"NCCL has lost a peer: {WHY}"
+    # What is no matter between ranks is this one's own.
+    fail_with(monkeypatch, "all_gather_into_tensor", RuntimeError("CUDA error: an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        exchange.gather(torch.ones(3))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
