@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from eventlm.config.options import did_you_mean, options
@@ -16,6 +18,8 @@ from eventlm.errors import ExitCode, UsageError
 READING_A_TRACE = (ExitCode.OK, ExitCode.USAGE, ExitCode.DAMAGED, ExitCode.TORN, ExitCode.VERSION)
 
 _FLAG = re.compile(r"--[a-z-]+")
+#: What somebody may write after a flag that takes no value.
+_SWITCHES = ("true", "false", "yes", "no", "on", "off")
 #: The beginning of argparse's error for a missing argument.
 _REQUIRED = "the following arguments are required: "
 
@@ -70,15 +74,27 @@ class Parser(argparse.ArgumentParser):
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
         """Parse; raises UsageError for unknown arguments, with the hints of the subcommand."""
+        args = sys.argv[1:] if args is None else list(args)
+        self._check_switches(args)
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             word = unknown[0].partition("=")[0]
             kind = "flag" if word.startswith("-") else "argument"
             hint = self._hint(word) if kind == "flag" else ""
             if word == "--set":
-                hint = self._flag_set(args or ()) or hint
+                hint = self._flag_set(args) or hint
             self.error(f"unknown {kind} {word}{hint}")
         return parsed, unknown
+
+    def _check_switches(self, args: Sequence[str]) -> None:
+        """An error for a flag that is on or off by its name, and that is given a word for it."""
+        for argument, following in pairwise([*args, ""]):
+            flag, equals, value = argument.partition("=")
+            action = self._option_string_actions.get(flag)
+            word = value if equals else following
+            if isinstance(action, argparse.BooleanOptionalAction) and word in _SWITCHES:
+                on, off = action.option_strings[:2]
+                self.error(f"{flag} {word}: it takes no value; {on} turns it on, {off} off")
 
     def _hint(self, flag: str) -> str:
         """The flag that an unknown one stands for, maybe one of another engine if the command runs an engine."""

@@ -29,6 +29,8 @@ REDACTED = "***"
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
+#: What tomllib says of a table that is there twice, and a key in that.
+_DECLARED_TWICE, _KEY = re.compile(r"Cannot declare \((.*)\) twice"), re.compile(r"'([^']*)'")
 _TOML_POSITION = re.compile(
     r"^(?P<what>.*) \(at (?:line (?P<line>\d+), column (?P<column>\d+)|end of document)\)$", re.S
 )
@@ -253,6 +255,9 @@ def _replicaset(name: str, table: object, where: str, *, is_spec: bool = False) 
     found: dict[str, Any] = {}
     own = [option.name for option in options().values() if option.section in SECTIONS_OF_REPLICASETS]
     for key, value in table.items():
+        if key in SECTIONS_OF_REPLICASETS and isinstance(value, dict):
+            example = next(iter(value), "") or next(each for each in own if options()[each].section == key)
+            raise UsageError(f"{where}: keys of [{key}] go directly under [replicasets.{name}], such as {example}")
         option = options().get(key)
         if option is None:
             raise UsageError(f"{where}: unknown key {key!r}{name_elsewhere(key, str) or did_you_mean(key, own)}")
@@ -325,8 +330,12 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
             raise UsageError(f"{path}: {lower_first(str(error))}") from error
         line = int(position["line"] or text.count("\n") + 1)
         column = int(position["column"] or len(text) - text.rfind("\n"))
-        found = lower_first(position["what"])
-        raise UsageError(f"{path}, line {line}, column {column}: {found} ({what} must be TOML)") from error
+        where = f"{path}, line {line}, column {column}"
+        if twice := _DECLARED_TWICE.fullmatch(position["what"]):
+            raise UsageError(
+                f"{where}: [{'.'.join(_KEY.findall(twice[1]))}] appears twice; put its keys into one"
+            ) from error
+        raise UsageError(f"{where}: {lower_first(position['what'])} ({what} must be TOML)") from error
 
 
 def _unknown_top_level(name: str, value: object) -> str:

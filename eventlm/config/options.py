@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import NODEFAULT, Meta
@@ -32,6 +32,8 @@ ENGINE_OPTIONS = (
 
 
 _ALLOWED: dict[Any, str] = {
+    int: "an integer",
+    float: "a number",
     str: "a string",
     bool: "true or false",
     list[int]: "a list of integers",
@@ -88,14 +90,13 @@ def _option(section: str, field: msgspec.structs.FieldInfo) -> Option:
     default = field.default if field.default is not NODEFAULT else field.default_factory()
     choices = get_args(bare_type) if get_origin(bare_type) is Literal else ()
     extra = dict(limits.extra or {})
+    allowed = allowed_values(field.type)
     if choices:
-        shown, allowed = "{" + ",".join(choices) + "}", "one of " + ", ".join(choices)
+        shown = "{" + ",".join(choices) + "}"
     elif "plugin_kind" in extra:
         shown, allowed = "SPEC", "NAME, NAME:PARAMETER=VALUE,... or a table with `type` and parameters"
-    elif bare_type is int:
-        shown, allowed = "N", "an integer" + _range(limits)
     else:
-        shown, allowed = "VALUE", _ALLOWED[bare_type]
+        shown = "N" if bare_type is int else "VALUE"
     given = {"metavar": shown, "allowed": allowed} | extra
     return Option(section, field.name, field.type, bare_type, default, annotations[-1], choices=choices, **given)
 
@@ -140,6 +141,17 @@ def did_you_mean(word: str, known: Iterable[str], *, listed_as: str = "") -> str
     return f"{question} {words[0].upper()}{words[1:]}" if guess else f"; {words}"
 
 
+def allowed_values(type_: Any) -> str:
+    """What a field of this type takes, in words that end a sentence: "an integer from 0 to 65535". Empty where only
+    the type can say it.
+    """
+    bare_type, *annotations = get_args(type_) if get_origin(type_) is Annotated else [type_]
+    if get_origin(bare_type) is Literal:
+        return "one of " + ", ".join(map(str, get_args(bare_type)))
+    limits = next((each for each in annotations if isinstance(each, Meta)), Meta())
+    return _ALLOWED[bare_type] + _range(limits) if bare_type in _ALLOWED else ""
+
+
 def _range(meta: Meta) -> str:
     if meta.ge is not None and meta.le == MAX_NUMBER:
         return f" of at least {meta.ge}, below 2^63"
@@ -147,4 +159,6 @@ def _range(meta: Meta) -> str:
         return f" from {meta.ge} to {meta.le}"
     if meta.ge is not None:
         return f" of at least {meta.ge}"
+    if meta.gt is not None:
+        return f" above {meta.gt}"
     return ""

@@ -50,6 +50,7 @@ _REMARKS = {
     "tokenizer tokenizer_path": "the model's own is used, from its folder",
     "trust_remote_code": "it is never done: a model's code is not run",
     "enable_lora enable_loras lora lora_modules lora_paths max_loras max_lora_rank": "not there yet: adapters",
+    "distributed_executor_backend": "{launcher} says what starts ranks: process (vLLM's mp) or ray",
     "enable_expert_parallel ep_size": "with {tensor_parallel_size} each rank has a part of every expert",
     "speculative_config speculative_model speculative_algorithm num_speculative_tokens model_draft": (
         "not there yet: speculative decoding"

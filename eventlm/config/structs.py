@@ -185,7 +185,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     replicas: Annotated[int, Meta(ge=1, le=MAX_REPLICAS), "worker replicas, each with its own process and KV cache"] = 1
     max_num_seqs: Annotated[
         PositiveCount,
-        "most sequences in a step; as many run on a replica at once, or of a pipeline so many for each micro-batch",
+        "most sequences in one step; a replica runs that many at once, in a pipeline that many per micro-batch",
     ] = 256
     max_num_batched_tokens: Annotated[
         Count, "most tokens in one step; 0: 512, or 8192 on a GPU, and no fewer than max_num_seqs"
@@ -221,7 +221,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         "coefficients of the step-time model in ps; empty: from the cache, or measured in a warm-up",
     ] = []
     predictor_cache: Annotated[
-        bool, "keep what a warm-up has measured, so that the next start needs none; no: measure again"
+        bool, "keep what a warm-up has measured, so that the next start needs none; false: measure again"
     ] = True
 
     def batched_tokens(self, *, on_gpu: bool = False) -> int:
@@ -383,8 +383,8 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     threads: Annotated[
         int,
         Meta(ge=0, le=MAX_THREADS),
-        "compute threads of a worker; 0: the cores divided by the replicas, less one core for the engine if there are "
-        "more than four",
+        "compute threads of each worker process, that is of each rank; 0: the cores of the host divided by all ranks "
+        "of its replicas, less one core for the engine if there are more than four",
     ] = 0
     pin_threads: Annotated[
         bool,
@@ -467,18 +467,19 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tensor_parallel_size: Annotated[
         int,
         Meta(ge=1, le=MAX_RANKS),
-        "ranks that share the heads, columns and vocabulary of each layer; each reads and keeps its part of the "
-        "weights",
+        "ranks that share the heads, columns and vocabulary of each layer, 1 to 64; each reads and keeps its part of "
+        "the weights",
     ] = 1
     pipeline_parallel_size: Annotated[
         int,
         Meta(ge=1, le=MAX_STAGES),
-        "stages that share the layers; several steps are under way at once, each in another stage",
+        "stages that share the layers, 1 to 15; several steps are under way at once, each in another stage, up to 16 "
+        "in all",
     ] = 1
     kv_parallel_size: Annotated[
         int,
         Meta(ge=1, le=MAX_KV_GROUPS),
-        "groups of ranks that share the KV cache of long contexts; each has all weights of its stage",
+        "groups of ranks that share the KV cache of long contexts, 1 to 64; each has all weights of its stage",
     ] = 1
     kv_shard_tokens: Annotated[
         PositiveCount,

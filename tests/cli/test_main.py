@@ -39,6 +39,12 @@ def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2)
         (["serve", "smollm2", "extra"], "unknown argument extra"),
         (["serve", "smollm2", "--model", "fake"], "smollm2 and --model fake are two models; name one"),
         (
+            ["serve", "--predictor-cache", "no"],
+            "--predictor-cache no: it takes no value; --predictor-cache turns it on, ",
+        ),
+        (["serve", "--ui=off", "fake"], "--ui off: it takes no value; --ui turns it on, --no-ui off"),
+        (["serve", "--distributed-executor-backend", "ray"], "; --launcher says what starts ranks: process"),
+        (
             ["serve", "m", "--ep-size", "2"],
             "--ep-size; with --tensor-parallel-size each rank has",
         ),

@@ -136,12 +136,20 @@ def test_mistakes_in_a_spec(specs: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("toml", "message"),
     [
+        (
+            "[replicasets.a.parallel]\ntensor_parallel_size = 2",
+            ", [replicasets.a]: keys of [parallel] go directly under [replicasets.a], such as tensor_parallel_size",
+        ),
+        ("[replicasets.a.cache]", "keys of [cache] go directly under [replicasets.a], such as block_size"),
+        (
+            "[replicasets.a]\nmodel = 'x'\n[replicasets.a]",
+            "column 15: [replicasets.a] appears twice; put its keys into one",
+        ),
         ("[replicasets.a]\nmodell = 'x'", ", [replicasets.a]: unknown key 'modell'; did you mean model?"),
         ("[replicasets.a]\nreplicas = '2'", ", [replicasets.a]: replicas = '2': must be an integer from 1 to 1024"),
         ("[replicasets]\na = 3", ", [replicasets.a]: must be a table of options such as model and replicas"),
         ("replicasets = 3", ": replicasets = 3: must be tables, one [replicasets.NAME] for each model"),
         ("[replicaset.a]\nmodel = 'x'", ": unknown section [replicaset]; did you mean replicasets?"),
-        ("[replicasets.a]\n[replicasets.a]\n", "line 2"),
     ],
 )
 def test_mistakes_in_a_file(tmp_path: Path, toml: str, message: str) -> None:

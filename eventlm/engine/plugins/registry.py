@@ -13,14 +13,14 @@ import os
 import sys
 import traceback
 from importlib import metadata
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Any, NamedTuple
 
 import msgspec
 
 from eventlm._version import __version__
 from eventlm.config import PluginSpec
 from eventlm.config.load import lower_first
-from eventlm.config.options import did_you_mean
+from eventlm.config.options import allowed_values, did_you_mean
 from eventlm.config.plugin_spec import format_value
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.plugin_calls import RAISED
@@ -230,24 +230,20 @@ def instantiate(kind: str, name: str, plugin_class: type[msgspec.Struct], parame
         if key not in parameters and field.required:
             raise UsageError(f"{kind} {name} needs the parameter {key}; write {name}:{key}=VALUE")
     for key, value in parameters.items():
+        where = f"{kind} {name}: {key}={format_value(value)}"
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{where}: must be a finite number")
         try:
-            if isinstance(value, float) and not math.isfinite(value):
-                raise msgspec.ValidationError("Expected a finite number")
             msgspec.convert(value, fields[key].type, strict=True)
         except msgspec.ValidationError as error:
-            problem = _one_of(fields[key].type) or lower_first(str(error))
-            raise UsageError(f"{kind} {name}: {key}={format_value(value)}: {problem}") from error
+            allowed = allowed_values(fields[key].type)
+            raise UsageError(f"{where}: {f'must be {allowed}' if allowed else lower_first(str(error))}") from error
     try:
         return msgspec.convert(parameters, plugin_class, strict=True)
     except (msgspec.ValidationError, ValueError, TypeError) as error:
         raise UsageError(f"{kind} {name}: {error}") from error
     except RAISED as error:  # from code of its own, as above
         raise UsageError(f"{kind} {name}: failed at {_place(error)}: {type(error).__name__}: {error}") from error
-
-
-def _one_of(type_: Any) -> str:
-    """What a parameter takes whose values have names, in words; empty for any other type."""
-    return f"must be one of {', '.join(map(str, get_args(type_)))}" if get_origin(type_) is Literal else ""
 
 
 def _parameters(kind: PluginKind, name: str, instance: msgspec.Struct) -> dict[str, Any]:

@@ -56,6 +56,10 @@ def test_others_bring_their_parameters(name: str) -> None:
             "is not a launcher: it must be a class derived from eventlm.launchers.launcher.Launcher",
         ),
         (
+            "ray:timeout_s=-1",
+            "launcher ray: timeout_s=-1: must be an integer of at least 1",
+        ),
+        (
             "ray:placement=heap",
             "launcher ray: placement=heap: must be one of pack, strict_pack, spread, strict_spread",
         ),
