@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,20 +20,19 @@ from eventlm.bootstrap.cache_plan import (
 from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.bootstrap.gpus import Gpu
 from eventlm.bootstrap.model_source import ModelSource, find_model
-from eventlm.bootstrap.num_workers import check_num_ranks, check_room_for_workers, thread_warnings
+from eventlm.bootstrap.num_workers import check_room_for_workers, thread_warnings
+from eventlm.bootstrap.option_checks import check_options_of_set, errors_of_set
 from eventlm.bootstrap.rank_parts import plans_here, rank_memory
 from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
-from eventlm.config.load import replace_fields
 from eventlm.config.options import options
 from eventlm.config.replicasets import check_sets, configs_of_replicasets, keys_of_further
 from eventlm.config.structs import memory_bytes
-from eventlm.core.predictor import Predictor
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_ranks, resolve_plugins, worker_setups
-from eventlm.errors import EventLMError, UsageError
+from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_ranks, worker_setups
+from eventlm.errors import UsageError
 from eventlm.formatting import counted
-from eventlm.models.config import check_quantization, check_runs_on_gpu, resolve_dtype
+from eventlm.models.config import check_runs_on_gpu, resolve_dtype
 from eventlm.models.cpu_kernels import ForwardChoice, choose_build, choose_forward, choose_operations
 from eventlm.models.facts import ModelFacts
 from eventlm.models.program import WeightKey
@@ -49,7 +47,6 @@ from eventlm.system.system import real_system
 from eventlm.telemetry.endpoint import headers_of, traces_url
 from eventlm.text.fake_tokenizer import FakeTokenizer
 from eventlm.text.tokenizer import Tokenizer
-from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL
 from eventlm.worker.rank_memory import RankMemory
 from eventlm.worker.ranks.shard import check_layout
@@ -110,7 +107,7 @@ def compose_engine(
         configs = dict([next(iter(configs.items()))])
     found = {}
     for name, own in configs.items():
-        with _errors_of(name, is_alone=len(configs) == 1):
+        with errors_of_set(name, is_alone=len(configs) == 1):
             found[name] = _find_parts(own)
     weights = {name: parts.weight_bytes for name, parts in found.items()} if len(found) > 1 else {}
     setups: list[EngineSetup] = []
@@ -123,7 +120,7 @@ def compose_engine(
             num_bytes=sum(weights.values()) - weights.get(name, 0),
             num_pools=sum(num_kv_pools(own) for each, own in configs.items() if each != name),
         )
-        with _errors_of(name, is_alone=len(found) == 1):
+        with errors_of_set(name, is_alone=len(found) == 1):
             setup, own_warnings = _make_set(parts, tokenizer_folder, others)
         if len(found) > 1:
             setup = structs.replace(
@@ -144,17 +141,6 @@ def compose_engine(
     check_room_for_workers(list(configs.values()))
     engine = InferenceEngine(setups[0], real_system(), setups[1:])
     return engine, warnings
-
-
-@contextlib.contextmanager
-def _errors_of(name: str, *, is_alone: bool) -> Iterator[None]:
-    """Say in errors that pass through which replicaset they are about, where there are several."""
-    try:
-        yield
-    except EventLMError as error:
-        if not is_alone:
-            error.args = (f"replicaset {name}: {error}",)
-        raise
 
 
 class _SetParts(NamedTuple):
@@ -178,12 +164,7 @@ class _SetParts(NamedTuple):
 
 def _find_parts(config: Config) -> _SetParts:
     """Check the options of a replicaset and find its model."""
-    check_num_ranks(config)
-    _check_predictor(config.scheduler.predictor)
-    replace_fields(FakeParameters(), config.model.fake, where="--fake")
-    # The setup does it too, but only after a model may have been fetched.
-    resolve_plugins(config.scheduler)
-    check_quantization(config.model.dtype, config.model.quantization)
+    check_options_of_set(config)
     gpus, device_warnings = choose_device(config)
     choose_build(config.worker.cpu_kernels)
     check_kv_memory(config, gpus)
@@ -300,15 +281,6 @@ def _check_for_torch_compile(model: ModelSpec, types: Mapping[WeightKey, str]) -
             "--torch-compile is for models like Llama and Qwen3 whose weights are not packed, and this "
             f"{model.architecture} has {reason}; leave it out"
         )
-
-
-def _check_predictor(coefficients: list[int]) -> None:
-    if not coefficients:
-        return
-    try:
-        Predictor.from_coefficients(coefficients)
-    except UsageError as error:
-        raise UsageError(f"--predictor: {error}") from error
 
 
 def _check_telemetry(config: Config) -> None:

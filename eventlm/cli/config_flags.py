@@ -122,6 +122,9 @@ def with_config(run: Callable[[Config, argparse.Namespace], int]) -> Callable[[a
         config = config_from_arguments(arguments)
         if not arguments.print_config:
             return run(config, arguments)
+        from eventlm.bootstrap.option_checks import check_options
+
+        check_options(config)
         print(to_toml(config), end="")
         return 0
 

@@ -86,19 +86,24 @@ def check_sets(cores: Mapping[str, CoreConfig]) -> None:
     """Raise UsageError for replicasets, by their names, that cannot be told apart or are more than an engine can
     have.
     """
+    check_served_names({name: core.models for name, core in cores.items()})
+    try:
+        check_together([*cores.values()])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def check_served_names(models: Mapping[str, Sequence[str]]) -> None:
+    """Raise UsageError if two replicasets serve one name; models: what each serves, by the names of the sets."""
     served: dict[str, str] = {}
-    for name, core in cores.items():
-        for model in core.models:
+    for name, own in models.items():
+        for model in own:
             if model in served:
                 raise UsageError(
                     f"the replicasets {served[model]} and {name} both serve {model!r}, and requests go by that name; "
                     "give one another served_model_name"
                 )
             served[model] = name
-    try:
-        check_together([*cores.values()])
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def first_replicaset(config: Config) -> Config:

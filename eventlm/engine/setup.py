@@ -191,7 +191,7 @@ def make_setup(
         max_losses=min(config.worker.max_losses, config.worker.max_restarts),
         state_slots=state_slots or UNSET,
         state_interval=(state_slots and state_interval) or UNSET,
-        **_layout(config),
+        **core_layout(config),
     )
     return EngineSetup(
         config=config,
@@ -214,7 +214,7 @@ def _captures_graphs(config: Config, devices: Sequence[Device]) -> bool:
     return bool(devices) and config.gpu.cuda_graphs and num_ranks(config) == 1
 
 
-def _layout(config: Config) -> dict[str, int]:
+def core_layout(config: Config) -> dict[str, int]:
     """What the core knows of a replica's ranks: the fields of `CoreConfig` that are set. Raises UsageError for what
     contradicts itself.
     """
