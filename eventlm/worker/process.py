@@ -18,6 +18,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
@@ -72,7 +73,6 @@ class Worker:
 
     def run(self, libraries: Sequence[str] = ()) -> int:
         """Import these, then serve until the engine ends it; the exit status."""
-        threading.Thread(target=self._watch_parent, daemon=True).start()
         for name in libraries:
             try:
                 with lasting_objects():
@@ -165,11 +165,12 @@ class Worker:
             if self._grammar_sender is not None:
                 self._grammar_sender.send(encode(message))
 
-    def _watch_parent(self) -> None:
-        """Runs in a thread of its own."""
+    def watch_parent(self) -> NoReturn:
+        """End the process once its parent has died. Runs in a thread of its own, to the very end: what a library does
+        then may wait for a peer.
+        """
         while os.getppid() == self._parent_pid:
-            if self._is_over.wait(PARENT_POLL_S):
-                return
+            time.sleep(PARENT_POLL_S)
         # The engine has died and cannot tidy up.
         self._pipe.remove()
         if self._shared_folder:
@@ -218,7 +219,13 @@ def main() -> NoReturn:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     inbox, outbox, parent_pid, *libraries = sys.argv[1:]
-    status = Worker(inbox, outbox, int(parent_pid), RemoteEnds.take()).run(libraries)
+    worker = Worker(inbox, outbox, int(parent_pid), RemoteEnds.take())
+    threading.Thread(target=worker.watch_parent, daemon=True).start()
+    try:
+        status = worker.run(libraries)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
     # The interpreter's own end would abort the process where a thread waits in Gloo for a peer.
     atexit._run_exitfuncs()
     sys.stderr.flush()

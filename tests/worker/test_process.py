@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -42,7 +44,7 @@ from eventlm.worker.protocol import (
 )
 from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, READING_WEIGHTS
 from tests.checkpoints import make_checkpoint
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import PATIENCE_SECONDS, is_running, wait_until
 from tests.worker.launches import launched, new_sequence, payload
 from tests.worker.test_loop import SETUP
 
@@ -312,6 +314,38 @@ def test_an_orphan_rank_takes_along_what_ranks_share(start: Callable[..., Peer],
         time.sleep(0.01)
 
 
+#: A library whose end waits for what does not come.
+STUCK = """
+import atexit, os, pathlib, time
+
+def wait():
+    pathlib.Path("PATH").write_text(str(os.getpid()))
+    time.sleep(3600)
+
+atexit.register(wait)
+"""
+
+
+def test_an_orphan_leaves_although_a_library_waits_at_its_end(
+    start: Callable[..., Peer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted = tmp_path / "pid"
+    (tmp_path / "stuck.py").write_text(STUCK.replace("PATH", str(noted)))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    peer = start(under=["sh", "-c", '"$1" "$2" "$3" "$4" "$5" $$ stuck & wait', "sh"])
+    peer.set_up()
+    peer.word()
+    peer.shut_down()
+    wait_until(lambda: noted.exists() and noted.read_text() != "")
+    pid = int(noted.read_text())
+    try:
+        peer.process.kill()
+        wait_until(lambda: not is_running(pid))
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_the_process_of_a_fake_model_never_loads_torch_and_none_loads_asyncio() -> None:
     code = """
         import sys
@@ -398,15 +432,17 @@ def run(self, libraries):
         groups = list(pool.map(group, range(2)))
     receiver = GlooReceiver(groups[1], 8, torch.float32, stage=0)
     assert not receiver.wait(0.5)
-    return 7
+    ENDING
 
 process.Worker.run = run
-sys.exit(process.main())
+process.main()
 """
 
 
-def test_it_ends_in_order_while_a_thread_waits_for_a_peer(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("ending", "code", "said"), [("return 7", 7, ""), ("raise OSError('no way')", 1, "no way")])
+def test_it_ends_in_order_while_a_thread_waits_for_a_peer(tmp_path: Path, ending: str, code: int, said: str) -> None:
     sockets = [f"ipc://{tmp_path}/{name}" for name in ("in", "out")]
-    command = [sys.executable, "-c", WAITING, *sockets, str(os.getpid()), str(tmp_path)]
+    command = [sys.executable, "-c", WAITING.replace("ENDING", ending), *sockets, str(os.getpid()), str(tmp_path)]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
-    assert (ended.returncode, ended.stderr) == (7, "")
+    assert ended.returncode == code
+    assert ended.stderr.splitlines()[-1:] == ([f"OSError: {said}"] if said else [])
