@@ -37,6 +37,7 @@ class RankActor:
     def __init__(self) -> None:
         self._watched: _Watched | None = None
         self._folder: SharedFolder | None = None
+        atexit.register(self._remove_folder)
 
     def describe(self, look_up: bytes) -> bytes:
         """The `HostFacts` of this host for a `LookUp`."""
@@ -48,12 +49,14 @@ class RankActor:
 
     def _new_folder(self, num_ranks: int) -> str:
         """An empty one for those of a replica's ranks that are started here next, in place of that of the last ones."""
-        if self._folder is not None:
-            self._folder.remove()
+        self._remove_folder()
         self._folder = SharedFolder()
         StepBoard(self._folder.path, size=num_ranks).close()
-        atexit.register(self._folder.remove)
         return str(self._folder.path)
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            self._folder.remove()
 
     def start(self, command: bytes) -> int:
         """Start the process of a `StartRank`; its id. Raises OSError."""

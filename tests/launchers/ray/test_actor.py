@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -137,7 +138,8 @@ def test_a_fingerprint_is_the_workers(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_ranks_of_one_host_get_a_folder_for_each_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventlm.system.shared_folder._MEMORY", tmp_path)
-    monkeypatch.setattr("atexit.register", lambda action: None)
+    at_end: list[Callable[[], None]] = []
+    monkeypatch.setattr("atexit.register", at_end.append)
     actor = RankActor()
     assert msgspec.msgpack.decode(actor.describe(encode(LookUp())), type=HostFacts).shared == ""
     first, second = (
@@ -146,3 +148,6 @@ def test_ranks_of_one_host_get_a_folder_for_each_start(tmp_path: Path, monkeypat
     )
     assert (first.exists(), list(tmp_path.iterdir())) == (False, [second])
     assert StepBoard(second).read(1) == NO_STEP
+    [remove] = at_end
+    remove()
+    assert list(tmp_path.iterdir()) == []
