@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from eventlm.errors import CheckpointError
 from eventlm.models.fetch.cache_folder import cache_folder
+from eventlm.models.fetch.default_model import KNOWN_MODELS
 from eventlm.models.gguf.source import read_source
 
 #: `cache` is eventlm's own, `hub` that of the Hugging Face hub.
@@ -44,8 +45,22 @@ def find_here(name: CheckpointName) -> Path:
 
         return gguf_folder(path)
     if not path.is_dir():
-        raise CheckpointError(f"there is no {path}")
+        raise CheckpointError(f"there is no {path}; {_advice(name)}")
     return path
+
+
+def _advice(name: CheckpointName) -> str:
+    """How a host gets what it lacks."""
+    parts = Path(name.path).parts
+    if name.root == "hub":
+        repo = parts[0].removeprefix("models--").replace("--", "/")
+        if name.path.endswith(".gguf"):
+            repo += f":{Path(name.path).stem.partition('-00001-of-')[0]}"
+        return f"run on that host: eventlm pull {repo} --revision {parts[2]}"
+    known = {known.replace(":", "-"): known for known in KNOWN_MODELS}
+    if name.root == "cache" and parts[-1] in known:
+        return f"run on that host: eventlm pull {known[parts[-1]]}"
+    return "copy it to that path on that host"
 
 
 def _roots() -> dict[Root, Path]:

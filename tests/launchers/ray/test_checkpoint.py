@@ -34,7 +34,9 @@ def test_in_a_cache_it_is_its_place_there(tmp_path: Path, cache: Path, monkeypat
     name = name_of(folder(cache / "models/tiny"))
     assert name == CheckpointName("cache", "models/tiny")
     monkeypatch.setenv("EVENTLM_HOME", str(tmp_path / "other"))
-    with pytest.raises(CheckpointError, match=f"^there is no {tmp_path}/other/models/tiny$"):
+    with pytest.raises(
+        CheckpointError, match=f"^there is no {tmp_path}/other/models/tiny; copy it to that path on that host$"
+    ):
         find_here(name)
     there = folder(tmp_path / "other/models/tiny")
     assert find_here(name) == there
@@ -46,6 +48,19 @@ def test_in_the_hubs_cache_likewise(tmp_path: Path, cache: Path, monkeypatch: py
     name = name_of(snapshot)
     assert name == CheckpointName("hub", "models--a--b/snapshots/1234")
     assert find_here(name) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        (CheckpointName("cache", "models/smollm2-bf16"), "eventlm pull smollm2:bf16"),
+        (CheckpointName("hub", "models--a--b/snapshots/1234"), "eventlm pull a/b --revision 1234"),
+        (CheckpointName("hub", "models--a--b/snapshots/1234/b-Q8_0.gguf"), "eventlm pull a/b:b-Q8_0 --revision 1234"),
+    ],
+)
+def test_a_host_without_it_is_told_how_to_get_it(name: CheckpointName, command: str, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match=rf"^there is no \S+; run on that host: {command}$"):
+        find_here(name)
 
 
 def test_of_a_gguf_file_it_is_the_files(tmp_path: Path, cache: Path) -> None:
