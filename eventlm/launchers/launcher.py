@@ -56,9 +56,14 @@ class RankProcess(Protocol):
 
 @runtime_checkable
 class ReportedProcess(RankProcess, Protocol):
-    """A process whose state others report. reason: how it was lost, where its exit status is not known; else empty."""
+    """A process whose state others report.
+
+    reason: how it was lost, where its exit status is not known; else empty. is_end_of_all: that ended all ranks, and
+    none of them is to blame.
+    """
 
     reason: str
+    is_end_of_all: bool
 
 
 class StartedRank(NamedTuple):
@@ -114,6 +119,11 @@ class Launcher(Struct, frozen=True, kw_only=True):
         PipeError as a spawn does.
         """
         raise NotImplementedError
+
+    def share(self, others: Sequence[Launcher]) -> None:
+        """Other replicasets of the same engine have these. Have in common with them what an engine needs once. It is
+        called before the first start.
+        """
 
     def give_up(self, replica: int) -> None:
         """A replica has ended for good, and all of its ranks have: give back the room that is kept for it."""

@@ -35,6 +35,9 @@ class Replicas:
     ) -> None:
         self.num_live = [setup.core.num_replicas for setup in setups]
         self._setups = list(setups)
+        launchers = [setup.launcher for setup in setups]
+        for number, launcher in enumerate(launchers):
+            launcher.share(launchers[:number])
         self._on_dead = on_dead
         self._sets = [
             self._controllers(

@@ -100,7 +100,11 @@ class RankGroup:
 
     def ending(self, rank: int) -> str:
         """How a rank died, or was given up while it started, for a person; empty while it lives."""
-        return (self._workers[rank].ending or self._workers[rank].silence) if self._workers else ""
+        if not self._workers:
+            return ""
+        worker = self._workers[rank]
+        ending = worker.ending or worker.silence
+        return f"on {worker.host} {ending}" if ending and worker.host else ending
 
     async def start(self, spawned: Sequence[StartedRank] = ()) -> None:
         """Start all of them, some in processes that were spawned before, and send their setups.
@@ -224,7 +228,7 @@ class RankGroup:
             loss = await self._first_cause(listening)
         finally:
             await _end(listening)
-        if loss.step < 0 and self._started is not None:
+        if loss.step < 0 <= loss.rank and self._started is not None:
             loss = loss._replace(step=self._started.step_in_hand(loss.rank))
         return loss
 
@@ -241,6 +245,8 @@ class RankGroup:
             self._num_silent_polls[rank] = 0
             if message is not None:
                 loss = take(rank, self._on_our_clock(rank, message))
+            elif worker.is_end_of_all:
+                return Loss(worker.ending)
             else:
                 loss = Loss(worker.ending or "unreadable message", crashed=worker.crashed)
             if loss is not None:
@@ -285,10 +291,12 @@ class RankGroup:
         """Whether a rank speaks of its failure while another one is dead: that one's end is noticed a little later,
         once its last messages have been waited for.
         """
-        own_end = self._workers[loss.rank].ending
+        own_end = loss.rank < 0 or self._workers[loss.rank].ending
         return not own_end and any(worker.ending for worker in self._workers)
 
     def _of(self, rank: int, loss: Loss) -> Loss:
+        if host := self._workers[rank].host:
+            loss = loss._replace(reason=f"on {host}: {loss.reason}")
         return loss._replace(rank=rank) if len(self._workers) > 1 else loss
 
     def _silent(self) -> Loss:

@@ -118,6 +118,17 @@ class WorkerProcess:
         return death_in_words(process.returncode)
 
     @property
+    def is_end_of_all(self) -> bool:
+        """Whether what ended the process ended all ranks, so that none of them is to blame."""
+        process = self._spawned.process if self._spawned is not None else None
+        return isinstance(process, ReportedProcess) and process.is_end_of_all
+
+    @property
+    def host(self) -> str:
+        """Where it runs; empty: on this host."""
+        return self._spawned.host if self._spawned is not None else ""
+
+    @property
     def crashed(self) -> bool:
         """Whether the process was ended by a signal that a process raises by what it does, such as SIGSEGV."""
         return self._spawned is not None and -(self._spawned.process.returncode or 0) in CRASH_SIGNALS

@@ -16,6 +16,7 @@ import re
 import socket
 import sys
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -110,6 +111,8 @@ class Driver:
         self._lost = asyncio.Event()
         self._groups: dict[int, _Group] = {}
         self._placing: dict[int, asyncio.Task[None]] = {}
+        #: Those that ask Ray for room, which cannot be interrupted.
+        self._asking: dict[int, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, end: socket.socket) -> None:
@@ -144,13 +147,16 @@ class Driver:
 
     async def _connect(self, message: Connect) -> None:
         def connect() -> Connected:
-            ray.init(address=message.address, log_to_driver=False, logging_level="error")
+            found = ray.init(address=message.address, log_to_driver=False, logging_level="error")
+            _print_to_logs_of(found.address_info["session_dir"])
             return Connected(address=ray.util.get_node_ip_address(), nodes=nodes_of_cluster())
 
         try:
             self._send(await asyncio.to_thread(connect))
+        except ConnectionError:
+            self._send(Refused(message="there is none", no_room=True))
         except Exception as error:
-            self._send(Refused(message=f"cannot join the Ray cluster {message.address}: {in_one_line(error)}"))
+            self._send(Refused(message=in_one_line(error)))
 
     async def _place(self, wanted: PlaceReplica) -> None:
         replica = wanted.replica
@@ -188,14 +194,21 @@ class Driver:
     async def _find_room(self, wanted: PlaceReplica) -> _Group:
         group = self._groups.get(wanted.replica)
         if group is None:
-            bundles = [bundle.resources for bundle in wanted.bundles]
-            room = await asyncio.to_thread(placement_group, bundles, strategy=wanted.strategy.upper())
-            group = self._groups[wanted.replica] = _Group(room, wanted)
+            asking = self._asking[wanted.replica] = self._begin(self._ask_for_room(wanted))
+            # The thread goes on when this is cancelled, and what it gets is to be given back.
+            await asyncio.shield(asking)
+            group = self._groups[wanted.replica]
         if not await asyncio.to_thread(group.room.wait, wanted.timeout_s):
             nodes = await asyncio.to_thread(nodes_of_cluster)
-            message = no_room(wanted.replica, wanted.bundles, wanted.strategy, nodes)
+            held = [bundle for each in self._groups.values() if each.actors for bundle in each.wanted.bundles]
+            message = no_room(wanted.replica, wanted.bundles, wanted.strategy, nodes, held)
             raise NoRoomError(f"{message}; waited {wanted.timeout_s} s")
         return group
+
+    async def _ask_for_room(self, wanted: PlaceReplica) -> None:
+        bundles = [bundle.resources for bundle in wanted.bundles]
+        room = await asyncio.to_thread(placement_group, bundles, strategy=wanted.strategy.upper())
+        self._groups[wanted.replica] = _Group(room, wanted)
 
     def _put_actors(self, group: _Group) -> None:
         actor_class = ray.remote(RankActor)
@@ -283,12 +296,22 @@ class Driver:
     async def _leave(self, replica: int) -> None:
         if (placing := self._placing.pop(replica, None)) is not None:
             placing.cancel()
+        if (asking := self._asking.pop(replica, None)) is not None:
+            await asyncio.wait({asking})
         await self._drop(replica)
 
     async def _drop(self, replica: int) -> None:
         """Give up the room of a replica; Ray ends its actors at once."""
         if (group := self._groups.pop(replica, None)) is not None:
             await asyncio.to_thread(remove_placement_group, group.room)
+
+
+def _print_to_logs_of(session: str) -> None:
+    """Send stdout to a file beside the logs of a session of Ray, which prints dozens of lines about each lost node. The
+    engine logs what that means for its ranks.
+    """
+    output = Path(session, "logs", f"eventlm-driver-{os.getpid()}.out")
+    sys.stdout = output.open("w", buffering=1)
 
 
 def nodes_of_cluster() -> list[NodeRoom]:

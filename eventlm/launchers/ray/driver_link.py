@@ -37,6 +37,15 @@ MODULE = "eventlm.launchers.ray.driver"
 #: What ended the ranks of a driver that is gone.
 DRIVER_DIED = "the driver of Ray died"
 
+START_ADVICE = "start one with `ray start --head`, or give its address as ray:address=HOST:PORT"
+
+
+def in_words(address: str) -> str:
+    """The cluster at an address, and for `auto` where Ray looks for it."""
+    if address == "auto":
+        return "a Ray cluster (address=auto: that of RAY_ADDRESS, else one that runs on this host)"
+    return f"the Ray cluster at {address}"
+
 
 class DriverLink:
     """A driver process that has joined a cluster. Of a driver that has died, all processes have."""
@@ -66,7 +75,13 @@ class DriverLink:
             link.address, link.nodes = connected.address, connected.nodes
         except TimeoutError:
             await link.close()
-            raise LaunchError(f"no Ray cluster has answered at {address} in {timeout_s:g} s") from None
+            raise LaunchError(
+                f"cannot join {in_words(address)}: it has not answered in {timeout_s:g} s; {START_ADVICE}"
+            ) from None
+        except LaunchError as error:
+            await link.close()
+            advice = f"; {START_ADVICE}" if error.waits_for_room else ""
+            raise LaunchError(f"cannot join {in_words(address)}: {error}{advice}") from None
         except BaseException:
             await link.close()
             raise
@@ -190,6 +205,6 @@ class DriverLink:
             # Nobody may have waited for it.
             self._connecting.exception()
         for process in self._runs.values():
-            process.note_end(1, DRIVER_DIED)
+            process.note_end(1, DRIVER_DIED, of_all=True)
             process.note_output(b"")
         self._runs.clear()

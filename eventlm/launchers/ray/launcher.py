@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Annotated, ClassVar
 
+import structlog
 from msgspec import Meta, structs
 
 from eventlm.launchers.launcher import Launcher, StartedRank
@@ -27,6 +29,9 @@ from eventlm.worker.protocol import FAKE_MODEL, Peers, WorkerSetup
 RESTART_TIMEOUT_SECONDS = 2
 #: The module that a rank's process runs.
 WORKER = "eventlm.worker.process"
+_ADDRESS = re.compile(r"[^/\s]+:\d{1,5}")
+
+log = structlog.get_logger("eventlm.replica")
 
 
 class RayRanks:
@@ -58,15 +63,24 @@ class RayLauncher(Launcher, frozen=True, kw_only=True, dict=True):
     timeout_s: Annotated[int, Meta(ge=1)] = 60
 
     def __post_init__(self) -> None:
-        """Raises ValueError without Ray."""
+        """Raises ValueError without Ray, and for an address that is none."""
         if find_spec("ray") is None:
             raise ValueError("it needs Ray, which is not installed; run: pip install 'eventlm[ray]'")
+
+        if self.address != "auto" and _ADDRESS.fullmatch(self.address) is None:
+            raise ValueError(f"address={self.address} is no address of a Ray cluster; give HOST:PORT, or auto")
 
     async def start(
         self, system: System, setups: Sequence[WorkerSetup], spawned: Sequence[StartedRank] = ()
     ) -> RayRanks:
         """As Launcher.start."""
-        return await self._session.start(system, setups)
+        return await self._session.start(self, system, setups)
+
+    def share(self, others: Sequence[Launcher]) -> None:
+        """As Launcher.share."""
+        for other in others:
+            if isinstance(other, RayLauncher) and other.address == self.address:
+                self.__dict__["_session"] = other._session
 
     def give_up(self, replica: int) -> None:
         """As Launcher.give_up."""
@@ -78,47 +92,67 @@ class RayLauncher(Launcher, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _session(self) -> RaySession:
-        return RaySession(self)
+        return RaySession(self.address)
 
 
 class RaySession:
-    """What the replicas of one engine have in common: a driver of Ray, which is started again when it has died."""
+    """What all replicas of an engine on one cluster have in common: a driver of Ray, which is started again when it
+    has died, and the memory of the cluster's hosts.
+    """
 
-    def __init__(self, launcher: RayLauncher) -> None:
-        self._launcher = launcher
+    def __init__(self, address: str) -> None:
+        self._address = address
         self._link: DriverLink | None = None
         self._joining = asyncio.Lock()
         self._keys = RunKeys()
         #: Those that have begun to start: all of an engine, before the first of them has joined the cluster.
         self._replicas: set[int] = set()
-        #: Those whose first ranks wait for a plan of their memory.
-        self._placed: list[PlacedReplica] = []
+        #: Those of them whose memory is to be planned, and those whose first ranks wait for that, by their replicasets'
+        #: launchers.
+        self._planned: set[int] = set()
+        self._placed: list[tuple[RayLauncher, PlacedReplica]] = []
         self._all_placed = asyncio.Event()
-        #: Of a rank, where the configuration leaves them to be found.
-        self._threads = 0
-        #: Replicas that have run.
-        self._known: set[int] = set()
+        #: Of a rank of such bundles, where the configuration leaves them to be found.
+        self._threads: dict[tuple[Strategy, int, int], int] = {}
+        #: Where the ranks of replicas that have run were last.
+        self._nodes: dict[int, list[str]] = {}
 
-    async def start(self, system: System, setups: Sequence[WorkerSetup]) -> RayRanks:
+    async def start(self, launcher: RayLauncher, system: System, setups: Sequence[WorkerSetup]) -> RayRanks:
         """As Launcher.start."""
-        self._replicas.add(setups[0].replica)
-        link = await self._joined(system)
-        wanted = self._place(link, setups)
+        replica = setups[0].replica
+        self._replicas.add(replica)
+        if setups[0].memory is not None:
+            self._planned.add(replica)
+        link = await self._joined(system, launcher.timeout_s)
+        wanted = self._place(launcher, link, setups)
         hosts = await link.place(wanted)
-        if wanted.replica not in self._known and setups[0].memory is not None:
-            setups = await self._with_blocks(setups, hosts)
-        self._known.add(wanted.replica)
+        setups = await self._with_blocks(launcher, setups, hosts)
+        nodes = [host.node for host in hosts]
+        if nodes != self._nodes.get(replica):
+            log.info("replica placed", replica=replica, hosts=[host.address for host in hosts])
+        self._nodes[replica] = nodes
         threads = wanted.bundles[0].cpus // wanted.bundles[0].ranks
         ranks = await _start_ranks(link, self._keys, setups, hosts)
         return RayRanks(ranks, placed_setups(setups, hosts, threads))
 
-    async def _with_blocks(self, setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts]) -> list[WorkerSetup]:
-        """The setups for the memory of the hosts, once it is known which ranks share them."""
-        self._placed.append(PlacedReplica(setups, hosts))
-        if len(self._placed) == len(self._replicas):
+    async def _with_blocks(
+        self, launcher: RayLauncher, setups: Sequence[WorkerSetup], hosts: Sequence[HostFacts]
+    ) -> Sequence[WorkerSetup]:
+        """The setups for the memory of the hosts, once it is known which ranks share them. Raises LaunchError."""
+        placed, replica = PlacedReplica(setups, hosts), setups[0].replica
+        if replica not in self._planned:
+            return setups
+        if replica in self._nodes:
+            # Where it was it had room. Elsewhere the others there have taken theirs already.
+            if not {host.node for host in hosts} <= set(self._nodes[replica]):
+                setups_with_blocks(setups, [placed])
+            return setups
+        self._placed.append((launcher, placed))
+        if len(self._placed) == len(self._planned):
             self._all_placed.set()
         await self._all_placed.wait()
-        return setups_with_blocks(setups, self._placed)
+        own = [each for whose, each in self._placed if whose is launcher]
+        return setups_with_blocks(setups, own, [each for whose, each in self._placed if whose is not launcher])
 
     def give_up(self, replica: int) -> None:
         """As Launcher.give_up."""
@@ -131,37 +165,37 @@ class RaySession:
         if link is not None:
             await link.close()
 
-    async def _joined(self, system: System) -> DriverLink:
+    async def _joined(self, system: System, timeout_s: int) -> DriverLink:
         async with self._joining:
             if self._link is None or self._link.is_lost:
                 await self.close()
-                self._link = await DriverLink.open(system, self._launcher.address, self._launcher.timeout_s)
+                self._link = await DriverLink.open(system, self._address, timeout_s)
             return self._link
 
-    def _place(self, link: DriverLink, setups: Sequence[WorkerSetup]) -> PlaceReplica:
+    def _place(self, launcher: RayLauncher, link: DriverLink, setups: Sequence[WorkerSetup]) -> PlaceReplica:
         first, layout = setups[0], setups[0].layout
         on_gpu = first.device != "cpu"
-        ranks = layout.tensor if self._launcher.bundle == "tensor_group" else 1
+        ranks = layout.tensor if launcher.bundle == "tensor_group" else 1
         num_bundles = layout.num_ranks // ranks
         if first.model == FAKE_MODEL:
             threads = 1
         else:
-            threads = first.threads or self._most_threads(link, num_bundles, ranks)
+            threads = first.threads or self._most_threads(link, launcher.placement, num_bundles, ranks)
         return PlaceReplica(
             replica=first.replica,
             bundles=bundles_of(num_bundles, ranks, threads, on_gpu=on_gpu),
-            strategy=self._launcher.placement,
+            strategy=launcher.placement,
             # Of one that has run, the metrics are to say soon that it waits.
-            timeout_s=RESTART_TIMEOUT_SECONDS if first.replica in self._known else self._launcher.timeout_s,
+            timeout_s=RESTART_TIMEOUT_SECONDS if first.replica in self._nodes else launcher.timeout_s,
             model=name_of(first.model) if first.model != FAKE_MODEL else None,
             tokenizer=name_of(first.tokenizer) if first.tokenizer else None,
         )
 
-    def _most_threads(self, link: DriverLink, num_bundles: int, num_ranks: int) -> int:
-        if not self._threads:
-            num_replicas = len(self._replicas)
-            self._threads = most_threads(link.nodes, self._launcher.placement, num_replicas, num_bundles, num_ranks)
-        return self._threads
+    def _most_threads(self, link: DriverLink, strategy: Strategy, num_bundles: int, num_ranks: int) -> int:
+        key = (strategy, num_bundles, num_ranks)
+        if key not in self._threads:
+            self._threads[key] = most_threads(link.nodes, strategy, len(self._replicas), num_bundles, num_ranks)
+        return self._threads[key]
 
 
 async def _start_ranks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from msgspec import structs
@@ -24,22 +24,25 @@ class PlacedReplica(NamedTuple):
 
 
 class _PlacedRank(NamedTuple):
-    """free: bytes that it may count on. neighbours: ranks that share its host's memory, this one among them."""
+    """free: bytes that it may count on. num_there: ranks that share its host's memory, this one among them."""
 
     setup: WorkerSetup
     memory: RankMemory
     host: HostFacts
     free: int
-    neighbours: int
+    num_there: int
 
 
-def setups_with_blocks(setups: Sequence[WorkerSetup], replicas: Sequence[PlacedReplica]) -> list[WorkerSetup]:
+def setups_with_blocks(
+    setups: Sequence[WorkerSetup], replicas: Sequence[PlacedReplica], others: Sequence[PlacedReplica] = ()
+) -> list[WorkerSetup]:
     """The setups of one of the replicas with as many KV blocks as every rank of all of them has memory for, and a
-    context that these hold; the number that is given, if one is.
+    context that these hold; the number that is given, if one is. others: those of other replicasets.
 
-    The ranks of a host share what was free there before they started. Raises LaunchError for one that has too little.
+    The ranks of a host share what was free there before they started, after their weights and activations in equal
+    parts. Raises LaunchError for one that has too little.
     """
-    ranks = _ranks(replicas)
+    ranks = _ranks(replicas, others)
     for rank in ranks:
         _check_fits(rank)
     num_blocks = setups[0].num_blocks or min(_blocks_of(rank) for rank in ranks)
@@ -50,16 +53,26 @@ def setups_with_blocks(setups: Sequence[WorkerSetup], replicas: Sequence[PlacedR
     ]
 
 
-def _ranks(replicas: Sequence[PlacedReplica]) -> list[_PlacedRank]:
-    hosts = [host for replica in replicas for host in replica.hosts]
-    there = Counter(host.node for host in hosts)
-    free = {node: min(host.free_bytes for host in hosts if host.node == node) for node in there}
-    return [
-        _PlacedRank(setup, setup.memory, host, free[host.node] // there[host.node], there[host.node])
-        for replica in replicas
-        for setup, host in zip(replica.setups, replica.hosts, strict=True)
-        if setup.memory is not None
-    ]
+def _ranks(replicas: Sequence[PlacedReplica], others: Sequence[PlacedReplica]) -> list[_PlacedRank]:
+    left: dict[str, int] = {}
+    num_there: Counter[str] = Counter()
+    for _, _, host in (*_placed(replicas), *_placed(others)):
+        num_there[host.node] += 1
+        left[host.node] = min(left.get(host.node, host.free_bytes), host.free_bytes)
+    for _, memory, host in (*_placed(replicas), *_placed(others)):
+        left[host.node] -= memory.weights + memory.activations
+    found = []
+    for setup, memory, host in _placed(replicas):
+        share = memory.weights + memory.activations + left[host.node] // num_there[host.node]
+        found.append(_PlacedRank(setup, memory, host, max(share, 0), num_there[host.node]))
+    return found
+
+
+def _placed(replicas: Sequence[PlacedReplica]) -> Iterator[tuple[WorkerSetup, RankMemory, HostFacts]]:
+    for replica in replicas:
+        for setup, host in zip(replica.setups, replica.hosts, strict=True):
+            if setup.memory is not None:
+                yield setup, setup.memory, host
 
 
 def _check_fits(rank: _PlacedRank) -> None:
@@ -77,8 +90,8 @@ def _check_fits(rank: _PlacedRank) -> None:
         }
         takes = ", ".join(f"{name} {_mib(num_bytes)}" for name, num_bytes in parts.items() if num_bytes)
         raise LaunchError(
-            f"{_name(rank)} has too little memory: it takes {takes}, and of what is free there each of "
-            f"{rank.neighbours} ranks can have {_mib(rank.free)}; take hosts with more, more of them, or lower "
+            f"{_name(rank)} has too little memory: it takes {takes}, and as one of {rank.num_there} "
+            f"ranks there it can have {_mib(rank.free)}; take hosts with more, more of them, or lower "
             "--max-num-batched-tokens, --max-num-seqs or --max-model-len"
         )
 
@@ -88,7 +101,7 @@ def _blocks_of(rank: _PlacedRank) -> int:
     found = memory.num_blocks(rank.free, block_size=setup.block_size, longest=setup.max_model_len)
     if found < 2 or _capacity(setup, found) < memory.min_context:
         raise LaunchError(
-            f"{_name(rank)}: of the {_mib(rank.free)} that each of {rank.neighbours} ranks there can have, the KV "
+            f"{_name(rank)}: of the {_mib(rank.free)} that it can have as one of {rank.num_there} ranks there, the KV "
             f"cache gets {found:,} blocks of {memory.block:,} bytes, too few for a context of {memory.min_context:,} "
             "tokens; give --kv-memory, or lower --max-model-len"
         )

@@ -76,14 +76,27 @@ def _fits(nodes: Sequence[NodeRoom], strategy: Strategy, replicas: int, num_bund
     return sum(room) >= replicas * num_bundles
 
 
-def no_room(replica: int, bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[NodeRoom]) -> str:
-    """One line: what a replica asks for, and what each node has free."""
-    number = f"{counted(len(bundles), 'bundle')} of {bundles[0]}" + (" each" if len(bundles) > 1 else "")
-    free = "; ".join(map(str, nodes)) or "no node is there"
-    message = f"Ray has no room for replica {replica}, which asks for {number} (placement={strategy}); free: {free}"
+def no_room(
+    replica: int, bundles: Sequence[Bundle], strategy: Strategy, nodes: Sequence[NodeRoom], held: Sequence[Bundle]
+) -> str:
+    """One line: what a replica needs, and what each node has free. held: what other replicas of its engine have."""
+    free = "; ".join(map(str, nodes)) or "no node has joined"
+    message = f"Ray has no room for replica {replica}: it needs {_needs(bundles)} (placement={strategy}); free: {free}"
+    if held:
+        total = Bundle(0, cpus=sum(each.cpus for each in held), gpus=sum(each.gpus for each in held))
+        message += f"; other replicas of this engine hold {total}"
     if bundles[0].ranks > 1 and not any(node.could_hold(bundles[0]) for node in nodes):
         message += (
             f"; no node is large enough for the {bundles[0].ranks} ranks of a tensor group: lower "
             "--tensor-parallel-size or --threads, or give bundle=rank, which lets them be on several"
         )
     return message
+
+
+def _needs(bundles: Sequence[Bundle]) -> str:
+    first = bundles[0]
+    if first.ranks == 1:
+        whose = f"each of {len(bundles)} ranks" if len(bundles) > 1 else "its rank"
+        return f"{first} for {whose}"
+    whose = f"each of {len(bundles)} tensor groups" if len(bundles) > 1 else f"its {first.ranks} ranks"
+    return f"{first} on one host for {whose}"

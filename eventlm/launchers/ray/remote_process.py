@@ -21,6 +21,7 @@ class RemoteProcess:
         self.returncode: int | None = None
         #: Why it ended, where that is not its exit status.
         self.reason = ""
+        self.is_end_of_all = False
         self.stdout: asyncio.StreamReader | None = asyncio.StreamReader()
         self._send_kill = send_kill
         self._begun = asyncio.Event()
@@ -58,9 +59,9 @@ class RemoteProcess:
         elif not self.stdout.at_eof():
             self.stdout.feed_eof()
 
-    def note_end(self, exit_code: int, reason: str = "") -> None:
-        """It has ended. Only the first end counts."""
+    def note_end(self, exit_code: int, reason: str = "", *, of_all: bool = False) -> None:
+        """It has ended, for a reason of its own or one that ended all others, too. Only the first end counts."""
         if self.returncode is None:
-            self.returncode, self.reason = exit_code, reason
+            self.returncode, self.reason, self.is_end_of_all = exit_code, reason, of_all
         self._begun.set()
         self._ended.set()

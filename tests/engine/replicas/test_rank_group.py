@@ -280,6 +280,7 @@ class ScriptedRank(WorkerProcess):
         return "died (killed by SIGKILL)" if not self._words and self._died else ""
 
     _died = False
+    is_end_of_all = False
 
     async def receive(self, timeout_seconds: float) -> FromWorker | None:
         loop = asyncio.get_running_loop()
@@ -348,6 +349,14 @@ async def test_the_first_cause_wins(
     rank, reason, step = expected
     assert (loss.rank, loss.step) == (rank, step)
     assert reason is None or loss.reason == reason
+
+
+async def test_of_what_ends_all_ranks_none_is_the_cause() -> None:
+    group = scripted([[], [(0.01, NOTICED)], [(0.05, None)], [(0.05, None)]])
+    for worker in group._workers[2:]:
+        worker.is_end_of_all = True  # type: ignore[misc]
+    loss = await asyncio.wait_for(group.listen(take), PATIENCE_SECONDS)
+    assert (loss.rank, loss.step, loss.reason) == (-1, -1, "died (killed by SIGKILL)")
 
 
 READY = WorkerReady(epoch=1, pid=1, num_blocks=64, model_fingerprint="m")

@@ -61,7 +61,7 @@ async def test_ranks_leave_when_the_engine_is_silent(tmp_path: Path, monkeypatch
     finally:
         await engine.stop()
     [lost] = [event for event in recorded(engine) if isinstance(event, WorkerLost)]
-    assert lost.reason == "died (exit code 1)"
+    assert lost.reason == "on elsewhere: died (exit code 1)"
 
 
 async def test_each_stage_has_the_clock_of_its_host() -> None:

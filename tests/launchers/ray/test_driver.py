@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+
 import pytest
 from msgspec import structs
 
-from eventlm.launchers.ray.driver import folder_makers, in_one_line, mismatch
-from eventlm.launchers.ray.messages import HostFacts
+from eventlm.launchers.ray import driver
+from eventlm.launchers.ray.driver import Driver, folder_makers, in_one_line, mismatch
+from eventlm.launchers.ray.messages import GiveUpRoom, HostFacts, PlaceReplica, encode
+from eventlm.launchers.ray.placement import Bundle
+from tests.processes import PATIENCE_SECONDS, until
 
 HERE = HostFacts(host="here", version="1.0", model="/a/model", fingerprint="aa")
 THERE = HostFacts(host="there", address="10.0.0.2", version="1.0", model="/b/model", fingerprint="aa")
@@ -56,3 +62,24 @@ def test_one_rank_of_each_node_that_has_several_makes_their_folder() -> None:
 )
 def test_of_what_ray_says_one_line_is_enough(text: str, line: str) -> None:
     assert in_one_line(RuntimeError(text)) == line
+
+
+async def test_room_that_is_given_up_while_ray_is_asked_for_it_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, may_end = threading.Event(), threading.Event()
+    given_back: list[str] = []
+
+    def ask(bundles: list[dict[str, int]], strategy: str) -> str:
+        begins.set()
+        assert may_end.wait(PATIENCE_SECONDS)
+        return "room"
+
+    monkeypatch.setattr(driver, "placement_group", ask)
+    monkeypatch.setattr(driver, "remove_placement_group", given_back.append)
+    served = Driver()
+    served._take(encode(PlaceReplica(replica=0, bundles=[Bundle(1, 1)], strategy="pack", timeout_s=1)))
+    await until(begins.is_set)
+    served._take(encode(GiveUpRoom(replica=0)))
+    await asyncio.sleep(0)
+    may_end.set()
+    await until(lambda: given_back == ["room"])
+    assert not served._groups

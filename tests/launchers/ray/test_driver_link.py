@@ -113,7 +113,7 @@ async def test_with_its_driver_all_is_lost(driver: Write) -> None:
     await process.started()
     os.kill(link.pid, signal.SIGKILL)
     assert await process.wait() == 1
-    assert process.reason == "the driver of Ray died"
+    assert (process.reason, process.is_end_of_all) == ("the driver of Ray died", True)
     await until(lambda: link.is_lost)
     with pytest.raises(LaunchError, match="the driver of Ray died"):
         await link.place(WANTED)
@@ -126,15 +126,17 @@ async def test_with_its_driver_all_is_lost(driver: Write) -> None:
 @pytest.mark.parametrize(
     ("says", "message"),
     [
-        ("def says(message): return [Refused(message='cannot join')]", "^cannot join$"),
-        ("def says(message): return []", r"^no Ray cluster has answered at auto in 0\.5 s$"),
-        ("sys.exit(3)", "^the driver of Ray died$"),
+        ("def says(message): return [Refused(message='other version')]", "other version$"),
+        ("def says(message): return [Refused(message='there is none', no_room=True)]", "there is none; start one with"),
+        ("def says(message): return []", r"it has not answered in 0\.5 s; start one with `ray start --head`"),
+        ("sys.exit(3)", "the driver of Ray died$"),
     ],
-    ids=["refused", "silent", "dies"],
+    ids=["refused", "none", "silent", "dies"],
 )
 async def test_a_cluster_that_cannot_be_joined(driver: Write, says: str, message: str) -> None:
     driver(says)
-    with pytest.raises(LaunchError, match=message):
+    where = r"^cannot join a Ray cluster \(address=auto: that of RAY_ADDRESS, else one that runs on this host\): "
+    with pytest.raises(LaunchError, match=where + message):
         await opened(0.5 if "[]" in says else PATIENCE_SECONDS)
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from msgspec import structs
@@ -18,17 +20,18 @@ from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import worker_setups
 from eventlm.errors import UsageError
 from eventlm.events import WorkerLost, WorkerUp
-from eventlm.launchers.launcher import LaunchError
+from eventlm.launchers.launcher import LaunchError, StartedRank
 from eventlm.launchers.ray.driver_link import DriverLink
 from eventlm.launchers.ray.launcher import RayLauncher, placed_setups
 from eventlm.launchers.ray.messages import HostFacts, PlaceReplica
-from eventlm.launchers.ray.placement import Bundle
+from eventlm.launchers.ray.placement import Bundle, NodeRoom
 from eventlm.system.system import real_system
 from eventlm.worker.fake.tokens import fake_token
 from eventlm.worker.protocol import Peers, WorkerSetup
 from tests.checkpoints import make_checkpoint
 from tests.engine.engines import fake_setup
 from tests.launchers.ray.cluster import Cluster, processes_of, running_cluster, worker_pids
+from tests.launchers.ray.test_memory_plan import MEMORY
 from tests.processes import PATIENCE_SECONDS, is_running, wait_until
 from tests.serving import Server, serve, verified
 
@@ -111,15 +114,20 @@ def test_an_engine_outlives_its_ranks_and_nodes_and_nothing_outlives_it(cluster:
         wait_until(lambda: not any(map(is_running, left)), seconds=30)
     finally:
         server.close()
-    says = [json.loads(line) for line in server.stderr.splitlines() if line.startswith("{")]
+    # Nothing of Ray's is among the lines.
+    says = [json.loads(line) for line in server.stderr.splitlines()]
+    placed = [line["hosts"] for line in says if line["event"] == "replica placed"]
+    assert sorted(placed[:2]) == [[first.address] * 2, [second.address] * 2]
+    assert placed[2:] == [[third.address] * 2]
     waits = [line["error"] for line in says if line["event"] == "worker did not start"]
     assert len(waits) == 1
     assert waits[0].startswith("Ray has no room for replica ")
-    assert "asks for 1 bundle of 2 CPUs (placement=pack); free: " in waits[0]
+    assert ": it needs 2 CPUs on one host for its 2 ranks (placement=pack); free: " in waits[0]
+    assert waits[0].endswith("; other replicas of this engine hold 2 CPUs; waited 2 s")
     trace = verified(server.trace)
     lost = trace.of(WorkerLost)
-    assert lost[0].reason == "died (killed by SIGKILL)"
-    assert lost[1].reason == "was lost (its node has died)"
+    assert lost[0].reason == f"on {first.address}: died (killed by SIGKILL)"
+    assert lost[1].reason == f"on {second.address}: was lost (its node has died)"
     assert len(trace.of(WorkerUp)) >= 4
 
 
@@ -159,18 +167,18 @@ async def test_what_finds_no_room_is_refused_in_time_until_room_is_given_back(cl
         await link.close()
     assert caught.value.waits_for_room
     message = str(caught.value)
-    assert message.startswith(
-        "Ray has no room for replica 1, which asks for 1 bundle of 2 CPUs (placement=pack); free: "
-    )
+    assert message.startswith("Ray has no room for replica 1: it needs 2 CPUs for its rank (placement=pack); free: ")
     for node in cluster.nodes:
         assert re.search(rf"\({re.escape(node.address)}\) 0 of 2 CPUs", message)
-    assert message.endswith("; waited 1 s")
+    assert message.endswith("; other replicas of this engine hold 4 CPUs; waited 1 s")
 
 
 async def test_a_host_without_the_checkpoint_is_named(cluster: Cluster, tmp_path: Path) -> None:
     launcher = RayLauncher(address=cluster.address, timeout_s=100)
     try:
-        with pytest.raises(LaunchError, match=r"^\S+ \(127\.0\.0\.1\d\) cannot use the model: there is no \S+/gone$"):
+        with pytest.raises(
+            LaunchError, match=r"^\S+ \(127\.0\.0\.1\d\) cannot use the model: there is no \S+/gone; copy"
+        ):
             await launcher.start(real_system(), setups_of(Layout(), model=str(tmp_path / "gone")))
     finally:
         await launcher.close()
@@ -179,10 +187,81 @@ async def test_a_host_without_the_checkpoint_is_named(cluster: Cluster, tmp_path
 async def test_without_a_cluster_there_is_one_line() -> None:
     launcher = RayLauncher(address="127.0.0.1:9", timeout_s=2)
     try:
-        with pytest.raises(LaunchError, match=r"Ray cluster .*127\.0\.0\.1:9"):
+        with pytest.raises(LaunchError, match=r"^cannot join the Ray cluster at 127\.0\.0\.1:9: .*ray start"):
             await launcher.start(real_system(), setups_of(Layout()))
     finally:
         await launcher.close()
+
+
+class PlacedLink:
+    """In place of a driver: a replica is on the node that it is told."""
+
+    address, is_lost = "10.0.0.1", False
+    nodes: ClassVar[list[NodeRoom]] = []
+
+    def __init__(self, hosts: Sequence[HostFacts]) -> None:
+        self.hosts = list(hosts)
+
+    async def place(self, wanted: PlaceReplica) -> list[HostFacts]:
+        return [self.hosts[wanted.replica]]
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> PlacedLink:
+    """The only one that is opened. Two replicas are on one node with 6,000 bytes."""
+    found = PlacedLink([HostFacts(address="10.0.0.2", node="a", free_bytes=6000)] * 2)
+    opened = [found]
+
+    async def open_link(*_: object) -> PlacedLink:
+        # All replicas of an engine have begun before a driver has started.
+        await asyncio.sleep(0)
+        return opened.pop()
+
+    async def start_ranks(*_: object) -> list[StartedRank]:
+        return []
+
+    monkeypatch.setattr(DriverLink, "open", open_link)
+    monkeypatch.setattr("eventlm.launchers.ray.launcher._start_ranks", start_ranks)
+    return found
+
+
+async def started(launcher: RayLauncher, replica: int, folder: Path, **changes: object) -> Sequence[WorkerSetup]:
+    """The setups of a replica's only rank, which takes 1,500 bytes and its cache."""
+    given = {"replica": replica, "num_blocks": 0, "memory": MEMORY, **changes}
+    return (await launcher.start(real_system(), setups_of(Layout(), model=str(folder), **given))).setups
+
+
+async def test_replicasets_plan_the_memory_of_a_cluster_together(link: PlacedLink, tmp_path: Path) -> None:
+    first, second = RayLauncher(), RayLauncher()
+    second.share([RayLauncher(address="10.0.0.1:6379"), first])
+    both = await asyncio.gather(started(first, 0, tmp_path), started(second, 1, tmp_path))
+    # A quarter of what half of 6,000 bytes leaves, in blocks of 10.
+    assert [setup.num_blocks for [setup] in both] == [37, 37]
+    await asyncio.gather(first.close(), second.close())
+
+
+async def test_a_replica_without_a_plan_waits_for_none(link: PlacedLink, tmp_path: Path) -> None:
+    first, second = RayLauncher(), RayLauncher()
+    second.share([first])
+    starts = started(first, 0, tmp_path), started(second, 1, tmp_path, memory=None, num_blocks=5)
+    both = await asyncio.wait_for(asyncio.gather(*starts), PATIENCE_SECONDS)
+    assert [setup.num_blocks for [setup] in both] == [112, 5]
+
+
+async def test_a_replica_that_comes_back_on_too_small_a_host_is_refused(link: PlacedLink, tmp_path: Path) -> None:
+    launcher = RayLauncher()
+    [setup] = await started(launcher, 0, tmp_path)
+    # What is free where it was may count what has just ended.
+    link.hosts[0] = structs.replace(link.hosts[0], free_bytes=0)
+    assert await started(launcher, 0, tmp_path, num_blocks=setup.num_blocks) == [setup]
+    link.hosts[0] = structs.replace(link.hosts[0], node="b", free_bytes=1400)
+    with pytest.raises(LaunchError, match="too little memory"):
+        await started(launcher, 0, tmp_path, num_blocks=setup.num_blocks)
+    link.hosts[0] = structs.replace(link.hosts[0], node="c", free_bytes=2000)
+    assert await started(launcher, 0, tmp_path, num_blocks=setup.num_blocks) == [setup]
 
 
 def test_without_ray_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +276,11 @@ def test_a_wrong_parameter_is_explained() -> None:
         resolve_launcher({"type": "ray", "placement": "heap"})
     with pytest.raises(UsageError, match="timeout_s"):
         resolve_launcher({"type": "ray", "timeout_s": 0})
+    for address in ("nonsense", "ray://10.0.0.1:10001", "10.0.0.1:", ""):
+        with pytest.raises(UsageError, match=r"is no address of a Ray cluster; give HOST:PORT, or auto$"):
+            resolve_launcher({"type": "ray", "address": address})
+    for address in ("auto", "10.0.0.1:6379", "[::1]:6379"):
+        assert isinstance(resolve_launcher({"type": "ray", "address": address}), RayLauncher)
 
 
 def test_ranks_get_what_their_hosts_have() -> None:

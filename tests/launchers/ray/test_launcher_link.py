@@ -97,4 +97,5 @@ def test_ranks_behind_a_cut_link_leave_and_the_others_serve(networks: None, tmp_
             server.stop()
         finally:
             server.close()
-    assert [event.reason for event in verified(server.trace).of(WorkerLost)] == ["no heartbeat for 5 s"] * 2
+    reasons = [event.reason for event in verified(server.trace).of(WorkerLost)]
+    assert reasons == ["on 10.213.77.2: no heartbeat for 5 s"] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from msgspec import structs
 
@@ -37,9 +39,11 @@ def replica(
     return PlacedReplica(setups, hosts)
 
 
-def blocks(*replicas: PlacedReplica) -> set[int]:
+def blocks(*replicas: PlacedReplica, others: Sequence[PlacedReplica] = ()) -> set[int]:
     """Numbers of blocks of all ranks of the replicas."""
-    found: list[WorkerSetup] = [setup for each in replicas for setup in setups_with_blocks(each.setups, replicas)]
+    found: list[WorkerSetup] = [
+        setup for each in replicas for setup in setups_with_blocks(each.setups, replicas, others)
+    ]
     return {setup.num_blocks for setup in found}
 
 
@@ -53,6 +57,20 @@ def test_replicas_that_share_a_host_count_together() -> None:
     nodes = {"a": 8000, "b": 8000}
     assert blocks(replica(nodes, "ab")) == {162}
     assert blocks(replica(nodes, "ab"), replica(nodes, "a", 1)) == {62}
+
+
+def test_replicas_of_another_model_count_beside_them() -> None:
+    nodes = {"a": 10_000, "b": 10_000}
+    large = replica(nodes, "a", 1, structs.replace(MEMORY, weights=5000, block=100))
+    # Of 10,000 bytes, 7,000 are weights and activations, and each has a quarter of half of the rest.
+    assert blocks(replica(nodes, "ab"), others=[large]) == {37}
+    assert blocks(large, others=[replica(nodes, "ab")]) == {3}
+    # Either would fit alone.
+    with pytest.raises(LaunchError, match="as one of 2 ranks there it can have 4,500 bytes"):
+        blocks(
+            *[replica({"a": 9000}, "a", memory=structs.replace(MEMORY, weights=5000))],
+            others=[replica({"a": 9000}, "a", 1, memory=structs.replace(MEMORY, weights=5000))],
+        )
 
 
 def test_a_number_that_is_given_is_kept_where_it_can_begin() -> None:
@@ -87,7 +105,7 @@ def test_what_does_not_fit_is_refused_with_both_figures() -> None:
         blocks(replica({"a": 9000, "b": 3030}, "abb", 3))
     assert str(caught.value) == (
         "rank 1 of replica 3 on b (10.0.0.98) has too little memory: it takes weights 1,000 bytes, activations 500 "
-        "bytes, the KV cache of one sequence 20 bytes, and of what is free there each of 2 ranks can have 1,515 bytes; "
+        "bytes, the KV cache of one sequence 20 bytes, and as one of 2 ranks there it can have 1,515 bytes; "
         "take hosts with more, more of them, or lower --max-num-batched-tokens, --max-num-seqs or --max-model-len"
     )
     assert not caught.value.waits_for_room

@@ -60,24 +60,35 @@ def test_all_strategies_are_known_to_ray() -> None:
 
 def test_a_refusal_says_what_was_asked_for_and_what_is_free() -> None:
     nodes = [node(8, host="a", free=2), node(1, host="b", gpus=2)]
-    assert no_room(3, bundles_of(2, 2, 2, on_gpu=False), "strict_pack", nodes) == (
-        "Ray has no room for replica 3, which asks for 2 bundles of 4 CPUs each (placement=strict_pack); free: "
-        "a (10.0.0.1) 2 of 8 CPUs; b (10.0.0.1) 1 of 1 CPU and 2 of 2 GPUs"
+    held = bundles_of(3, 2, 1, on_gpu=False)
+    assert no_room(3, bundles_of(2, 2, 2, on_gpu=False), "strict_pack", nodes, held) == (
+        "Ray has no room for replica 3: it needs 4 CPUs on one host for each of 2 tensor groups "
+        "(placement=strict_pack); free: a (10.0.0.1) 2 of 8 CPUs; b (10.0.0.1) 1 of 1 CPU and 2 of 2 GPUs; other "
+        "replicas of this engine hold 6 CPUs"
     )
-    assert no_room(0, bundles_of(1, 1, 1, on_gpu=True), "pack", []) == (
-        "Ray has no room for replica 0, which asks for 1 bundle of 1 CPU and 1 GPU (placement=pack); free: "
-        "no node is there"
+    assert no_room(0, bundles_of(1, 1, 1, on_gpu=True), "pack", [], []) == (
+        "Ray has no room for replica 0: it needs 1 CPU and 1 GPU for its rank (placement=pack); free: no node has "
+        "joined"
     )
+
+
+@pytest.mark.parametrize(
+    ("num_bundles", "ranks", "needs"),
+    [(1, 3, "6 CPUs on one host for its 3 ranks"), (3, 1, "2 CPUs for each of 3 ranks")],
+)
+def test_a_refusal_says_what_each_needs(num_bundles: int, ranks: int, needs: str) -> None:
+    bundles = bundles_of(num_bundles, ranks, 2, on_gpu=False)
+    assert f": it needs {needs} (placement=pack); free: " in no_room(0, bundles, "pack", [node(8)], [])
 
 
 def test_a_tensor_group_that_no_node_can_hold_is_told_what_to_do() -> None:
     nodes = [node(4, host="a"), node(4, host="b", free=0)]
-    message = no_room(0, bundles_of(1, 3, 2, on_gpu=False), "pack", nodes)
+    message = no_room(0, bundles_of(1, 3, 2, on_gpu=False), "pack", nodes, [])
     assert message.endswith(
         "; no node is large enough for the 3 ranks of a tensor group: lower --tensor-parallel-size or --threads, or "
         "give bundle=rank, which lets them be on several"
     )
-    assert "bundle=rank" in no_room(0, bundles_of(1, 2, 1, on_gpu=True), "pack", nodes)
+    assert "bundle=rank" in no_room(0, bundles_of(1, 2, 1, on_gpu=True), "pack", nodes, [])
     # One of them could, and one rank has nothing to divide.
-    assert "bundle=rank" not in no_room(0, bundles_of(2, 2, 2, on_gpu=False), "pack", nodes)
-    assert "bundle=rank" not in no_room(0, bundles_of(1, 1, 8, on_gpu=False), "pack", nodes)
+    assert "bundle=rank" not in no_room(0, bundles_of(2, 2, 2, on_gpu=False), "pack", nodes, [])
+    assert "bundle=rank" not in no_room(0, bundles_of(1, 1, 8, on_gpu=False), "pack", nodes, [])

@@ -42,7 +42,7 @@ async def test_one_that_cannot_be_started_has_ended() -> None:
 async def test_only_the_first_end_counts() -> None:
     process = RemoteProcess(lambda: None)
     process.note_end(3)
-    process.note_end(1, "the driver of Ray died")
+    process.note_end(1, "the driver of Ray died", of_all=True)
     process.note_output(b"")
     process.note_output(b"")
-    assert (await process.wait(), process.reason) == (3, "")
+    assert (await process.wait(), process.reason, process.is_end_of_all) == (3, "", False)
