@@ -154,6 +154,26 @@ class TokenTimes:
             self.leave(identity)
 
 
+class StageWaits:
+    """How long the steps of a worker wait for the stages of its pipeline. It gets all of them in their order."""
+
+    def __init__(self) -> None:
+        #: When each stage ended its latest step.
+        self._freed_ns: list[int] = []
+
+    def take(self, stages: Sequence[tuple[int, int]]) -> list[int]:
+        """How long the next step waited for each stage that computed another one; stages: when each had it."""
+        if not stages:
+            return []
+        freed_ns, self._freed_ns = self._freed_ns, [end_ns for _, end_ns in stages]
+        before_ns = [end_ns for _, end_ns in stages[:-1]]
+        # Steps do not wait in front of the first stage, but in the scheduler.
+        return [0] + [
+            max(min(start_ns, free_ns) - there_ns, 0)
+            for (start_ns, _), there_ns, free_ns in zip(stages[1:], before_ns, freed_ns[1:] or before_ns, strict=False)
+        ]
+
+
 class LiveReplica:
     """A replica: its sums, its launches that have not completed, and the references to its blocks."""
 
@@ -168,8 +188,7 @@ class LiveReplica:
         #: When the latest step left room for the next one, by its worker and by the engine.
         self.last_freed_ns: int | None = None
         self.last_known_ns = 0
-        #: When each stage ended its latest step.
-        self._stages_freed_ns: list[int] = []
+        self.stage_waits = StageWaits()
         self.token_times = TokenTimes()
         self._references: dict[int, int] = {}
 
@@ -181,18 +200,6 @@ class LiveReplica:
         # A launch that comes before a stage is free has been waited for; without stages it may come with the answer.
         self.last_freed_ns, self.last_known_ns = fact.freed_ns, fact.freed_ns if fact.stages else fact.ts
         return delay_ns
-
-    def wait_for_stages(self, stages: Sequence[tuple[int, int]]) -> list[int]:
-        """How long the next step waited for each stage that computed another one; stages: when each had it."""
-        if not stages:
-            return []
-        freed_ns, self._stages_freed_ns = self._stages_freed_ns, [end_ns for _, end_ns in stages]
-        before_ns = [end_ns for _, end_ns in stages[:-1]]
-        # Steps do not wait in front of the first stage, but in the scheduler.
-        return [0] + [
-            max(min(start_ns, free_ns) - there_ns, 0)
-            for (start_ns, _), there_ns, free_ns in zip(stages[1:], before_ns, freed_ns[1:] or before_ns, strict=False)
-        ]
 
     def write_blocks(self, table: list[int], index: int, blocks: list[int]) -> None:
         """Put blocks at a place of a sequence's table, in place of any that are there."""
@@ -230,7 +237,7 @@ class LiveReplica:
         self.launches.clear()
         self.completed = None
         self.last_freed_ns = None
-        self._stages_freed_ns = []
+        self.stage_waits = StageWaits()
         self.token_times.leave_all()
 
 

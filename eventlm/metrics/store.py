@@ -370,7 +370,7 @@ class MetricsStore:
             tokens=tokens,
             token_gaps=gaps,
             stages=fact.stages,
-            stage_waits_ns=replica.wait_for_stages(fact.stages),
+            stage_waits_ns=replica.stage_waits.take(fact.stages),
             loads=launched.loads,
         )
         observe_step(row, metrics)

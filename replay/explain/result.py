@@ -18,7 +18,9 @@ Doing = Literal[
     "receiving",  # from the socket to the stamp, if the time of tokenizing is unknown
     "tokenizing",  # from the socket to the tokenized prompt
     "stamping",  # from there to the stamp
-    "step",  # the worker computed a step with it
+    "step",  # the worker, of a pipeline one of its stages, computed a step with it
+    "stage_wait",  # its step waited for a stage that computed another one
+    "exchange",  # its step was on the way from stage to stage
     "other_step",  # its step was launched, and the worker computed an earlier one without it
     "dispatch",  # its step was launched, and the worker had not begun it
     "return",  # its step was computed, and the engine had not taken in the result
@@ -27,6 +29,9 @@ Doing = Literal[
     "not_recorded",
 ]
 Cause = WaitCause | Doing
+
+#: What a step of it goes through, from its start to its end.
+IN_STEP: tuple[Cause, ...] = ("step", "stage_wait", "exchange")
 
 
 class Order(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,17 @@ import msgspec
 
 from eventlm.formatting import counted
 from eventlm.policies.lrs import FRACTION_BITS
-from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare, parts
+from eventlm.replay.explain.result import (
+    IN_STEP,
+    Cause,
+    Explanation,
+    Interval,
+    Order,
+    Phase,
+    Preemption,
+    StepShare,
+    parts,
+)
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, SequenceId
 
 PHASES: dict[Phase, str] = {
@@ -41,6 +51,8 @@ CAUSES: dict[Cause, str] = {
     "tokenizing": "tokenizing",
     "stamping": "stamping",
     "step": "computing",
+    "stage_wait": "waiting for a stage",
+    "exchange": "exchange",
     "other_step": "worker busy",
     "dispatch": "dispatch",
     "return": "result",
@@ -202,14 +214,17 @@ def _chunks(explanation: Explanation, chunks: Seq[StepShare]) -> str:
 def _decode(explanation: Explanation, intervals: list[Interval]) -> str:
     decodes = [step for step in explanation.steps if not step.num_tokens]
     mixed = {(step.replica, step.step): step for step in decodes if step.num_chunk_tokens}
-    shared = [each for each in intervals if each.cause == "step" and (each.replica, each.steps[0]) in mixed]
+    shared: dict[tuple[int, int], int] = {}
+    for each in intervals:
+        if each.cause in IN_STEP and (key := (each.replica, each.steps[0])) in mixed:
+            shared[key] = shared.get(key, 0) + each.duration_ns
     steps = counted(len(decodes), "step") + _where(explanation, [step.replica for step in decodes])
     if shared:
-        longest = max(shared, key=lambda each: each.duration_ns)
-        step = mixed[longest.replica, longest.steps[0]]
+        longest = max(shared, key=shared.__getitem__)
+        step = mixed[longest]
         steps += (
-            f", of which {milliseconds(_sum(shared))} in {len(shared):,} that also had prompt chunks of others "
-            f"(the longest: step {step.step}, {milliseconds(longest.duration_ns)}, "
+            f", of which {milliseconds(sum(shared.values()))} in {len(shared):,} that also had prompt chunks of others "
+            f"(the longest: step {step.step}, {milliseconds(shared[longest])}, "
             f"{counted(step.num_chunk_tokens, 'token')})"
         )
     return _by_cause(f"Decoding took {{}} in {steps}", explanation, intervals)
@@ -293,6 +308,8 @@ def _reason(explanation: Explanation, cause: Cause, group: list[Interval]) -> st
 
 _REASONS: dict[Cause, str] = {
     "step": "computing",
+    "stage_wait": "waiting for stages that computed other steps",
+    "exchange": "on the way from stage to stage",
     "batcher": "because the batcher gave it no tokens of a step",
     "micro_batch": "because a step had its share of more urgent ones, and the next step took it",
     "worker": "until a worker came up",

@@ -2,7 +2,7 @@
 
 `cursor_ns` is the end of the last interval. After a drain, a sequence either waits or has rows in flight. If it waits,
 the state gives the cause of the time until the next event. If it has rows in flight, the completions will show it: the
-worker's start and end of each step split the time since the cursor.
+worker's start and end of each step, and of each stage of a pipeline, split the time since the cursor.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.state.step_plan import WaitReason
 from eventlm.core.wait_reason import WaitWatch, urgency_now
 from eventlm.events import Finished, Launched, Preempted, StepCompleted
+from eventlm.metrics.live import StageWaits
 from eventlm.replay.explain.result import Cause, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.types import SequenceId
 
@@ -85,6 +86,8 @@ class Timeline:
         self._completed_ns = -1
         self._num_tokens = sequence.num_tokens
         self._watch = WaitWatch()
+        #: By (replica, epoch). Steps that completed before its arrival were in no stage that its own wait for.
+        self._stage_waits: dict[tuple[int, int], StageWaits] = {}
 
     def arrive(self) -> None:
         """Its request has been stamped."""
@@ -141,15 +144,20 @@ class Timeline:
 
     def complete(self, fact: StepCompleted) -> None:
         """The replica's oldest step has completed, with the sequence or without it."""
+        stage_waits_ns: list[int] = []
+        if fact.stages:
+            stage_waits = self._stage_waits.setdefault((fact.replica, fact.epoch), StageWaits())
+            stage_waits_ns = stage_waits.take(fact.stages)
         if not self._flights or self._flights[0].launched.replica != fact.replica:
             return
         self._emit_flight(min(fact.start_ns, fact.ts), "dispatch")
         is_own = self._flights[0].launched.step == fact.step
-        # Behind another step its own one waits until the first stage is free.
-        until_ns = fact.end_ns if is_own else fact.freed_ns
-        self._emit_flight(min(until_ns, fact.ts), "step" if is_own else "other_step", fact.step)
         if not is_own:
+            # Behind another step its own one waits until the first stage is free.
+            self._emit_flight(min(fact.freed_ns, fact.ts), "other_step", fact.step)
             return
+        self._emit_stages(fact, stage_waits_ns)
+        self._emit_flight(min(fact.end_ns, fact.ts), "step", fact.step)
         flight = self._flights.popleft()
         self._completed_ns = fact.ts
         self._steps.append(self._share(flight, fact))
@@ -352,6 +360,15 @@ class Timeline:
             return
         self._emit(min(end_ns, draining_ns), self._phase, cause, *steps)
         self._emit(end_ns, "preempted", "draining", *steps)
+
+    def _emit_stages(self, fact: StepCompleted, waits_ns: list[int]) -> None:
+        """A step of a pipeline. waits_ns: how long it waited for each stage that computed another one."""
+        there_ns = fact.start_ns
+        for (start_ns, end_ns), wait_ns in zip(fact.stages, waits_ns, strict=True):
+            self._emit_flight(min(there_ns + wait_ns, fact.ts), "stage_wait", fact.step)
+            self._emit_flight(min(start_ns, fact.ts), "exchange", fact.step)
+            self._emit_flight(min(end_ns, fact.ts), "step", fact.step)
+            there_ns = end_ns
 
     def _emit(self, end_ns: int, phase: Phase, cause: Cause, *steps: int) -> None:
         if end_ns <= self.cursor_ns:

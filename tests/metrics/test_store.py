@@ -313,7 +313,7 @@ def test_a_step_is_in_a_stage_or_waits_for_it_or_is_on_its_way() -> None:
     ]
     waits = []
     for stages in steps:
-        waits.append(replica.wait_for_stages(stages))
+        waits.append(replica.stage_waits.take(stages))
         row = StepRow(
             replica=0,
             step=len(waits),
@@ -337,8 +337,8 @@ def test_a_step_is_in_a_stage_or_waits_for_it_or_is_on_its_way() -> None:
     assert metrics.stage_exchange_ns == [0, 3, 5]
     # After a loss nothing is waited for.
     replica.lose_worker()
-    assert replica.wait_for_stages([(0, 1), (2, 3), (4, 5)]) == [0, 0, 0]
-    assert replica.wait_for_stages([]) == []
+    assert replica.stage_waits.take([(0, 1), (2, 3), (4, 5)]) == [0, 0, 0]
+    assert replica.stage_waits.take([]) == []
 
 
 # --- logs with holes

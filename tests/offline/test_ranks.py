@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ import pytest
 from eventlm import LLM, SamplingParams, StructuredOutputsParams
 from eventlm.core.shards import Layout
 from eventlm.events import Launched, Preempted, StepCompleted, WorkerLost
+from eventlm.replay.explain.explainer import explain
 from tests.checkpoints import make_checkpoint
+from tests.replay.explained_logs import check_steps, check_sums, read
 from tests.serving import serve, verified
 
 PROMPTS = [
@@ -48,8 +51,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def all_children() -> set[int]:
     """Of all threads of this process."""
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    return {int(child) for task in tasks for child in (task / "children").read_text().split()}
+    found: set[int] = set()
+    for task in Path(f"/proc/{os.getpid()}/task").iterdir():
+        # The thread may have ended meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            found |= set(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def tokens_of(llm: LLM) -> list[list[list[int]]]:
@@ -83,6 +90,15 @@ def test_a_split_model_gives_the_tokens_of_one_worker(
         assert len(times) == 2 * layout.stages
         assert times == sorted(times)
     assert trace.result.clean_end
+    log = read(tmp_path / "latest" / "trace.jsonl")
+    causes = set()
+    for explanation in explain(log.path, log.requests).explanations:
+        check_sums(explanation)
+        if not explanation.preemptions:
+            check_steps(explanation, log)
+        causes |= {interval.cause for interval in explanation.intervals}
+    # Whether steps meet at a stage is up to the machine.
+    assert {"step", "exchange"} <= causes
 
 
 def test_kv_groups_give_the_tokens_of_one_worker(folder: Path, expected: list[list[list[int]]], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +22,7 @@ from eventlm.events import (
 )
 from eventlm.metrics.rows import RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.replay.explain.result import Explanation, parts
+from eventlm.replay.explain.result import IN_STEP, Cause, Explanation, parts
 
 #: What comes up in so many cases at least so often.
 OFTEN = 5
@@ -32,6 +34,8 @@ class Log(NamedTuple):
     path: Path
     events: list[Event]
     rows: dict[tuple[int, int], RequestRow]
+    #: By (replica, step).
+    steps: dict[tuple[int, int], StepRow]
 
     @property
     def requests(self) -> list[tuple[int, None]]:
@@ -40,16 +44,17 @@ class Log(NamedTuple):
 
 
 class _Rows:
-    """A sink that keeps what has ended."""
+    """A sink that keeps all."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], RequestRow] = {}
+        self.steps: dict[tuple[int, int], StepRow] = {}
 
     def request_ended(self, row: RequestRow) -> None:
         self.rows[row.request, row.index] = row
 
     def step_completed(self, row: StepRow) -> None:
-        """Not wanted."""
+        self.steps[row.replica, row.step] = row
 
 
 def read(path: Path) -> Log:
@@ -59,7 +64,7 @@ def read(path: Path) -> Log:
         events = [line.event() for line in reader]
     for event in events:
         store.apply(event)
-    return Log(path, events, sink.rows)
+    return Log(path, events, sink.rows, sink.steps)
 
 
 def check_sums(explanation: Explanation) -> None:
@@ -98,7 +103,7 @@ def moments(log: Log) -> dict[int, None]:
     for event in log.events:
         found[event.ts] = None
         if isinstance(event, StepCompleted):
-            found |= dict.fromkeys([event.start_ns, event.end_ns])
+            found |= dict.fromkeys([event.start_ns, event.end_ns, *chain.from_iterable(event.stages)])
         elif isinstance(event, Arrived):
             found |= dict.fromkeys([event.scheduling.received_ns, event.scheduling.ready_ns])
     return found
@@ -153,10 +158,22 @@ def check_causes(explanation: Explanation, log: Log, known: Spans, times: dict[i
         elif interval.cause == "blocks":
             assert interval.num_lacking > 0
             assert interval.held_by
-        elif interval.cause in ("token_budget", "step", "steps_in_flight"):
+        elif interval.cause in ("token_budget", "steps_in_flight", *IN_STEP):
             assert interval.steps
         elif interval.cause in ("head_of_line", "trial"):
             assert interval.other is not None
+
+
+def _pieces(fact: StepCompleted, row: StepRow) -> Iterator[tuple[Cause, int, int]]:
+    """A step in a stage, waiting for one, and on its way to it, by what the metrics store measured."""
+    there_ns = fact.start_ns
+    for (start_ns, end_ns), wait_ns in zip(row.stages, row.stage_waits_ns, strict=True):
+        yield "stage_wait", there_ns, there_ns + wait_ns
+        yield "exchange", there_ns + wait_ns, start_ns
+        yield "step", start_ns, end_ns
+        there_ns = end_ns
+    if not row.stages:
+        yield "step", fact.start_ns, fact.end_ns
 
 
 def check_steps(explanation: Explanation, log: Log) -> None:
@@ -172,11 +189,15 @@ def check_steps(explanation: Explanation, log: Log) -> None:
         if own in [row[:2] for row in [*launched.decodes, *launched.chunks]]:
             # A drain has a time of its own, which may lie a nanosecond behind the worker's start. In a pipeline the
             # next chunk of its prompt follows before this one is through all stages.
-            start_ns = max(event.start_ns, launched.ts, last_ns)
-            last_ns = event.end_ns
-            windows.append((launched.replica, launched.step, event.end_ns - start_ns))
+            for cause, start_ns, end_ns in _pieces(event, log.steps[launched.replica, launched.step]):
+                duration_ns = end_ns - max(start_ns, launched.ts, last_ns)
+                if duration_ns > 0:
+                    windows.append((cause, launched.replica, launched.step, duration_ns))
+                    last_ns = end_ns
     computed = [
-        (each.replica, each.steps[0], each.duration_ns) for each in explanation.intervals if each.cause == "step"
+        (each.cause, each.replica, each.steps[0], each.duration_ns)
+        for each in explanation.intervals
+        if each.cause in IN_STEP
     ]
     if any(each.cause == "text_end" for each in explanation.intervals):
         windows = windows[: len(computed)]

@@ -30,6 +30,7 @@ WAITS = {
     "token_budget": ("waiting: token budget", "#efa63c"),
     "steps_in_flight": ("waiting: steps in flight", "#f7c873"),
     "head_of_line": ("waiting: head of the line", "#8f4a6b"),
+    "stage_wait": ("waiting: a stage", "#d99a2b"),
     "worker": ("waiting: no worker", "#5c4033"),
     "paused": ("waiting: paused", "#c9a9a6"),
     "grammar": ("waiting: grammar", "#c46aa1"),
@@ -121,6 +122,8 @@ def _colour(interval: Interval) -> Colour:
         return Colour(*WORK[interval.phase])
     if interval.cause in ("other_step", "dispatch", "return"):
         return Colour("between engine and worker", "#a9c9c4")
+    if interval.cause == "exchange":
+        return Colour("from stage to stage", "#86b0aa")
     if interval.cause in ("lost_step", "cut_step"):
         return Colour("in steps that never completed", CUT)
     return Colour("waiting: other reasons", WAITS_OTHER)

@@ -68,7 +68,13 @@ def test_bars_are_as_long_as_the_requests_and_the_legend_names_each_colour(name:
 def test_a_legend_of_all_colours_is_no_wider_than_the_bars() -> None:
     kinds: list[tuple[Any, ...]] = [(1, phase, "step", {"steps": [1]}) for phase in WORK]
     kinds += [(1, "queue", cause) for cause in WAITS]
-    kinds += [(1, "decode", "lost_step"), (1, "decode", "dispatch"), (1, "text_end", "text_end"), (1, "queue", "trial")]
+    kinds += [
+        (1, "decode", "lost_step"),
+        (1, "decode", "dispatch"),
+        (1, "decode", "exchange"),
+        (1, "text_end", "text_end"),
+        (1, "queue", "trial"),
+    ]
     kinds += [(1, "edge", "tokenizing"), (1, "decode", "step", {"replica": 0, "steps": [2]})]
     figure = make_figure([made(timeline(*kinds), steps=[step(2, num_chunk_tokens=1)])])
     (axes,) = figure.axes

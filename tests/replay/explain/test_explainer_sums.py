@@ -10,10 +10,16 @@ import pytest
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import UsageError
-from eventlm.events import Preempted
+from eventlm.events import Arrived, Preempted
+from eventlm.metrics.trace_metrics import trace_stats
+from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.explain.explainer import Explained, explain
-from eventlm.replay.explain.result import Explanation
-from eventlm.replay.explain.story import describe
+from eventlm.replay.explain.result import IN_STEP, Explanation, parts
+from eventlm.replay.explain.story import describe, part_rows
+from eventlm.replay.simulate.engine import in_ranks
+from eventlm.replay.simulate.simulation import simulate
+from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
+from eventlm.scheduling_params import SchedulingParams
 from eventlm.system.system import real_system
 from tests.replay.explained_logs import (
     OFTEN,
@@ -27,13 +33,14 @@ from tests.replay.explained_logs import (
     spans,
 )
 from tests.replay.golden import FOLDER, GOLDEN
+from tests.replay.made_workloads import PREDICTOR, make_engine, make_workload
 from tests.replay.workload_runs import SEGMENT_BYTES
 from tests.simulation import Simulation
 
 NUM_WORKLOADS = 60
 PHASES = ("queue", "prefill", "decode", "preempted", "recompute", "text_end")
 CAUSES = ("blocks", "sequence_limit", "token_budget", "head_of_line", "steps_in_flight", "trial", "worker", "paused")
-CAUSES += ("draining", "grammar", "text_end", "step", "other_step", "lost_step", "cut_step")
+CAUSES += ("draining", "grammar", "text_end", "step", "stage_wait", "other_step", "lost_step", "cut_step")
 
 
 @pytest.fixture(scope="module")
@@ -165,3 +172,43 @@ def test_golden_traces(name: str) -> None:
     for explanation in found.explanations:
         check_sums(explanation)
         check_causes(explanation, log, spans(log), moments(log))
+
+
+def explained_pipeline(stages: int, workload: Workload, folder: Path) -> tuple[Log, list[Explanation]]:
+    """All of a simulated run on links that take their time."""
+    setup = make_engine(num_blocks=24, pipeline_parallel_size=stages)
+    cost = in_ranks(load_cost_model("a100-llama3-8b"), setup.config.parallel)
+    log = read(Path(simulate(workload, setup, cost, predictor=PREDICTOR, record=folder).run_folder))
+    return log, explain(log.path, log.requests).explanations
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_in_a_pipeline_a_step_is_in_a_stage_or_waits_for_one_or_is_on_its_way(stages: int, tmp_path: Path) -> None:
+    log, explanations = explained_pipeline(stages, make_workload(7), tmp_path)
+    times, known = moments(log), spans(log)
+    causes: Counter[str] = Counter()
+    for explanation in explanations:
+        check_sums(explanation)
+        check_causes(explanation, log, known, times)
+        if not explanation.preemptions:
+            check_steps(explanation, log)
+        causes.update({interval.cause for interval in explanation.intervals})
+        words = " ".join([*describe(explanation), *(row[0] for row in part_rows(explanation))])
+        for cause, word in (("stage_wait", "waiting for a stage"), ("exchange", ": exchange")):
+            assert (word in words) == any(interval.cause == cause for interval in explanation.intervals)
+    assert min(causes[cause] for cause in IN_STEP) >= OFTEN
+
+
+def test_a_request_alone_in_a_pipeline_takes_all_that_its_stages_and_links_take(tmp_path: Path) -> None:
+    """Its prompt is one chunk, so no two steps are under way at a time."""
+    arrival = Arrived(prompt_tokens=20, max_tokens=4, scheduling=SchedulingParams(model=""))
+    request = WorkloadRequest(arrival=arrival, arrival_ns=0, outputs=[SequenceOutput()])
+    log, (explanation,) = explained_pipeline(3, Workload(source="alone", requests=[request]), tmp_path)
+    assert [each.num_tokens for each in explanation.steps] == [20, 0, 0, 0]
+    (replica,) = trace_stats(log.path).snapshot.replicas
+    sums: Counter[str] = Counter()
+    for part in parts(explanation):
+        sums[part.cause] += part.duration_ns
+    assert sums["step"] == sum(replica.stage_busy_ns)
+    assert sums["exchange"] == sum(replica.stage_exchange_ns) > 0
+    assert sums["stage_wait"] == sum(replica.stage_wait_ns) == 0

@@ -232,6 +232,26 @@ def test_steps_are_reported_with_their_replica_where_there_are_several() -> None
     assert decoded == "Decoding took 5.00 ms in 1 step of replica 0."
 
 
+def test_steps_of_a_pipeline_count_once_however_many_stages_they_have() -> None:
+    where = [{"replica": 0, "steps": [number]} for number in (4, 5)]
+    stages = [(2, "step"), (1, "stage_wait"), (0.5, "exchange"), (3, "step")]
+    found = made(
+        timeline(*((ms, "decode", cause, each) for each in where for ms, cause in stages)),
+        steps=[step(4, num_chunk_tokens=9), step(5)],
+    )
+    assert describe(found)[1] == (
+        "Decoding took 13.0 ms in 2 steps, of which 6.50 ms in 1 that also had prompt chunks of others (the longest: "
+        "step 4, 6.50 ms, 9 tokens): 10.0 ms computing; 2.00 ms waiting for stages that computed other steps; 1.00 ms "
+        "on the way from stage to stage."
+    )
+    assert list(part_rows(found)) == [
+        ["decoding: computing", "10.000000", "76.9%"],
+        ["decoding: waiting for a stage", "2.000000", "15.4%"],
+        ["decoding: exchange", "1.000000", "7.7%"],
+        ["total", "13.000000", "100.0%"],
+    ]
+
+
 @pytest.mark.parametrize(
     ("first_token_ms", "words"),
     [(30, "came 13.0 ms before that."), (52, "came 9.00 ms after that."), (None, "never came.")],
