@@ -197,18 +197,18 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 2048
     max_steps_in_flight: Annotated[
         StepsInFlight,
-        "most steps that are shipped to a replica and not completed; of a pipeline always one for each stage and one "
+        "most steps that are shipped to a replica and not completed; in a pipeline always one for each stage and one "
         "more",
     ] = 2
     max_decodes_in_flight_per_seq: Annotated[
         int,
         Meta(ge=0, le=MAX_STEPS_IN_FLIGHT),
-        "of those, most steps that decode the same sequence; 0: 2, of a pipeline 1, which is all that it can have",
+        "of those, most steps that decode the same sequence; 0: 2, in a pipeline 1, which is all that it can have",
     ] = 0
     run_ahead_ms: Annotated[
         Count,
         "after a step that is predicted to take this long, the next one is planned only when it ends, so that "
-        "requests that arrive meanwhile can be part of it; of a pipeline only once every stage has a step; 0: always "
+        "requests that arrive meanwhile can be part of it; in a pipeline only once every stage has a step; 0: always "
         "plan ahead",
     ] = 100
     max_skips: Annotated[Count, "times that a sequence that does not fit is passed over before it blocks the queue"] = 8
