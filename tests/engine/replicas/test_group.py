@@ -61,6 +61,13 @@ def replicas_with(*, devices: list[Device], num_blocks: int, ranks: int = 1) -> 
     return Replicas(real_system(), [setup], mock.Mock(), mock.Mock())
 
 
+def test_the_launcher_of_a_set_learns_of_those_before_it() -> None:
+    setup = setup_with(devices=[], num_blocks=64, replicas=1)
+    launchers = [mock.Mock(is_local=True), mock.Mock(is_local=True)]
+    Replicas(real_system(), [structs.replace(setup, launcher=each) for each in launchers], mock.Mock(), mock.Mock())
+    assert [each.share.call_args for each in launchers] == [mock.call([]), mock.call(launchers[:1])]
+
+
 async def test_replicas_that_measure_one_gpu_start_one_after_the_other(starts: Starts) -> None:
     task = asyncio.create_task(replicas_with(devices=GPUS, num_blocks=0).start(must_measure=[False]))
     await let_run()
