@@ -94,8 +94,8 @@ class LiveSequenceMetrics(Struct, kw_only=True, eq=False):
 
     @property
     def counted_under(self) -> int:
-        """The replica whose sums it belongs to; the first, if it belongs to none."""
-        return self.replica if self.replica >= 0 else max(self.home, 0)
+        """The replica whose sums it belongs to; the first of its replicaset, if it belongs to none."""
+        return next(number for number in (self.replica, self.home, self.request.first_replica) if number >= 0)
 
 
 class Tokens(NamedTuple):

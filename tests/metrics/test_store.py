@@ -52,6 +52,7 @@ from tests.engine.engines import SLOW, Reader, generate, request, running
 from tests.engine.metrics_oracle import fold, gaps, request_rows
 from tests.replay.branch_runs import random_points
 from tests.replay.golden import FOLDER, GOLDEN
+from tests.replay.replicaset_runs import record_sets
 from tests.simulation import Simulation
 
 SEEDS = range(36)
@@ -296,6 +297,28 @@ def gauges_in(core: Core) -> list[object]:
 
     per_replica = [(replica.up, len(replica.running), held(replica)) for replica in core.state.replicas]
     return [per_replica, core.state.num_waiting]
+
+
+def test_a_request_counts_for_its_own_replicaset_also_if_it_never_ran(tmp_path: Path) -> None:
+    store, rows = fold(events := read(record_sets(tmp_path, 0)))
+    header = events[0]
+    assert isinstance(header, Header)
+    asked = {event.s: event.replicaset for event in events if isinstance(event, Arrived)}
+    set_of = header.sets_of_replicas()
+    unlaunched = [row for row in rows.requests.values() if row.request_scheduling_delay is None]
+    assert any(asked[row.request] for row in unlaunched)
+    assert [set_of[row.replica] for row in rows.requests.values()] == [
+        asked[row.request] for row in rows.requests.values()
+    ]
+    counted: list[Counter[str]] = [Counter() for _ in header.sets]
+    for number, replica in zip(set_of, store.snapshot().replicas, strict=True):
+        counted[number] += Counter(replica.finish_reasons)
+    ended = [event for event in events if isinstance(event, Finished)]
+    branches = {event.s for event in events if isinstance(event, Arrived) and event.scheduling.is_branch}
+    assert counted == [
+        Counter(each.reason for each in ended if asked[each.request] == number and each.request not in branches)
+        for number in range(len(header.sets))
+    ]
 
 
 # --- stages
