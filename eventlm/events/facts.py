@@ -92,7 +92,8 @@ class WorkerLost(Fact, frozen=True, kw_only=True, tag="worker_lost"):
 
     crashed: its own code ended it, by an error that it reported or a signal such as SIGSEGV. Otherwise it may have
     been killed or stopped from outside. rank: which of the replica's ranks was lost first; step: the one that it had in
-    hand, whose rows are the suspects. -1: not known, or the replica is one process, which has its oldest step in hand.
+    hand, whose rows are the suspects. -1: not known, none is to blame, or the replica is one process, which has its
+    oldest step in hand.
     """
 
     replica: int
