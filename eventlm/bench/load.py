@@ -18,7 +18,7 @@ from eventlm.tasks import completed
 Endpoint = Literal["completions", "chat"]
 
 #: After so many unanswered requests in a row the server counts as gone.
-_MAX_UNANSWERED = 16
+MAX_UNANSWERED = 16
 
 
 class Load:
@@ -26,7 +26,8 @@ class Load:
 
     `requests` come in the order of their arrivals; with `next_number` only those whose index it gives are sent.
     `max_concurrency` 0 sets no limit; a request that waits for a slot is late, not excused, and one that is tried again
-    keeps its slot. After `duration_ns` (0: no end) no more arrive, and those that have may end. `post_kernel` runs
+    keeps its slot. After `duration_ns` (0: no end) no more arrive, and those that have may end. After
+    `max_unanswered` requests in a row without an answer the server is gone, which ends the load. `post_kernel` runs
     behind each answer, when its slot is free again, and returns its time in ns.
     """
 
@@ -38,6 +39,7 @@ class Load:
         *,
         max_concurrency: int = 0,
         duration_ns: int = 0,
+        max_unanswered: int = MAX_UNANSWERED,
         retries: Retries = NO_RETRIES,
         rank: int = 0,
         next_number: NextNumber | None = None,
@@ -50,6 +52,7 @@ class Load:
         self._places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
         self._num_under_way = 0
         self._duration_ns = duration_ns
+        self._max_unanswered = max_unanswered
         self._retries = retries
         self._rank = rank
         self._next_number = next_number
@@ -96,6 +99,8 @@ class Load:
         while self._tasks:
             # A task's error is raised here.
             await asyncio.gather(*self._tasks)
+        if self._server_gone and self._next_number is not None:
+            await self._next_number(None)
 
     async def _next_request(self) -> LoadRequest | None:
         """The next request to send, with a place; None at the end."""
@@ -196,5 +201,5 @@ class Load:
         record.output_tokens = len(record.token_times_ns)
         is_unanswered = error.kind in ("connection", "broken") and not record.token_times_ns
         self._unanswered = self._unanswered + 1 if is_unanswered else 0
-        if self._unanswered >= _MAX_UNANSWERED:
+        if self._unanswered >= self._max_unanswered:
             self._server_gone = str(error)

@@ -204,7 +204,7 @@ class MpiRanks(Ranks):
 
 
 class _Undealt:
-    """The numbers that are to be handed out; none after `stop`."""
+    """The numbers that are to be handed out; none after `stop`, or once a rank has taken 0."""
 
     def __init__(self, numbers: range, stop: asyncio.Event) -> None:
         self._numbers = numbers
@@ -212,8 +212,8 @@ class _Undealt:
 
     async def take(self, count: int) -> range:
         """The next `count` numbers, or those that are left."""
-        if self._stop.is_set():
-            return range(0)
+        if self._stop.is_set() or not count:
+            self._numbers = range(0)
         taken, self._numbers = self._numbers[:count], self._numbers[count:]
         return taken
 
@@ -225,9 +225,11 @@ class _Numbers:
         self._ready = dealt
         self._more = more
 
-    async def __call__(self, num_free: int) -> int | None:
+    async def __call__(self, num_free: int | None) -> int | None:
+        if num_free is None:
+            self._ready = range(0)
         if not self._ready and self._more is not None:
-            self._ready = await self._more(num_free)
+            self._ready = await self._more(num_free or 0)
         if not self._ready:
             return None
         number, self._ready = self._ready[0], self._ready[1:]

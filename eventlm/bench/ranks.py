@@ -15,7 +15,8 @@ from eventlm.bench.records import LoadResult
 T = TypeVar("T")
 
 #: Called with the number of free places, gives the number of the next request that this process sends; None: no more.
-NextNumber = Callable[[int], Awaitable[int | None]]
+#: With None, because the server is gone, no process is given any more.
+NextNumber = Callable[[int | None], Awaitable[int | None]]
 
 
 class Ranks:

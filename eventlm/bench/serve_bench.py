@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 from eventlm.bench.ceiling import measure_ceiling
 from eventlm.bench.draws import ArrivalProcess, Lengths, arrival_times, random_stream
 from eventlm.bench.input_files import Arrival, DatasetPrompt, read_arrivals, read_prompts
-from eventlm.bench.load import Endpoint, Load
+from eventlm.bench.load import MAX_UNANSWERED, Endpoint, Load
 from eventlm.bench.prompts import (
     PromptMaker,
     SharedPrefixes,
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 DEFAULT_NUM_PROMPTS = 100
 #: Of English text, without a tokenizer.
 _CHARACTERS_A_TOKEN = 4
+#: The least share of a rank in MAX_UNANSWERED: one request that fails says nothing about the server.
+_MIN_UNANSWERED = 4
 #: Words of the two prompts from which the server's tokens per word follow.
 _PROBE_WORDS = (64, 192)
 #: Streams at which the ceiling is measured where nothing bounds the load's own.
@@ -183,6 +185,7 @@ class ServeBench:
                 self._requests,
                 max_concurrency=ranks.share(limit),
                 duration_ns=round(options.duration_s * 1e9),
+                max_unanswered=max(ranks.share(MAX_UNANSWERED), _MIN_UNANSWERED),
                 retries=self._retries,
                 rank=ranks.rank,
                 next_number=next_number,

@@ -276,7 +276,7 @@ async def test_only_the_numbers_that_are_given_are_sent() -> None:
     """And it says how many places are free."""
     numbers, free = iter([1, 2, 5, 8]), []
 
-    async def next_number(num_free: int) -> int | None:
+    async def next_number(num_free: int | None) -> int | None:
         free.append(num_free)
         return next(numbers, None)
 

@@ -114,6 +114,19 @@ class FlakyServer(ByteServer):
         return await super().handle(request)
 
 
+class LostServer(ByteServer):
+    """Answers 40 and then drops every connection."""
+
+    def __init__(self) -> None:
+        super().__init__("m")
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        if len(self.bodies) >= 40 and request.method == "POST":
+            assert request.transport is not None
+            request.transport.abort()
+        return await super().handle(request)
+
+
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
 
@@ -169,6 +182,21 @@ async def test_failures_and_retries_of_all_ranks_add_up(tmp_path: Path) -> None:
     assert Counter(line["error"] for line in lines if line["error"]) == statistics["errors"]
     # A rank counts from the time of a request's first attempt.
     assert all(line["e2e_ms"] >= 2.5 for line in lines if line["retried"] and line["e2e_ms"] is not None)
+
+
+@needs_mpi
+async def test_a_server_that_goes_away_ends_the_load(tmp_path: Path) -> None:
+    """Three ranks count together: of 40 requests without an answer, none would reach 16 by itself."""
+    async with scripted_server(LostServer().handle) as url:
+        flags = ("--url", url, "--inflight", "2", "--num-prompts", "80", *FLAGS)
+        run = await mpiexec(*ranks_of(3, *flags), cwd=tmp_path)
+    assert run.code == 1
+    assert "the server does not answer any more, the rest was not sent" in run.err
+    summary = json.loads(run.out)
+    assert summary["server_gone"]
+    statistics = summary["statistics"]
+    assert statistics["num_success"] == 40
+    assert statistics["num_requests"] < 80
 
 
 @needs_mpi
