@@ -70,10 +70,13 @@ def build_engine(
     num_blocks = _num_blocks(config, workload, cost, recorded, notes)
     scheduler = _with_budget(config.scheduler, recorded)
     if recorded is not None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            here, there = getattr(scheduler, name), getattr(recorded, name)
+        for flag, here, there in (
+            ("--replicas", scheduler.replicas, recorded.num_replicas),
+            ("--max-num-seqs", scheduler.max_num_seqs, recorded.max_num_seqs),
+            ("--max-num-batched-tokens", scheduler.max_num_batched_tokens, recorded.max_num_batched_tokens),
+        ):
             if here != there:
-                notes.append(f"--{name.replace('_', '-')} is {here:,}; the run was recorded with {there:,}")
+                notes.append(f"{flag} is {here:,}; the run was recorded with {there:,}")
     max_model_len = _context(config, workload, num_blocks, notes)
     config = structs.replace(config, scheduler=scheduler, cache=_with_states(config, recorded))
     return SimulatedEngine(

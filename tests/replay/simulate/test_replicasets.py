@@ -44,6 +44,7 @@ def test_a_run_of_several_replicasets_is_simulated_with_them(recorded: LoadedWor
     )
     placed = build_replicasets(config, recorded, COSTS)
     assert "small: 64 KV blocks, as recorded" in placed.engine.notes
+    assert "small: --replicas is 3; the run was recorded with 2" in placed.engine.notes
     found = run(placed, record=tmp_path, validate_every=50)
     first, second = found.header.sets
     assert (first.name, first.core.models, second.name, second.core.models) == ("main", ["made"], "small", ["other"])
