@@ -77,7 +77,7 @@ def load_config(
     if replicasets:
         # The default model is for an engine that has no other.
         values.setdefault("model", "")
-        if values["model"] and TOP_REPLICASET in replicasets:
+        if values["model"] and "model" in replicasets.get(TOP_REPLICASET, {}):
             raise UsageError(
                 f"two replicasets are called {TOP_REPLICASET}: the other is that of --model {values['model']}; give "
                 "one another name, or leave that model out"

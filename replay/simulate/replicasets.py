@@ -28,14 +28,14 @@ class PlacedEngine(NamedTuple):
 
 
 def recorded_defaults(workload: Workload) -> dict[str, Any]:
-    """Options of the engine that the workload is from, for `load_config`: the replicasets with their models, if it had
-    several.
+    """Options of the engine that the workload is from, for `load_config`: the replicasets in their order with their
+    models, if it had several.
     """
     if len(workload.recorded) < 2:
         return {}
     models = {name: core.models[0] for name, core in workload.recorded.items()}
-    top = models.pop(TOP_REPLICASET, "")
-    return {"model": top, "replicasets": {name: {"model": model} for name, model in models.items()}}
+    tables = {name: {"model": model} if name != TOP_REPLICASET else {} for name, model in models.items()}
+    return {"model": models.get(TOP_REPLICASET, ""), "replicasets": tables}
 
 
 def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str, CostModel]) -> PlacedEngine:
@@ -46,7 +46,7 @@ def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str
     """
     configs = configs_of_replicasets(config)
     is_alone = len(configs) == 1
-    workload = place_requests(loaded.workload, [_names(name, own) for name, own in configs.items()])
+    workload = place_requests(loaded.workload, {name: _names(name, own) for name, own in configs.items()})
     sets: list[SimulatedSet] = []
     notes: list[str] = []
     for number, (name, own) in enumerate(configs.items()):

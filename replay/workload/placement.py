@@ -10,17 +10,19 @@ from eventlm.errors import UsageError
 from eventlm.replay.workload.workload import Workload, WorkloadRequest
 
 
-def place_requests(workload: Workload, names: Sequence[Sequence[str]]) -> Workload:
-    """The workload for an engine whose replicasets, in order, go by these names of models.
+def place_requests(workload: Workload, models: Mapping[str, Sequence[str]]) -> Workload:
+    """The workload for an engine with replicasets of these names, in order, and what their models go by: first what
+    they are served as.
 
     Where there is one, it serves all requests. Those of a run with several go to the set of the same name, others to
-    the one that has their model, and those that name none to the first. Raises UsageError for a model that no set has,
+    the one that has their model, and those that name none to the first. A name that several go by is first that of a
+    served model, as on the server, and then that of a set. Raises UsageError for a model that no set has,
     and for a group whose members would go to several.
     """
-    if len(names) == 1:
+    if len(models) == 1:
         numbers = [0] * len(workload.requests)
     else:
-        numbers = _numbers(workload, names)
+        numbers = _numbers(workload, models)
     for group in workload.groups():
         if len({numbers[index] for index in group}) > 1:
             raise UsageError(
@@ -36,21 +38,28 @@ def place_requests(workload: Workload, names: Sequence[Sequence[str]]) -> Worklo
     return structs.replace(workload, requests=requests)
 
 
-def _numbers(workload: Workload, names: Sequence[Sequence[str]]) -> list[int]:
-    number_of: dict[str, int] = {}
-    for number, own in enumerate(names):
-        for name in own:
-            number_of.setdefault(name, number)
-    recorded = [*workload.recorded] if len(workload.recorded) > 1 else []
+def _numbers(workload: Workload, models: Mapping[str, Sequence[str]]) -> list[int]:
+    number_of_set = {name: number for number, name in enumerate(models)}
+    # Two that serve one name are refused elsewhere.
+    number_of = number_of_set | {served: number for number, (served, *_) in enumerate(models.values())}
+    for number, own in enumerate(models.values()):
+        for model in own:
+            number_of.setdefault(model, number)
+    # The sets of a run with several, in its order; None: it is not there.
+    recorded = [number_of_set.get(name) for name in workload.recorded] if len(workload.recorded) > 1 else []
     return [_number(workload, index, request, recorded, number_of) for index, request in enumerate(workload.requests)]
 
 
 def _number(
-    workload: Workload, index: int, request: WorkloadRequest, recorded: Sequence[str], number_of: Mapping[str, int]
+    workload: Workload,
+    index: int,
+    request: WorkloadRequest,
+    recorded: Sequence[int | None],
+    number_of: Mapping[str, int],
 ) -> int:
     model, before = request.arrival.scheduling.model, request.arrival.replicaset
-    if before < len(recorded) and recorded[before] in number_of:
-        return number_of[recorded[before]]
+    if before < len(recorded) and (number := recorded[before]) is not None:
+        return number
     if not model:
         return 0
     if model not in number_of:

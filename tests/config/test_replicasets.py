@@ -103,6 +103,14 @@ def test_sets_are_told_apart_by_their_models() -> None:
         check_sets({"a": core, "b": many})
 
 
+def test_the_first_may_have_options_of_its_own() -> None:
+    configs = configs_of_replicasets(load("b:model=x", "main:replicas=2", model="m", served_model_name="s"))
+    found = [
+        (name, own.model.model, own.model.served_model_name, own.scheduler.replicas) for name, own in configs.items()
+    ]
+    assert found == [("main", "m", "s", 2), ("b", "x", "", 1)]
+
+
 def test_a_set_needs_a_model() -> None:
     with pytest.raises(UsageError, match="the replicaset b has no model: give it one, or --model for those without"):
         load("a:model=x", "b:replicas=2")

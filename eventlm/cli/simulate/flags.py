@@ -128,13 +128,10 @@ def read_simulated_config(arguments: argparse.Namespace, loaded: LoadedWorkload)
         tables[name] = table
     own = {name: table.pop(COST_MODEL) for name, table in tables.items() if COST_MODEL in table}
     defaults = recorded_defaults(loaded.workload)
-    known = defaults.get(REPLICASETS, {})
-    config = load_config(
-        arguments.config,
-        given | ({REPLICASETS: tables} if tables else {}),
-        # A simulation needs no checkpoint, so a set may be called by its name alone.
-        defaults=defaults | {REPLICASETS: {name: {"model": name} for name in tables} | known},
-    )
+    there = load_config(arguments.config, given, defaults=defaults).replicasets
+    # A simulation needs no checkpoint, so a further set may be called by its name alone.
+    named = {name: table if name in there else {"model": name} | table for name, table in tables.items()}
+    config = load_config(arguments.config, given | ({REPLICASETS: named} if named else {}), defaults=defaults)
     names = {name: own.get(name, arguments.cost_model) for name in configs_of_replicasets(config)}
     for name, text in names.items():
         if text is None:

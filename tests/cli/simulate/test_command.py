@@ -12,6 +12,7 @@ import pytest
 
 from eventlm.replay.verify.verifier import verify
 from tests.cli.conftest import RunHere
+from tests.replay.replicaset_runs import made_sets
 from tests.replay.simulate.test_trace import record
 from tests.replay.workload_files import write_made_workload
 
@@ -53,6 +54,30 @@ def test_several_replicasets(run_here: RunHere, workload: str) -> None:
     assert list(found["replicasets"]) == ["big", "small"]
     assert [each["num_complete"] for each in found["summary"]["replicasets"]] == [30, 10]
     assert list(found["simulated"]["cost_models"]) == ["big", "small"]
+
+
+def test_each_replicaset_of_a_run_can_be_changed_and_all_keep_their_places(run_here: RunHere, tmp_path: Path) -> None:
+    def replicas(*flags: str) -> list[tuple[str, int]]:
+        code, output, errors = run_here("simulate", *flags, "--json")
+        assert (code, errors) == (0, "")
+        return [(name, each["core"]["num_replicas"]) for name, each in json.loads(output)["replicasets"].items()]
+
+    run = str(made_sets(tmp_path / "made", num_requests=20))
+    flags = ("--cost-model", run, "--replicaset")
+    assert replicas(run, *flags, "main:replicas=3") == [("main", 3), ("small", 1)]
+    assert replicas(run, *flags, "small:replicas=3") == [("main", 1), ("small", 3)]
+    config = tmp_path / "serve.toml"
+    config.write_text('model.model = "made"\nreplicasets.small.model = "other"\nreplicasets.new.model = "x"\n')
+    found = replicas(run, "--config", str(config), *flags[:2], "--replicaset", "main:replicas=2",
+                     "--replicaset", f"new:replicas=4,cost_model={MODEL}")  # fmt: skip
+    assert found == [("main", 2), ("small", 1), ("new", 4)]
+    # Of a workload file, and of a run without a main one.
+    config.write_text('replicasets.a.model = "x"\nreplicasets.b.model = "y"\n')
+    workload = write_made_workload(tmp_path / "W.jsonl", prompt_tokens=300)
+    flags = ("--cost-model", MODEL, "--replicaset", "b:replicas=2")
+    recorded = tmp_path / "recorded"
+    assert replicas(workload, *flags, "--config", str(config), "--record", str(recorded)) == [("a", 1), ("b", 2)]
+    assert replicas(str(recorded / "latest"), *flags) == [("a", 1), ("b", 2)]
 
 
 @pytest.mark.parametrize(
