@@ -64,14 +64,14 @@ def stage_rows(index: Index, times: StageTimes, base_ns: int) -> list[dict[str, 
 
 
 def group_rows(index: Index) -> list[dict[str, Any]]:
-    """Each KV group of each replica: its steps, and the tokens that it computed."""
+    """Each KV group of each replica: its steps that completed, and the tokens that it computed in them."""
     loads = index.loads
     found = []
     for replica, layout in enumerate(recorded_layouts(index.header)):
-        of_replica = loads["replica"] == replica
-        total = max(int(loads["tokens"][of_replica].sum()), 1)
+        own = _completed_loads(index, replica)
+        total = max(int(loads["tokens"][own].sum()), 1)
         for group in range(layout.groups) if layout.groups > 1 else ():
-            tokens = loads["tokens"][of_replica & (loads["group"] == group)]
+            tokens = loads["tokens"][own][loads["group"][own] == group]
             num_tokens = int(tokens.sum())
             found.append(
                 {
@@ -83,6 +83,13 @@ def group_rows(index: Index) -> list[dict[str, Any]]:
                 }
             )
     return found
+
+
+def _completed_loads(index: Index, replica: int) -> Column:
+    """The rows of what the KV groups of a replica did in steps that were not lost."""
+    loads, steps = index.loads, index.steps
+    done = steps["step"][(steps["replica"] == replica) & (steps["done_s"] >= 0)]
+    return np.flatnonzero((loads["replica"] == replica) & np.isin(loads["step"], done))
 
 
 def _steps(index: Index, replica: int, numbers: Column) -> dict[str, Column]:
@@ -103,13 +110,12 @@ def _stage_lane(index: Index, times: StageTimes, replica: int, stage: int) -> di
 
 def _group_lane(index: Index, times: StageTimes, replica: int, group: int) -> dict[str, Column]:
     """Of the completed steps in which the group has a part. In a pipeline they are shown in its first stage."""
-    loads, steps = index.loads, index.steps
-    done = steps["step"][(steps["replica"] == replica) & (steps["done_s"] >= 0)]
-    of_replica = np.flatnonzero((loads["replica"] == replica) & np.isin(loads["step"], done))
-    num_groups = int(loads["group"][of_replica].max(initial=0)) + 1
+    loads = index.loads
+    own = _completed_loads(index, replica)
+    num_groups = int(loads["group"][own].max(initial=0)) + 1
     # A step's groups are in a row.
-    by_step = loads["tokens"][of_replica].reshape(-1, num_groups)
-    numbers, tokens = loads["step"][of_replica][::num_groups], by_step[:, group]
+    by_step = loads["tokens"][own].reshape(-1, num_groups)
+    numbers, tokens = loads["step"][own][::num_groups], by_step[:, group]
     found = _steps(index, replica, numbers)
     in_first = np.flatnonzero((times.replica == replica) & (times.stage == 0))
     if len(in_first):
