@@ -138,7 +138,7 @@ class RunFold:
             Desynced: self._worker_lost,
             Cancelled: self._cancelled,
             Gap: self._gap,
-            PluginFailed: lambda event: self._mark(event, MarkKind.PLUGIN_FAILED, text=event.error),
+            PluginFailed: self._plugin_failed,
             PolicySwapped: lambda event: self._mark(event, MarkKind.POLICY, text=event.name),
             PredictorSwapped: lambda event: self._mark(event, MarkKind.PREDICTOR),
             Paused: lambda event: self._mark(event, MarkKind.PAUSED),
@@ -212,6 +212,7 @@ class RunFold:
             0,
             int(scheduling.is_branch),
             1,
+            arrival.replicaset,
         )
         is_generating = scheduling.kind == "generate"
         live = _Live(row, (arrival.s, index), is_generating=is_generating, prompt_tokens=arrival.prompt_tokens)
@@ -457,6 +458,9 @@ class RunFold:
     def _cancelled(self, event: Cancelled) -> None:
         self._mark(event, MarkKind.CANCELLED, request=event.request, text=event.reason)
 
+    def _plugin_failed(self, event: PluginFailed) -> None:
+        self._mark(event, MarkKind.PLUGIN_FAILED, text=event.error, replicaset=event.replicaset)
+
     def _gap(self, event: Gap) -> None:
         self._mark(event, MarkKind.GAP, text=f"events {event.first} to {event.last} are missing: {event.reason}")
 
@@ -471,9 +475,10 @@ class RunFold:
         text: str = "",
         by: tuple[int, int] = (-1, -1),
         rank: int = -1,
+        replicaset: int = -1,
     ) -> None:
         position = self.names.position(text) if text else -1
-        self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by, rank)
+        self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by, rank, replicaset)
 
     def resume(self, state: CoreState) -> None:
         """The log begins, or goes on after a gap, with a snapshot of this state."""

@@ -64,7 +64,8 @@ class Schema(NamedTuple):
 #: replica. `deadline_ns`, `slo_*`: as in the request. `kind`: a name. `replica`: the latest. `best_hit_*`: the
 #: most leading tokens of the prompt that any replica's cache held when the request arrived; -1 if that is not known.
 #: `is_branch`: 1 for a branch of a beam search, whose first request stands for all of them in what counts requests.
-#: `is_seen`: 0 if the arrival lies before the log or in a gap.
+#: `is_seen`: 0 if the arrival lies before the log or in a gap. `replicaset`: the one that it is for, by place in the
+#: header.
 REQUESTS = Schema(
     "requests",
     (
@@ -96,6 +97,7 @@ REQUESTS = Schema(
         "preemptions",
         "is_branch",
         "is_seen",
+        "replicaset",
     ),
 )
 #: Phases of the sequences. `row`: in `requests`. A phase under way has `end_ns` -1. `first_step`, `last_step`: of the
@@ -157,8 +159,11 @@ GAUGES = Schema(
     ),
 )
 #: Points of the run. `kind`: a MarkKind. `text`: a name. `by_*`: the sequence that a preemption was for. `rank`: which
-#: of several was lost.
-MARKS = Schema("marks", ("s", "ts", "kind", "replica", "request", "index", "text", "by_request", "by_index", "rank"))
+#: of several was lost. `replicaset`: whose plug-in failed.
+MARKS = Schema(
+    "marks",
+    ("s", "ts", "kind", "replica", "request", "index", "text", "by_request", "by_index", "rank", "replicaset"),
+)
 
 SCHEMAS = (REQUESTS, PHASES, STRETCHES, STEPS, STAGES, LOADS, DRAINS, GAUGES, MARKS)
 

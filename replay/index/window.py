@@ -26,15 +26,15 @@ def windowed(index: Index, window: TimeWindow) -> Index:
     overlaps = (ends - took < (last_ns if window.to_ns is None else window.to_ns)) & (ends >= window.from_ns)
     is_drain = _within(drains["ts"], window)
     tables = {
-        "requests": _chosen(requests, is_in),
-        "phases": _of_rows(index.phases, rows),
-        "stretches": _of_rows(index.stretches, rows),
-        "steps": _chosen(steps, overlaps),
-        "stages": _of_steps(index.stages, steps, overlaps),
-        "loads": _of_steps(index.loads, steps, overlaps),
-        "drains": _chosen(drains, is_drain),
+        "requests": chosen(requests, is_in),
+        "phases": of_rows(index.phases, rows),
+        "stretches": of_rows(index.stretches, rows),
+        "steps": chosen(steps, overlaps),
+        "stages": of_steps(index.stages, steps, overlaps),
+        "loads": of_steps(index.loads, steps, overlaps),
+        "drains": chosen(drains, is_drain),
         "gauges": _gauges(index, is_drain),
-        "marks": _chosen(index.marks, _within(index.marks["ts"], window)),
+        "marks": chosen(index.marks, _within(index.marks["ts"], window)),
     }
     content = IndexContent(
         facts=structs.replace(index.facts, last_ns=max(last_ns, window.from_ns)),
@@ -50,24 +50,25 @@ def _within(times: Column, window: TimeWindow) -> NDArray[np.bool_]:
     return is_in if window.to_ns is None else is_in & (times < window.to_ns)
 
 
-def _chosen(table: Table, chosen: NDArray[np.bool_]) -> Table:
-    return Table(table.schema, {name: table[name][chosen] for name in table.schema.columns})
+def chosen(table: Table, selected: NDArray[np.bool_]) -> Table:
+    """The selected rows."""
+    return Table(table.schema, {name: table[name][selected] for name in table.schema.columns})
 
 
-def _of_rows(table: Table, rows: Column) -> Table:
+def of_rows(table: Table, rows: Column) -> Table:
     """What belongs to requests that are left, with their new rows."""
     new = np.where(table["row"] >= 0, rows[table["row"]], -1) if len(rows) else np.full(len(table), -1)
     columns = {name: table[name][new >= 0] for name in table.schema.columns}
     return Table(table.schema, columns | {"row": new[new >= 0]})
 
 
-def _of_steps(table: Table, steps: Table, chosen: NDArray[np.bool_]) -> Table:
-    """What belongs to the chosen steps."""
+def of_steps(table: Table, steps: Table, selected: NDArray[np.bool_]) -> Table:
+    """What belongs to the selected steps."""
     if not len(table):
         return table
     num_replicas = int(steps["replica"].max()) + 1
     numbers = steps["step"] * num_replicas + steps["replica"]
-    return _chosen(table, np.isin(table["step"] * num_replicas + table["replica"], numbers[chosen]))
+    return chosen(table, np.isin(table["step"] * num_replicas + table["replica"], numbers[selected]))
 
 
 def _gauges(index: Index, is_drain: NDArray[np.bool_]) -> Table:
@@ -75,7 +76,7 @@ def _gauges(index: Index, is_drain: NDArray[np.bool_]) -> Table:
     gauges = index.gauges
     drains = np.flatnonzero(is_drain)
     if not len(drains):
-        return _chosen(gauges, np.zeros(len(gauges), np.bool_))
+        return chosen(gauges, np.zeros(len(gauges), np.bool_))
     first = int(drains[0])
     before = index.gauges_at(first)
     later = (gauges["drain"] > first) & (gauges["drain"] <= int(drains[-1]))

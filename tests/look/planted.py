@@ -7,9 +7,12 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from msgspec import structs
+
 from eventlm.core.plugin import Batcher, Policy, ReplicaView, RequestView, Router, SequenceView, StepLoad
 from eventlm.core.predictor import Predictor
 from eventlm.events import Arrived
+from eventlm.replay.simulate.engine import SimulatedSet
 from eventlm.replay.simulate.simulation import simulate
 from eventlm.replay.workload.workload import SequenceOutput, Workload, WorkloadRequest
 from eventlm.scheduling_params import SchedulingParams
@@ -131,6 +134,30 @@ def record_load(folder: Path, workload: Workload, options: dict[str, Any], *, nu
     """Simulate it and record the run; its folder."""
     engine = make_engine(num_blocks=num_blocks, max_model_len=1024, **options)
     return Path(simulate(workload, engine, COST, predictor=PREDICTOR, record=folder).run_folder)
+
+
+def record_sets(folder: Path, **options: Any) -> Path:
+    """A run of two replicasets, `a` of the model `ma` with little to do and `b` of `mb` with much; its folder. options:
+    of the second.
+    """
+    quiet, busy = make_load(1, rate=4, num_requests=40), make_load(2, rate=46)
+    # Names of blocks that the sets have in common do no harm: each has its own cache.
+    requests = [
+        structs.replace(each, arrival=structs.replace(each.arrival, replicaset=number))
+        for number, load in enumerate((quiet, busy))
+        for each in load.requests
+    ]
+    requests.sort(key=lambda each: each.arrival_ns)
+    workload = structs.replace(busy, source="two loads", requests=requests)
+    first, second = (
+        structs.replace(engine, name=name, core=structs.replace(engine.core, models=[f"m{name}"]))
+        for name, engine in (
+            ("a", make_engine(num_blocks=1024, max_model_len=1024, max_num_seqs=64)),
+            ("b", make_engine(num_blocks=1024, max_model_len=1024, **options)),
+        )
+    )
+    others = [SimulatedSet(second, PREDICTOR, COST)]
+    return Path(simulate(workload, first, COST, predictor=PREDICTOR, others=others, record=folder).run_folder)
 
 
 def record_planted(folder: Path, name: str) -> Path:

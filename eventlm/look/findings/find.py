@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from eventlm.look.findings.finding import Finding, RunColumns
 from eventlm.look.findings.queueing import find_head_of_line, find_rejections, find_saturation, find_starvation
 from eventlm.look.findings.replicas import find_failing_plugins, find_imbalance, find_lost_hits, find_lost_workers
 from eventlm.look.findings.steps import find_predictor_off, find_stalls, find_thrash
 from eventlm.replay.index.index import Index
+from eventlm.replay.index.replicaset import of_replicaset
 
 _ALWAYS = (
     find_saturation,
@@ -25,11 +28,14 @@ CONSEQUENCES = ("saturation", "rejections")
 
 def find_all(index: Index) -> list[Finding]:
     """What is wrong with a run, causes before consequences, the worst first. Of a run that is not verified: as far as
-    its log shows it.
+    its log shows it. Of several replicasets each is looked at alone, and titles begin with its name and model.
     """
-    run = RunColumns(index)
     if not len(index.drains):
         return []
     finders = _ALWAYS + (_OF_STATES if index.facts.is_verified else ())
-    found = [finding for find in finders for finding in find(run)]
+    found = []
+    for number, record in enumerate(index.header.sets):
+        run = RunColumns(of_replicaset(index, number), number)
+        name = f"{record.name} ({record.core.models[0]}): " if len(index.header.sets) > 1 else ""
+        found += [structs.replace(each, title=f"{name}{each.title}") for find in finders for each in find(run)]
     return sorted(found, key=lambda each: (each.kind in CONSEQUENCES, -each.impact_ppm, each.kind))

@@ -36,9 +36,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     """Something that made the run worse.
 
     title: one sentence. text: its figures in words. culprit: what to change: a plug-in, a limit, a request.
-    impact_ppm: the share of the run that it concerns, by which findings are ordered. requests: sequences to look at,
-    the worst first, as (request, index). s, ts: the event to look at and its time. command: what shows
-    more there, beside the event itself.
+    impact_ppm: the share of the run, or of its replicaset's part, that it concerns; findings are ordered by it.
+    requests: sequences to look at, the worst first, as (request, index). s, ts: the event to look at and its time.
+    command: what shows more there, beside the event itself.
     """
 
     kind: FindingKind
@@ -54,12 +54,16 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class RunColumns:
-    """The columns of a run that several findings need. Durations are ns; those of a drain last until the next one."""
+    """The columns of a run that several findings need. Durations are ns; those of a drain last until the next one.
 
-    def __init__(self, index: Index) -> None:
+    number: the replicaset whose limits, plug-ins and replicas count, by its place in the header.
+    """
+
+    def __init__(self, index: Index, number: int = 0) -> None:
         self.index = index
-        self.config = index.header.core
-        self.num_replicas = self.config.num_replicas
+        self.record = index.header.sets[number]
+        self.config = self.record.core
+        self.replicas = [replica for replica, own in enumerate(index.header.sets_of_replicas()) if own == number]
 
     def planned_s(self, s: int) -> int:
         """Where the plans of an event's drain are made; the event itself if the log ends before."""
@@ -139,7 +143,7 @@ class RunColumns:
 
     def plugin(self, kind: PluginKind) -> str:
         """The kind and the spec of a plug-in that ran: "policy lrs"."""
-        for record in self.index.header.plugins:
+        for record in self.record.plugins:
             if record.kind == kind:
                 return f"{kind} {format_plugin_spec(record.parameters | {'type': record.name})}"
         return kind

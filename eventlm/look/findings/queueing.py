@@ -80,7 +80,7 @@ def find_saturation(run: RunColumns) -> Iterator[Finding]:
 def _limit_of_heads(run: RunColumns) -> tuple[str, int]:
     """What the heads of the line waited for longest, and the share of their time, ppm; "" if that is not known."""
     sums: Counter[str] = Counter()
-    for replica in range(run.num_replicas):
+    for replica in run.replicas:
         causes = run.gauge("head_cause", replica)
         for number, cause in enumerate(WAIT_CAUSES):
             sums[cause] += run.time(causes == number)
@@ -190,7 +190,7 @@ def find_head_of_line(run: RunColumns) -> Iterator[Finding]:
     blocked = (CAUSE_NUMBERS["blocks"], CAUSE_NUMBERS["head_of_line"])
     total = 0
     by_head: Counter[tuple[int, int]] = Counter()
-    for replica in range(run.num_replicas):
+    for replica in run.replicas:
         selected = _is_blocked(run, replica, blocked)
         total += run.time(selected)
         heads = zip(
@@ -201,7 +201,7 @@ def find_head_of_line(run: RunColumns) -> Iterator[Finding]:
         )
         for request, index, duration_ns in heads:
             by_head[request, index] += duration_ns
-    share = run.share_ppm(total, run.total_ns * run.num_replicas)
+    share = run.share_ppm(total, run.total_ns * len(run.replicas))
     if share < _HEAD_TIME_PPM or total < _MATTERS_NS:
         return
     worst = [head for head, _ in by_head.most_common(_MAX_NAMED)]

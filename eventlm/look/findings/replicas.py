@@ -24,10 +24,10 @@ _MAX_NAMED = 20
 
 def find_imbalance(run: RunColumns) -> Iterator[Finding]:
     """A replica has nothing to do while sequences wait for another."""
-    if run.num_replicas < 2:
+    if len(run.replicas) < 2:
         return
-    running = np.stack([run.gauge("running", replica) for replica in range(run.num_replicas)])
-    waiting = np.stack([run.gauge("waiting", replica) for replica in range(run.num_replicas)])
+    running = np.stack([run.gauge("running", replica) for replica in run.replicas])
+    waiting = np.stack([run.gauge("waiting", replica) for replica in run.replicas])
     is_idle = (running == 0) & (waiting == 0)
     is_one_sided = is_idle.any(axis=0) & (waiting > 0).any(axis=0)
     idle_ns = run.time(is_one_sided)
@@ -35,18 +35,18 @@ def find_imbalance(run: RunColumns) -> Iterator[Finding]:
     if share < _IDLE_PPM or idle_ns < _MIN_IDLE_NS:
         return
     steps = run.index.steps
-    busy = [int(run.step_ns[steps["replica"] == replica].sum()) for replica in range(run.num_replicas)]
-    most, least = int(np.argmax(busy)), int(np.argmin(busy))
+    busy = [int(run.step_ns[steps["replica"] == replica].sum()) for replica in run.replicas]
+    most, least = (run.replicas[place(busy)] for place in (np.argmax, np.argmin))
     at = int(np.flatnonzero(is_one_sided)[0])
     queued = run.waited_ns * (run.index.requests["replica"] == most)
     yield Finding(
         kind="imbalance",
         title=f"Sequences wait for replica {most} while replica {least} has nothing to do",
         text=f"For {percent(share)} of the run ({seconds(idle_ns)}) a replica was idle while sequences waited for "
-        f"another. Replica {most} computed {seconds(busy[most])}, replica {least} {seconds(busy[least])}.",
+        f"another. Replica {most} computed {seconds(max(busy))}, replica {least} {seconds(min(busy))}.",
         culprit=run.plugin("router"),
         impact_ppm=share,
-        figures={"idle_ns": idle_ns, "idle_share_ppm": share, "most_busy_ns": busy[most], "least_busy_ns": busy[least]},
+        figures={"idle_ns": idle_ns, "idle_share_ppm": share, "most_busy_ns": max(busy), "least_busy_ns": min(busy)},
         requests=run.identities(np.argsort(-queued, kind="stable")[:_MAX_NAMED]),
         s=int(run.index.drains["s"][at]),
         ts=int(run.index.drains["ts"][at]),
@@ -61,7 +61,7 @@ def find_lost_hits(run: RunColumns) -> Iterator[Finding]:
     lost = np.where(better, np.maximum(requests["best_hit_tokens"] - requests["cached_tokens"], 0), 0)
     num_lost = int(lost.sum())
     share = run.share_ppm(num_lost, int(requests["prompt_tokens"][run.launched].sum()))
-    if run.num_replicas < 2 or share < _LOST_HITS_PPM or num_lost < _MIN_LOST_TOKENS:
+    if len(run.replicas) < 2 or share < _LOST_HITS_PPM or num_lost < _MIN_LOST_TOKENS:
         return
     rows = np.argsort(-lost, kind="stable")[:_MAX_NAMED]
     hits_ppm = run.share_ppm(

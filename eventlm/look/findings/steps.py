@@ -35,7 +35,7 @@ def find_stalls(run: RunColumns) -> Iterator[Finding]:
     drains = np.searchsorted(index.drains["ts"], steps["launched_ns"], side="right") - 1
     is_stalled = (steps["done_s"] >= 0) & (steps["chunks"] == 0) & (steps["launched_ns"] >= 0) & (drains >= 0)
     is_stalled &= steps["tokens"] * 2 <= run.config.max_num_batched_tokens
-    for replica in range(run.num_replicas):
+    for replica in run.replicas:
         of_replica = steps["replica"] == replica
         partial = run.gauge("partial", replica)[np.maximum(drains, 0)]
         is_stalled &= ~of_replica | (partial > 0)

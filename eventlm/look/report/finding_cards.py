@@ -19,7 +19,7 @@ _SERIOUS_PPM = 150_000
 def cards(index: Index, findings: list[Finding], path: str, base_ns: int) -> list[dict[str, Any]]:
     """For each finding what the page shows of it. path: how commands name the run."""
     options = shlex.quote(path)
-    if any(":" in record.name for record in index.header.plugins):
+    if any(":" in record.name for each in index.header.sets for record in each.plugins):
         options += " --trust-local-plugins"
     # What may follow from other findings is not as serious as they are.
     has_cause = any(finding.kind not in CONSEQUENCES for finding in findings)
