@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from itertools import accumulate, chain, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy
 
+from eventlm.bench.launcher import PARTING_SECONDS, leave_to_mpi, num_launched
 from eventlm.bench.ranks import NextNumber, Ranks
 from eventlm.bench.records import LoadResult, RequestRecord
 from eventlm.errors import EventLMError, UsageError
@@ -33,33 +34,10 @@ T = TypeVar("T")
 #: The event loop's timers have no finer steps.
 _POLL_SECONDS = 0.001
 _ASK, _ANSWER = 1, 2
-#: A launcher kills the ranks that are left when one ends with an error, and says so.
-_PARTING_SECONDS = 0.3
-#: What launchers tell a process, in the order of `LaunchedRank`: MPICH and Intel MPI; Open MPI.
-_VARIABLES = (
-    ("PMI_SIZE", "MPI_LOCALRANKID"),
-    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
-)
 _INSTALL = "pip install 'eventlm[mpi]'"
 
 
-class LaunchedRank(NamedTuple):
-    """How many processes a launcher started, and the place of this one among those on its host."""
-
-    size: int = 1
-    local_rank: int = 0
-
-
-def launched() -> LaunchedRank:
-    """What the launcher of this process said; one process if there was none."""
-    for names in _VARIABLES:
-        values = [os.environ.get(name, "") for name in names]
-        if all(value.isdecimal() for value in values):
-            return LaunchedRank(*map(int, values))
-    return LaunchedRank()
-
-
-def world(by_launcher: LaunchedRank) -> MpiRanks:
+def world() -> MpiRanks:
     """All ranks of this run. Raises UsageError where MPI cannot be had or does not know of them."""
     try:
         from mpi4py import MPI
@@ -68,12 +46,13 @@ def world(by_launcher: LaunchedRank) -> MpiRanks:
     except RuntimeError as error:
         # What mpi4py says where it finds no library.
         raise UsageError(f"--mpi: mpi4py finds no MPI library: {_INSTALL}, or load that of this cluster") from error
-    if MPI.COMM_WORLD.size == 1 < by_launcher.size:
+    if MPI.COMM_WORLD.size == 1 < num_launched():
         library = MPI.Get_library_version().splitlines()[0].strip()
         raise UsageError(
-            f"the launcher started {by_launcher.size} ranks, but to mpi4py each is alone: its library is {library}; "
+            f"the launcher started {num_launched()} ranks, but to mpi4py each is alone: its library is {library}; "
             "take the mpiexec of that"
         )
+    leave_to_mpi()
     return MpiRanks(MPI.COMM_WORLD)
 
 
@@ -196,7 +175,13 @@ class MpiRanks(Ranks):
 
         MPI.Finalize()
         if self.rank == 0 and self.size > 1:
-            time.sleep(_PARTING_SECONDS)
+            # Its end with an error would have the launcher kill those that are left.
+            time.sleep(PARTING_SECONDS)
+
+    def quit(self, exit_code: int) -> None:
+        # What is printed is on its way first. MPI's own end would wait for others.
+        time.sleep(PARTING_SECONDS)
+        os._exit(exit_code)
 
     def abort(self) -> None:
         traceback.print_exc()

@@ -68,5 +68,8 @@ class Ranks:
     def leave(self) -> None:
         """End what is done together; on rank 0, once the others have had the time to end."""
 
+    def quit(self, exit_code: int) -> None:
+        """End this rank at once, and with it all others, wherever they are; one alone goes on."""
+
     def abort(self) -> None:
         """End all ranks and say why, because of an exception that is being handled and that nobody foresaw."""

@@ -59,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except EventLMError as error:
         print(f"eventlm: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
+        from eventlm.bench.launcher import end_launched
+
+        end_launched(error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

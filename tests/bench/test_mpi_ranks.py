@@ -20,7 +20,7 @@ import numpy
 import pytest
 from aiohttp import web
 
-from eventlm.bench.mpi_ranks import LaunchedRank, launched, world
+from eventlm.bench.mpi_ranks import world
 from eventlm.errors import UsageError
 from tests.bench.byte_server import ByteServer
 from tests.client.scripted import replying, scripted_server
@@ -131,6 +131,15 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
 
 
+@pytest.fixture
+def _no_memory_left() -> Iterator[None]:
+    """MPICH leaves what ranks share where they end at once."""
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    yield
+    for path in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
+        path.unlink(missing_ok=True)
+
+
 @needs_mpi
 async def test_four_ranks_do_what_one_does(tmp_path: Path) -> None:
     """The server sees all places taken, each request once; and the figures are those of all records."""
@@ -219,6 +228,25 @@ async def test_a_signal_ends_all_ranks_with_a_report(tmp_path: Path) -> None:
 
 
 @needs_mpi
+@pytest.mark.usefixtures("_no_memory_left")
+async def test_a_signal_before_the_load_ends_all_ranks_with_a_line(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def handler(_: web.BaseRequest) -> web.StreamResponse:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def when_asked() -> int:
+        await asked.wait()
+        return signal.SIGINT
+
+    async with scripted_server(handler) as url:
+        run = await mpiexec(*ranks_of(2, "--url", url), cwd=tmp_path, during=when_asked())
+    assert (run.code, run.err) == (130, "eventlm: interrupted before anything was sent\n")
+
+
+@needs_mpi
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -240,11 +268,28 @@ async def test_a_mistake_is_one_line(arguments: list[str], code: int, words: str
 
 
 @needs_mpi
-async def test_a_host_without_mpi4py_says_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mpi4py.py").write_text("raise ImportError\n")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    run = await mpiexec(*ranks_of(2), cwd=tmp_path)
-    assert run == (2, "", "eventlm: error: --mpi needs the package mpi4py: pip install 'eventlm[mpi]'\n")
+@pytest.mark.usefixtures("_no_memory_left")
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ([], "2 ranks were started, each with a load of its own: add --mpi"),
+        (["--mpi", "--bogus"], "unknown flag --bogus"),
+        (["--mpi"], "--mpi needs the package mpi4py: pip install 'eventlm[mpi]'"),
+    ],
+    ids=["alone", "flag", "mpi4py"],
+)
+async def test_a_rank_that_fails_before_mpi_ends_the_others(mistake: list[str], words: str, tmp_path: Path) -> None:
+    """They wait for it in MPI."""
+    without = tmp_path / "without"
+    without.mkdir()
+    (without / "mpi4py.py").write_text("raise ImportError\n")
+    path = f"{without}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    second = ["-n", "1", "env", f"PYTHONPATH={path}", *command("bench", "serve", *mistake)]
+    run = await mpiexec(*ranks_of(1), ":", *second, cwd=tmp_path)
+    assert (run.code, run.out) == (2, "")
+    assert words in run.err
+    assert run.err.startswith("eventlm: error: ")
+    assert run.err.count("\n") == 1
 
 
 @needs_mpi
@@ -258,15 +303,6 @@ async def test_an_error_of_one_rank_ends_the_others(tmp_path: Path) -> None:
         own_folder = f"cd ${{PMI_RANK:-$OMPI_COMM_WORLD_RANK}} && exec {program}"
         run = await mpiexec("-n", "2", "sh", "-c", own_folder, cwd=tmp_path)
     assert run == (2, "", "eventlm: error: rank 1: --dataset prompts.txt: No such file or directory\n")
-
-
-@pytest.fixture
-def _no_memory_left() -> Iterator[None]:
-    """MPICH leaves what ranks share where they end at once."""
-    before = set(Path("/dev/shm").glob("mpich_shm_*"))
-    yield
-    for path in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
-        path.unlink(missing_ok=True)
 
 
 @needs_mpi
@@ -298,26 +334,6 @@ async def test_without_a_launcher_there_is_one_rank(tmp_path: Path) -> None:
     assert (summary["num_ranks"], summary["statistics"]["num_success"]) == (1, 5)
 
 
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, LaunchedRank(1, 0)),
-        ({"PMI_SIZE": "4", "MPI_LOCALRANKID": "3"}, LaunchedRank(4, 3)),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}, LaunchedRank(2, 1)),
-        ({"PMI_SIZE": "4", "MPI_LOCALRANKID": "x"}, LaunchedRank(1, 0)),
-        ({"PMI_SIZE": "4"}, LaunchedRank(1, 0)),
-    ],
-)
-def test_what_a_launcher_says(
-    variables: dict[str, str], expected: LaunchedRank, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("PMI_SIZE", "MPI_LOCALRANKID", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert launched() == expected
-
-
 def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     class WithoutLibrary(ModuleType):
         """As mpi4py is where it finds no library."""
@@ -329,4 +345,4 @@ def test_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     for module, words in ((None, "needs the package mpi4py"), (WithoutLibrary("mpi4py"), "finds no MPI library")):
         monkeypatch.setitem(sys.modules, "mpi4py", module)  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=rf"--mpi.* {words}: pip install 'eventlm\[mpi\]'"):
-            world(LaunchedRank())
+            world()

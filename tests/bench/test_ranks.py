@@ -40,3 +40,4 @@ async def test_one_rank_does_everything() -> None:
     assert ranks.merged(load) is load
     ranks.leave()
     ranks.abort()
+    ranks.quit(130)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_URL = "http://127.0.0.1:8000"
 DEFAULT_INPUT_LENGTH = "256"
 DEFAULT_OUTPUT_LENGTH = "128"
+_NOTHING_SENT = "eventlm: interrupted before anything was sent"
 
 
 def configure(parser: Parser) -> None:
@@ -173,25 +174,28 @@ def run(arguments: argparse.Namespace) -> int:
     """
     import uvloop
 
-    from eventlm.bench.mpi_ranks import launched, world
+    from eventlm.bench.launcher import num_launched
+    from eventlm.bench.mpi_ranks import world
     from eventlm.bench.ranks import Ranks
 
-    by_launcher = launched()
     ranks = Ranks()
     folder = Path(arguments.output).expanduser() if arguments.output else None
     try:
         if arguments.mpi:
-            ranks = world(by_launcher)
-        elif by_launcher.size > 1:
-            raise UsageError(f"{by_launcher.size} ranks were started, each with a load of its own: add --mpi")
+            ranks = world()
+        elif num_launched() > 1:
+            raise UsageError(f"{num_launched()} ranks were started, each with a load of its own: add --mpi")
         result, code = uvloop.run(ranks.sharing_errors(_bench(arguments, folder, ranks)))
-    except EventLMError as error:
+    except EventLMError:
         ranks.leave()
         if ranks.rank:
             return ExitCode.OK
-        if by_launcher.local_rank:
-            # There is no MPI, perhaps on this host alone, of which its first rank tells.
-            return error.exit_code
+        raise
+    except KeyboardInterrupt:
+        # The load itself has handlers of its own.
+        if not ranks.rank:
+            print(_NOTHING_SENT, file=sys.stderr, flush=True)
+        ranks.quit(ExitCode.INTERRUPTED)
         raise
     except Exception:
         ranks.abort()
@@ -245,7 +249,7 @@ def _report(result: ServeResult, code: int, folder: Path | None, *, as_json: boo
 
     if not result.load.records:
         if code:
-            print("eventlm: interrupted before anything was sent", file=sys.stderr)
+            print(_NOTHING_SENT, file=sys.stderr)
             return code
         raise EventLMError("nothing was sent: no arrival lies within --duration")
     statistics = summarize(result.load, result.options.objectives)
