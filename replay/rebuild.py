@@ -102,7 +102,9 @@ def rebuild(header: Header, changes: Changes | None = None) -> Rebuilt:
         flags = ", ".join(map(str, header.flags[:8]))
         raise TraceVersionError(f"the run had changes of behaviour ({flags}) that this version does not know")
     if header.s:
-        _check_changes_midway(header, changes)
+        for record in header.sets:
+            with errors_of_set(record.name, changes):
+                _check_changes_midway(header, changes.of_set(record.name))
     drift: list[str] = []
     sets = []
     for record in header.sets:
@@ -151,11 +153,10 @@ def _rebuild_set(run: ReplicasetRecord, changes: Changes, drift: list[str]) -> S
     return SetParts(config, plugins, Predictor.from_coefficients(run.predictor))
 
 
-def _check_changes_midway(header: Header, changes: Changes) -> None:
-    """A snapshot depends on the recorded policy and the recorded pool of blocks."""
-    of_all = [changes.of_set(each.name) for each in header.sets]
-    fixed = ["--policy"] if any(own.policy is not None for own in of_all) else []
-    fixed += [f"--set {name}" for name in FIXED_BY_SNAPSHOT if any(name in own.settings for own in of_all)]
+def _check_changes_midway(header: Header, changes: SetChanges) -> None:
+    """A snapshot depends on a replicaset's recorded policy and its recorded pool of blocks."""
+    fixed = ["--policy"] if changes.policy is not None else []
+    fixed += [f"--set {name}" for name in FIXED_BY_SNAPSHOT if name in changes.settings]
     if fixed:
         raise UsageError(
             f"{fixed[0]}: the trace begins in the middle of the run, at event {header.s}, with live requests that were "

@@ -15,7 +15,7 @@ from eventlm.errors import InvariantError, UsageError
 from eventlm.events import Fact, Header, PluginRecord, PolicySwapped, ReplicasetRecord
 from eventlm.replay.branch.point import BranchPoint
 from eventlm.replay.cost.model import CostModel
-from eventlm.replay.rebuild import FIXED_BY_SNAPSHOT, Changes, rebuild
+from eventlm.replay.rebuild import FIXED_BY_SNAPSHOT, Changes, SetChanges, errors_of_set, rebuild
 from eventlm.replay.what_if.engine import (
     Alternative,
     AlternativeEngine,
@@ -46,12 +46,9 @@ def build_branch_engine(header: Header, point: BranchPoint, changes: Changes) ->
     Raises UsageError for a change that is invalid, or that the state at the point contradicts.
     """
     of_sets = {each.name: changes.of_set(each.name) for each in header.sets}
-    fixed = [name for name in FIXED if any(name in own.settings for own in of_sets.values())]
-    if fixed:
-        raise UsageError(
-            f"--set {fixed[0]}: the cache at event {point.s:,} has the recorded size, which cannot change "
-            "in the middle of a run; `eventlm replay` runs the whole work with another"
-        )
+    for name, own in of_sets.items():
+        with errors_of_set(name, changes):
+            _check_settings(own, point)
     # The policy takes over by a fact after the snapshot, whose keys are of the one before it.
     before = structs.replace(
         changes,
@@ -77,6 +74,15 @@ def build_branch_engine(header: Header, point: BranchPoint, changes: Changes) ->
     except InvariantError as error:
         raise UsageError(f"{changes.describe()} contradicts the state {error}; branch elsewhere") from error
     return found
+
+
+def _check_settings(changes: SetChanges, point: BranchPoint) -> None:
+    fixed = [name for name in FIXED if name in changes.settings]
+    if fixed:
+        raise UsageError(
+            f"--set {fixed[0]}: the cache at event {point.s:,} has the recorded size, which cannot change "
+            "in the middle of a run; `eventlm replay` runs the whole work with another"
+        )
 
 
 def _with_policy(run: ReplicasetRecord, policy: PluginRecord) -> ReplicasetRecord:

@@ -115,6 +115,9 @@ def build_engine(header: Header, alternative: Alternative) -> AlternativeEngine:
         raise UsageError(f"arrivals cannot be sped up by {factor:g}: it takes a factor above 0")
     if "num_replicas" in changes.settings:
         raise UsageError("--set num_replicas: say --replicas instead")
+    for name, own in changes.of_sets.items():
+        if "num_replicas" in own.settings:
+            raise UsageError(f"--replicaset {name}: num_replicas: say replicas instead")
     check_set_names(header, alternative.replicas_of_sets)
     # A log may begin in the middle of a run, with a snapshot. The alternative starts cold.
     rebuilt = rebuild(structs.replace(header, s=0), changes)
@@ -137,9 +140,9 @@ def _with_replicas(config: CoreConfig, name: str, alternative: Alternative) -> C
     num_replicas = alternative.replicas_of_sets[name] if is_own else alternative.num_replicas
     if num_replicas is None:
         return config
-    if not 1 <= num_replicas <= MAX_REPLICAS:
-        raise UsageError(f"{num_replicas} replicas make no sense; an engine has 1 to {MAX_REPLICAS}")
     where = f"replicaset {name}: replicas" if is_own else "--replicas"
+    if not 1 <= num_replicas <= MAX_REPLICAS:
+        raise UsageError(f"{where}: {num_replicas} replicas make no sense; an engine has 1 to {MAX_REPLICAS}")
     return replace_fields(config, {"num_replicas": num_replicas}, where=where)
 
 

@@ -119,6 +119,7 @@ def _layouts(header: Header, arguments: argparse.Namespace) -> list[Layout]:
 
 def _models(header: Header, given: str | None, of_sets: dict[str, OwnChanges]) -> list[str]:
     """The model of each replicaset."""
+    from eventlm.bootstrap.option_checks import errors_of_set
     from eventlm.replay.rebuild import check_set_names
 
     check_set_names(header, of_sets)
@@ -128,7 +129,11 @@ def _models(header: Header, given: str | None, of_sets: dict[str, OwnChanges]) -
             f"--model {given}: the run has the replicasets {', '.join(names)}; give --replicaset NAME:model={given}"
         )
     own = {name: changes.model for name, changes in of_sets.items()}
-    return [_model(header, number, own.get(name, given)) for number, name in enumerate(names)]
+    found = []
+    for number, name in enumerate(names):
+        with errors_of_set(name, is_alone=len(names) == 1):
+            found.append(_model(header, number, own.get(name, given)))
+    return found
 
 
 def _model(header: Header, number: int, given: str | None) -> str:

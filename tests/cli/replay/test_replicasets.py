@@ -108,10 +108,15 @@ def test_a_branch_of_one_is_verified(trace: str, tmp_path: Path, run_here: RunHe
             ["replay", "--verify", "--replicaset=small:policy=lrs", "--replicaset=small:policy=edf"],
             "--replicaset small: --verify takes each replicaset once",
         ),
+        (["replay", "--replicaset", "small:num_replicas=3"], "--replicaset small: num_replicas: say replicas instead"),
+        (["replay", "--replicaset", "small:replicas=0"], "replicaset small: replicas: 0 replicas make no sense"),
         (["replay", "--verify", "--replicaset", "small:replicas=3"], "--verify does not take replicas"),
         (["replay", "--execute", "--replicaset", "small:policy=edf"], "--execute does not take policy"),
         (["branch", "--at=0.2s", "--replicaset", "small:replicas=3"], "a branch does not take replicas"),
-        (["branch", "--at=0.2s", "--replicaset", "small:num_blocks=30"], "--set num_blocks: the cache at event"),
+        (
+            ["branch", "--at=0.2s", "--replicaset", "small:num_blocks=30"],
+            "replicaset small: --set num_blocks: the cache at event",
+        ),
         (["shrink", "--keep", "preemptions > 0", "-o", "x.jsonl"], "several replicasets (main, small), and shrink and"),
     ],
 )

@@ -81,6 +81,9 @@ def replay_in_every_way(trace: str, run_here: RunHere) -> None:
     code, _, errors = run_here("replay", trace, "--execute", "--model", "first")
     assert (code, errors.count("\n")) == (2, 1)
     assert "give --replicaset NAME:model=first" in errors
+    code, _, errors = run_here("replay", trace, "--execute", "--replicaset", "b:model=/nowhere")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "error: replicaset b: --model /nowhere: no such folder" in errors
 
 
 def test_limits_metrics_and_replicas_are_each_sets_own(start_server: StartServer) -> None:
