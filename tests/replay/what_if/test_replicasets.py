@@ -11,7 +11,7 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
-from eventlm.events import Header, PolicySwapped, WorkerLost, WorkerUp
+from eventlm.events import Finished, Header, PolicySwapped, WorkerLost, WorkerUp
 from eventlm.replay.branch.branch import branch
 from eventlm.replay.branch.point import BranchPlace, find_point
 from eventlm.replay.rebuild import Changes, SetChanges
@@ -144,6 +144,7 @@ def ask_and_branch(folder: Path, seed: int) -> None:
     path, chance = record_sets(folder, seed), random.Random(seed)
     with LogReader(path) as log:
         names = [each.name for each in log.header.sets]
+        last_end = max(event.c for event in (line.event() for line in log) if isinstance(event, Finished))
     own = SetChanges(
         policy={"type": chance.choice(["fcfs", "edf", "lrs", "lpm"])},
         router={"type": chance.choice(["pull", "least_loaded", "prefix_affinity"])},
@@ -151,8 +152,8 @@ def ask_and_branch(folder: Path, seed: int) -> None:
     changes = Changes(batcher={"type": "dynamic"}, of_sets={chance.choice(names): own})
     alternative = Alternative(changes=changes, replicas_of_sets={chance.choice(names): chance.choice([1, 2, 4])})
     asked = what_if(path, [alternative], output=folder)
-    # Near the end there may be nothing left to do.
-    point = find_point(path, BranchPlace(event=chance.choice(drain_ends(path)[:-10])))
+    # From the last end on there is nothing left to do.
+    point = find_point(path, BranchPlace(event=chance.choice([s for s in drain_ends(path) if s < last_end])))
     branched = branch(path, point, changes, num_draws=1, output=folder)
     for found in (asked, branched.what_if):
         assert verify(found.alternatives[0].run_folder, check_invariants=True).exit_code == 0, seed
@@ -176,7 +177,7 @@ def test_many_random_runs_are_asked_and_branched(tmp_path: Path) -> None:
             r"--replicaset smal: the run has no replicaset of this name, but main \(made\), small \(other\)",
         ),
         (Alternative(replicas_of_sets={"smal": 2}), "--replicaset smal: the run has no"),
-        (of_small(0), "0 replicas make no sense"),
+        (of_small(0), "replicaset small: replicas: 0 replicas make no sense"),
         (of_small(1024), "up to 1,024"),
         (of_small(settings={"max_num_seqs": 0}), "replicaset small: --set: max_num_seqs=0"),
         (of_small(settings={"block_size": 4}), "replicaset small: --set block_size: .* recorded 8"),
