@@ -102,6 +102,11 @@ class Header(Marker, frozen=True, kw_only=True, omit_defaults=False, tag="header
         return [first, *(self.replicasets or [])]
 
     @property
+    def model_names(self) -> list[str]:
+        """The name of each replicaset's model, the first of those that it serves it by."""
+        return [each.core.models[0] for each in self.sets]
+
+    @property
     def num_replicas(self) -> int:
         """Of all replicasets."""
         return sum(each.core.num_replicas for each in self.sets)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -12,7 +13,7 @@ from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.wait_reason import find_present_wait_reason, urgency_now
 from eventlm.errors import UsageError
-from eventlm.events import Header
+from eventlm.events import Header, PluginRecord
 from eventlm.formatting import counted
 from eventlm.replay.debugger.results import TableResult, sequence_name
 from eventlm.replay.explain.story import CAUSES
@@ -261,16 +262,23 @@ def sequence(state: CoreState, found: Sequence, where: str) -> TableResult:
 
 
 def config(header: Header) -> TableResult:
-    """What the run was started with."""
-    rows: list[list[Value]] = [
-        [name, value if isinstance(value, int | str | bool) else msgspec.json.encode(value).decode()]
-        for name, value in msgspec.to_builtins(header.core).items()
-    ]
-    rows += [
-        [each.kind, f"{each.name} {msgspec.json.encode(each.parameters).decode() if each.parameters else ''}".strip()]
-        for each in header.plugins
-    ]
-    return TableResult(title=f"run {header.run}", columns=["option", "value"], rows=rows)
+    """What the run was started with; of several replicasets each, by name."""
+    rows: list[list[Value]] = []
+    is_alone = len(header.sets) == 1
+    for each in header.sets:
+        options = [*msgspec.to_builtins(each.core).items(), *map(_plugin, each.plugins)]
+        rows += [[*([] if is_alone else [each.name]), name, _shown(value)] for name, value in options]
+    columns = [*([] if is_alone else ["replicaset"]), "option", "value"]
+    return TableResult(title=f"run {header.run}", columns=columns, rows=rows)
+
+
+def _plugin(record: PluginRecord) -> tuple[str, str]:
+    parameters = msgspec.json.encode(record.parameters).decode() if record.parameters else ""
+    return record.kind, f"{record.name} {parameters}".strip()
+
+
+def _shown(value: Any) -> Value:
+    return value if isinstance(value, int | str | bool) else msgspec.json.encode(value).decode()
 
 
 def _live(state: CoreState) -> Iterator[Sequence]:

@@ -25,7 +25,7 @@ _COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab
 
 def plot(result: WhatIfResult, folder: str) -> Iterator[Path]:
     """Write the pictures, yielding the path of each. Raises UsageError if the folder cannot be written."""
-    title = f"what if: {result.header.core.models[0]}, run {result.header.run}"
+    title = f"what if: {', '.join(result.header.model_names)}, run {result.header.run}"
     cdfs = (
         (f"{latency}_cdf", partial(_cdfs, result=result, latency=latency, label=label)) for latency, label in PICTURES
     )

@@ -76,8 +76,8 @@ def _row(run: RunSummary) -> list[str]:
         started = datetime.fromtimestamp(run.started_ns // NANOSECONDS_PER_SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return [
         run.run,
-        run.header.core.models[0] if run.header is not None else _UNKNOWN,
-        _policy(run.header).partition(":")[0] if run.header is not None else _UNKNOWN,
+        ", ".join(run.header.model_names) if run.header is not None else _UNKNOWN,
+        ", ".join(policy.partition(":")[0] for policy in _policies(run.header)) if run.header is not None else _UNKNOWN,
         started,
         _END_IN_WORDS.get(run.end, run.end),
         f"{run.duration_ns / NANOSECONDS_PER_SECOND:,.1f}" if run.duration_ns is not None else _UNKNOWN,
@@ -92,13 +92,16 @@ def _count(number: int | None) -> str:
     return _UNKNOWN if number is None else f"{number:,}"
 
 
-def _policy(header: Header) -> str:
-    """The policy that the run began with, and its parameters. A branch begins with its own."""
-    policies = [plugin for plugin in header.plugins if plugin.kind == "policy"]
-    simulated = header.host.get("simulated")
-    name = simulated.get("policy") if isinstance(simulated, dict) else None
-    policy = next((plugin for plugin in policies if plugin.name == name), policies[0])
-    return plugin_in_words(policy).partition(" ")[2]
+def _policies(header: Header) -> list[str]:
+    """The policy that each replicaset began with, and its parameters. A branch begins with its own."""
+    found = []
+    for each in header.sets:
+        policies = [plugin for plugin in each.plugins if plugin.kind == "policy"]
+        simulated = each.host.get("simulated")
+        name = simulated.get("policy") if isinstance(simulated, dict) else None
+        policy = next((plugin for plugin in policies if plugin.name == name), policies[0])
+        found.append(plugin_in_words(policy).partition(" ")[2])
+    return found
 
 
 def _as_object(run: RunSummary) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def _as_object(run: RunSummary) -> dict[str, Any]:
     header = run.header
     del found["header"]
     return found | {
-        "models": header.core.models if header is not None else None,
-        "policy": _policy(header) if header is not None else None,
+        "models": [name for each in header.sets for name in each.core.models] if header is not None else None,
+        "policy": ", ".join(_policies(header)) if header is not None else None,
         "code_version": header.code_version if header is not None else None,
     }

@@ -153,7 +153,7 @@ def _summary(stats: TraceStats) -> Iterator[tuple[str, str]]:
     if stats.num_unfinished:
         with_token = f"{stats.num_unfinished_with_token:,} of them past their first token"
         unfinished = f"; {stats.num_unfinished:,} unfinished, {with_token}"
-    models = ", ".join(each.core.models[0] for each in stats.header.sets)
+    models = ", ".join(stats.header.model_names)
     yield "run", f"{stats.header.run}, {models}, {seconds:,.3f} s"
     if layouts := layouts_in_words(stats.header):
         yield "ranks", layouts

@@ -25,7 +25,7 @@ _PPM = 1_000_000
 
 def title(index: Index) -> str:
     """Of the page."""
-    return f"{index.header.core.models[0]}, run {index.header.run}"
+    return f"{', '.join(index.header.model_names)}, run {index.header.run}"
 
 
 def num_requests(index: Index) -> int:
@@ -132,20 +132,26 @@ def endings(index: Index) -> list[dict[str, Any]]:
 
 
 def limits(index: Index) -> list[dict[str, str]]:
-    """The plug-ins, and the core's configuration."""
-    header = index.header
-    found = [
-        {
-            "section": record.kind,
-            "name": record.name,
-            "value": ", ".join(f"{name}={_value(value)}" for name, value in record.parameters.items()),
-        }
-        for record in header.plugins
-    ]
-    return found + [
-        {"section": "core", "name": name, "value": _value(value)}
-        for name, value in msgspec.to_builtins(header.core).items()
-    ]
+    """The plug-ins and the core's configuration of each replicaset, whose name is part of the section if there are
+    several.
+    """
+    sets = index.header.sets
+    found = []
+    for each in sets:
+        of_set = f"{each.name}: " if len(sets) > 1 else ""
+        found += [
+            {
+                "section": f"{of_set}{record.kind}",
+                "name": record.name,
+                "value": ", ".join(f"{name}={_value(value)}" for name, value in record.parameters.items()),
+            }
+            for record in each.plugins
+        ]
+        found += [
+            {"section": f"{of_set}core", "name": name, "value": _value(value)}
+            for name, value in msgspec.to_builtins(each.core).items()
+        ]
+    return found
 
 
 def settings(index: Index) -> list[dict[str, str]]:
@@ -154,7 +160,10 @@ def settings(index: Index) -> list[dict[str, str]]:
     found = []
     for section, values in header.config.items():
         found += [{"section": section, "name": name, "value": _value(value)} for name, value in values.items()]
-    found += [{"section": "host", "name": name, "value": _value(value)} for name, value in header.host.items()]
+    # The first replicaset's workers are described with the machine.
+    hosts = {"host": header.host} | {f"{each.name}: host": each.host for each in header.sets[1:]}
+    for section, values in hosts.items():
+        found += [{"section": section, "name": name, "value": _value(value)} for name, value in values.items()]
     return found
 
 
@@ -173,7 +182,8 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
     durations = np.diff(index.drains["ts"], append=index.facts.last_ns)
     lost = marks["replica"][lost_workers(index)]
     found = []
-    for replica in range(index.header.num_replicas):
+    sets = index.header.sets
+    for replica, of in enumerate(index.header.sets_of_replicas()):
         own = (steps["replica"] == replica) & _is_done(index)
         num_steps = int(own.sum())
         busy_ns = int(steps["busy_ns"][own].sum())
@@ -186,6 +196,7 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "replica": replica,
+                "model": sets[of].core.models[0] if len(sets) > 1 else "",
                 "sequences": int(launched.sum()),
                 "steps": num_steps,
                 "busyPpm": min(busy_ns * _PPM // span_ns, _PPM),

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from eventlm.cli.main import main
 from tests.cli.conftest import RunHere
+from tests.replay.replicaset_runs import made_sets
 from tests.replay.traces import record, small_machine
 from tests.replay.what_if_runs import requests_of, run_of
 
@@ -93,6 +95,14 @@ def test_pictures_are_written(trace: str, tmp_path: Path, run_here: RunHere) -> 
     (tmp_path / "file").touch()
     code, _, errors = run_here("replay", trace, "--policy", "edf", "--plot", "file")
     assert (code, "cannot write pictures to file" in errors) == (2, True)
+
+
+def test_pictures_name_all_models(tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made_sets(tmp_path)
+    titles: list[str] = []
+    monkeypatch.setattr(Figure, "suptitle", lambda _, title, **style: titles.append(title))
+    code, _, _ = run_here("replay", str(path), "--policy", "lrs", "--plot", "p")
+    assert (code, set(titles)) == (0, {f"what if: made, other, run {path.name}"})
 
 
 MISTAKES = {

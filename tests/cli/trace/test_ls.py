@@ -10,6 +10,7 @@ import pytest
 from eventlm.cli.main import main
 from tests.bus.test_run_list import write_run
 from tests.replay.golden import FOLDER
+from tests.replay.replicaset_runs import made_sets
 
 
 @pytest.fixture
@@ -52,6 +53,16 @@ def test_a_branch_has_its_own_policy(runs: Path, capsys: pytest.CaptureFixture[s
         "fcfs": "fcfs",
         "4": "edf",
     }
+
+
+def test_all_models_and_policies_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_sets(tmp_path, num_requests=4)
+    assert main(["trace", "ls", str(path.parent)]) == 0
+    assert f"{path.name}  made, other  fcfs, edf" in capsys.readouterr().out
+    assert main(["trace", "ls", str(path.parent), "--json"]) == 0
+    [found] = json.loads(capsys.readouterr().out)
+    assert found["models"] == ["made", "other"]
+    assert found["policy"].startswith("fcfs, edf:")
 
 
 def test_json_has_paths_and_problems(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

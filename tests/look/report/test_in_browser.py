@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from eventlm.look.report.build import STATIC, make_report
-from tests.look.planted import PLANTED
+from tests.look.planted import PLANTED, record_sets
 from tests.look.report.runs import GOLDEN, HOSTILE, record_with_gap, write_empty, write_hostile
 from tests.page.opened_file import OpenedFile, functions_run
 
@@ -186,6 +186,21 @@ def test_runs_that_lack_something(
         "cut": "no clean end",
     }[kind]
     expect(page.page.locator(".notice").filter(has_text=expected)).to_be_visible()
+
+
+def test_several_replicasets_are_told_apart(tmp_path: Path, open_page: OpenPage) -> None:
+    html = make_report(str(record_sets(tmp_path, max_num_seqs=2))).html
+    page = open_page(write(tmp_path / "sets.html", html), **DESK)
+    expect(page.page.get_by_role("heading", name="ma, mb, run")).to_be_visible()
+    expect(page.page.get_by_role("heading", name="b (mb): More work arrives")).to_be_visible()
+    show(page, "Overview")
+    limits = page.page.get_by_role("table", name="Plug-ins and limits")
+    for section, value in (("a: core", "64"), ("b: core", "2")):
+        expect(limits.get_by_role("row", name=f"{section} max_num_seqs {value}", exact=True)).to_be_visible()
+    show(page, "Replicas")
+    rows = page.page.get_by_role("table", name="Replicas").get_by_role("row")
+    expect(rows).to_contain_text(["Model", "ma", "mb"])
+    assert page.serious_faults() == []
 
 
 def test_nearly_all_functions_have_run(request: pytest.FixtureRequest) -> None:

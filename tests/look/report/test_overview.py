@@ -16,6 +16,7 @@ from eventlm.replay.index.window import windowed
 from eventlm.types import TimeWindow
 from tests.look.report.runs import GOLDEN, record_with_gap, write_empty
 from tests.replay.golden import FOLDER
+from tests.replay.replicaset_runs import made_sets
 from tests.replay.workload_runs import record
 
 
@@ -61,6 +62,7 @@ def test_events_that_are_not_there_are_not_counted(tmp_path: Path, monkeypatch: 
 def test_replicas(planted_index: Callable[[str], Index]) -> None:
     index = planted_index("one_sided_router")
     first, second = overview.replica_rows(index, 0)
+    assert (first["model"], second["model"]) == ("", "")
     assert (first["sequences"], second["sequences"]) == (400, 0)
     assert first["steps"] == len(index.steps)
     assert (second["batch"], second["hitPpm"], second["busyPpm"]) == (None, None, 0)
@@ -75,6 +77,17 @@ def test_what_ran_and_under_which_settings(planted_index: Callable[[str], Index]
     assert {row["section"] for row in overview.settings(index)} >= {"scheduler", "cache"}
     assert index.header.run in overview.title(index)
     assert overview.details(index, 0)[0] == "400 requests"
+
+
+def test_all_replicasets_are_described(tmp_path: Path) -> None:
+    index = open_index(made_sets(tmp_path, num_requests=4))
+    assert overview.title(index) == f"made, other, run {index.header.run}"
+    rows = {(row["section"], row["name"]): row["value"] for row in overview.limits(index)}
+    assert (rows["main: core", "block_size"], rows["small: core", "block_size"]) == ("16", "8")
+    assert ("main: policy", "fcfs") in rows
+    assert ("small: policy", "edf") in rows
+    assert {row["section"] for row in overview.settings(index)} >= {"host", "small: host"}
+    assert [row["model"] for row in overview.replica_rows(index, 0)] == ["made", "other", "other"]
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

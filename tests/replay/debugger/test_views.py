@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.sequence import State
 from eventlm.errors import UsageError
 from eventlm.replay.debugger import views
@@ -13,6 +15,7 @@ from eventlm.replay.debugger.results import TableResult
 from eventlm.replay.debugger.session import Session
 from eventlm.replay.explain.story import CAUSES
 from tests.replay.golden import FOLDER
+from tests.replay.replicaset_runs import made_sets
 
 POSITIONS = (10, 64, 100, 103, 122, 146, 182)
 
@@ -90,6 +93,17 @@ def test_the_configuration(session: Session) -> None:
     rows = views.config(session.index.header).rows
     assert ["num_blocks", 10] in rows
     assert any(row[0] == "policy" and str(row[1]).startswith("edf") for row in rows)
+
+
+def test_the_configuration_of_several_replicasets(tmp_path: Path) -> None:
+    with LogReader(made_sets(tmp_path, num_requests=4)) as reader:
+        found = views.config(reader.header)
+    assert found.columns == ["replicaset", "option", "value"]
+    assert [row for row in found.rows if row[1] == "block_size"] == [
+        ["main", "block_size", 16],
+        ["small", "block_size", 8],
+    ]
+    assert ["small", "policy", "lrs"] in [[*row[:2], str(row[2]).partition(" ")[0]] for row in found.rows]
 
 
 def test_what_differs(session: Session) -> None:

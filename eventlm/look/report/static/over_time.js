@@ -79,6 +79,7 @@ function valuesOf(column, scale) {
 export function Replicas({ data }) {
   const columns = [
     { title: "Replica", value: (row) => row.replica, format: String },
+    ...(data.replicas.some((row) => row.model) ? [{ title: "Model", value: (row) => row.model }] : []),
     { title: "Sequences", value: (row) => row.sequences, format: formatNumber, number: true, note: "that it had last" },
     { title: "Steps", value: (row) => row.steps, format: formatNumber, number: true },
     { title: "Busy", value: (row) => row.busyPpm / 1e6, format: formatShare, number: true },
