@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import aclosing
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eventlm.bench.ranks import NextNumber
 from eventlm.bench.records import INTERRUPTED, LoadRequest, LoadResult, RequestRecord
@@ -14,6 +14,9 @@ from eventlm.bench.retries import NO_RETRIES, Retries, error_kind
 from eventlm.client.errors import ClientError
 from eventlm.client.openai_client import OpenAIClient
 from eventlm.tasks import completed
+
+if TYPE_CHECKING:
+    from eventlm.bench.post_kernel import PostKernel
 
 Endpoint = Literal["completions", "chat"]
 
@@ -28,7 +31,7 @@ class Load:
     `max_concurrency` 0 sets no limit; a request that waits for a slot is late, not excused, and one that is tried again
     keeps its slot. After `duration_ns` (0: no end) no more arrive, and those that have may end. After
     `max_unanswered` requests in a row without an answer the server is gone, which ends the load. `post_kernel` runs
-    behind each answer, when its slot is free again, and returns its time in ns.
+    behind each answer, when its slot is free again; those that wait when all requests have ended are dropped.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Load:
         retries: Retries = NO_RETRIES,
         rank: int = 0,
         next_number: NextNumber | None = None,
-        post_kernel: Callable[[], Awaitable[int]] | None = None,
+        post_kernel: PostKernel | None = None,
         on_end: Callable[[RequestRecord], None] | None = None,
     ) -> None:
         self._stream = client.stream_chat if endpoint == "chat" else client.stream_completion
@@ -60,6 +63,7 @@ class Load:
         self._on_end = on_end
         self._records: list[RequestRecord] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._kernels: set[asyncio.Task[None]] = set()
         self._unanswered = 0
         self._server_gone = ""
         self._start_ns = self._start_cpu_ns = self._end_cpu_ns = 0
@@ -72,9 +76,10 @@ class Load:
             interrupted = await completed(self._send_all(), stop) is None
         finally:
             # The caller closes the client next: nothing may be sent after that.
-            for task in self._tasks:
+            left = self._tasks | self._kernels
+            for task in left:
                 task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
         return LoadResult(
             self._records,
             duration_ns=max((record.end_ns for record in self._records), default=0),
@@ -101,6 +106,9 @@ class Load:
             await asyncio.gather(*self._tasks)
         if self._server_gone and self._next_number is not None:
             await self._next_number(None)
+        if self._post_kernel is not None:
+            self._post_kernel.drop_waiting()
+            await asyncio.gather(*self._kernels)
 
     async def _next_request(self) -> LoadRequest | None:
         """The next request to send, with a place; None at the end."""
@@ -160,7 +168,13 @@ class Load:
             if self._on_end is not None:
                 self._on_end(record)
         if self._post_kernel is not None and record.is_success:
-            record.post_kernel_ns = await self._post_kernel()
+            kernel = asyncio.create_task(self._run_kernel(self._post_kernel, record))
+            self._kernels.add(kernel)
+            kernel.add_done_callback(self._kernels.discard)
+
+    @staticmethod
+    async def _run_kernel(kernel: PostKernel, record: RequestRecord) -> None:
+        record.post_kernel_ns = await kernel()
 
     async def _attempt(self, record: RequestRecord, body: dict[str, Any]) -> None:
         """Consume the answer; what fails before an answer has begun is tried again, as often as is allowed."""

@@ -44,12 +44,25 @@ class PostKernel:
         self._kernel = post_process
         self._rounds = rounds
         self._thread = ThreadPoolExecutor(1, "post-kernel")
+        self._num_inside = 0
+        self._drops = False
 
-    async def __call__(self) -> int:
-        """Run it, after those that wait already; its time in ns, from its launch to its end."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run)
+    async def __call__(self) -> int | None:
+        """Run it, after those that wait already; its time in ns, from its launch to its end. None: it was dropped."""
+        is_next = not self._num_inside
+        self._num_inside += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, is_next)
+        finally:
+            self._num_inside -= 1
 
-    def _run(self) -> int:
+    def drop_waiting(self) -> None:
+        """Run none any more that has to wait for another."""
+        self._drops = True
+
+    def _run(self, is_next: bool) -> int | None:
+        if self._drops and not is_next:
+            return None
         if self.is_on_gpu:
             # Of this thread, to which Triton launches.
             torch.cuda.set_device(self._device)

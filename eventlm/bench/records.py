@@ -37,7 +37,7 @@ class RequestRecord(Struct):
     `output_tokens` is the server's count, else that of the events with text (`counted_by_server` False). `error` is
     empty for a success, else its kind, such as `http 429`; `retried` has the kinds of attempts that failed before the
     last. `sent_ns` is the time of the first. `rank` is the process that sent it. `post_kernel_ns` is the time of the
-    kernel behind the answer, None without one.
+    kernel behind the answer, None without one, or if it was dropped.
     """
 
     index: int

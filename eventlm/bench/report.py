@@ -123,7 +123,9 @@ def format_report(result: ServeResult, statistics: Statistics) -> str:
         lines.append(("sent late by", f"{late} (within the latencies below)"))
     if result.options.post_kernel:
         rounds = counted(result.options.post_kernel, "round")
-        lines.append(("post-kernel", f"{rounds} behind each answer, on {result.post_kernel_place}"))
+        num_dropped = s.num_success - s.num_post_kernels
+        dropped = f"; {num_dropped:,} still waited at the end and were dropped" if num_dropped else ""
+        lines.append(("post-kernel", f"{rounds} behind each answer, on {result.post_kernel_place}{dropped}"))
     lines.append(("this client", _client_in_words(result, s)))
     return "\n".join([*aligned(lines), "", *_latency_table(s)])
 

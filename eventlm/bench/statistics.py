@@ -38,7 +38,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
     from the start to the last event. `late_ms` is how long after its intended time the client sent a request.
     `drawn_rate` is that of the intended times, `sent_rate` that of the sends, both over the time between the first and
     the last. `cpu_share` is the client's own use of one core, that of the busiest rank where there are several.
-    `post_kernel_ms` is the time of the kernels behind answers.
+    `post_kernel_ms` is the time of the kernels behind answers, of which `num_post_kernels` ran.
     """
 
     num_requests: int
@@ -62,6 +62,7 @@ class Statistics(Struct, frozen=True, kw_only=True):
     mean_concurrency: float
     peak_concurrency: int
     cpu_share: float
+    num_post_kernels: int
     post_kernel_ms: SampleDistribution | None
 
 
@@ -103,6 +104,7 @@ def summarize(result: LoadResult, objectives: Objectives | None = None) -> Stati
         mean_concurrency=_rate(sum(record.end_ns - record.sent_ns for record in records) / 1e9, duration_s),
         peak_concurrency=max((count for _, count in concurrency(records)), default=0),
         cpu_share=_rate(result.cpu_ns, result.duration_ns),
+        num_post_kernels=sum(record.post_kernel_ns is not None for record in records),
         post_kernel_ms=_milliseconds(record.post_kernel_ns for record in records if record.post_kernel_ns is not None),
     )
 

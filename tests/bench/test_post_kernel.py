@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -28,6 +30,26 @@ async def test_it_runs_so_many_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made[0][0].item() == pytest.approx(torch.tensor(1.5).cos().item(), abs=1e-4)
     assert kernel.is_on_gpu == (not triton.knobs.runtime.interpret)
     assert ("interpreter" in kernel.place) == (not kernel.is_on_gpu)
+
+
+async def test_those_that_wait_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, drops = threading.Event(), threading.Event()
+    kernel = PostKernel(1, local_rank=0)
+
+    def slow(*_: Any, **__: Any) -> None:
+        started.set()
+        assert drops.wait(30)
+
+    monkeypatch.setattr(kernel, "_kernel", slow)
+    running = asyncio.gather(*(kernel() for _ in range(3)))
+    assert await asyncio.to_thread(started.wait, 30)
+    kernel.drop_waiting()
+    drops.set()
+    first, *others = await running
+    assert first is not None
+    assert others == [None, None]
+    # It waits for nothing.
+    assert await kernel() is not None
 
 
 def test_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,15 +99,17 @@ def test_of_several_ranks_with_retries_and_a_kernel() -> None:
             record(0, intended=0, tokens=[100], retried=["http 429", "http 500"], post_kernel_ns=2 * MS),
             record(1, intended=0, tokens=[100], rank=3, post_kernel_ns=4 * MS),
             record(2, intended=0, tokens=[], end=1, retried=["http 429"], error="http 429"),
+            record(3, intended=0, tokens=[100]),
             cpu_ns=500 * MS,
         ),
         num_ranks=4, retries=2, post_kernel=1000, post_kernel_place="a GPU",
     )  # fmt: skip
     lines = report(found).splitlines()
     assert "ranks            4, under MPI" in lines
-    assert "requests         3 sent, 2 succeeded, 1 http 429" in lines
+    assert "requests         4 sent, 3 succeeded, 1 http 429" in lines
     assert "retries          3: 2 after http 429, 1 after http 500" in lines
-    assert "post-kernel      1,000 rounds behind each answer, on a GPU" in lines
+    dropped = "1 still waited at the end and were dropped"
+    assert f"post-kernel      1,000 rounds behind each answer, on a GPU; {dropped}" in lines
     assert "this client      50% of a core in the busiest of 4 ranks" in "\n".join(lines)
     assert lines[-1].split()[:3] == ["post-kernel", "3.00", "3.00"]
     assert "retries          none" in report(serve_result(retries=1))
