@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from msgspec import structs
 
 from eventlm.look.findings.finding import Finding, RunColumns
@@ -22,8 +24,8 @@ _ALWAYS = (
 )
 #: These need what only the core's state shows.
 _OF_STATES = (find_head_of_line, find_stalls, find_imbalance, find_lost_hits)
-#: What may follow from other findings comes after them.
-CONSEQUENCES = ("saturation", "rejections")
+#: What may follow from other findings of its replicaset comes after them.
+_CONSEQUENCES = ("saturation", "rejections")
 
 
 def find_all(index: Index) -> list[Finding]:
@@ -37,5 +39,15 @@ def find_all(index: Index) -> list[Finding]:
     for number, record in enumerate(index.header.sets):
         run = RunColumns(of_replicaset(index, number), number)
         name = f"{record.name} ({record.core.models[0]}): " if len(index.header.sets) > 1 else ""
-        found += [structs.replace(each, title=f"{name}{each.title}") for find in finders for each in find(run)]
-    return sorted(found, key=lambda each: (each.kind in CONSEQUENCES, -each.impact_ppm, each.kind))
+        found += [
+            structs.replace(each, title=f"{name}{each.title}", replicaset=number)
+            for find in finders
+            for each in find(run)
+        ]
+    return sorted(found, key=lambda each: (may_follow(each, found), -each.impact_ppm, each.kind))
+
+
+def may_follow(finding: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether a finding may be a consequence of another one, which then is the more serious."""
+    causes = {each.replicaset for each in findings if each.kind not in _CONSEQUENCES}
+    return finding.kind in _CONSEQUENCES and finding.replicaset in causes

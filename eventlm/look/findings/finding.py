@@ -38,7 +38,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     title: one sentence. text: its figures in words. culprit: what to change: a plug-in, a limit, a request.
     impact_ppm: the share of the run, or of its replicaset's part, that it concerns; findings are ordered by it.
     requests: sequences to look at, the worst first, as (request, index). s, ts: the event to look at and its time.
-    command: what shows more there, beside the event itself.
+    command: what shows more there, beside the event itself. replicaset: by its place in the header.
     """
 
     kind: FindingKind
@@ -51,6 +51,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     s: int = -1
     ts: int = -1
     command: str = ""
+    replicaset: int = 0
 
 
 class RunColumns:

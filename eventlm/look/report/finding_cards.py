@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from eventlm.look.findings.find import CONSEQUENCES
+from eventlm.look.findings.find import may_follow
 from eventlm.look.findings.finding import Finding
 from eventlm.look.report.timeline import request_name
 from eventlm.look.words import percent, seconds
@@ -21,13 +21,12 @@ def cards(index: Index, findings: list[Finding], path: str, base_ns: int) -> lis
     options = shlex.quote(path)
     if any(":" in record.name for each in index.header.sets for record in each.plugins):
         options += " --trust-local-plugins"
-    # What may follow from other findings is not as serious as they are.
-    has_cause = any(finding.kind not in CONSEQUENCES for finding in findings)
-    return [_card(index, finding, options, base_ns, has_cause=has_cause) for finding in findings]
+    return [
+        _card(index, finding, options, base_ns, is_consequence=may_follow(finding, findings)) for finding in findings
+    ]
 
 
-def _card(index: Index, finding: Finding, options: str, base_ns: int, *, has_cause: bool) -> dict[str, Any]:
-    is_consequence = has_cause and finding.kind in CONSEQUENCES
+def _card(index: Index, finding: Finding, options: str, base_ns: int, *, is_consequence: bool) -> dict[str, Any]:
     is_serious = finding.impact_ppm >= _SERIOUS_PPM and not is_consequence
     requests = []
     for request, number in finding.requests[:_MAX_REQUESTS]:

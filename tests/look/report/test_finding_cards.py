@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+
+from msgspec import structs
 
 from eventlm.look.findings.find import find_all
 from eventlm.look.report.finding_cards import cards
 from eventlm.replay.index.index import Index
+from eventlm.replay.index.open import open_index
+from tests.look.planted import record_sets
 
 
 def test_a_card_says_where_to_look_and_what_to_type(planted_index: Callable[[str], Index]) -> None:
@@ -29,6 +34,18 @@ def test_a_card_says_where_to_look_and_what_to_type(planted_index: Callable[[str
     assert labels == ["waiting time share", "wait share", "p90 wait", "most waiting"]
     assert second["figures"][0]["value"].endswith("%")
     assert second["figures"][2]["value"].endswith("s")
+
+
+def test_a_cause_in_one_replicaset_excuses_no_other(tmp_path: Path) -> None:
+    router = {"type": "tests.look.planted:OneSidedRouter"}
+    index = open_index(record_sets(tmp_path, replicas=2, max_num_seqs=2, router=router), trust_local_plugins=True)
+    (cause, consequence) = found = find_all(index)
+    assert (cause.kind, consequence.kind) == ("imbalance", "saturation")
+    first, second = cards(index, found, "x", 0)
+    assert (first["culpritLabel"], second["culpritLabel"], second["tone"]) == ("Culprit", "Limit", "warning")
+    assert all("--trust-local-plugins" in each["commands"][0] for each in (first, second))
+    of_other = structs.replace(cause, replicaset=0)
+    assert cards(index, [of_other, consequence], "x", 0)[1]["tone"] == "bad"
 
 
 def test_times_are_those_of_the_page(planted_index: Callable[[str], Index]) -> None:
