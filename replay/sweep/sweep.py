@@ -253,9 +253,7 @@ def make_configurations(
     """All combinations, each once."""
     found: list[Configuration] = []
     for policy, batcher, router, num_replicas, layout in product(policies, batchers, routers, replicas, layouts):
-        each = Configuration(
-            policy=policy, batcher=batcher, router=router, num_replicas=num_replicas, layout=layout
-        )
+        each = Configuration(policy=policy, batcher=batcher, router=router, num_replicas=num_replicas, layout=layout)
         if each not in found:
             found.append(each)
     return found
