@@ -82,7 +82,7 @@ async def test_a_run_goes_by_the_fewest_blocks(tmp_path: Path) -> None:
     assert header.block_table_size == PAIRS_PER_BLOCK * 30
     assert [setup.num_blocks for setup in ProfilingWorker.setups] == [0, 0]
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == [
-        "the context is cut from 512 to 464 tokens, which 30 KV blocks hold; raise --gpu-memory-utilization for more"
+        "the context is cut from 512 to 464 tokens, which 30 KV blocks hold; raise --kv-memory for more"
     ]
     verified(engine)
 

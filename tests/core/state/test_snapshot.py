@@ -41,7 +41,7 @@ DERIVED = {
     },
     BlockPool: {
         "num_blocks", "blocks_per_group", "num_groups", "_children", "references", "_name", "_changes", "_states",
-        "_holder",
+        "_holder", "_numbers",
     },
     StatePool: {"num_slots", "_num_spare", "_pins", "_num_promised"},
     Sequence: {

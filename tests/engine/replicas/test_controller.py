@@ -230,7 +230,7 @@ async def test_restarts_in_a_row_are_counted_and_take_longer_each_time(monkeypat
 class ScriptedWorker:
     """In a worker's place: gets ready, is idle for some heartbeats, then dies."""
 
-    pid, ending, crashed = 1, "died (killed by SIGKILL)", False
+    pid, host, ending, crashed, is_end_of_all = 1, "", "died (killed by SIGKILL)", False, False
     #: Of the workers that are still to come.
     num_beats: ClassVar[list[int]] = []
     busy_ns: ClassVar[int] = 0

@@ -121,7 +121,7 @@ def test_what_a_host_has(tmp_path: Path) -> None:
     assert 0 < facts.port < 65536
     assert facts_here(LookUp(tokenizer=name)).tokenizer == str(tmp_path)
     none = facts_here(LookUp(model=CheckpointName("", "/none")))
-    assert (none.problem, none.fingerprint) == ("there is no /none", "")
+    assert (none.problem, none.fingerprint) == ("there is no /none; copy it to that path on that host", "")
 
 
 def test_a_fingerprint_is_the_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ def test_a_run_becomes_a_workload(tmp_path: Path) -> None:
     loaded = load_workload(GOLDEN, with_incidents=True)
     assert found.num_requests == len(workload.requests) == len(loaded.workload.requests)
     assert found.num_incidents == len(workload.incidents) > 0
-    assert workload.recorded == loaded.recorded
+    assert workload.recorded == loaded.workload.recorded
     assert [each.outputs for each in workload.requests] == [each.outputs for each in loaded.workload.requests]
     [note] = found.notes
     assert "drawn from the others" in note
