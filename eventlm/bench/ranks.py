@@ -72,4 +72,4 @@ class Ranks:
         """End this rank at once, and with it all others, wherever they are; one alone goes on."""
 
     def abort(self) -> None:
-        """End all ranks and say why, because of an exception that is being handled and that nobody foresaw."""
+        """Print the unexpected exception that is being handled, and end all ranks."""

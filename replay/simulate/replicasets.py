@@ -79,7 +79,7 @@ def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str
 
 
 def _names(name: str, config: Config) -> list[str]:
-    """What requests may call the model of a replicaset: first what it is called if nobody says otherwise."""
+    """The names by which requests may ask for a replicaset's model, its default name first."""
     model = config.model.model
     of_folder = Path(model).name
     is_folder = model.startswith(("/", ".", "~"))

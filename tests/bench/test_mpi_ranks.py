@@ -73,7 +73,7 @@ def ranks_of(number: int, *flags: str) -> list[str]:
 
 
 class GateServer(ByteServer):
-    """Answers nobody before so many are inside."""
+    """Answers no request until this many are under way."""
 
     def __init__(self, wanted: int) -> None:
         super().__init__("m")

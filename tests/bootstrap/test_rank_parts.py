@@ -1,4 +1,4 @@
-"""What a launcher that plans by the memory of its hosts is told of each rank."""
+"""What a launcher that plans memory on its hosts learns about each rank."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_a_decode_behind_others_is_suspected_of_its_own_token() -> None:
     rig.feed(WorkerLost(replica=0, epoch=1, rank=1, step=2))
     # The prompt and two tokens, if the steps before had been answered.
     assert rig.state.replicasets[0].suspects == {SequenceId(first, 0): Suspect(1, 1, 3, 6)}
-    # The worker after that goes as far, with nobody else in flight.
+    # The next worker gets as far, with nothing else in flight.
     second = rig.arrive(4, 4)
     rig.feed(WorkerUp(replica=0, epoch=2))
     while rig.state.replicasets[0].suspects:

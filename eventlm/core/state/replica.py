@@ -131,11 +131,11 @@ class Replica:
         """A step is in flight."""
         self.in_flight.append(step)
         self.next_step += 1
-        self._tally.changed[self.index] = None
+        self._tally.note_steps(self.index)
 
     def complete(self) -> StepInFlight:
         """The oldest step in flight is done."""
-        self._tally.changed[self.index] = None
+        self._tally.note_steps(self.index)
         return self.in_flight.popleft()
 
     def line_up(self, sequence: Sequence, key: int) -> None:

@@ -39,6 +39,10 @@ class Tally:
         self.changed[replica] = None
         self.moved[replica] = None
 
+    def note_steps(self, replica: int) -> None:
+        """A replica's steps in flight have changed, but not its load."""
+        self.changed[replica] = None
+
     def note_worker(self, replica: int, *, up: bool) -> None:
         """A worker has come up, or is lost."""
         self.note(replica)

@@ -261,7 +261,7 @@ def test_a_grammar_is_there_when_all_ranks_that_draw_have_it(device: str, expect
     *first, last = expected
     assert [group.note_built(rank, GrammarBuilt(key=0)) for rank in first] == [False] * len(first)
     assert group.note_built(last, GrammarBuilt(key=0))
-    # One that cannot is enough, and is told once.
+    # One rank that cannot build it is enough, and is reported once.
     told = [group.note_built(rank, GrammarBuilt(key=1, error="no such rule")) for rank in expected]
     assert told == [True] + [False] * len(first)
 

@@ -194,7 +194,7 @@ async def test_without_a_cluster_there_is_one_line() -> None:
 
 
 class PlacedLink:
-    """In place of a driver: a replica is on the node that it is told."""
+    """Stands in for the driver: puts each replica on the node that the test names."""
 
     address, is_lost = "10.0.0.1", False
     nodes: ClassVar[list[NodeRoom]] = []
