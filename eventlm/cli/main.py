@@ -59,9 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
     except EventLMError as error:
         print(f"eventlm: error: {' '.join(str(error).splitlines())}", file=sys.stderr)
-        from eventlm.bench.launcher import end_launched
+        if arguments and arguments[0] == "bench":
+            from eventlm.bench.launcher import end_launched
 
-        end_launched(error.exit_code)
+            # Other commands are no part of what a launcher started together.
+            end_launched(error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED

@@ -381,7 +381,7 @@ def test_deaths_of_any_rank_change_no_token(
             ended.wait(rng.random() * 2)
             [pids] = engine.rank_pids
             if len(pids) == 4 and not ended.is_set():
-                # One that stops while it loads has minutes, as it may be slow.
+                # One that stops while it loads is missed late, as it may only be slow.
                 number = rng.choice([signal.SIGKILL] * 3 + [signal.SIGSTOP]) if engine.has_worker else signal.SIGKILL
                 rank = rng.randrange(4)
                 with contextlib.suppress(ProcessLookupError):
