@@ -9,11 +9,11 @@ from triton.runtime import interpreter
 
 @pytest.fixture
 def one_kernel_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter cannot run two, and a test's ranks are threads."""
-    lock, call = threading.Lock(), interpreter.GridExecutor.__call__
+    """Triton's interpreter cannot run two, nor Python 3.11 parse two sources, and a test's ranks are threads."""
+    lock, run = threading.Lock(), interpreter.InterpretedFunction.run
 
     def locked(*arguments: Any, **others: Any) -> None:
         with lock:
-            call(*arguments, **others)
+            run(*arguments, **others)
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", locked)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", locked)
