@@ -65,6 +65,22 @@ def check_together(configs: Sequence[CoreConfig]) -> None:
         )
 
 
+class Forwarding(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests are sent to replicas that are other servers.
+
+    backoff_ns: shortest wait before the second attempt, doubled with each further one. retry_share_ppm: retries and
+    hedges that all requests together earn, in millionths of a request; ten are given. hedge_ns: how near its deadline
+    a request without a token gets a second attempt elsewhere; 0: none does. first_limit: how many requests at once a
+    backend gets at first whose limit is not known.
+    """
+
+    max_attempts: Annotated[int, Meta(ge=1, le=100)] = 3
+    backoff_ns: Annotated[int, Meta(ge=1, le=MAX_NUMBER)] = 250_000_000
+    retry_share_ppm: Annotated[int, Meta(ge=0, le=100_000_000)] = 200_000
+    hedge_ns: Count = 0
+    first_limit: PositiveCount = 8
+
+
 class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """The machine and its limits as the core has them. Part of the header: it and the facts make a run.
 
@@ -115,6 +131,9 @@ class CoreConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, 
     num_kv_groups: Annotated[int, Meta(ge=2, le=MAX_KV_GROUPS)] | UnsetType = UNSET
     #: Tokens of a sequence that lie in one group before the next one goes on; set with the groups.
     kv_shard_tokens: PositiveCount | UnsetType = UNSET
+    #: The replicas are other servers, with at most `max_num_seqs` requests at once each. `num_blocks` stand for the
+    #: prefix cache of each.
+    forwards: Forwarding | UnsetType = UNSET
 
     @cached_property
     def stages(self) -> int:

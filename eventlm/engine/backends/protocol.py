@@ -13,14 +13,10 @@ from msgspec import Raw, Struct
 
 from eventlm.config.backends import BackendKind, BackendSpec
 from eventlm.errors import EventLMError
+from eventlm.events.forwarding import FailureKind
 from eventlm.types import FinishReason
 
 Endpoint = Literal["chat", "completions", "embeddings"]
-#: Why an attempt failed. `connect`: no connection. `timeout`: the backend fell silent. `broken`: its answer ended too
-#: early. `overloaded`: it answered 429 or 503. `server`: another status from 500 on, or an error within its stream.
-#: `refused`: it does not take this request, and no other backend would (any other status). `protocol`: this is not an
-#: answer of OpenAI's API.
-FailureKind = Literal["connect", "timeout", "broken", "overloaded", "server", "refused", "protocol"]
 
 
 class ForwardedRequest(Struct, frozen=True, kw_only=True):
@@ -168,7 +164,7 @@ class Backend(Protocol):
         ...
 
     def forward(self, attempt: Attempt) -> AsyncIterator[Delta | Ended]:
-        """The answer, of which `Ended` is the last. Closing the iterator ends the request there. Raises BackendError."""
+        """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError."""
         ...
 
     async def close(self) -> None:
