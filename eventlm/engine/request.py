@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Union
 
 from msgspec import Struct, structs
 
+from eventlm.engine.backends.protocol import BackendFailure, Delta, ForwardedRequest, Usage
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.errors import EventLMError, InputError, UsageError
 from eventlm.metrics.rows import RequestRow
@@ -81,7 +82,8 @@ class Request(Struct, frozen=True, kw_only=True):
     `InferenceEngine.now_ns`. The engine ignores the rest, which only the caller's text needs: `visible_token_ids` are
     special tokens that are always shown, and `message_format`, a struct of the caller's own, describes what a chat
     message may hold. A request with `beams` is not for the engine: its `n` sequences are the best that
-    `eventlm.text.beam_search.search` finds.
+    `eventlm.text.beam_search.search` finds. `forwarded` is what another server gets of it; the token ids of its prompt
+    then only serve to count and to route.
     """
 
     prompt_token_ids: list[int]
@@ -91,6 +93,7 @@ class Request(Struct, frozen=True, kw_only=True):
     visible_token_ids: tuple[int, ...] = ()
     message_format: bytes = b""
     beams: BeamSettings | None = None
+    forwarded: ForwardedRequest | None = None
 
     @property
     def n(self) -> int:
@@ -177,6 +180,14 @@ class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):
     logprobs: TokenLogprobs | None = None
 
 
+class TextOutput(Struct, frozen=True, tag="text", array_like=True):
+    """What another server's answer for sequence `index` goes on with. `start`: output tokens before it."""
+
+    index: int
+    start: int
+    delta: Delta
+
+
 class PromptLogprobsOutput(Struct, frozen=True, tag="prompt_logprobs", array_like=True):
     """Log-probabilities of prompt tokens from position `start` on, as sequence `index` computed them.
 
@@ -208,6 +219,9 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
 
     row: its metrics, as the log has them. detail: for an `error`, LOGITS_NOT_FINITE, or why the request's own grammar
     cannot be followed, which may quote the request; for `cancelled`, the reason as in `Cancelled.reason`.
+
+    Of a forwarded request also: `usage`, the other server's own counts; `stop_reason`, as in `Ended`; `failure`, of the
+    last attempt, if that is why it ended.
     """
 
     index: int
@@ -216,13 +230,18 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     cached_tokens: int
     row: RequestRow | None = None
     detail: str = ""
+    usage: Usage | None = None
+    stop_reason: str | int | None = None
+    failure: BackendFailure | None = None
 
 
 class TakenOver(Struct, frozen=True, tag="taken_over", array_like=True):
     """Another reader has taken over the reply, and this one must end."""
 
 
-RequestOutput = Union[TokensOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput]  # noqa: UP007
+RequestOutput = Union[  # noqa: UP007
+    TokensOutput, TextOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput
+]
 #: Gets the outputs of a group in the engine's order: the index of the request in the group, and an output, or the
 #: error that ends the request.
 OnOutput = Callable[[int, RequestOutput | TakenOver | EventLMError], None]

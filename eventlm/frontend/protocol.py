@@ -43,6 +43,7 @@ from eventlm.engine.request import (
     RequestFieldError,
     Submission,
     TakenOver,
+    TextOutput,
     TokenIdError,
     TokensOutput,
     UnknownReplyError,
@@ -107,7 +108,7 @@ class Lost(Struct, frozen=True, array_like=True, tag="lost"):
 
 
 StreamOutput = Union[  # noqa: UP007
-    TokensOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput, TakenOver, Lost
+    TokensOutput, TextOutput, PromptLogprobsOutput, PooledOutput, ClosingOutput, FinishedOutput, TakenOver, Lost
 ]
 
 

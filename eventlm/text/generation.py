@@ -21,6 +21,7 @@ from eventlm.engine.request import (
     RequestOutput,
     ResumedReply,
     Submission,
+    TextOutput,
     TokensOutput,
 )
 from eventlm.errors import EventLMError
@@ -304,6 +305,8 @@ class Generation:
             return self._take_tokens(request, choice, sequence, output)
         if isinstance(output, FinishedOutput):
             return self._finish(request, choice, sequence, output)
+        if isinstance(output, TextOutput):
+            return sequence.output(choice, output.delta.text, embedding=output.delta.embedding)
         if isinstance(output, ClosingOutput):
             text = self._close(request, sequence, output)
             return sequence.output(choice, text) if text else None

@@ -4,10 +4,12 @@ import math
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config, ServerConfig
 from eventlm.engine.admin import SwapPolicy
+from eventlm.engine.backends.protocol import BackendFailure, CallPart, Delta, ForwardedRequest, Usage
 from eventlm.engine.object_store.actions import (
     ChangeObject,
     DuplicateItemError,
@@ -32,6 +34,7 @@ from eventlm.engine.request import (
     ResumedReply,
     Submission,
     TakenOver,
+    TextOutput,
     TokenIdError,
     TokensOutput,
     UnknownReplyError,
@@ -90,6 +93,15 @@ SETUP = FrontEndSetup(
     origin_ns=7,
     created=1,
 )
+DELTA = Delta(
+    text="größer",
+    num_tokens=2,
+    reasoning="hm",
+    calls=[CallPart(1, "add", '{"a"'), CallPart(1, "", ":1}")],
+    token_ids=[3, 4],
+    logprobs=b'[{"token": "a"}]',
+    embedding=b"\0\1\xff",
+)
 OUTPUTS = Outputs(
     [
         (1, 0, TokensOutput(0, 3, [5, 6], LOGPROBS)),
@@ -98,6 +110,9 @@ OUTPUTS = Outputs(
         (3, 0, PooledOutput(0, b"\0\1\xff")),
         (1, 0, ClosingOutput(0, "eos", 9)),
         (1, 0, FinishedOutput(0, "stop", 8, 16)),
+        (1, 0, TextOutput(0, 3, DELTA)),
+        (1, 0, FinishedOutput(0, "stop", 8, 16, usage=Usage(prompt=5, completion=8), stop_reason="größer")),
+        (1, 0, FinishedOutput(1, "error", 0, 0, failure=BackendFailure("refused", "no", 400, param="n", code="bad"))),
         (1, 0, TakenOver()),
         (4, 0, Lost("the engine has died")),
     ]
@@ -115,6 +130,9 @@ REQUEST = Request(
     ),
     cache_salt="größer",
     scheduling=SchedulingParams(model="fake", kind="generate", deadline_ns=10**15, has_text_ends=True),
+)
+FORWARDED = structs.replace(
+    REQUEST, forwarded=ForwardedRequest(endpoint="chat", body='{"messages": [{"content": "größer"}]}'.encode())
 )
 
 SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff", is_resumable=True)
@@ -142,7 +160,7 @@ def test_messages_of_the_engine_arrive_as_sent(message: Any) -> None:
         FrontEndFailed("no tokenizer.json"),
         Beat(num_requests=3, cpu_ns=10**12, resident_bytes=10**9),
         Draining(4),
-        Call(1, Submit([REQUEST, REQUEST])),
+        Call(1, Submit([REQUEST, FORWARDED])),
         Call(2, GetMetrics()),
         Call(3, Submit([REQUEST], SUBMISSION)),
         Call(4, ResumeReply("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, NamedTuple, Protocol
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from eventlm.config.backends import BackendKind, BackendSpec
 from eventlm.errors import EventLMError
@@ -27,13 +27,13 @@ class ForwardedRequest(Struct, frozen=True, kw_only=True):
     """
 
     endpoint: Endpoint
-    body: Raw
+    body: bytes
 
 
 class CallPart(NamedTuple):
     """The next part of tool call number `index`. Only the first part has `name`."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index on purpose
     name: str
     arguments: str
 
@@ -72,6 +72,17 @@ class Ended(Struct, frozen=True):
     stop_reason: str | int | None = None
 
 
+class BackendFailure(Struct, frozen=True, array_like=True):
+    """A `BackendError` as it is recorded and crosses processes. message: may quote the request."""
+
+    kind: FailureKind
+    message: str
+    status: int = 0
+    retry_after_ns: int = 0
+    param: str = ""
+    code: str = ""
+
+
 class BackendError(EventLMError):
     """An attempt failed. status: the HTTP status, 0 if there was none. code: of an error in OpenAI's form.
 
@@ -95,6 +106,11 @@ class BackendError(EventLMError):
         self.retry_after_ns = retry_after_ns
         self.param = param
         self.code = code
+
+    @property
+    def failure(self) -> BackendFailure:
+        """The same as a struct."""
+        return BackendFailure(self.kind, str(self), self.status, self.retry_after_ns, self.param, self.code)
 
 
 class BackendFacts(Struct, frozen=True, kw_only=True):
