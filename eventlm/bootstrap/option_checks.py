@@ -5,12 +5,14 @@ and where a configuration is only printed.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from eventlm.bootstrap.num_workers import check_num_ranks
 from eventlm.config import Config
+from eventlm.config.backends import BackendSpec, parse_backend
 from eventlm.config.load import replace_fields
-from eventlm.config.replicasets import check_served_names, configs_of_replicasets
+from eventlm.config.options import options
+from eventlm.config.replicasets import OF_OWN_WORKERS, check_served_names, configs_of_replicasets
 from eventlm.core.predictor import Predictor
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import core_layout, resolve_plugins
@@ -24,14 +26,18 @@ def check_options(config: Config) -> None:
     sets that requests could not tell apart.
     """
     sets = configs_of_replicasets(config)
+    check_gateway_is_used(sets.values())
     for name, own in sets.items():
         with errors_of_set(name, is_alone=len(sets) == 1):
             check_options_of_set(own)
-    check_served_names({name: [own.model.served_model_name or own.model.model] for name, own in sets.items()})
+    # What backends serve is found by asking them.
+    served = {name: own.model.served_model_name or own.model.model for name, own in sets.items()}
+    check_served_names({name: [model] for name, model in served.items() if model})
 
 
 def check_options_of_set(config: Config) -> None:
     """The same of one replicaset."""
+    _check_gateway(config)
     check_num_ranks(config)
     core_layout(config)
     resolve_launcher(config.parallel.launcher)
@@ -39,6 +45,36 @@ def check_options_of_set(config: Config) -> None:
     replace_fields(FakeParameters(), config.model.fake, where="--fake")
     resolve_plugins(config.scheduler)
     check_quantization(config.model.dtype, config.model.quantization)
+
+
+def check_gateway_is_used(sets: Iterable[Config]) -> None:
+    """Raise UsageError for options of backends where no replicaset has any."""
+    sets = list(sets)
+    if any(own.gateway.backend for own in sets):
+        return
+    for option in options().values():
+        if option.section == "gateway" and any(getattr(own.gateway, option.name) != option.default for own in sets):
+            raise UsageError(f"{option.flag} is for backends, and there is none; give --backend too, or leave it out")
+
+
+def _check_gateway(config: Config) -> None:
+    """Raise UsageError for specs of backends that are wrong, and options of own workers beside them."""
+    gateway = config.gateway
+    if not gateway.backend:
+        return
+    for name in OF_OWN_WORKERS:
+        option = options()[name]
+        unset = "" if name == "model" else option.default
+        if getattr(getattr(config, option.section), name) != unset:
+            hint = "; a backend's model is found by asking, or given as URL,model=NAME" if name == "model" else ""
+            raise UsageError(f"{option.flag} is for own workers, and --backend is given; leave it out{hint}")
+    specs = [parse_backend(text) for text in gateway.backend]
+    urls = [spec.url for spec in specs if isinstance(spec, BackendSpec)]
+    for index, url in enumerate(urls):
+        if url in urls[:index]:
+            raise UsageError(f"--backend {url} is given twice; leave one out")
+    if 0 < gateway.max_backends < len(specs):
+        raise UsageError(f"--max-backends {gateway.max_backends} is less than the {len(specs)} that are given")
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ examples:
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to complete; - reads standard input")
     parser.add_argument("--chat", action="store_true", help="send each prompt through the chat template")
     add_request_flags(parser)
-    add_config_flags(parser, without=("server",))
+    add_config_flags(parser, without=("server", "gateway"))
     parser.set_defaults(run=with_config(run))
 
 

@@ -20,12 +20,11 @@ from eventlm.config.options import CLASSES, REPLICASETS, Option, did_you_mean, n
 from eventlm.config.other_engines import name_elsewhere
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.config.replicasets import SECTIONS_OF_REPLICASETS, TOP_REPLICASET, split_replicaset_spec
-from eventlm.config.structs import AUTO_CLASS, CLASS_NAME, Config, ServiceClass
+from eventlm.config.secrets import hide_keys
+from eventlm.config.structs import AUTO_CLASS, CLASS_NAME, Config, GatewayConfig, ServiceClass
 from eventlm.errors import UsageError
 
 API_KEY_VARIABLE = "EVENTLM_API_KEY"
-#: What stands for a secret wherever a configuration is shown or recorded.
-REDACTED = "***"
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _StructT = TypeVar("_StructT", bound=msgspec.Struct)
@@ -74,16 +73,17 @@ def load_config(
             hint = name_elsewhere(name, str) or did_you_mean(name, options())
             raise UsageError(f"unknown option {name!r}{hint}")
         values[name] = _given_value(option, value, is_flag=are_flags)
-    if replicasets:
+    if replicasets or values.get("backend"):
         # The default model is for an engine that has no other.
         values.setdefault("model", "")
+    if replicasets:
         if values["model"] and "model" in replicasets.get(TOP_REPLICASET, {}):
             raise UsageError(
                 f"two replicasets are called {TOP_REPLICASET}: the other is that of --model {values['model']}; give "
                 "one another name, or leave that model out"
             )
         for key, table in replicasets.items():
-            if not table.get("model", values["model"]):
+            if not (table.get("model", values["model"]) or table.get("backend", values.get("backend"))):
                 raise UsageError(f"the replicaset {key} has no model: give it one, or --model for those without")
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
@@ -98,8 +98,12 @@ def redacted(config: Config) -> dict[str, Any]:
         # As before there were any.
         del tables[REPLICASETS]
     for option in options().values():
-        if option.is_secret and tables[option.section][option.name]:
-            tables[option.section][option.name] = REDACTED
+        tables[option.section][option.name] = option.shown(tables[option.section][option.name])
+    for table in tables.get(REPLICASETS, {}).values():
+        for name, value in table.items():
+            table[name] = options()[name].shown(value)
+    if config.gateway == GatewayConfig():
+        del tables["gateway"]
     return tables
 
 
@@ -115,19 +119,23 @@ def to_toml(config: Config) -> str:
         for option in options().values():
             if option.section != section:
                 continue
-            value = tables[section][option.name]
-            lines.append(f"# {option.description}")
-            if option.is_secret and value:
-                lines.append(f'# {option.name} = "{REDACTED}"  (set but not shown; give it in {API_KEY_VARIABLE})')
-            else:
-                lines.append(f"{option.name} = {_toml(value)}")
+            lines += [f"# {option.description}", _line(option, tables[section][option.name])]
     for name, table in tables[CLASSES].items():
         lines += ["", f"# Service class {name}", f"[{CLASSES}.{name}]"]
         lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
     for name, table in tables[REPLICASETS].items():
         lines += ["", f"# Replicaset {name}", f"[{REPLICASETS}.{name}]"]
-        lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
+        lines += [_line(options()[key], value) for key, value in table.items()]
     return "\n".join(lines[1:]) + "\n"
+
+
+def _line(option: Option, value: object) -> str:
+    """An option with its value; a comment if the value must not be shown as it is."""
+    shown = option.shown(value)
+    if shown == value:
+        return f"{option.name} = {_toml(value)}"
+    elsewhere = f"give it in {API_KEY_VARIABLE}" if option.name == "api_key" else "give keys by key_env or key_file"
+    return f"# {option.name} = {_toml(shown)}  (set but not shown; {elsewhere})"
 
 
 def _toml(value: object) -> str:
@@ -239,7 +247,7 @@ def _replicasets_of_specs(specs: list[str]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for spec in specs:
         name, table = split_replicaset_spec(spec, example="model=smollm2")
-        where = f"--replicaset {spec}"
+        where = f"--replicaset {hide_keys(spec)}"
         if name in found:
             raise UsageError(f"{where}: two replicasets are called {name}; give one another name")
         found[name] = _replicaset(name, table, where, is_spec=True)
@@ -309,7 +317,7 @@ def _plugin_table(option: Option, value: object) -> object:
 
 
 def _shown(option: Option, value: object) -> str:
-    return REDACTED if option.is_secret else repr(value)
+    return repr(value) if option.hide is None else str(option.hide(value))
 
 
 def read_toml(path: Path, *, what: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ The TOML reader, the command line and `--print-config` all work from this table,
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
@@ -64,12 +64,16 @@ class Option(NamedTuple):
     aliases: dict[str, str] = {}
     #: Kind of the plug-in that the value names; empty for any other value.
     plugin_kind: str = ""
-    #: The value must never be shown or recorded.
-    is_secret: bool = False
+    #: What is shown and recorded of the value, if it must not be shown as it is.
+    hide: Callable[[Any], Any] | None = None
     #: The value, a string, may be given as a number too, which is kept as it is written.
     is_number: bool = False
     #: What leaving it empty means; then a flag `--no-<name>` does that. Empty if there is no such flag.
     off: str = ""
+
+    def shown(self, value: Any) -> Any:
+        """A value of the option without what is secret in it."""
+        return value if self.hide is None else self.hide(value)
 
     @property
     def flag(self) -> str:

@@ -47,7 +47,7 @@ _REMARKS = {
     "load_format": "weights are read from safetensors and GGUF files",
     "download_dir": "the variable HF_HOME says where models of the hub are kept",
     "seed": "each request has its own: the field `seed`",
-    "tokenizer tokenizer_path": "the model's own is used, from its folder",
+    "tokenizer_path": "the model's own is used, from its folder",
     "trust_remote_code": "it is never done: a model's code is not run",
     "enable_lora enable_loras lora lora_modules lora_paths max_loras max_lora_rank": "not there yet: adapters",
     "distributed_executor_backend": "{launcher} says what starts ranks: process (vLLM's mp) or ray",

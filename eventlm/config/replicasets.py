@@ -8,46 +8,65 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
+from eventlm.config.backends import BACKEND_KEYS
 from eventlm.config.core import CoreConfig, check_together
 from eventlm.config.options import options
-from eventlm.config.structs import Config
+from eventlm.config.secrets import hide_keys
+from eventlm.config.structs import Config, GatewayConfig, GpuConfig, ModelConfig, ParallelConfig, WorkerConfig
 from eventlm.errors import UsageError
 
 #: What the replicaset of the options at the top is called.
 TOP_REPLICASET = "main"
 #: The sections whose keys a replicaset can have of its own.
-SECTIONS_OF_REPLICASETS = ("model", "cache", "scheduler", "worker", "gpu", "parallel")
+SECTIONS_OF_REPLICASETS = ("model", "cache", "scheduler", "worker", "gpu", "parallel", "gateway")
 #: They belong to the model that the top names; a replicaset with another model does not take them from there.
 _OF_ITS_MODEL = ("revision", "served_model_name", "predictor")
+#: Options that only own workers have. A set of backends does not take them from the top, and has none of its own.
+OF_OWN_WORKERS = (
+    *(name for name in ModelConfig.__struct_fields__ if name not in ("served_model_name", "max_model_len")),
+    "num_blocks", "kv_memory", "kv_cache_dtype", "state_slots", "state_interval",
+    "batcher", "replicas", "max_num_batched_tokens", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
+    "run_ahead_ms", "predictor", "predictor_cache",
+    *(name for name in WorkerConfig.__struct_fields__ if name != "heartbeat_timeout_seconds"),
+    *GpuConfig.__struct_fields__, *ParallelConfig.__struct_fields__,
+)  # fmt: skip
+#: In a spec of a replicaset the keys of a backend go on to the next key that is none of them.
+_BACKEND = "backend"
 
 
 class ReplicasetSpec(NamedTuple):
-    """What `--replicaset` says: a name, and keys with their values as texts."""
+    """What `--replicaset` says: a name, and keys with their values as texts; of `backend` one for each."""
 
     name: str
-    table: dict[str, str]
+    table: dict[str, Any]
 
 
 def split_replicaset_spec(spec: str, *, example: str) -> ReplicasetSpec:
     """`NAME:KEY=VALUE,...` in its parts. example: of a key and a value, for who gives none. Raises UsageError."""
     name, _, text = spec.partition(":")
-    where = f"--replicaset {spec}"
+    where = f"--replicaset {hide_keys(spec)}"
     if not text:
         raise UsageError(f"{where}: it says nothing of the replicaset; write NAME:KEY=VALUE, such as {name}:{example}")
-    table: dict[str, str] = {}
+    table: dict[str, Any] = {}
     key = ""
     for part in text.split(","):
         before, equals, value = part.partition("=")
-        if equals and before.strip() in table:
-            raise UsageError(f"{where}: it gives {before.strip()} twice")
-        if equals:
-            key = before.strip()
+        name_of_key = before.strip()
+        if equals and name_of_key == _BACKEND:
+            key = _BACKEND
+            table.setdefault(key, []).append(value.strip())
+        elif key == _BACKEND and (not equals or name_of_key in BACKEND_KEYS):
+            table[key][-1] += f",{part}"
+        elif equals and name_of_key in table:
+            raise UsageError(f"{where}: it gives {name_of_key} twice")
+        elif equals:
+            key = name_of_key
             table[key] = value.strip()
         elif key:
             # A list, such as the predictor's coefficients.
             table[key] += f",{part}"
         else:
-            raise UsageError(f"{where}: {part!r} is not of the form KEY=VALUE")
+            raise UsageError(f"{where}: {hide_keys(part)!r} is not of the form KEY=VALUE")
     return ReplicasetSpec(name, table)
 
 
@@ -58,12 +77,19 @@ def configs_of_replicasets(config: Config) -> dict[str, Config]:
     named. What a set does not say is as at the top.
     """
     alone = structs.replace(config, replicasets={})
-    found = {TOP_REPLICASET: alone} if config.model.model or not config.replicasets else {}
+    has_top = config.model.model or config.gateway.backend or not config.replicasets
+    found = {TOP_REPLICASET: alone} if has_top else {}
     for name, keys in config.replicasets.items():
         tables: dict[str, Any] = msgspec.to_builtins(alone)
-        if keys.get("model", config.model.model) != config.model.model:
-            for key in _OF_ITS_MODEL:
-                tables[options()[key].section][key] = options()[key].default
+        not_taken: Sequence[str] = ()
+        if keys.get("backend"):
+            not_taken = (*OF_OWN_WORKERS, *_OF_ITS_MODEL, "max_model_len")
+        elif keys.get("model", config.model.model) != config.model.model:
+            not_taken = (*_OF_ITS_MODEL, *GatewayConfig.__struct_fields__)
+        for key in not_taken:
+            tables[options()[key].section][key] = options()[key].default
+        if keys.get("backend"):
+            tables["model"]["model"] = ""
         for key, value in keys.items():
             tables[options()[key].section][key] = value
         found[name] = msgspec.convert(tables, Config)

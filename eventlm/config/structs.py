@@ -2,7 +2,7 @@
 
 TOML sections are the fields of `Config`; a flag is the field's name in kebab case, so no name occurs in two sections.
 The string in a field's annotation is its help text. `Meta.extra` holds fields of `options.Option` that a type cannot
-express, such as `is_secret`.
+express, such as `hide`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from eventlm.config.core import (
     PositiveCount,
     StepsInFlight,
 )
+from eventlm.config.secrets import hide, hide_keys_of
 from eventlm.sampling_params import Pooling
 from eventlm.types import ModelImpl, parts_per_million
 
@@ -239,7 +240,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     port: Annotated[int, Meta(ge=0, le=65535), "port to bind; 0 takes a free one"] = 8000
     api_key: Annotated[
         str,
-        Meta(extra={"metavar": "KEY", "is_secret": True}),
+        Meta(extra={"metavar": "KEY", "hide": hide}),
         "key that clients must send as a bearer token; better set EVENTLM_API_KEY",
     ] = ""
     api_keys_file: Annotated[
@@ -509,6 +510,65 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return self.micro_batches or self.pipeline_parallel_size
 
 
+class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Backends: other servers that run the model."""
+
+    backend: Annotated[
+        list[str],
+        Meta(
+            extra={
+                "metavar": "SPEC",
+                "allowed": "a list of URL[,KEY=VALUE,...], dns:HOST:PORT[,...] and file:PATH[,...]",
+                "hide": hide_keys_of,
+            }
+        ),
+        "a server that runs the model in place of own workers (vLLM, SGLang, llama.cpp, Ollama, eventlm or another "
+        "with OpenAI's API), such as http://10.0.0.2:8000,max_concurrency=64; keys: key, key_env or key_file (API "
+        "key), kind, model, max_concurrency, weight, ca_file, verify=false. dns:HOST:PORT: all addresses of a name; "
+        "file:PATH: a file with a spec in each line, read again when it changes; may be repeated",
+    ] = []
+    tokenizer: Annotated[
+        str,
+        Meta(extra={"metavar": "MODEL"}),
+        "folder or Hugging Face repository of the tokenizer of the backends' model, which counts prompts exactly and "
+        "by which prefixes are routed; empty: both go by pieces of text",
+    ] = ""
+    max_backends: Annotated[
+        int,
+        Meta(ge=0, le=MAX_REPLICAS),
+        "most backends at once, with those that are added while the server runs; 0: those at the start and 16 more",
+    ] = 0
+    backend_cache_tokens: Annotated[
+        PositiveCount, "tokens that the prefix cache of a backend is taken to hold if it does not say"
+    ] = 262_144
+    forward_retries: Annotated[
+        int, Meta(ge=0, le=100), "further attempts for a request that failed at a backend before it had any output"
+    ] = 2
+    retry_backoff_ms: Annotated[
+        int,
+        Meta(ge=1, le=3_600_000),
+        "time before the first of them, doubled for each further one; longer if the backend asks for that",
+    ] = 250
+    retry_budget_percent: Annotated[
+        int, Meta(ge=0, le=100), "most further attempts, in percent of the requests, and ten more"
+    ] = 20
+    hedge_ms: Annotated[
+        int,
+        Meta(ge=0, le=3_600_000),
+        "a request without output goes to a second backend as well when its deadline is this near; 0: never",
+    ] = 0
+    first_token_timeout_seconds: Annotated[
+        PositiveCount, "how long a backend may be silent before the first output of a request"
+    ] = 300
+    silence_timeout_seconds: Annotated[PositiveCount, "how long it may be silent after that"] = 60
+    probe_interval_ms: Annotated[
+        int, Meta(ge=10, le=3_600_000), "time between two looks at a backend's health and load"
+    ] = 2000
+    max_failures: Annotated[
+        PositiveCount, "failures in a row after which a backend gets no requests until it answers a probe"
+    ] = 5
+
+
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Recording."""
 
@@ -602,6 +662,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     worker: WorkerConfig = WorkerConfig()
     gpu: GpuConfig = GpuConfig()
     parallel: ParallelConfig = ParallelConfig()
+    gateway: GatewayConfig = GatewayConfig()
     record: RecordConfig = RecordConfig()
     log: LogConfig = LogConfig()
     telemetry: TelemetryConfig = TelemetryConfig()

@@ -59,7 +59,7 @@ def test_a_flag_does_not_hide_a_mistake_in_the_file(tmp_path: Path) -> None:
         (
             "[servr]\nport = 1",
             ": unknown section [servr]; did you mean server? "
-            "Known: model, cache, scheduler, server, worker, gpu, parallel, record, log, telemetry, classes",
+            "Known: model, cache, scheduler, server, worker, gpu, parallel, gateway, record, log, telemetry, classes",
         ),
         ("port = 1", ": port belongs in the section [server]"),
         (
@@ -184,6 +184,41 @@ def test_no_secret_is_shown_recorded_or_quoted(tmp_path: Path) -> None:
     assert redacted(config)["server"]["api_key"] == "***"
     assert redacted(load_config(None, environment=NO_ENVIRONMENT))["server"]["api_key"] == ""
     assert "8437" not in file_error(tmp_path, "[server]\napi_key = 8437")
+
+
+def test_no_key_of_a_backend_is_shown_recorded_or_quoted(tmp_path: Path) -> None:
+    url = "http://h:1"
+    spec = f"{url},key=hunter2,weight=2"
+    config = load_config(
+        None, {"backend": [spec, url], "replicasets": [f"b:backend={spec},replicas=2"]}, environment=NO_ENVIRONMENT
+    )
+    assert config.gateway.backend == [spec, url]
+    assert config.replicasets == {"b": {"backend": [spec], "replicas": 2}}
+    shown = f"{url},key=***,weight=2"
+    assert redacted(config)["gateway"]["backend"] == [shown, url]
+    assert redacted(config)["replicasets"]["b"]["backend"] == [shown]
+    printed = to_toml(config)
+    assert f'\n# backend = ["{shown}"]  (set but not shown; give keys by key_env or key_file)' in printed
+    assert "hunter2" not in printed + repr(redacted(config))
+    # A printed configuration loads back where keys lie elsewhere.
+    path = tmp_path / "printed.toml"
+    config = load_config(None, {"backend": [f"{url},key_env=K"]}, environment=NO_ENVIRONMENT)
+    path.write_text(to_toml(config))
+    assert load_config(path, environment=NO_ENVIRONMENT) == config
+    for text in (f'backend = "{spec}"', "backend = [8437]", f'backend = {{ key = "{spec}" }}'):
+        message = file_error(tmp_path, f"[gateway]\n{text}")
+        assert "must be a list of URL" in message
+        assert "hunter2" not in message
+        assert "8437" not in message
+    for own in ("b:key=hunter2", "b:backend=http://h,kay=1,key=hunter2"):
+        with pytest.raises(UsageError) as caught:
+            load_config(None, {"replicasets": [own]}, environment=NO_ENVIRONMENT)
+        assert "hunter2" not in str(caught.value)
+
+
+def test_the_header_without_backends_is_as_before_there_were_any() -> None:
+    assert "gateway" not in redacted(load_config(None, environment=NO_ENVIRONMENT))
+    assert "gateway" in redacted(load_config(None, {"hedge_ms": 5}, environment=NO_ENVIRONMENT))
 
 
 def test_the_hash_depends_on_values_and_not_on_order_or_secrets() -> None:

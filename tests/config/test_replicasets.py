@@ -111,6 +111,30 @@ def test_the_first_may_have_options_of_its_own() -> None:
     assert found == [("main", "m", "s", 2), ("b", "x", "", 1)]
 
 
+def test_sets_of_backends_take_nothing_of_own_workers_from_the_top() -> None:
+    own = "http://h:1,model=m,weight=2"
+    config = load(
+        f"b:backend={own},backend=http://h:2,hedge_ms=5,served_model_name=x", "c:max_num_seqs=4",
+        model="a", served_model_name="s", device="cpu", replicas=2, max_queue_len=7, silence_timeout_seconds=9,
+    )  # fmt: skip
+    main, b, c = configs_of_replicasets(config).values()
+    assert b.gateway.backend == [own, "http://h:2"]
+    assert (b.model.model, b.model.served_model_name, b.gpu.device, b.scheduler.replicas) == ("", "x", "auto", 1)
+    # The rest is as at the top.
+    assert (b.scheduler.max_queue_len, b.gateway.silence_timeout_seconds, b.gateway.hedge_ms) == (7, 9, 5)
+    assert (main.gateway.backend, c.gateway.backend, c.gpu.device, c.scheduler.replicas) == ([], [], "cpu", 2)
+
+
+def test_backends_at_the_top_are_not_for_a_set_with_a_model() -> None:
+    config = load("a:model=x,replicas=2", "b:max_num_seqs=4", backend=["http://h:1"], hedge_ms=5)
+    assert config.model.model == ""
+    found = [
+        (name, own.model.model, own.gateway.backend, own.gateway.hedge_ms)
+        for name, own in configs_of_replicasets(config).items()
+    ]
+    assert found == [("main", "", ["http://h:1"], 5), ("a", "x", [], 0), ("b", "", ["http://h:1"], 5)]
+
+
 def test_a_set_needs_a_model() -> None:
     with pytest.raises(UsageError, match="the replicaset b has no model: give it one, or --model for those without"):
         load("a:model=x", "b:replicas=2")

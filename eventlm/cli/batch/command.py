@@ -78,7 +78,7 @@ A line of FILE:
     group = parser.add_argument_group("replies ([server] in the TOML file)")
     for name in _OF_REPLIES:
         add_flag(group, options()[name])
-    add_config_flags(parser, without=("server",))
+    add_config_flags(parser, without=("server", "gateway"))
     parser.set_defaults(run=with_config(run))
 
 

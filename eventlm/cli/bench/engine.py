@@ -78,7 +78,7 @@ examples:
 def _add_common_flags(parser: Parser, group: argparse._ArgumentGroup) -> None:
     add_number(group, "--seed", "the prompts follow from it", least=0, default=0)
     group.add_argument("--json", action="store_true", help="print one JSON object")
-    add_config_flags(parser, without=("server",))
+    add_config_flags(parser, without=("server", "gateway"))
 
 
 def _run(config: Config, arguments: argparse.Namespace, measure: Measure) -> int:

@@ -76,7 +76,7 @@ examples:
     add_number(group, "--steps", "measured steps of a case (default: 32)", least=1, default=32)
     add_number(group, "--temperature", "0 is greedy (default: 0)", kind=float, least=0, default=0.0)
     group.add_argument("--json", action="store_true", help="print one JSON object")
-    add_config_flags(parser, without=("server",))
+    add_config_flags(parser, without=("server", "gateway"))
     parser.set_defaults(run=with_config(run))
 
 

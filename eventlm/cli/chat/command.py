@@ -67,7 +67,7 @@ $XDG_STATE_HOME/eventlm, else ~/.local/state/eventlm), readable to you alone; --
         action="store_true",
         help=f"do not keep what is typed; else it is in {HISTORY_NAME} in the state folder, for the next chat",
     )
-    add_config_flags(parser, without=("server",))
+    add_config_flags(parser, without=("server", "gateway"))
     parser.set_defaults(run=with_config(run))
 
 
