@@ -55,7 +55,8 @@ def admit(state: CoreState, replica: Replica, candidate: Candidate, fit: Fit) ->
     replicaset.num_waiting -= 1
     sequence.urgency = candidate.urgency
     sequence.generation = sequence.key_generation if replicaset.policy.static else replicaset.round_generation
-    replica.settle(sequence, [block for block, _ in fit.hits], fit.first_group)
+    num_lacking = 0 if replica.capacity is None else max(fit.num_lacking, 0)
+    replica.settle(sequence, [block for block, _ in fit.hits], fit.first_group, num_lacking)
     if sequence.residency == 1:
         sequence.cached_tokens = sequence.launched_tokens
     note_progress(state, sequence)

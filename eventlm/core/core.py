@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from eventlm.config import CoreConfig
-from eventlm.core import scheduler, sequence_manager, worker_facts
+from eventlm.core import forwarding, scheduler, sequence_manager, worker_facts
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import snapshot
 from eventlm.core.state.core_state import CoreState, replica_of
@@ -20,11 +20,16 @@ from eventlm.core.step_completion import complete_step
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import (
     Arrived,
+    BackendDown,
+    BackendState,
+    BackendUp,
     CacheFlushed,
     Cancelled,
     Decision,
     Desynced,
     Fact,
+    ForwardEnded,
+    ForwardFailed,
     FrontEndLost,
     GrammarReady,
     Marker,
@@ -33,6 +38,7 @@ from eventlm.events import (
     PredictorSwapped,
     Resumed,
     StepCompleted,
+    Streamed,
     TextEnded,
     TimerDue,
     WorkerLost,
@@ -79,7 +85,8 @@ class Core:
     @property
     def next_timer_ns(self) -> int | None:
         """When the earliest timer is due; a `timer` fact is owed by then."""
-        return self.state.timers[0][0] if self.state.timers else None
+        heads = [heap[0][0] for heap in (self.state.timers, self.state.retries) if heap]
+        return min(heads, default=None)
 
     def apply(self, event: Fact | Marker) -> list[Decision]:
         """Take in a stamped fact or marker; returns the decisions it led to, stamped after it.
@@ -132,11 +139,13 @@ class Core:
 
 def _sets_of(state: CoreState, fact: Fact) -> Iterable[int]:
     """The numbers of the replicasets that a fact is about."""
-    if isinstance(fact, WorkerUp | WorkerLost | Desynced | StepCompleted):
+    if isinstance(fact, WorkerUp | WorkerLost | Desynced | StepCompleted | BackendUp | BackendDown | BackendState):
         return [replica_of(state, fact.replica).replicaset]
+    if isinstance(fact, Streamed):
+        return {state.requests[row[0]].arrival.replicaset: None for row in fact.rows if row[0] in state.requests}
     if isinstance(fact, Arrived | PredictorSwapped | PolicySwapped | CacheFlushed) and fact.replicaset >= 0:
         return [fact.replicaset]
-    if isinstance(fact, Cancelled | TextEnded | GrammarReady):
+    if isinstance(fact, Cancelled | TextEnded | GrammarReady | ForwardEnded | ForwardFailed):
         request = state.requests.get(fact.request)
         return [] if request is None else [request.arrival.replicaset]
     return range(len(state.replicasets))
@@ -161,6 +170,11 @@ def _swap_predictor(state: CoreState, fact: PredictorSwapped) -> None:
             s.view.remaining_ns = replicaset.prefill_ns(s.view.prompt_tokens, s.view.done_tokens)
 
 
+def _timers_due(state: CoreState, fact: TimerDue) -> None:
+    sequence_manager.timers_due(state, fact)
+    forwarding.retries_due(state, fact.due_ns)
+
+
 def _pause(state: CoreState, fact: Paused) -> None:
     state.paused = True
 
@@ -179,7 +193,7 @@ _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {
     WorkerUp: worker_facts.worker_up,
     WorkerLost: worker_facts.worker_lost,
     Desynced: worker_facts.worker_lost,
-    TimerDue: sequence_manager.timers_due,
+    TimerDue: _timers_due,
     PredictorSwapped: _swap_predictor,
     PolicySwapped: worker_facts.swap_policy,
     CacheFlushed: worker_facts.flush_caches,
@@ -187,4 +201,10 @@ _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {
     GrammarReady: sequence_manager.grammar_ready,
     Paused: _pause,
     Resumed: _resume,
+    BackendUp: forwarding.backend_up,
+    BackendDown: forwarding.backend_down,
+    BackendState: forwarding.backend_state,
+    Streamed: forwarding.stream,
+    ForwardEnded: forwarding.forward_ended,
+    ForwardFailed: forwarding.forward_failed,
 }

@@ -27,6 +27,8 @@ def route_new(state: CoreState, replicaset: Replicaset) -> None:
         question = RequestView(request, replicaset.num_routed, len(sequences), sequences[0].num_tokens)
         replicaset.num_routed += 1
         home = ask_router(state, replicaset, question, UpReplicas(replicaset, sequences[0]))
+        if home is not None and replicaset.forwards is not None and _failed_there(replicaset, sequences, home):
+            home = None
         for sequence in sequences:
             sequence.home = -1 if home is None else home
             state.touch(sequence)
@@ -35,6 +37,15 @@ def route_new(state: CoreState, replicaset: Replicaset) -> None:
             complete = len(sequences) == state.requests[request].arrival.n
             for index in [-1] if complete else [sequence.index for sequence in sequences]:
                 state.decide(Routed, because=request, request=request, index=index, replica=home)
+
+
+def _failed_there(replicaset: Replicaset, sequences: list[Sequence], home: int) -> bool:
+    """Whether an attempt of any of them has just failed on that server, and another one is up."""
+    assert replicaset.forwards is not None
+    attempts = replicaset.forwards.attempts
+    return len(replicaset.tally.ups) > 1 and any(
+        each.id in attempts and attempts[each.id].avoided == home for each in sequences
+    )
 
 
 class UpReplicas(ReplicaViews):
@@ -74,8 +85,8 @@ class UpReplicas(ReplicaViews):
                 index=number,
                 num_waiting=len(replica.queue),
                 num_running=len(replica.running),
-                waiting_tokens=replica.queue.num_tokens,
-                admitted_tokens=replica.admitted_tokens,
+                waiting_tokens=replica.weigh(replica.queue.num_tokens),
+                admitted_tokens=replica.weigh(replica.admitted_tokens),
                 available_blocks=replica.pool.num_available,
                 prefix_tokens=replica.prefix_tokens(self._sequence, block_size) if self._num_blocks else 0,
             )

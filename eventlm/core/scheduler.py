@@ -15,6 +15,7 @@ from heapq import heapify, heappop
 
 from eventlm.config import CoreConfig
 from eventlm.core.admission import Fit, admit, measure, note_progress
+from eventlm.core.forwarding import forward_next
 from eventlm.core.graph_buckets import bucket_of
 from eventlm.core.plugin_calls import ask_batcher, ask_margin, ask_policy
 from eventlm.core.poison_requests import find_trial, is_held_back, is_suspect
@@ -59,7 +60,10 @@ def plan(state: CoreState) -> None:
 def _plan_set(state: CoreState, replicaset: Replicaset) -> None:
     route_new(state, replicaset)
     replicaset.margin = ask_margin(state, replicaset) if replicaset.num_waiting else None
-    plan_one = plan_step if state.witness is None else _plan_witnessed
+    if replicaset.forwards is not None:
+        plan_one = forward_next
+    else:
+        plan_one = plan_step if state.witness is None else _plan_witnessed
     # What a witness sees shall not depend on when a core was restored, which does not know who was asked before.
     every = state.witness is not None
     while replicaset.begin_round(every=every):

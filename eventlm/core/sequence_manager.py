@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eventlm.core.plugin import SequenceView
 from eventlm.core.plugin_calls import ask_policy
+from eventlm.core.state.backend_state import Attempts, Forwards
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.digest import combine
 from eventlm.core.state.sequence import AdmittedRequest, Sequence, State
@@ -63,10 +64,10 @@ def _reason_to_reject(state: CoreState, group: list[Arrived]) -> RejectReason | 
     if any(member.prompt_tokens + member.max_tokens > config.max_model_len for member in group):
         return "context_length"
     num_sequences = sum(member.n for member in group)
-    num_free_slots = replicaset.num_free_slots
     # Closing sequences count, so that an edge that never looks at its texts cannot pile them up.
     num_waiting = replicaset.num_waiting + replicaset.num_closing
-    if num_waiting + num_sequences > config.max_queue_len + num_free_slots and not group[0].scheduling.offline:
+    num_beyond = num_waiting + num_sequences - config.max_queue_len
+    if num_beyond > 0 and num_beyond > replicaset.num_free_slots and not group[0].scheduling.offline:
         return "queue_full"
     return None
 
@@ -233,6 +234,23 @@ def grammar_ready(state: CoreState, fact: GrammarReady) -> None:
             state.set_of(sequence).unrouted[sequence.id] = sequence
 
 
+def forget_attempts(state: CoreState, forwards: Forwards, sequence: Sequence) -> None:
+    """A sequence that may have been sent to other servers has ended."""
+    forwards.resting.pop(sequence.id, None)
+    attempts = forwards.attempts.pop(sequence.id, None)
+    if attempts is not None and attempts.hedge:
+        end_hedge(state, attempts)
+
+
+def end_hedge(state: CoreState, attempts: Attempts) -> None:
+    """The second attempt is over, or counts as the first from now on."""
+    replica = state.replicas[attempts.hedge_replica]
+    assert replica.capacity is not None
+    replica.capacity.num_hedges -= 1
+    replica.note_capacity()
+    attempts.hedge = 0
+
+
 def _leave(state: CoreState, sequence: Sequence) -> None:
     """Give back what the sequence has: its position in the queue, or its blocks and slot. It is no suspect any more."""
     replicaset = state.set_of(sequence)
@@ -245,4 +263,6 @@ def _leave(state: CoreState, sequence: Sequence) -> None:
         replicaset.unrouted.pop(sequence.id, None)
     elif sequence.state is State.CLOSING:
         replicaset.num_closing -= 1
+    if replicaset.forwards is not None:
+        forget_attempts(state, replicaset.forwards, sequence)
     replicaset.clear_suspect(sequence.id)

@@ -214,7 +214,7 @@ def _captures_graphs(config: Config, devices: Sequence[Device]) -> bool:
     return bool(devices) and config.gpu.cuda_graphs and num_ranks(config) == 1
 
 
-def core_layout(config: Config) -> dict[str, int]:
+def core_layout(config: Config) -> dict[str, Any]:
     """What the core knows of a replica's ranks: the fields of `CoreConfig` that are set. Raises UsageError for what
     contradicts itself.
     """
@@ -244,7 +244,7 @@ def core_layout(config: Config) -> dict[str, int]:
             f"--kv-parallel-size {parallel.kv_parallel_size}: this model has recurrent layers, whose states lie in one "
             "place; leave it out"
         )
-    found = {}
+    found: dict[str, Any] = {}
     if parallel.pipeline_parallel_size > 1:
         found["num_stages"] = parallel.pipeline_parallel_size
     if parallel.micro_batches:

@@ -18,7 +18,8 @@ FailureKind = Literal["connect", "timeout", "broken", "overloaded", "server", "r
 class BackendUp(Fact, frozen=True, kw_only=True, tag="backend_up"):
     """A backend takes requests. Its epoch is larger than those before it of the replica.
 
-    name: its address. kind: which server it is. max_concurrency: most requests that it may have at once; 0: the core finds out.
+    name: its address. kind: which server it is. max_concurrency: most requests that it may have at once; 0: the core
+    finds out.
     """
 
     replica: int

@@ -23,7 +23,7 @@ QUEUED_NS = 200_000_000
 _FIXED_TOKENS = 32
 
 
-class Capacity(Struct):
+class BackendCapacity(Struct):
     """How many requests a backend may have at once. A limit that is not known is found by trying: it doubles while all
     goes well, and after the first sign of a queue there it grows by one for each load of that size (additive increase)
     and falls by three tenths with each such sign (multiplicative decrease).
@@ -78,8 +78,9 @@ class Capacity(Struct):
 
 class Attempts(Struct):
     """The attempts of one sequence. number: how many there were. current: the one that its residency stands for; 0:
-    none, it waits. sent, sent_ns: position in the log, and time, of that one. hedge, hedge_replica, hedge_sent: a second
-    one that is under way elsewhere. avoided: where the last one failed, -1: nowhere.
+    none, it waits. sent, sent_ns: position in the log, and time, of that one. hedge, hedge_replica, hedge_sent: a
+    second one that is under way elsewhere. avoided: where the last one failed, -1: nowhere. due_ns: when it may be sent
+    again after that.
     """
 
     number: int = 0
@@ -90,6 +91,7 @@ class Attempts(Struct):
     hedge_replica: int = -1
     hedge_sent: int = 0
     avoided: int = -1
+    due_ns: int = 0
 
 
 class Forwards:

@@ -57,6 +57,9 @@ class CoreState:
         #: (due_ns, request), earliest first.
         self.timers: list[tuple[int, int]] = []
         self.timers_digest = 0
+        #: (due_ns, request, index, attempt), earliest first: when a sequence may be sent to another server, or must be
+        #: sent to a second one. Void where the sequence has had a further attempt.
+        self.retries: list[tuple[int, int, int, int]] = []
         #: Timers whose request has ended.
         self.num_dead_timers = 0
         #: Hash over the seeds of all requests so far.
@@ -175,10 +178,16 @@ class CoreState:
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
             # Traces of other models have no such digest.
             **({"states": to_hex(combine(states))} if states else {}),
+            **({"forwards": self._forwards_digest()} if any(each.forwards is not None for each in sets) else {}),
             "timers": to_hex(self.timers_digest),
             "policy": to_hex(combine([*policies, self.paused])),
             "rng": to_hex(self.rng_digest),
         }
+
+    def _forwards_digest(self) -> str:
+        forwards = [each.forwards.summary() for each in self.replicasets if each.forwards is not None]
+        capacities = [repr(replica.capacity) for replica in self.replicas if replica.capacity is not None]
+        return to_hex(combine([*forwards, *capacities, *sorted(self.retries)]))
 
 
 def replica_of(state: CoreState, index: int) -> Replica:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from eventlm.config import CoreConfig
+from eventlm.core.state.backend_state import BackendCapacity
 from eventlm.core.state.block_pool import ROOT, BlockPool, Node
 from eventlm.core.state.kv_groups import allocate
 from eventlm.core.state.prefix_index import Holder, PrefixIndex
@@ -54,7 +55,7 @@ class Replica:
     """State of one replica. `queue` holds the sequences that a router sent here. config: that of its set, whose number
     `replicaset` is. tally: the set's, to which it tells its changes. prefixes: the set's index, where it has the bit
     `position`. states: of a model with recurrent layers, which can go on after a cached block only if a copy of
-    the state hangs on it.
+    the state hangs on it. capacity: of another server, which has no steps; whose pool stands for what its cache holds.
     """
 
     __slots__ = (
@@ -63,6 +64,7 @@ class Replica:
         "_tally",
         "admitted_tokens",
         "awaited",
+        "capacity",
         "config",
         "epoch",
         "forget",
@@ -89,8 +91,10 @@ class Replica:
         prefixes: PrefixIndex | None = None,
         position: int = 0,
         reads_prefixes: bool = False,
+        capacity: BackendCapacity | None = None,
     ) -> None:
         self.index = index
+        self.capacity = capacity
         self.config = config
         self.replicaset = replicaset
         self.up = False
@@ -175,27 +179,48 @@ class Replica:
             self._awaiting.drop(gone)
 
     def has_room(self) -> bool:
-        """Whether another step may be in flight here."""
+        """Whether another step may be in flight here, or another request if it is another server."""
+        if self.capacity is not None:
+            return self.num_sent < self.capacity.limit
         config, num_steps = self.config, len(self.in_flight)
         if num_steps >= config.steps_in_flight:
             return False
         # While a stage has no step, waiting would leave it idle.
         return num_steps < config.stages or not self.in_flight[-1].is_long(config)
 
+    @property
+    def num_sent(self) -> int:
+        """Requests that another server has."""
+        assert self.capacity is not None
+        return len(self.running) + self.capacity.num_hedges
+
+    def weigh(self, num_tokens: int) -> int:
+        """So many tokens as a load: less for a server that is to have a larger share."""
+        return num_tokens if self.capacity is None else num_tokens * 1_000_000 // self.capacity.weight_ppm
+
+    def stop_worker(self) -> None:
+        """Another server gets no further requests. What it has goes on."""
+        self.up = False
+        self._tally.note_worker(self.index, up=False)
+
+    def note_capacity(self) -> None:
+        """How much another server may have has changed."""
+        self._tally.note_steps(self.index)
+
     def first_group(self, sequence: Sequence) -> int:
         """The KV group in which a resident begins."""
         return self.pool.group_of(sequence.block_table[0])
 
-    def settle(self, sequence: Sequence, hits: list[int], first_group: int) -> None:
+    def settle(self, sequence: Sequence, hits: list[int], first_group: int, num_lacking: int = 0) -> None:
         """Make a waiting sequence resident on the blocks it hits and as many new ones as it needs. The first of all is
-        of the KV group `first_group`.
+        of the KV group `first_group`. Another server takes it although its pool lacks blocks.
 
         The caller has checked that the blocks are available. Of recurrent layers it computes the state from the last
         copy on, and with it those of the blocks it hits that follow: the same keys and values are stored there again.
         """
         block_size = self.config.block_size
         self.pool.hold(hits)
-        num_blocks = sequence.blocks_to_admit(block_size)
+        num_blocks = sequence.blocks_to_admit(block_size) - num_lacking
         sequence.block_table = hits + allocate(self.config, self.pool, first_group, len(hits), num_blocks)
         sequence.note_room(block_size)
         sequence.num_tree_blocks = len(hits)
@@ -245,7 +270,8 @@ class Replica:
         self.pool.release_all(sequence.block_table)
         if self.states is not None:
             self.states.leave(sequence.id)
-        self.forget.append(sequence.id)
+        if self.capacity is None:
+            self.forget.append(sequence.id)
         sequence.block_table = []
         sequence.num_tree_blocks = 0
         sequence.launched_tokens = 0

@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct
 from eventlm.config import CoreConfig
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import Predictor
+from eventlm.core.state.backend_state import BackendCapacity, Forwards
 from eventlm.core.state.loads import Loads
 from eventlm.core.state.prefix_index import PrefixIndex, bits_of
 from eventlm.core.state.replica import Replica
@@ -92,6 +93,7 @@ class Replicaset:
                 prefixes=self.prefixes,
                 position=i,
                 reads_prefixes=plugins.router.reads_prefixes,
+                capacity=_capacity(config),
             )
             for i in range(config.num_replicas)
         ]
@@ -106,6 +108,8 @@ class Replicaset:
         #: Live sequences that may have killed their workers, in the order in which they were first suspected.
         self.suspects: dict[SequenceId, Suspect] = {}
         self.losses = LossCounts()
+        #: Of a set of other servers.
+        self.forwards = None if config.forwards is UNSET else Forwards(config.forwards)
         self.num_closing = 0
         #: All WAITING and WAITING_FOR_GRAMMAR sequences, wherever they are.
         self.num_waiting = 0
@@ -143,6 +147,9 @@ class Replicaset:
     @property
     def num_free_slots(self) -> int:
         """How many more sequences could be resident, as far as workers are up."""
+        if self.forwards is not None:
+            ups = [self.replicas[index - self.first] for index in self.tally.ups]
+            return sum(max(each.capacity.limit - each.num_sent, 0) for each in ups if each.capacity is not None)
         return len(self.tally.ups) * self.config.max_residents - self.tally.num_running
 
     def begin_round(self, *, every: bool) -> bool:
@@ -159,7 +166,7 @@ class Replicaset:
             has_room = replica.up and replica.has_room()
             turns.update(
                 index,
-                (replica.admitted_tokens, index) if has_room else None,
+                (replica.weigh(replica.admitted_tokens), index) if has_room else None,
                 stands=replica.num_partial > 0 or (not is_static and len(replica.queue) > 0),
             )
         self.tally.changed = {}
@@ -205,7 +212,8 @@ class Replicaset:
         """Of the replicas whose workers are up: admitted tokens, and those that wait in their own lines."""
         for index in self.tally.moved:
             replica = self.replicas[index - self.first]
-            self._loads.set(index, replica.admitted_tokens + replica.queue.num_tokens if replica.up else None)
+            load = replica.weigh(replica.admitted_tokens + replica.queue.num_tokens)
+            self._loads.set(index, load if replica.up else None)
         self.tally.moved = {}
         return self._loads
 
@@ -227,6 +235,12 @@ class Replicaset:
         """Predicted time to prefill what is left of `num_tokens` alone, in steps that are full."""
         config = self.config
         return self.predictor.prefill_ns(num_tokens, done_tokens, config.max_num_batched_tokens, config.stages)
+
+
+def _capacity(config: CoreConfig) -> BackendCapacity | None:
+    return (
+        None if config.forwards is UNSET else BackendCapacity(config.max_num_seqs, 1000 * config.forwards.first_limit)
+    )
 
 
 def _state_pool(config: CoreConfig) -> StatePool | None:

@@ -19,6 +19,7 @@ from msgspec import UNSET, Struct, UnsetType
 from eventlm.config import CoreConfig
 from eventlm.core.plugin import SequenceView
 from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
+from eventlm.core.state.backend_state import Attempts, BackendCapacity, Forwards
 from eventlm.core.state.block_pool import PoolSnapshot
 from eventlm.core.state.core_state import CoreState, timer_share
 from eventlm.core.state.digest import to_hex
@@ -102,7 +103,16 @@ class ReplicaSnapshot(Struct, frozen=True, kw_only=True):
     steps: list[StepSnapshot]
     forget: list[tuple[int, int]]
     pool: PoolSnapshot
+    capacity: BackendCapacity | UnsetType = UNSET
     states: StatesSnapshot | UnsetType = UNSET
+
+
+class ForwardsSnapshot(Struct, frozen=True, kw_only=True):
+    """What a set of other servers has beside its replicas. Sequences are named by (request, index)."""
+
+    attempts: list[tuple[int, int, Attempts]]
+    resting: list[tuple[int, int]]
+    balance_ppm: int
 
 
 class SetSnapshot(Struct, frozen=True, kw_only=True):
@@ -117,6 +127,7 @@ class SetSnapshot(Struct, frozen=True, kw_only=True):
     unrouted: list[tuple[int, int]]
     suspects: list[tuple[int, int, int, int, int, int]]
     losses: LossCounts
+    forwards: ForwardsSnapshot | UnsetType = UNSET
 
 
 class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +154,8 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     requests: list[RequestSnapshot]
     replicas: list[ReplicaSnapshot]
     others: list[SetSnapshot] | UnsetType = UNSET
+    forwards: ForwardsSnapshot | UnsetType = UNSET
+    retries: list[tuple[int, int, int, int]] | UnsetType = UNSET
 
     @property
     def sets(self) -> list[StateSnapshot | SetSnapshot]:
@@ -172,6 +185,7 @@ def take(state: CoreState) -> bytes:
             ],
             replicas=[_take_replica(replica) for replica in state.replicas],
             others=others or UNSET,
+            retries=state.retries or UNSET,
             **{name: getattr(first, name) for name in SetSnapshot.__struct_fields__},
         )
     )
@@ -192,6 +206,15 @@ def _take_set(state: CoreState, replicaset: Replicaset) -> SetSnapshot:
         unrouted=list(replicaset.unrouted),
         suspects=[(*name, *suspect) for name, suspect in replicaset.suspects.items()],
         losses=replicaset.losses,
+        forwards=UNSET if replicaset.forwards is None else _take_forwards(replicaset.forwards),
+    )
+
+
+def _take_forwards(forwards: Forwards) -> ForwardsSnapshot:
+    return ForwardsSnapshot(
+        attempts=[(*identity, attempts) for identity, attempts in forwards.attempts.items()],
+        resting=list(forwards.resting),
+        balance_ppm=forwards.balance_ppm,
     )
 
 
@@ -220,6 +243,7 @@ def _take_replica(replica: Replica) -> ReplicaSnapshot:
         ],
         forget=list(replica.forget),
         pool=replica.pool.snapshot(),
+        capacity=UNSET if replica.capacity is None else replica.capacity,
         states=UNSET if replica.states is None else replica.states.snapshot(),
     )
 
@@ -250,6 +274,7 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot, others:
     live = {s.id: s for request in state.requests.values() for s in request.sequences if s.state is not State.FINISHED}
     state.touched = dict(live)
     _restore_timers(state, taken.timers)
+    state.retries = taken.retries or []
     for replicaset, set_taken in zip(state.replicasets, sets, strict=True):
         _restore_set(replicaset, set_taken, live)
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):
@@ -270,6 +295,14 @@ def _restore_set(replicaset: Replicaset, taken: StateSnapshot | SetSnapshot, liv
         replicaset.unrouted[SequenceId(*name)] = live[SequenceId(*name)]
     replicaset.suspects = {SequenceId(*found[:2]): Suspect(*found[2:]) for found in taken.suspects}
     replicaset.losses = taken.losses
+    if replicaset.forwards is not None and taken.forwards is not UNSET:
+        _restore_forwards(replicaset.forwards, taken.forwards, live)
+
+
+def _restore_forwards(forwards: Forwards, taken: ForwardsSnapshot, live: dict[SequenceId, Sequence]) -> None:
+    forwards.attempts = {SequenceId(request, index): attempts for request, index, attempts in taken.attempts}
+    forwards.resting = {SequenceId(*name): live[SequenceId(*name)] for name in taken.resting}
+    forwards.balance_ppm = taken.balance_ppm
 
 
 def _restore_request(taken: RequestSnapshot) -> AdmittedRequest:
@@ -318,6 +351,8 @@ def _restore_replica(replica: Replica, taken: ReplicaSnapshot, live: dict[Sequen
         raise ValueError(f"a step of replica {replica.index} has other rows than it was launched for")
     residents = [s for s in live.values() if s.resident and s.replica == replica.index]
     replica.restore_residents(residents)
+    if replica.capacity is not None and taken.capacity is not UNSET:
+        replica.capacity = taken.capacity
     if taken.up:
         replica.start_worker(taken.epoch)
     replica.epoch, replica.next_step = taken.epoch, taken.next_step
@@ -358,5 +393,6 @@ def _restore_lines(state: CoreState, live: Iterable[Sequence]) -> None:
         replicaset = state.set_of(s)
         replicaset.num_closing += s.state is State.CLOSING
         replicaset.num_waiting += s.state in (State.WAITING, State.WAITING_FOR_GRAMMAR)
-        if s.state is State.WAITING and not s.in_flight and s.id not in replicaset.unrouted:
+        resting = () if replicaset.forwards is None else replicaset.forwards.resting
+        if s.state is State.WAITING and not s.in_flight and s.id not in replicaset.unrouted and s.id not in resting:
             replicaset.line_up(s, s.key if replicaset.policy.static else s.urgency[1])

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
+from eventlm.core.state.backend_state import Forwards
 from eventlm.core.state.core_state import CoreState, sequence_share
 from eventlm.core.state.digest import MASK
 from eventlm.core.state.kv_groups import group_at
@@ -13,7 +14,7 @@ from eventlm.core.state.replica import Replica
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.errors import InvariantError, LivenessError
-from eventlm.types import ceil_div
+from eventlm.types import SequenceId, ceil_div
 
 
 def validate(state: CoreState) -> None:
@@ -36,12 +37,14 @@ def validate(state: CoreState) -> None:
 def validate_liveness(state: CoreState) -> None:
     """Raises LivenessError if a sequence waits and nothing is under way. For the state after a marked fact.
 
-    What can be under way: a step, a worker's start, a front end's `text_end`, a grammar; or the engine is paused.
+    What can be under way: a step, a worker's start, a front end's `text_end`, a grammar, a request to another server or
+    the wait for the next; or the engine is paused.
     """
     if state.paused:
         return
     stuck = [
-        not any(replica.in_flight for replica in replicaset.replicas)
+        not any(replica.in_flight or (replica.capacity and replica.running) for replica in replicaset.replicas)
+        and not (replicaset.forwards and replicaset.forwards.resting)
         and any(replica.up for replica in replicaset.replicas)
         for replicaset in state.replicasets
     ]
@@ -74,10 +77,21 @@ def _replica_problems(replica: Replica) -> list[str]:
     for step in list(replica.in_flight)[config.stages - 1 : -1]:
         if step.is_long(config):
             found.append(where + f"a step is planned after step {step.step}, which takes {step.predicted_ns} ns")
-    if not replica.up and (replica.running or replica.in_flight or len(replica.queue)):
+    # Another server that gets no more may still answer what it has.
+    has_work = bool(replica.running and replica.capacity is None) or bool(replica.in_flight)
+    if not replica.up and (has_work or len(replica.queue)):
         found.append(where + "its worker is lost, but it still has sequences")
+    find_problems = _resident_problems if replica.capacity is None else _forwarded_problems
     for sequence in replica.running:
-        found += [f"{where}{sequence} {problem}" for problem in _resident_problems(replica, sequence)]
+        found += [f"{where}{sequence} {problem}" for problem in find_problems(replica, sequence)]
+    return found
+
+
+def _forwarded_problems(replica: Replica, sequence: Sequence) -> list[str]:
+    """Of a sequence that another server has. Its output is the server's affair, and its blocks may be too few."""
+    found = _tree_problems(replica, sequence)
+    if sequence.state is not State.DECODE or sequence.replica != replica.index:
+        found.append("is not resident here")
     return found
 
 
@@ -102,12 +116,15 @@ def _resident_problems(replica: Replica, sequence: Sequence) -> list[str]:
         groups = list(map(replica.pool.group_of, sequence.block_table))
         if groups != [group_at(replica.config, groups[0], index) for index in range(len(groups))]:
             found.append(f"has blocks in the groups {groups[:8]}, which do not follow from its shards")
+    return found + _tree_problems(replica, sequence)
+
+
+def _tree_problems(replica: Replica, sequence: Sequence) -> list[str]:
     for index, block in enumerate(sequence.block_table[: sequence.num_tree_blocks]):
         node = replica.pool.tree.get(sequence.block_names[index])
         if node is None or node[0] != block:
-            found.append(f"holds block {block} at index {index}, which the tree has not")
-            break
-    return found
+            return [f"holds block {block} at index {index}, which the tree has not"]
+    return []
 
 
 def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
@@ -116,7 +133,8 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
     queues = [queue for replicaset in state.replicasets for queue in replicaset.queues]
     indices: dict[tuple[int, int], int] = {}
     unrouted = [replicaset.unrouted.values() for replicaset in state.replicasets]
-    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), *unrouted]:
+    resting = [each.forwards.resting.values() for each in state.replicasets if each.forwards is not None]
+    for members in [*(q.members for q in queues), *(r.running for r in state.replicas), *unrouted, *resting]:
         for sequence in members:
             indices[sequence.id] = indices.get(sequence.id, 0) + 1
     for sequence in sequences:
@@ -154,6 +172,8 @@ def _set_problems(replicaset: Replicaset, sequences: list[Sequence]) -> list[str
     members = [s for queue in replicaset.queues for s in queue.members] + list(replicaset.unrouted.values())
     if any(s.replicaset != replicaset.index for s in members):
         found.append(f"replicaset {replicaset.index} has sequences of another")
+    if replicaset.forwards is not None:
+        found += _forwards_problems(replicaset, replicaset.forwards, {sequence.id: sequence for sequence in sequences})
     tally = replicaset.tally
     if tally.ups != [replica.index for replica in replicaset.replicas if replica.up]:
         found.append(f"replicaset {replicaset.index} counts its workers wrongly")
@@ -171,6 +191,22 @@ def _set_problems(replicaset: Replicaset, sequences: list[Sequence]) -> list[str
         awaited = _table([replica.awaited for replica in replicaset.replicas])
         if (prefixes.held, prefixes.awaited) != (held, awaited):
             found.append(f"the index of replicaset {replicaset.index} differs from its replicas")
+    return found
+
+
+def _forwards_problems(replicaset: Replicaset, forwards: Forwards, sequences: dict[SequenceId, Sequence]) -> list[str]:
+    """What is wrong with the attempts of a set of other servers."""
+    found = []
+    live = {identity for identity, sequence in sequences.items() if not sequence.ended}
+    if not forwards.attempts.keys() <= live:
+        found.append("a sequence that does not live has attempts")
+    under_way = [identity for identity, attempts in forwards.attempts.items() if attempts.current]
+    if sorted(under_way) != sorted(s.id for replica in replicaset.replicas for s in replica.running):
+        found.append("not the residents have attempts under way")
+    hedges = Counter(attempts.hedge_replica for attempts in forwards.attempts.values() if attempts.hedge)
+    counted = {each.index: each.capacity.num_hedges for each in replicaset.replicas if each.capacity is not None}
+    if {index: number for index, number in counted.items() if number} != hedges:
+        found.append(f"there are the hedges {dict(hedges)}, and {counted} are counted")
     return found
 
 

@@ -14,7 +14,7 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
-from eventlm.core.state.snapshot import SequenceRow, SetSnapshot, restore, take
+from eventlm.core.state.snapshot import ReplicaSnapshot, SequenceRow, SetSnapshot, StateSnapshot, restore, take
 from eventlm.core.state.state_pool import StatePool
 from eventlm.core.state.validate import validate
 from eventlm.core.state.waiting_queue import WaitingQueue
@@ -107,9 +107,9 @@ def test_every_attribute_is_in_the_snapshot_or_known_to_follow_from_it() -> None
     arrival = Arrived(s=1, prompt_tokens=4, max_tokens=4, scheduling=SchedulingParams(model="fake"))
     sequence = Sequence(arrival, 0, SequenceView.of(arrival, 0, prefill_ns=5))
     held: dict[type[Any], tuple[Any, set[str]]] = {
-        CoreState: (core.state, set(taken)),
+        CoreState: (core.state, set(StateSnapshot.__struct_fields__)),
         Replicaset: (core.state.replicasets[0], set(SetSnapshot.__struct_fields__)),
-        Replica: (replica, set(taken["replicas"][0])),
+        Replica: (replica, set(ReplicaSnapshot.__struct_fields__)),
         BlockPool: (replica.pool, set(taken["replicas"][0]["pool"])),
         StatePool: (replica.states, set(taken["replicas"][0]["states"])),
         Sequence: (sequence, set(SequenceRow._fields)),
