@@ -40,6 +40,11 @@ class BackendSpec(Struct, frozen=True, kw_only=True):
     ca_file: str = ""
     verify: Annotated[bool, Meta(description="true or false")] = True
 
+    @property
+    def name(self) -> str:
+        """Host and port, with the path if there is one."""
+        return self.url.partition("://")[2]
+
     def __repr__(self) -> str:
         """Without the key."""
         shown = structs.replace(self, key=REDACTED if self.key else "")

@@ -7,6 +7,7 @@ its fact is written. Live engines and the tests' virtual time use this same clas
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from msgspec import Raw, structs
 
@@ -15,6 +16,8 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
 from eventlm.core.state.validate import validate, validate_liveness
+from eventlm.engine.backends.answers import Answer
+from eventlm.engine.backends.protocol import AttemptId, BackendError, Delta, Ended
 from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
@@ -30,15 +33,18 @@ from eventlm.events import (
     Event,
     Fact,
     Finished,
+    Forwarded,
     Gap,
     GrammarReady,
     Header,
     Launched,
     Marker,
     Rejected,
+    Relayed,
     Snapshot,
     StepOps,
     TextEnded,
+    Withdrawn,
 )
 from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
@@ -53,6 +59,24 @@ OnAdmission = Callable[[RejectReason | None, list[int]], None]
 OnBroken = Callable[[list[int], Exception], None]
 #: Called with the seq of a request that has ended because a sequence of it killed its workers.
 OnCondemned = Callable[[int], None]
+
+
+class Forwarder(Protocol):
+    """Sends requests to other servers."""
+
+    def forward(self, forwarded: Forwarded, answer: Answer) -> None:
+        """Begin an attempt, which goes on from what the answer has."""
+        ...
+
+    def withdraw(self, withdrawn: Withdrawn) -> None:
+        """End an attempt that does not count any more."""
+        ...
+
+    def finish(self, identity: SequenceId) -> None:
+        """End what is under way for a sequence that is over."""
+        ...
+
+
 #: Ships a launch: the event, the body of its line, and what the worker needs beside it.
 Ship = Callable[[Launched, bytes, StepPayload], None]
 
@@ -80,7 +104,11 @@ class EngineCore:
         validate_every: int = 0,
         grammars: GrammarBuilds | None = None,
         on_condemned: OnCondemned | None = None,
+        forwarder: Forwarder | None = None,
     ) -> None:
+        self._forwarder = forwarder
+        #: What other servers have sent since the last drain.
+        self._deltas: dict[AttemptId, list[Delta]] = {}
         self.core = core
         self.live = live
         self.bus = bus
@@ -154,6 +182,24 @@ class EngineCore:
             return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns, stages=stages)]
 
         self._loop.put(make)
+
+    def answer_went_on(self, name: AttemptId, delta: Delta) -> None:
+        """Queue what another server's answer goes on with. All of one drain is one fact."""
+        if not self._deltas:
+            self._loop.put(self._make_streamed)
+        self._deltas.setdefault(name, []).append(delta)
+
+    def _make_streamed(self, seq: int, ts: int) -> list[Fact]:
+        deltas, self._deltas = self._deltas, {}
+        return [self.live.answers.stream(deltas)]
+
+    def answer_ended(self, name: AttemptId, ended: Ended) -> None:
+        """Queue the end of another server's answer."""
+        self._loop.put(lambda seq, ts: [self.live.answers.end(name, ended)])
+
+    def attempt_failed(self, name: AttemptId, error: BackendError, *, can_continue: bool) -> None:
+        """Queue that an attempt has failed. can_continue: whether another server can go on from what was shown."""
+        self._loop.put(lambda seq, ts: [self.live.answers.fail(name, error, can_continue=can_continue)])
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue what the edge has found in a text; nothing if the request has left."""
@@ -267,6 +313,10 @@ class EngineCore:
             self._ship(decision, body, self.live.launch(decision))
         elif isinstance(decision, Emitted):
             self._outbox += self.live.emit(decision)
+        elif isinstance(decision, Relayed):
+            self._outbox += self.live.relay(decision)
+        elif isinstance(decision, Forwarded | Withdrawn):
+            self._forward(decision)
         elif isinstance(decision, Closing):
             self._outbox.append(self.live.start_closing(decision))
         elif isinstance(decision, Finished):
@@ -274,6 +324,8 @@ class EngineCore:
             self._outbox.append(output)
             if not output.request.num_unfinished:
                 self._leaving[decision.request] = output.request
+            if self._forwarder is not None:
+                self._forwarder.finish(SequenceId(decision.request, decision.index))
             if self._grammars is not None and decision.request not in self.live:
                 self._grammars.forget(decision.request)
         elif isinstance(decision, Admitted):
@@ -283,6 +335,13 @@ class EngineCore:
         elif isinstance(decision, Rejected):
             self.live.reject(decision.request)
             self._resolve(decision.request, decision.reason)
+
+    def _forward(self, decision: Forwarded | Withdrawn) -> None:
+        assert self._forwarder is not None
+        if isinstance(decision, Forwarded):
+            self._forwarder.forward(decision, self.live.answers.begin(decision))
+        else:
+            self._forwarder.withdraw(decision)
 
     def _resolve(self, seq: int, reason: RejectReason | None) -> None:
         """The first member of a group stands for all of it."""

@@ -17,6 +17,7 @@ import structlog
 from msgspec import structs
 
 from eventlm.bus.token_log import PromptTokens
+from eventlm.engine.backends.answers import Answers
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.request import (
     LOGITS_NOT_FINITE,
@@ -30,7 +31,7 @@ from eventlm.engine.request import (
 )
 from eventlm.engine.result_check import ResultMismatchError, check_result, wants_extras
 from eventlm.errors import EventLMError
-from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, StepCompleted
+from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, Relayed, StepCompleted
 from eventlm.grammars import GrammarError
 from eventlm.types import SequenceId
 from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, StepResult, encode
@@ -148,6 +149,8 @@ class LiveRequests:
         #: By replica.
         self._workers: dict[int, _Worker] = {}
         self._completing = _Completing([], [], {})
+        #: Of those that are forwarded to other servers.
+        self.answers = Answers()
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -169,6 +172,7 @@ class LiveRequests:
         request = structs.replace(request, sampling=request.sampling.for_worker(seed))
         live = LiveRequest(seq, request, sink)
         self._requests[seq] = live
+        self.answers.add(seq, request)
         if wants_extras(request):
             self._asking.add(seq)
         number = self._set_numbers.get(request.scheduling.model, 0)
@@ -243,6 +247,7 @@ class LiveRequests:
         self._asking.discard(seq)
         for index in range(live.request.n):
             del self._samples[SequenceId(seq, index)]
+            self.answers.forget(SequenceId(seq, index))
 
     def launch(self, launched: Launched) -> StepPayload:
         """What the worker needs beside the launch: the sequences in it that the worker does not hold."""
@@ -394,6 +399,10 @@ class LiveRequests:
             outputs.append(Output(sample.request, TokensOutput(identity.index, start, produced, logprobs)))
         return outputs
 
+    def relay(self, relayed: Relayed) -> list[Output]:
+        """What other servers have just streamed, except what the core dropped."""
+        return [Output(self._samples[identity].request, output) for identity, output in self.answers.relay(relayed)]
+
     def _prompt_outputs(self, identity: SequenceId, extras: RowExtras) -> list[Output]:
         """Put out what a row says of its prompt; nothing if the client has left."""
         sample = self._samples.get(identity)
@@ -422,11 +431,10 @@ class LiveRequests:
             del self._requests[seq]
             self._asking.discard(seq)
         detail = {"error": live.error_detail, "cancelled": live.cancelled_by}.get(finished.reason, "")
-        return Output(
-            live,
-            FinishedOutput(finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail),
-            ended=identity,
+        output = FinishedOutput(
+            finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail
         )
+        return Output(live, self.answers.finish(identity, output), ended=identity)
 
 
 def _ignore(output: RequestOutput | EventLMError) -> None:

@@ -6,7 +6,7 @@ other that speaks OpenAI's API. `eventlm.gateway` has the clients; the engine kn
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
@@ -17,6 +17,14 @@ from eventlm.events.forwarding import FailureKind
 from eventlm.types import FinishReason
 
 Endpoint = Literal["chat", "completions", "embeddings"]
+
+
+class AttemptId(NamedTuple):
+    """An attempt to have a backend answer one sequence."""
+
+    request: int
+    index: int  # type: ignore[assignment]  # hides tuple.index on purpose
+    attempt: int
 
 
 class ForwardedRequest(Struct, frozen=True, kw_only=True):
@@ -179,7 +187,7 @@ class Backend(Protocol):
         """Whether it can go on from tokens that another backend gave."""
         ...
 
-    def forward(self, attempt: Attempt) -> AsyncIterator[Delta | Ended]:
+    def forward(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
         """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError."""
         ...
 

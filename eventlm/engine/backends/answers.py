@@ -1,0 +1,151 @@
+"""The answers of other servers that are under way: what has been shown of each, as facts and as outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from msgspec import structs
+
+from eventlm.engine.backends.protocol import (
+    AttemptId,
+    BackendError,
+    BackendFailure,
+    Delta,
+    Ended,
+    ForwardedRequest,
+)
+from eventlm.engine.request import FinishedOutput, Request, TextOutput
+from eventlm.events import Forwarded, ForwardEnded, ForwardFailed, Relayed, Streamed
+from eventlm.types import SequenceId
+
+
+class Answer:
+    """The answer for one sequence, by all of its attempts. seed: of the sequence. num_tokens, texts, token_ids: what
+    was shown; token_ids None: a server did not tell all of them. is_plain: whether that is text alone, so that another
+    attempt can go on from it. num_before: tokens before the present attempt. ended: its end, once it has come. failure:
+    of the latest attempt that failed.
+    """
+
+    __slots__ = (
+        "ended", "failure", "is_plain", "num_before", "num_tokens", "request", "seed", "texts", "token_ids",
+    )  # fmt: skip
+
+    def __init__(self, request: ForwardedRequest, seed: int) -> None:
+        self.request = request
+        self.seed = seed
+        self.num_tokens = 0
+        self.num_before = 0
+        self.texts: list[str] = []
+        self.token_ids: list[int] | None = []
+        self.is_plain = True
+        self.ended: Ended | None = None
+        self.failure: BackendFailure | None = None
+
+    def count(self, deltas: Iterable[Delta]) -> int:
+        """Its tokens with these. Not every event of a stream has a token, but what is shown counts as one at least."""
+        return max(self.num_tokens + sum(delta.num_tokens for delta in deltas), 1)
+
+    def show(self, delta: Delta) -> None:
+        """It goes on with this."""
+        self.num_tokens = self.count([delta])
+        self.texts.append(delta.text)
+        if self.token_ids is not None:
+            self.token_ids += delta.token_ids
+            if len(self.token_ids) != self.num_tokens:
+                self.token_ids = None
+        if delta.reasoning or delta.calls or delta.logprobs or delta.embedding:
+            self.is_plain = False
+
+
+class Answers:
+    """All of an engine, by sequence, from their arrival on."""
+
+    def __init__(self) -> None:
+        self._answers: dict[SequenceId, Answer] = {}
+        #: What the rows of the latest `streamed` fact go on with.
+        self._streamed: list[tuple[SequenceId, list[Delta]]] = []
+
+    def add(self, seq: int, request: Request) -> None:
+        """A request has arrived with this number; nothing if it is not forwarded."""
+        if request.forwarded is None:
+            return
+        for index in range(request.n):
+            seed = (request.sampling.noise_seed + index) % 2**63
+            self._answers[SequenceId(seq, index)] = Answer(request.forwarded, seed)
+
+    def forget(self, identity: SequenceId) -> None:
+        """A sequence was not admitted."""
+        self._answers.pop(identity, None)
+
+    def begin(self, forwarded: Forwarded) -> Answer:
+        """An attempt begins, which goes on from what the answer has now."""
+        answer = self._answers[SequenceId(forwarded.request, forwarded.index)]
+        answer.num_before = answer.num_tokens
+        return answer
+
+    def stream(self, deltas: Mapping[AttemptId, list[Delta]]) -> Streamed:
+        """The fact that answers went on. What they bring is kept until the core decides which of them count."""
+        rows = []
+        self._streamed = []
+        for name, added in deltas.items():
+            identity = SequenceId(name.request, name.index)
+            answer = self._answers.get(identity)
+            if answer is not None:
+                rows.append((*name, answer.count(added)))
+                self._streamed.append((identity, added))
+        return Streamed(rows=rows)
+
+    def relay(self, relayed: Relayed) -> list[tuple[SequenceId, TextOutput]]:
+        """What was streamed by attempts that count."""
+        shown = []
+        dropped = set(relayed.dropped)
+        for row, (identity, deltas) in enumerate(self._streamed):
+            answer = self._answers.get(identity)
+            if row in dropped or answer is None:
+                continue
+            for delta in deltas:
+                shown.append((identity, TextOutput(identity.index, answer.num_tokens, delta)))
+                answer.show(delta)
+        self._streamed = []
+        return shown
+
+    def end(self, name: AttemptId, ended: Ended) -> ForwardEnded:
+        """The fact that an answer is complete."""
+        answer = self._answers.get(SequenceId(name.request, name.index))
+        num_tokens = 0
+        if answer is not None:
+            answer.ended = ended
+            num_tokens = max(answer.num_before + ended.usage.completion, answer.num_tokens)
+        return ForwardEnded(
+            request=name.request,
+            index=name.index,
+            attempt=name.attempt,
+            reason=ended.reason,
+            num_tokens=num_tokens,
+            prompt_tokens=ended.usage.prompt,
+            cached_tokens=ended.usage.cached,
+        )
+
+    def fail(self, name: AttemptId, error: BackendError, *, can_continue: bool) -> ForwardFailed:
+        """The fact that an attempt has failed. can_continue: whether another one can go on from plain text."""
+        answer = self._answers.get(SequenceId(name.request, name.index))
+        if answer is not None:
+            answer.failure = error.failure
+        return ForwardFailed(
+            request=name.request,
+            index=name.index,
+            attempt=name.attempt,
+            kind=error.kind,
+            status=error.status,
+            retry_after_ns=error.retry_after_ns,
+            can_continue=can_continue and answer is not None and answer.is_plain,
+        )
+
+    def finish(self, identity: SequenceId, output: FinishedOutput) -> FinishedOutput:
+        """A sequence is over: its last output with what the server said, if it was forwarded."""
+        answer = self._answers.pop(identity, None)
+        if answer is None:
+            return output
+        if answer.ended is not None:
+            return structs.replace(output, usage=answer.ended.usage, stop_reason=answer.ended.stop_reason)
+        return structs.replace(output, failure=answer.failure) if output.reason == "error" else output
