@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from msgspec import structs
 
+from eventlm.bootstrap.backends import AskedSet, backends_setup
 from eventlm.bootstrap.cache_plan import (
     Neighbours,
     check_kv_memory,
@@ -21,7 +23,7 @@ from eventlm.bootstrap.device import OF_GPUS, OF_PROCESSORS, choose_device
 from eventlm.bootstrap.gpus import Gpu
 from eventlm.bootstrap.model_source import ModelSource, find_model
 from eventlm.bootstrap.num_workers import check_room_for_workers, thread_warnings
-from eventlm.bootstrap.option_checks import check_options_of_set, errors_of_set
+from eventlm.bootstrap.option_checks import check_gateway_is_used, check_options_of_set, errors_of_set
 from eventlm.bootstrap.rank_parts import plans_here, rank_memory
 from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
@@ -29,7 +31,7 @@ from eventlm.config.options import options
 from eventlm.config.replicasets import check_sets, configs_of_replicasets, keys_of_further
 from eventlm.config.structs import memory_bytes
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_ranks, worker_setups
+from eventlm.engine.setup import EngineSetup, layout_of, make_setup, num_own_workers, worker_setups
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.models.config import check_runs_on_gpu, resolve_dtype
@@ -73,14 +75,20 @@ class Composition(NamedTuple):
     others: list[ServedText] = []
 
 
-def compose(config: Config, *, tokenizer_folder: str = "", all_sets: bool = False) -> Composition:
+def compose(
+    config: Config,
+    *,
+    tokenizer_folder: str = "",
+    all_sets: bool = False,
+    backends: Mapping[str, AskedSet] = MappingProxyType({}),
+) -> Composition:
     """Find the model, size the cache, resolve the plug-ins. Everything that can be wrong is found before a start.
 
     `tokenizer_folder`, if given, has the tokenizer to be used in place of the model's own, which need not be there.
-    all_sets: of a configuration with several replicasets, make all of them and not the first alone. Raises UsageError,
-    CheckpointError or PullError.
+    all_sets: of a configuration with several replicasets, make all of them and not the first alone. backends: what
+    `ask_backends` has found. Raises UsageError, CheckpointError or PullError.
     """
-    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder, all_sets=all_sets)
+    engine, warnings = compose_engine(config, tokenizer_folder=tokenizer_folder, all_sets=all_sets, backends=backends)
     first, *others = [load_text(setup.model, setup.config.model.model_impl, setup.tokenizer) for setup in engine.setups]
     return Composition(
         engine,
@@ -97,7 +105,11 @@ def compose(config: Config, *, tokenizer_folder: str = "", all_sets: bool = Fals
 
 
 def compose_engine(
-    config: Config, *, tokenizer_folder: str = "", all_sets: bool = False
+    config: Config,
+    *,
+    tokenizer_folder: str = "",
+    all_sets: bool = False,
+    backends: Mapping[str, AskedSet] = MappingProxyType({}),
 ) -> tuple[InferenceEngine, list[str]]:
     """As `compose`, without a tokenizer: an engine that has not been started, and warnings for the user."""
     _check_record(config.record)
@@ -105,34 +117,42 @@ def compose_engine(
     configs = configs_of_replicasets(config)
     if not all_sets:
         configs = dict([next(iter(configs.items()))])
+    check_gateway_is_used(configs.values())
     found = {}
     for name, own in configs.items():
         with errors_of_set(name, is_alone=len(configs) == 1):
-            found[name] = _find_parts(own)
+            if not own.gateway.backend:
+                found[name] = _find_parts(own)
+            elif name not in backends:
+                raise UsageError("--backend is for `eventlm serve`: this command runs its own workers")
     weights = {name: parts.weight_bytes for name, parts in found.items()} if len(found) > 1 else {}
     setups: list[EngineSetup] = []
     warnings: list[str] = []
-    for name, parts in found.items():
-        others = Neighbours(
-            num_replicas=sum(
-                own.scheduler.replicas for each, own in configs.items() if each != name and plans_here(own)
-            ),
-            num_bytes=sum(weights.values()) - weights.get(name, 0),
-            num_pools=sum(num_kv_pools(own) for each, own in configs.items() if each != name),
-        )
-        with errors_of_set(name, is_alone=len(found) == 1):
-            setup, own_warnings = _make_set(parts, tokenizer_folder, others)
-        if len(found) > 1:
+    for name in configs:
+        with errors_of_set(name, is_alone=len(configs) == 1):
+            if name in found:
+                others = [parts.config for each, parts in found.items() if each != name]
+                neighbours = Neighbours(
+                    num_replicas=sum(own.scheduler.replicas for own in others if plans_here(own)),
+                    num_bytes=sum(weights.values()) - weights.get(name, 0),
+                    num_pools=sum(map(num_kv_pools, others)),
+                )
+                setup, own_warnings = _make_set(found[name], tokenizer_folder, neighbours)
+            else:
+                setup, own_warnings = backends_setup(configs[name], backends[name]), backends[name].warnings
+        if len(configs) > 1:
             setup = structs.replace(
                 setup,
                 name=name,
                 first_replica=sum(each.core.num_replicas for each in setups),
-                first_worker=sum(each.core.num_replicas * each.layout.num_ranks for each in setups),
-                num_workers=sum(own.scheduler.replicas * num_ranks(own) for own in configs.values()),
+                first_worker=sum(num_own_workers(each.config) for each in setups),
+                num_workers=sum(map(num_own_workers, configs.values())),
             )
             own_warnings = [f"replicaset {name}: {warning}" for warning in own_warnings]
         setups.append(setup)
-        warnings += [*own_warnings, *_pin_warnings(setup, parts.forward)]
+        warnings += own_warnings
+        if name in found:
+            warnings += _pin_warnings(setup, found[name].forward)
     if len(setups) > 1:
         check_sets({each.name: each.core for each in setups})
         further = keys_of_further([each.config for each in setups])

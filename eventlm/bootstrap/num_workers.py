@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from eventlm.config import Config
 from eventlm.config.core import MAX_RANKS_OF_REPLICA
 from eventlm.engine.plugins.launchers import resolve_launcher
-from eventlm.engine.setup import layout_of, num_ranks
+from eventlm.engine.setup import layout_of, num_own_workers, num_ranks
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
 from eventlm.launchers.process_memory import check_process_memory
@@ -28,8 +28,8 @@ def check_room_for_workers(configs: Sequence[Config]) -> None:
     """Raise UsageError if the memory that is free does not hold the worker processes of all replicasets."""
     num_here: Counter[str] = Counter()
     for config in configs:
-        if resolve_launcher(config.parallel.launcher).is_local:
-            num_here[config.model.model] += config.scheduler.replicas * num_ranks(config)
+        if num_own_workers(config) and resolve_launcher(config.parallel.launcher).is_local:
+            num_here[config.model.model] += num_own_workers(config)
     flags = " or ".join(["--replicas", *_layout_flags(configs)])
     check_process_memory(num_here, f"lower {flags}, or take more hosts with --launcher ray")
 

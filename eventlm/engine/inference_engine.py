@@ -249,7 +249,9 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(self._system.disk, folder)
             await self.object_store.open()
-            predictors = [PredictorSource(setup.config, worker_setups(setup)[0]) for setup in self.setups]
+            predictors = [
+                PredictorSource(setup.config, next(iter(worker_setups(setup)), None)) for setup in self.setups
+            ]
             started = await self._replicas.start(
                 must_measure=[each.must_measure for each in predictors], spawned=spawned, on_progress=on_progress
             )

@@ -16,12 +16,14 @@ from msgspec import UNSET, Struct, structs
 
 from eventlm._version import __version__
 from eventlm.config import Config, CoreConfig, SchedulerConfig
+from eventlm.config.backends import BackendSpec
 from eventlm.config.core import most_blocks
 from eventlm.config.load import config_hash, redacted
 from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.shards import Layout, context_capacity
 from eventlm.core.state.replicaset import Plugins
+from eventlm.engine.backends.protocol import Connect
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
@@ -65,6 +67,9 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     Where the engine has several replicasets, `name` is this one's, `first_replica` and `first_worker` are the numbers
     of its first replica and of its first worker process, and `num_workers` how many processes the engine has; 0: only
     this set's.
+
+    A set of backends has no model, no workers and nothing for them. backends: those at the start, which `connect` makes
+    clients of; the first of its replicas. backends_host: what a header says of them.
     """
 
     config: Config
@@ -83,6 +88,14 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     first_replica: int = 0
     first_worker: int = 0
     num_workers: int = 0
+    backends: list[BackendSpec] = []
+    connect: Connect | None = None
+    backends_host: dict[str, Any] = {}
+
+    @property
+    def forwards(self) -> bool:
+        """Whether its replicas are other servers."""
+        return self.core.forwards is not UNSET
 
     @property
     def layout(self) -> Layout:
@@ -114,6 +127,11 @@ def layout_of(config: Config) -> Layout:
 def num_ranks(config: Config) -> int:
     """Worker processes of each replica."""
     return layout_of(config).num_ranks
+
+
+def num_own_workers(config: Config) -> int:
+    """Worker processes of a replicaset; a set of backends has none."""
+    return 0 if config.gateway.backend else config.scheduler.replicas * num_ranks(config)
 
 
 class StartedSet(NamedTuple):
@@ -278,6 +296,8 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     """The ranks of the first worker of each replica, one replica after the other. Whether they measure is decided
     later.
     """
+    if setup.forwards:
+        return []
     config, core, layout = setup.config, setup.core, setup.layout
     num_own = core.num_replicas * layout.num_ranks
     first, num_workers = setup.first_worker, setup.num_workers or num_own

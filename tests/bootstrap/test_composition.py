@@ -7,8 +7,12 @@ import pytest
 from transformers import Lfm2Config
 
 from eventlm.bootstrap import cache_plan, composition, device
+from eventlm.bootstrap.backends import AskedSet
 from eventlm.bootstrap.composition import compose, compose_engine
+from eventlm.config.backends import BackendSpec
 from eventlm.config.load import load_config
+from eventlm.engine.backends.protocol import Backend, BackendFacts
+from eventlm.engine.backends.setup import FoundBackend
 from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
 from eventlm.kernels.cpu import native
@@ -215,3 +219,36 @@ def test_that_an_old_file_says_what_is_quantized_is_reported(tmp_path: Path) -> 
     (tmp_path / "quantize_config.json").write_text(json.dumps(CASES["gptq"].config))
     edit_json(tmp_path / "config.json", quantization_config=None)
     assert any(told in warning for warning in compose_engine(load_config(None, wish, environment={}))[1])
+
+
+def test_backends_beside_own_workers() -> None:
+    url = "http://127.0.0.1:1"
+    config = load_config(
+        None, {"model": "fake", "replicas": 2, "replicasets": [f"b:backend={url}", "c:model=fake,served_model_name=c"]}
+    )
+    asked = AskedSet([FoundBackend(BackendSpec(url=url), BackendFacts(kind="vllm", models=["m"]))], ["slow"], never)
+    engine, warnings = compose_engine(config, all_sets=True, backends={"b": asked})
+    own, backends, _ = engine.setups
+    assert [(each.name, each.core.models, each.forwards) for each in engine.setups] == [
+        ("main", ["fake"], False),
+        ("b", ["m"], True),
+        ("c", ["c"], False),
+    ]
+    assert [each.first_replica for each in engine.setups] == [0, 2, 2 + backends.core.num_replicas]
+    # Processes are counted without backends.
+    assert [(each.first_worker, each.num_workers) for each in engine.setups] == [(0, 4), (2, 4), (2, 4)]
+    assert [len(worker_setups(each)) for each in engine.setups] == [2, 0, 2]
+    assert "replicaset b: slow" in warnings
+    assert own.config.replicasets["b"]["backend"] == [url]
+
+
+def never(spec: BackendSpec) -> Backend:
+    raise AssertionError("nothing is asked here")
+
+
+def test_only_a_server_has_backends() -> None:
+    config = load_config(None, {"backend": ["http://127.0.0.1:1"]})
+    with pytest.raises(UsageError, match="--backend is for `eventlm serve`: this command runs its own workers"):
+        compose(config)
+    with pytest.raises(UsageError, match="--hedge-ms is for backends, and there is none"):
+        compose(load_config(None, {"model": "fake", "hedge_ms": 5}))

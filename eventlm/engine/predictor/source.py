@@ -16,6 +16,9 @@ from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
 #: `scaled`: the defaults, scaled to the few steps that a warm-up had time for.
 Origin = Literal["config", "cache", "warm-up", "scaled", "default"]
 
+#: Of a backend nothing is known but that prompts take time: 50 us a token.
+BACKEND_COEFFICIENTS = (0, 50_000_000, 0, 0, 0)
+
 #: The built-in policies and batchers that do not use them.
 _WITHOUT_TIMES = ("fcfs", "lpm", "fixed")
 
@@ -25,14 +28,18 @@ log = structlog.get_logger("eventlm.predictor")
 class PredictorSource:
     """Used twice in a start: before it, for whether a worker must measure; after it, for the coefficients.
 
-    `worker` is the setup of the worker that would measure. Raises CheckpointError.
+    `worker` is the setup of the worker that would measure; None: of backends, which are not measured. Raises
+    CheckpointError.
     """
 
-    def __init__(self, config: Config, worker: WorkerSetup) -> None:
+    def __init__(self, config: Config, worker: WorkerSetup | None) -> None:
         self._config = config
         self.origin: Origin = "config"
         self._known = config.scheduler.predictor
         self._cache: PredictorCache | None = None
+        if worker is None:
+            self.origin, self._known = "default", list(BACKEND_COEFFICIENTS)
+            return
         # The fake model has a formula instead of measurements.
         if not self._known and config.scheduler.predictor_cache and worker.model != FAKE_MODEL:
             self._cache = predictor_cache(worker)

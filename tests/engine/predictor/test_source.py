@@ -180,3 +180,9 @@ async def test_a_new_measurement_is_only_made_by_the_first_replica(monkeypatch: 
     async with running(replicas=2, predictor=CHOSEN):
         pass
     assert asked == [(0, True), (1, False), (0, False), (1, False)]
+
+
+def test_backends_are_not_measured() -> None:
+    known = PredictorSource(Config(), None)
+    assert not known.must_measure
+    assert (known.coefficients([]), known.origin) == ([0, 50_000_000, 0, 0, 0], "default")

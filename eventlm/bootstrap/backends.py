@@ -1,0 +1,195 @@
+"""Asks the backends of a configuration what they are, before an engine is made of them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from eventlm.bootstrap.model_source import find_tokenizer_folder
+from eventlm.bootstrap.option_checks import check_options_of_set, errors_of_set
+from eventlm.config import Config, ServerConfig
+from eventlm.config.backends import BackendSpec, DnsBackends, FileBackends, parse_backend, read_backends_file
+from eventlm.config.core import MAX_REPLICAS
+from eventlm.config.replicasets import configs_of_replicasets
+from eventlm.engine.backends.protocol import BackendError, BackendFacts, Connect
+from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
+from eventlm.engine.setup import EngineSetup
+from eventlm.errors import UsageError
+from eventlm.worker.protocol import FAKE_MODEL
+
+#: How long a backend may take for its answers at a start.
+ASK_SECONDS = 5.0
+#: Shown of the backends that are wrong.
+_MAX_SHOWN = 8
+
+
+class AskedSet(NamedTuple):
+    """The backends of a replicaset, and why some of them do not answer."""
+
+    found: list[FoundBackend]
+    warnings: list[str]
+    connect: Connect
+
+
+async def ask_backends(config: Config, connect: Connect, *, seconds: float = ASK_SECONDS) -> dict[str, AskedSet]:
+    """Ask all backends of all replicasets at the same time; returns the sets that have any, by name.
+
+    seconds: how long each may take. Raises UsageError if the options of a set are wrong, if no backend of a set
+    answers, or if one answers in a way that waiting does not change.
+    """
+    sets = configs_of_replicasets(config)
+    with_backends = {name: own for name, own in sets.items() if own.gateway.backend}
+    asked = await asyncio.gather(
+        *(_ask_set(name, own, connect, seconds, is_alone=len(sets) == 1) for name, own in with_backends.items())
+    )
+    return dict(zip(with_backends, asked, strict=True))
+
+
+def backends_setup(config: Config, asked: AskedSet) -> EngineSetup:
+    """The setup of a replicaset of backends. Raises UsageError for backends that do not belong together, a
+    tokenizer that is not there and whatever `make_backends_setup` raises, CheckpointError and PullError.
+    """
+    answers = [(each.spec, each.facts) for each in asked.found if each.facts is not None]
+    for spec, facts in answers:
+        if 0 < facts.max_model_len < config.model.max_model_len:
+            raise UsageError(
+                f"--max-model-len {config.model.max_model_len}: {spec.url} takes contexts of up to "
+                f"{facts.max_model_len} tokens; lower it"
+            )
+    tokenizer = config.gateway.tokenizer
+    return make_backends_setup(
+        config,
+        asked.found,
+        model_name=config.model.served_model_name or _common_name(answers),
+        connect=asked.connect,
+        tokenizer=tokenizer and str(find_tokenizer_folder(tokenizer) or FAKE_MODEL),
+    )
+
+
+async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, *, is_alone: bool) -> AskedSet:
+    with errors_of_set(name, is_alone=is_alone):
+        check_options_of_set(config)
+        specs = await _find_specs(config)
+        answers = await asyncio.gather(*(_ask(spec, connect, seconds) for spec in specs))
+        problems = [_problem(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
+        for problem, answer in zip(problems, answers, strict=True):
+            if isinstance(answer, BackendError) and _is_lasting(answer):
+                raise UsageError(problem)
+        if all(problems):
+            shown = "; ".join(problems[:_MAX_SHOWN])
+            more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
+            raise UsageError(f"no backend answers: {shown}{more}" if problems else "--backend: there is no backend")
+        found = [
+            FoundBackend(spec, answer if isinstance(answer, BackendFacts) else None)
+            for spec, answer in zip(specs, answers, strict=True)
+        ]
+        return AskedSet(found, [f"{problem}; it is tried again" for problem in problems if problem], connect)
+
+
+async def _find_specs(config: Config) -> list[BackendSpec]:
+    """The backends that the specs of a set stand for, each once."""
+    found: dict[str, BackendSpec] = {}
+    for text in config.gateway.backend:
+        match parse_backend(text):
+            case DnsBackends() as name:
+                addresses = await _addresses(name.host)
+                if not addresses:
+                    raise UsageError(f"--backend dns:{name.host}:{name.port}: the name {name.host} is not known")
+                specs = [name.at(address) for address in addresses]
+            case FileBackends() as file:
+                specs = read_backends_file(file)
+            case BackendSpec() as spec:
+                specs = [spec]
+        for spec in specs:
+            if await _is_own_address(spec.url, config.server):
+                raise UsageError(f"--backend {spec.url} is the address of this server itself; leave it out")
+            found.setdefault(spec.url, spec)
+    limit = config.gateway.max_backends or MAX_REPLICAS
+    if len(found) > limit:
+        raise UsageError(f"--backend: there are {len(found):,} backends, and there may be {limit:,} (--max-backends)")
+    return list(found.values())
+
+
+async def _ask(spec: BackendSpec, connect: Connect, seconds: float) -> BackendFacts | BackendError:
+    client = connect(spec)
+    try:
+        async with asyncio.timeout(seconds):
+            return await client.ask()
+    except TimeoutError:
+        return BackendError(f"{spec.url} did not answer within {seconds:g} s", "timeout")
+    except BackendError as error:
+        return error
+    finally:
+        await client.close()
+
+
+def _problem(spec: BackendSpec, answer: BackendFacts | BackendError) -> str:
+    """Empty if there is none."""
+    if isinstance(answer, BackendFacts):
+        return ""
+    text = str(answer).rstrip(".")
+    return text if spec.url in text else f"{spec.url}: {text}"
+
+
+def _is_lasting(error: BackendError) -> bool:
+    """Whether an operator has to change something: a key, a certificate, or what is asked."""
+    return (
+        error.status in (401, 403)
+        or error.kind in ("refused", "protocol")
+        or isinstance(error.__cause__, ssl.SSLError | ssl.CertificateError)
+    )
+
+
+def _common_name(answers: Sequence[tuple[BackendSpec, BackendFacts]]) -> str:
+    """What all call the model. Raises UsageError if they have no name in common, unless each was given one."""
+    if all(spec.model for spec, _ in answers):
+        return answers[0][0].model
+    names: Mapping[str, list[str]] = {
+        spec.url: [spec.model] if spec.model else facts.models for spec, facts in answers if spec.model or facts.models
+    }
+    if not names:
+        raise UsageError("no backend says what its model is called; give --served-model-name")
+    first, *others = names.items()
+    common = first[1]
+    for url, own in others:
+        if not set(common) & set(own):
+            raise UsageError(
+                f"{first[0]} serves {', '.join(common)} and {url} {', '.join(own)}, and requests go by one name: if "
+                "they are one model, put model=NAME behind each URL, else make them two replicasets"
+            )
+        common = [name for name in common if name in own]
+    return common[0]
+
+
+async def _is_own_address(url: str, server: ServerConfig) -> bool:
+    """Whether this server will listen there."""
+    parts = urlsplit(url)
+    if server.port != (parts.port or {"http": 80, "https": 443}[parts.scheme]):
+        return False
+    addresses = await _addresses(parts.hostname or "")
+    if server.host in ("", "0.0.0.0", "::"):
+        return any(map(_is_of_this_host, addresses))
+    return bool(set(addresses) & set(await _addresses(server.host)))
+
+
+async def _addresses(host: str) -> list[str]:
+    """Those of a name or an address, in order; none if it is not known."""
+    try:
+        infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(info[4][0]) for info in infos})
+
+
+def _is_of_this_host(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
