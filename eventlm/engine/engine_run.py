@@ -22,7 +22,7 @@ from eventlm.core.predictor import Predictor
 from eventlm.core.state.replicaset import SetParts
 from eventlm.engine.block_names import BlockNames
 from eventlm.engine.core_loop import RunClock
-from eventlm.engine.engine_core import EngineCore, OnBroken, OnCondemned, Ship
+from eventlm.engine.engine_core import EngineCore, Forwarder, OnBroken, OnCondemned, Ship
 from eventlm.engine.live_requests import LiveRequests, ServedModel
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
@@ -56,6 +56,7 @@ class RunParts(NamedTuple):
     scheduling_time: Histogram
     system: System
     on_condemned: OnCondemned
+    forwarder: Forwarder | None = None
 
 
 class ReadySet(NamedTuple):
@@ -193,6 +194,7 @@ def _begin(
             validate_every=record.validate_every,
             grammars=parts.grammars,
             on_condemned=parts.on_condemned,
+            forwarder=parts.forwarder,
         )
     except BaseException:
         if recorder is not None:

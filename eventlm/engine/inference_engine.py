@@ -16,6 +16,8 @@ import structlog
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
+from eventlm.engine.backends.forwarder import HttpForwarder
+from eventlm.engine.backends.protocol import AttemptId, BackendError, Delta, Ended
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, ReadySet, RunParts
@@ -105,6 +107,7 @@ class InferenceEngine:
         #: What is kept between requests.
         self.objects = Objects(self.object_store.carry_out)
         self._replicas = Replicas(system, self.setups, self, self._replica_dead)
+        self._backends = HttpForwarder(self.setups, self)
         #: Grammars of live requests. The replicas report their workers to it.
         self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
         self._limiter = RateLimiter()
@@ -153,9 +156,13 @@ class InferenceEngine:
     def models(self) -> dict[str, ModelState]:
         """Each model that requests may name."""
         return {
-            name: ModelState(self.setups[number].core.max_model_len, self._replicas.set_has_worker(number))
+            name: ModelState(self.setups[number].core.max_model_len, self._set_has_worker(number))
             for name, number in self._set_numbers.items()
         }
+
+    def _set_has_worker(self, number: int) -> bool:
+        backends = self._backends.sets.get(number)
+        return self._replicas.set_has_worker(number) if backends is None else backends.is_up
 
     def _number_of(self, group: Sequence[Request]) -> int:
         """The replicaset of a group: that of its model, else the first. Raises EngineUnavailableError if it has no
@@ -173,8 +180,8 @@ class InferenceEngine:
 
     @property
     def has_worker(self) -> bool:
-        """Whether any replica has a worker. Without one, requests wait for the next."""
-        return self._replicas.has_worker
+        """Whether any replica has a worker, or is another server that is up. Without one, requests wait."""
+        return self._replicas.has_worker or self._backends.is_up
 
     @property
     def num_waiting_for_room(self) -> int:
@@ -256,6 +263,7 @@ class InferenceEngine:
                 must_measure=[each.must_measure for each in predictors], spawned=spawned, on_progress=on_progress
             )
             self.setups = [setup for setup, _ in started]
+            await self._backends.start()
             parts = RunParts(
                 clock=self._clock,
                 ship=self._replicas.ship,
@@ -267,6 +275,7 @@ class InferenceEngine:
                 scheduling_time=self._scheduling_time,
                 system=self._system,
                 on_condemned=self._replicas.request_condemned,
+                forwarder=self._backends if self._backends.sets else None,
             )
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
@@ -277,8 +286,10 @@ class InferenceEngine:
         except BaseException:
             self.state = "dead"
             await self._replicas.stop()
+            await self._backends.stop()
             raise
         self._replicas.run()
+        self._backends.run()
         self._export_spans()
         self._drain()
         self.state = "ready"
@@ -444,6 +455,28 @@ class InferenceEngine:
         )
         self._wake()
 
+    def answer_went_on(self, name: AttemptId, delta: Delta) -> None:
+        """As BackendOwner.answer_went_on; nothing once the engine has stopped, here and below."""
+        if self._engine_core is not None:
+            self._engine_core.answer_went_on(name, delta)
+            self._wake()
+
+    def answer_ended(self, name: AttemptId, ended: Ended) -> None:
+        """As BackendOwner.answer_ended."""
+        if self._engine_core is not None:
+            self._engine_core.answer_ended(name, ended)
+            self._wake()
+
+    def attempt_failed(self, name: AttemptId, error: BackendError) -> None:
+        """As BackendOwner.attempt_failed."""
+        if self._engine_core is not None:
+            self._engine_core.attempt_failed(name, error, can_continue=self._backends.can_continue(name))
+            self._wake()
+
+    def backends_changed(self) -> None:
+        """As BackendOwner.backends_changed."""
+        self._tell_state()
+
     def _on_run_axis(self, time_ns: int) -> int:
         return max(time_ns - self.origin_ns, 0)
 
@@ -460,6 +493,7 @@ class InferenceEngine:
                 self.cancel(request, AT_SHUTDOWN)
             self._drain()
         await self._replicas.stop()
+        await self._backends.stop()
         await self.object_store.close()
         engine_core, self._engine_core = self._engine_core, None
         if engine_core is None:

@@ -117,6 +117,11 @@ class BackendController:
         elif not self.problem:
             self._put_up()
 
+    async def answered(self) -> None:
+        """Wait until it has no requests."""
+        while self._attempts:
+            await asyncio.wait([*self._attempts.values()])
+
     async def stop(self) -> None:
         """End all requests and the probes."""
         tasks = [*self._attempts.values(), *([self._task] if self._task is not None else [])]

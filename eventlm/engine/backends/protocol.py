@@ -149,8 +149,8 @@ class BackendLoad(Struct, frozen=True):
 
 class Attempt(Struct, frozen=True, kw_only=True):
     """One request for one choice. request_id: sent as `x-request-id`. first_seconds: longest silence before the first
-    delta, silence_seconds: after it. text, token_ids: output that was shown already, which the answer goes on from;
-    only for a backend that can.
+    delta, silence_seconds: after it. text, token_ids, num_tokens: output that was shown already, which the answer goes
+    on from; only for a backend that can. token_ids: if the prompt is token ids.
     """
 
     request: ForwardedRequest
@@ -160,6 +160,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
     silence_seconds: float
     text: str = ""
     token_ids: list[int] = []
+    num_tokens: int = 0
 
 
 class Backend(Protocol):

@@ -49,12 +49,14 @@ class Replicas:
             )
             for number, setup in enumerate(setups)
         ]
-        self._all = [replica for replicas in self._sets for replica in replicas]
+        self._all = {replica.index: replica for replicas in self._sets for replica in replicas}
+        self._num_replicas = sum(self.num_live)
 
     @staticmethod
     def _controllers(
         system: System, setup: EngineSetup, engine: ReplicaOwner, on_dead: Callable[[str], None], *, model: str
     ) -> list[ReplicaController]:
+        # Other servers have no worker here.
         workers, num_ranks = worker_setups(setup), setup.layout.num_ranks
         return [
             ReplicaController(
@@ -86,12 +88,12 @@ class Replicas:
     @property
     def rank_pids(self) -> list[list[int]]:
         """Process ids of the ranks of each replica; none for one without a worker."""
-        return [replica.rank_pids for replica in self._all]
+        return [self._all[index].rank_pids if index in self._all else [] for index in range(self._num_replicas)]
 
     @property
     def has_worker(self) -> bool:
         """Whether any replica has a worker that takes steps."""
-        return any(replica.is_up for replica in self._all)
+        return any(replica.is_up for replica in self._all.values())
 
     def set_has_worker(self, number: int) -> bool:
         """The same of a replicaset."""
@@ -100,7 +102,7 @@ class Replicas:
     @property
     def num_waiting_for_room(self) -> int:
         """Replicas without a worker that wait until there is room for one."""
-        return sum(replica.waits_for_room for replica in self._all)
+        return sum(replica.waits_for_room for replica in self._all.values())
 
     async def start(
         self,
@@ -117,13 +119,17 @@ class Replicas:
         Raises what keeps a worker from starting, and UsageError as `with_blocks` does.
         """
         # All of a set are alike, so only its first measures.
-        measuring = {replicas[0].index for replicas, must in zip(self._sets, must_measure, strict=True) if must}
+        measuring = {each[0].index for each, must in zip(self._sets, must_measure, strict=True) if each and must}
         starts = (self._start_in_turns(group, measuring, spawned, on_progress) for group in self._groups())
         started = await asyncio.gather(*starts)
         ready = dict(pair for group in started for pair in group)
-        for number, replicas in enumerate(self._sets):
-            self._setups[number] = _sized(self._setups[number], [ready[each.index].num_blocks for each in replicas])
-        firsts = [ready[replicas[0].index] for replicas in self._sets]
+        firsts = []
+        for number, (setup, replicas) in enumerate(zip(self._setups, self._sets, strict=True)):
+            if setup.forwards:
+                firsts.append(WorkerReady(epoch=0, pid=0, host=setup.backends_host))
+                continue
+            self._setups[number] = _sized(setup, [ready[each.index].num_blocks for each in replicas])
+            firsts.append(ready[replicas[0].index])
         return list(zip(self._setups, firsts, strict=True))
 
     def _groups(self) -> list[list[ReplicaController]]:
@@ -169,7 +175,7 @@ class Replicas:
     async def stop(self) -> None:
         """End the workers."""
         try:
-            await asyncio.gather(*(replica.stop() for replica in self._all))
+            await asyncio.gather(*(replica.stop() for replica in self._all.values()))
         finally:
             await asyncio.gather(*(setup.launcher.close() for setup in self._setups))
 
@@ -180,7 +186,7 @@ class Replicas:
     def request_condemned(self, request: int) -> None:
         """A request has ended because it killed its workers. Their restarts do not count against the budgets."""
         log.error("a request has ended because it killed every worker that computed it", request=request)
-        for replica in self._all:
+        for replica in self._all.values():
             replica.forgive()
 
     def prepare_grammar(self, replica: int, message: PrepareGrammar) -> None:

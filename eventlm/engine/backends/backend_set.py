@@ -1,0 +1,189 @@
+"""All backends of a replicaset: the replicas that they are, which come and go while the engine runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import structlog
+
+from eventlm.config.backends import BackendSpec
+from eventlm.config.structs import GatewayConfig
+from eventlm.engine.backends.answers import Answer
+from eventlm.engine.backends.controller import BackendController, BackendOwner, Probing
+from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, Connect
+from eventlm.engine.setup import EngineSetup
+from eventlm.errors import UsageError
+
+log = structlog.get_logger("eventlm.backend")
+
+
+class BackendStatus(NamedTuple):
+    """One backend as operators see it. problem: why it is down."""
+
+    name: str
+    replica: int
+    kind: str
+    is_up: bool
+    is_drained: bool
+    num_attempts: int
+    problem: str
+
+
+class BackendSet:
+    """The backends of one replicaset. Each takes a free replica; a removed one leaves it once it has no requests."""
+
+    def __init__(self, setup: EngineSetup, owner: BackendOwner, *, model: str = "") -> None:
+        assert setup.connect is not None
+        self._connect: Connect = setup.connect
+        self._config: GatewayConfig = setup.config.gateway
+        self._owner = owner
+        self._model = model
+        self._probing = Probing(self._config.probe_interval_ms / 1000, self._config.max_failures)
+        self._free = [*range(setup.first_replica, setup.first_replica + setup.core.num_replicas)]
+        #: Of replicas that no backend is, the epoch of the last one that was.
+        self._epochs: dict[int, int] = {}
+        self._controllers: dict[int, BackendController] = {}
+        self._removing: set[asyncio.Task[None]] = set()
+        self._is_running = False
+        for spec in setup.backends:
+            self._place(spec)
+
+    @property
+    def is_up(self) -> bool:
+        """Whether any of them takes requests."""
+        return any(each.is_up for each in self._controllers.values())
+
+    @property
+    def specs(self) -> list[BackendSpec]:
+        """How to reach each."""
+        return [each.backend.spec for each in self._controllers.values()]
+
+    def status(self) -> list[BackendStatus]:
+        """Of each, in the order of their replicas."""
+        return [
+            BackendStatus(
+                each.name, index, each.backend.facts.kind, each.is_up, each.is_drained, each.num_attempts, each.problem
+            )
+            for index, each in sorted(self._controllers.items())
+        ]
+
+    async def start(self) -> None:
+        """Ask all of them. Those that do not answer are down and asked again while the engine runs."""
+        await asyncio.gather(*(each.ask() for each in self._controllers.values()))
+
+    def run(self) -> None:
+        """The run has begun: send requests."""
+        self._is_running = True
+        for each in self._controllers.values():
+            each.run()
+
+    async def stop(self) -> None:
+        """End all requests and connections."""
+        for task in self._removing:
+            task.cancel()
+        await asyncio.gather(*self._removing, return_exceptions=True)
+        await asyncio.gather(*(each.stop() for each in self._controllers.values()))
+
+    def forward(self, replica: int, name: AttemptId, answer: Answer) -> None:
+        """Send a request to a backend."""
+        attempt = Attempt(
+            request=answer.request,
+            seed=answer.seed,
+            request_id=f"eventlm-{name.request}.{name.index}.{name.attempt}",
+            first_seconds=self._config.first_token_timeout_seconds,
+            silence_seconds=self._config.silence_timeout_seconds,
+            text="".join(answer.texts),
+            token_ids=answer.token_ids or [],
+            num_tokens=answer.num_tokens,
+        )
+        controller = self._controllers[replica]
+        if answer.num_tokens and not controller.backend.can_continue(answer.request):
+            told = "the backend that had begun this answer failed, and no other one can go on from there"
+            self._owner.attempt_failed(name, BackendError(told, "refused"))
+            return
+        controller.forward(name, attempt)
+
+    def end(self, replica: int, name: AttemptId) -> None:
+        """End a request there; nothing if it is over."""
+        if replica in self._controllers:
+            self._controllers[replica].end(name)
+
+    def can_continue(self, answer: Answer) -> bool:
+        """Whether some backend that takes requests can go on from what was shown of an answer."""
+        return any(each.is_up and each.backend.can_continue(answer.request) for each in self._controllers.values())
+
+    async def add(self, spec: BackendSpec) -> None:
+        """Take in a backend while the engine runs. Raises UsageError if it is there, or there is no room."""
+        controller = self._place(spec)
+        await controller.ask()
+        if self._controllers.get(controller.index) is controller:
+            controller.run()
+
+    def drain(self, name: str, *, drains: bool) -> None:
+        """Let a backend get no more requests, or again. Raises UsageError if there is none of this name."""
+        self._find(name).drain(drains=drains)
+
+    def remove(self, name: str) -> None:
+        """Let a backend go once it has answered what it has. Raises UsageError if there is none of this name."""
+        controller = self._find(name)
+        controller.drain(drains=True, reason="removed")
+        task = asyncio.create_task(self._leave(controller), name=f"removal of {name}")
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+    async def follow(self, specs: Iterable[BackendSpec], known: Iterable[BackendSpec]) -> list[BackendSpec]:
+        """Take in those of a list that are new, and remove those that were `known` from it and are not there any more.
+        Returns those that it has now.
+        """
+        wanted = {spec.name: spec for spec in specs}
+        before = {spec.name: spec for spec in known}
+        present = {spec.name for spec in self.specs}
+        for name in before.keys() - wanted.keys():
+            if name in present:
+                self.remove(name)
+        kept = []
+        for name, spec in wanted.items():
+            if name in before or name in present:
+                kept.append(spec)
+                continue
+            try:
+                await self.add(spec)
+                kept.append(spec)
+            except UsageError as error:
+                log.warning("a backend could not be added", backend=name, reason=str(error))
+        return kept
+
+    def _place(self, spec: BackendSpec) -> BackendController:
+        if any(each.name == spec.name for each in self._controllers.values()):
+            raise UsageError(f"the backend {spec.name} is there already")
+        if not self._free:
+            raise UsageError(
+                f"the backend {spec.name} has no room: there are {len(self._controllers)}; raise --max-backends"
+            )
+        index = self._free.pop(0)
+        controller = self._controllers[index] = BackendController(
+            index,
+            self._connect(spec),
+            self._owner,
+            self._probing,
+            model=self._model,
+            epoch=self._epochs.get(index, 0),
+        )
+        return controller
+
+    def _find(self, name: str) -> BackendController:
+        for each in self._controllers.values():
+            if each.name == name:
+                return each
+        known = ", ".join(each.name for each in self._controllers.values())
+        raise UsageError(f"there is no backend {name!r}; there are {known or 'none'}")
+
+    async def _leave(self, controller: BackendController) -> None:
+        await controller.answered()
+        await controller.stop()
+        del self._controllers[controller.index]
+        self._epochs[controller.index] = controller.epoch
+        # The one that was free longest goes first, so that a plot can tell them apart.
+        self._free.append(controller.index)
