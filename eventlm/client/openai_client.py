@@ -19,8 +19,9 @@ import aiohttp
 import msgspec
 from msgspec import Struct
 
+from eventlm.client.chunks import DONE, decode_chunk
 from eventlm.client.errors import ClientError, from_status, from_transport, message_of, server_message
-from eventlm.client.sse import SseDecoder, StreamDelta, TokenUsage
+from eventlm.client.sse import SseDecoder, StreamDelta
 from eventlm.errors import UsageError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -29,26 +30,6 @@ _KEEPALIVE_SECONDS = 4.0
 #: How long a connection may stay open after `[DONE]` before it is given up.
 _DONE_PATIENCE_SECONDS = 1.0
 _READ_BYTES = 256 * 1024
-_DONE = b"[DONE]"
-
-
-class _Delta(Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class _Choice(Struct):
-    index: int = 0
-    text: str | None = None
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-
-class _Chunk(Struct):
-    choices: list[_Choice] | None = None
-    usage: TokenUsage | None = None
-    error: Any = None
 
 
 class _Model(Struct):
@@ -57,9 +38,6 @@ class _Model(Struct):
 
 class _ModelList(Struct):
     data: list[_Model]
-
-
-_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class OpenAIClient:
@@ -128,7 +106,7 @@ class OpenAIClient:
             finished = begun = False
             async for events, received_ns in _reads(response):
                 for event in events:
-                    if event == _DONE:
+                    if event == DONE:
                         await _read_to_end(response)
                         if not begun:
                             # What a proxy makes of a failure.
@@ -171,7 +149,7 @@ class OpenAIClient:
     def _deltas(self, path: str, event: bytes, received_ns: int) -> list[StreamDelta]:
         """What one event's data says. Raises ClientError for an error and for what is no chunk."""
         try:
-            chunk = _decode_chunk(event)
+            chunk = decode_chunk(event)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ClientError(f"{self.url}{path} sent an event that is no chunk: {error}", "protocol") from error
         if chunk.error is not None:

@@ -15,12 +15,26 @@ from msgspec import Struct
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
+class PromptDetails(Struct, frozen=True):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int | None = None
+
+
+class CompletionDetails(Struct, frozen=True):
+    """Of the output's tokens."""
+
+    reasoning_tokens: int | None = None
+
+
 class TokenUsage(Struct, frozen=True):
     """Token counts as the server reports them; None where it leaves one out."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     total_tokens: int | None = None
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
 
 
 class StreamDelta(NamedTuple):

@@ -50,8 +50,8 @@ class Delta(Struct, frozen=True, array_like=True):
     """What a backend's answer goes on with.
 
     num_tokens: output tokens with this, as the backend counts them, else one for each chunk. token_ids: those of this
-    delta, where the backend tells them. logprobs: JSON list of what OpenAI's API has for each token; empty if none was
-    asked for. embedding: little-endian float32.
+    delta, where the backend tells them. logprobs: JSON, empty if none was asked for: a list with what OpenAI's chats
+    have for each token, or the object that its completions have. embedding: little-endian float32.
     """
 
     text: str = ""

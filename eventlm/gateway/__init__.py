@@ -1,0 +1,1 @@
+"""Clients of other servers, whose answers the engine takes for those of a replica."""

@@ -1,0 +1,310 @@
+"""The client of one backend, over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import ssl
+import sys
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+from msgspec import Struct, structs
+
+from eventlm.client.openai_client import base_url
+from eventlm.client.sse import TokenUsage
+from eventlm.config.backends import BackendSpec
+from eventlm.engine.backends.protocol import (
+    Attempt,
+    BackendError,
+    BackendFacts,
+    BackendLoad,
+    Delta,
+    Ended,
+    Endpoint,
+    ForwardedRequest,
+    Usage,
+)
+from eventlm.errors import UsageError
+from eventlm.gateway import continuation, discovery
+from eventlm.gateway.answers import AnswerReader
+from eventlm.gateway.failures import from_event, from_status, from_transport
+from eventlm.gateway.load import parse_load
+
+_PATHS: dict[Endpoint, str] = {
+    "chat": "/chat/completions",
+    "completions": "/completions",
+    "embeddings": "/embeddings",
+}
+#: For a connection, and for each page that is not an answer to a request.
+_CONNECT_SECONDS, _PAGE_SECONDS = 5.0, 5.0
+#: Below the 5 s after which uvicorn and llama.cpp close an idle connection: a request must not meet that.
+_KEEPALIVE_SECONDS = 4.0
+#: How long a connection may stay open after an answer before it is given up.
+_END_PATIENCE_SECONDS = 1.0
+_READ_BYTES = 256 * 1024
+#: Kinds without metrics of a known form.
+_WITHOUT_METRICS = ("openai", "ollama")
+
+
+class _Embedding(Struct, frozen=True):
+    embedding: str | list[float]
+
+
+class _ErrorReply(Struct, frozen=True):
+    error: Any
+
+
+class _EmbeddingList(Struct, frozen=True):
+    data: list[_Embedding]
+    usage: TokenUsage | None = None
+
+
+class HttpBackend:
+    """A client of the backend at `spec.url`, in whose event loop it is made. Ask it before the first request.
+
+    Raises UsageError for an address or a certificate's file that cannot be used.
+    """
+
+    def __init__(self, spec: BackendSpec) -> None:
+        api = base_url(spec.url)
+        parts = urlsplit(api)
+        if parts.username is not None or parts.password is not None:
+            raise UsageError(
+                f"{parts.hostname}: a backend's address has no user or password; give its key with key=KEY"
+            )
+        self._api, self._root = api, api.rpartition("/")[0]
+        self._spec = structs.replace(spec, url=self._root)
+        self._facts = BackendFacts(kind=spec.kind or "openai")
+        self._model = spec.model
+        self._ssl = _tls(spec) if parts.scheme == "https" else True
+        #: Does not count the connections, since the core counts requests.
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
+        headers = {"Accept-Encoding": "identity"}
+        if spec.key:
+            headers["Authorization"] = f"Bearer {spec.key}"
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            read_bufsize=_READ_BYTES,
+            trace_configs=[tracing],
+        )
+
+    @property
+    def spec(self) -> BackendSpec:
+        """How to reach it; `url` is its root."""
+        return self._spec
+
+    @property
+    def facts(self) -> BackendFacts:
+        """As it said when it was asked last."""
+        return self._facts
+
+    async def ask(self) -> BackendFacts:
+        """Ask for its kind, models and limits. Raises BackendError."""
+        found = await discovery.ask(self._spec, self._get)
+        self._facts, self._model = found.facts, found.model
+        return self._facts
+
+    async def read_load(self) -> BackendLoad | None:
+        """Its metrics of now; None if it has none. Raises BackendError."""
+        if self._facts.kind in _WITHOUT_METRICS:
+            return None
+        try:
+            return parse_load(await self._get("/metrics"))
+        except BackendError as error:
+            # A server without metrics says so in one way or another.
+            if 400 <= error.status < 500 or error.status == 501:
+                return None
+            raise
+
+    def can_continue(self, request: ForwardedRequest) -> bool:
+        """Whether it can go on from tokens that another backend gave."""
+        return continuation.can_continue(self._facts.kind, request)
+
+    def forward(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+        """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError.
+
+        The connection is kept for another request if the iterator is read to its end.
+        """
+        is_embedding = attempt.request.endpoint == "embeddings"
+        return self._embed(attempt) if is_embedding else self._generate(attempt)
+
+    async def close(self) -> None:
+        """End its connections."""
+        await self._session.close()
+
+    async def _get(self, path: str) -> bytes:
+        """A page below the root. Raises BackendError."""
+        url = (self._api if path.startswith("/v1/") else self._root) + path.removeprefix("/v1")
+        deadline = _deadline(_PAGE_SECONDS)
+        async with self._reply("GET", url, deadline, _PAGE_SECONDS) as response, asyncio.timeout_at(deadline):
+            return await response.read()
+
+    async def _generate(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+        url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
+        async with self._posted(url, self._body(attempt), attempt, deadline) as response:
+            if response.content_type in ("application/json", "text/html"):
+                raise self._no_answer(url, await response.read(), "with a stream of events")
+            reader = AnswerReader(url, key=self._spec.key)
+            seconds, is_begun = attempt.first_seconds, False
+            while not reader.is_over:
+                num_chunks = reader.num_chunks
+                try:
+                    async with asyncio.timeout_at(deadline):
+                        data = await response.content.readany()
+                except TimeoutError as error:
+                    raise from_transport(url, error, seconds=seconds) from error
+                delta = reader.feed(data) if data else reader.finish()
+                if delta is not None:
+                    seconds, is_begun = attempt.silence_seconds, True
+                    yield delta
+                # Comments, which keep a connection open, and the opening of a chat are no output.
+                if is_begun and reader.num_chunks > num_chunks:
+                    deadline = _deadline(seconds)
+            yield reader.end()
+            await _read_to_end(response)
+
+    async def _embed(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+        url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
+        async with self._posted(url, self._embedding_body(attempt), attempt, deadline) as response:
+            async with asyncio.timeout_at(deadline):
+                body = await response.read()
+        delta, ended = self._embedding(url, body)
+        yield delta
+        yield ended
+
+    def _url(self, attempt: Attempt) -> str:
+        return self._api + _PATHS[attempt.request.endpoint]
+
+    def _posted(
+        self, url: str, body: bytes, attempt: Attempt, deadline: float
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        headers = {"Content-Type": "application/json", "x-request-id": attempt.request_id}
+        return self._reply("POST", url, deadline, attempt.first_seconds, data=body, headers=headers)
+
+    @asynccontextmanager
+    async def _reply(
+        self, method: str, url: str, deadline: float, seconds: float, **content: Any
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """A reply with status 200. Its connection is closed unless the reply was read to the end.
+
+        Raises BackendError, also for what aiohttp raises meanwhile. seconds: what the deadline allowed at first.
+        """
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await self._send(method, url, **content)
+            try:
+                if response.status != 200:
+                    async with asyncio.timeout_at(deadline):
+                        body = await response.read()
+                    raise from_status(url, response.status, response.reason, body, response.headers, key=self._spec.key)
+                yield response
+            finally:
+                response.close()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise from_transport(url, error, seconds=seconds) from error
+
+    async def _send(self, method: str, url: str, **content: Any) -> aiohttp.ClientResponse:
+        """Send a request. A kept connection may have been closed at the other end meanwhile; since nothing was
+        answered then, the request is sent again, until it has a new one.
+        """
+        while True:
+            trace = SimpleNamespace(is_reused=False)
+            try:
+                # A redirect would take the key elsewhere.
+                return await self._session.request(
+                    method, url, ssl=self._ssl, allow_redirects=False, trace_request_ctx=trace, **content
+                )
+            except aiohttp.ClientConnectorError:
+                raise
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                if not trace.is_reused:
+                    raise
+
+    def _body(self, attempt: Attempt) -> bytes:
+        """The body of a request for one choice."""
+        options = {"include_usage": True}
+        if self._facts.kind in ("vllm", "eventlm"):
+            options["continuous_usage_stats"] = True
+        own = {"model": self._model, "n": 1, "seed": attempt.seed, "stream": True, "stream_options": options}
+        is_continued = bool(attempt.text or attempt.token_ids)
+        body = continuation.continued(attempt) if is_continued else attempt.request.body
+        # The client's part may be long; it is not read here.
+        rest = body.strip()[1:]
+        separator = b"" if rest.lstrip() == b"}" else b","
+        return msgspec.json.encode(own)[:-1] + separator + rest
+
+    def _embedding_body(self, attempt: Attempt) -> bytes:
+        body = msgspec.json.decode(attempt.request.body)
+        return msgspec.json.encode(body | {"model": self._model, "encoding_format": "base64"})
+
+    def _embedding(self, url: str, body: bytes) -> tuple[Delta, Ended]:
+        try:
+            answer = msgspec.json.decode(body, type=_EmbeddingList)
+            [entry] = answer.data
+            vector = entry.embedding
+            data = base64.b64decode(vector, validate=True) if isinstance(vector, str) else _little_endian(vector)
+        except ValueError as error:
+            raise self._no_answer(url, body, "with one embedding") from error
+        num_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
+        return Delta(embedding=data), Ended("complete", Usage(prompt=-1 if num_tokens is None else num_tokens))
+
+    def _no_answer(self, url: str, body: bytes, expected: str) -> BackendError:
+        """The error for a reply with status 200 that is something else."""
+        try:
+            error = msgspec.json.decode(body, type=_ErrorReply).error
+        except ValueError:
+            return BackendError(f"{url} did not answer {expected}; is it an OpenAI-compatible server?", "protocol")
+        return from_event(url, error, key=self._spec.key)
+
+
+def _deadline(seconds: float) -> float:
+    """In the loop's time."""
+    return asyncio.get_running_loop().time() + seconds
+
+
+async def _read_to_end(response: aiohttp.ClientResponse) -> None:
+    """Read what comes after an answer, so that the connection can be used again."""
+    with suppress(TimeoutError, aiohttp.ClientError):
+        async with asyncio.timeout(_END_PATIENCE_SECONDS):
+            await response.content.read()
+
+
+async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:
+    context.trace_request_ctx.is_reused = True
+
+
+def _little_endian(values: list[float]) -> bytes:
+    vector = array("f", values)
+    if sys.byteorder == "big":
+        vector.byteswap()
+    return vector.tobytes()
+
+
+def _tls(spec: BackendSpec) -> ssl.SSLContext | bool:
+    """What aiohttp wants in order to check a certificate. Raises UsageError."""
+    if not spec.verify:
+        return False
+    return _trusting(spec.ca_file) if spec.ca_file else True
+
+
+@lru_cache(maxsize=64)
+def _trusting(ca_file: str) -> ssl.SSLContext:
+    """A context that trusts the certificates of a file alone; many backends have the same. Raises UsageError."""
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise UsageError(f"{ca_file}: there is no whole certificate in PEM in it") from error
+    except OSError as error:
+        raise UsageError(f"{ca_file}: {error.strerror}") from error
