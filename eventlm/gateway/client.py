@@ -37,6 +37,7 @@ from eventlm.gateway import continuation, discovery
 from eventlm.gateway.answers import AnswerReader
 from eventlm.gateway.failures import from_event, from_status, from_transport
 from eventlm.gateway.load import parse_load
+from eventlm.gateway.silence import Silence
 
 _PATHS: dict[Endpoint, str] = {
     "chat": "/chat/completions",
@@ -154,24 +155,28 @@ class HttpBackend:
     async def _generate(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
         async with self._posted(url, self._body(attempt), attempt, deadline) as response:
+            content = response.content
             if response.content_type in ("application/json", "text/html"):
-                raise self._no_answer(url, await response.read(), "with a stream of events")
+                async with asyncio.timeout_at(deadline):
+                    body = await response.read()
+                raise self._no_answer(url, body, "with a stream of events")
             reader = AnswerReader(url, key=self._spec.key)
-            seconds, is_begun = attempt.first_seconds, False
-            while not reader.is_over:
-                num_chunks = reader.num_chunks
-                try:
-                    async with asyncio.timeout_at(deadline):
-                        data = await response.content.readany()
-                except TimeoutError as error:
-                    raise from_transport(url, error, seconds=seconds) from error
-                delta = reader.feed(data) if data else reader.finish()
-                if delta is not None:
-                    seconds, is_begun = attempt.silence_seconds, True
-                    yield delta
-                # Comments, which keep a connection open, and the opening of a chat are no output.
-                if is_begun and reader.num_chunks > num_chunks:
-                    deadline = _deadline(seconds)
+            is_begun = False
+            with Silence(content, deadline, attempt.first_seconds) as silence:
+                while not reader.is_over:
+                    num_chunks = reader.num_chunks
+                    try:
+                        data = await content.readany()
+                    except TimeoutError as error:
+                        raise from_transport(url, error, seconds=silence.seconds) from error
+                    silence.num_read += len(data)
+                    delta = reader.feed(data) if data else reader.finish()
+                    if delta is not None:
+                        is_begun = True
+                        yield delta
+                    # Comments, which keep a connection open, and the opening of a chat are no output.
+                    if is_begun and reader.num_chunks > num_chunks:
+                        silence.extend(attempt.silence_seconds)
             yield reader.end()
             await _read_to_end(response)
 
