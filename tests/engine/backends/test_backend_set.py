@@ -1,0 +1,74 @@
+"""Backends that come and go while an engine runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from eventlm.config.backends import BackendSpec
+from eventlm.errors import UsageError
+from tests.engine.backends.engines import ask, forwarded_request, running_backends, submit
+from tests.engine.backends.fake_backend import WORDS, silent_after
+from tests.engine.backends.test_forwarder import until
+
+A, B, C = (BackendSpec(url=f"http://{name}") for name in ("a:1", "b:2", "c:3"))
+
+
+async def test_one_that_is_added_gets_requests() -> None:
+    async with running_backends("a:1", limit=1) as (engine, backends):
+        backends["a:1"].answer = silent_after(1)
+        first = await submit(engine, forwarded_request())
+        await first.until("one ")
+        await engine._backends.sets[0].add(B)
+        assert (await ask(engine, forwarded_request())).texts == ["".join(WORDS)]
+        assert len(backends["b:2"].attempts) == 1
+
+
+async def test_a_removed_one_answers_what_it_has_and_leaves_its_replica_to_another() -> None:
+    async with running_backends("a:1", "b:2", max_backends=2) as (engine, backends):
+        own, a = engine._backends.sets[0], backends["a:1"]
+        a.answer = silent_after(1)
+        reader = await submit(engine, forwarded_request())
+        await reader.until("one ")
+        own.remove("a:1")
+        with pytest.raises(UsageError, match="c:3 has no room: there are 2; raise --max-backends"):
+            await own.add(C)
+        assert [(each.name, each.is_up) for each in own.status()] == [("a:1", False), ("b:2", True)]
+        assert not a.is_closed
+        reader.handle.cancel()
+        await until(lambda: a.is_closed and len(own.specs) == 1)
+        await own.add(C)
+        assert [(each.name, each.replica, each.is_up) for each in own.status()] == [("c:3", 0, True), ("b:2", 1, True)]
+        for _ in range(2):
+            await ask(engine, forwarded_request())
+        assert len(backends["c:3"].attempts) == 2
+
+
+async def test_a_drained_one_gets_nothing_until_it_is_wanted_again() -> None:
+    async with running_backends("a:1", "b:2") as (engine, backends):
+        own = engine._backends.sets[0]
+        own.drain("a:1", drains=True)
+        for _ in range(3):
+            await ask(engine, forwarded_request())
+        assert not backends["a:1"].attempts
+        own.drain("a:1", drains=False)
+        await ask(engine, forwarded_request())
+        assert len(backends["a:1"].attempts) == 1
+
+
+async def test_a_list_is_followed_and_what_others_added_stays() -> None:
+    async with running_backends("a:1") as (engine, _):
+        own = engine._backends.sets[0]
+        known = await own.follow([A, B], [A])
+        assert known == [A, B]
+        await own.add(C)
+        assert await own.follow([A], known) == [A]
+        await until(lambda: own.specs == [A, C])
+
+
+async def test_names_are_checked() -> None:
+    async with running_backends("a:1") as (engine, _):
+        own = engine._backends.sets[0]
+        with pytest.raises(UsageError, match="a:1 is there already"):
+            await own.add(A)
+        with pytest.raises(UsageError, match="there is no backend 'x'; there are a:1"):
+            own.remove("x")
