@@ -19,7 +19,7 @@ from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.live_requests import LiveRequests, ServedModel
-from eventlm.engine.request import ClosingOutput, FinishedOutput, Request, TokensOutput
+from eventlm.engine.request import ClosingOutput, FinishedOutput, Request, TextOutput, TokensOutput
 from eventlm.events import (
     Arrived,
     CacheFlushed,
@@ -38,6 +38,7 @@ from eventlm.events import (
 from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.worker.protocol import StepPayload, decode_to_worker, encode
 from tests.bounds import EvictionBounds
+from tests.virtual_backend import VirtualBackend, VirtualForwarder
 from tests.virtual_worker import VirtualWorker
 from tests.workload import (
     COEFFICIENTS,
@@ -114,6 +115,10 @@ class Client:
             end = text_end_position(self.seed, index)
             if self.request.scheduling.has_text_ends and len(self.tokens[index]) >= end:
                 self._answer(index, end, "stop")
+        elif isinstance(output, TextOutput):
+            assert output.start == len(self.tokens[index])
+            assert output.delta.embedding or len(output.delta.text) == len(output.delta.token_ids)
+            self.tokens[index] += output.delta.token_ids
         elif isinstance(output, ClosingOutput):
             assert output.position == len(self.tokens[index])
             self._answer(index, output.position, "")
@@ -184,6 +189,12 @@ class Simulation:
         live = LiveRequests(
             _names(self.machine), block_size=size, seed_key=b"seeds", digest_key=DIGEST_KEY, others=served
         )
+        machines = [each for each in self.machine.sets for _ in range(each.core.num_replicas)]
+        backends = {
+            replica: VirtualBackend(self, replica, each.backends)
+            for replica, each in enumerate(machines)
+            if each.core.forwards is not UNSET
+        }
         bus = Bus(on_broken=_raise)
         bus.attach(self._learn_seed)
         self.engine_core = EngineCore(
@@ -197,9 +208,11 @@ class Simulation:
             recorder=self.recorder,
             checkpoint_events=50,
             validate_every=0,
+            forwarder=VirtualForwarder(backends),
         )
-        machines = [each for each in self.machine.sets for _ in range(each.core.num_replicas)]
-        self.workers = [VirtualWorker(self, replica, each) for replica, each in enumerate(machines)]
+        self.workers = [
+            backends.get(replica) or VirtualWorker(self, replica, each) for replica, each in enumerate(machines)
+        ]
         if check_every:
             bus.attach(EvictionBounds([(each.core, each.policies) for each in self.machine.sets]).watch)
             self._decide, core.state.decide = core.state.decide, self._checked_decide  # type: ignore[method-assign]
@@ -307,7 +320,9 @@ class Simulation:
     def _ship(self, launched: Launched, body: bytes, payload: StepPayload) -> None:
         sent = decode_to_worker(encode(payload))
         assert isinstance(sent, StepPayload)
-        self.workers[launched.replica].step(launched, sent)
+        worker = self.workers[launched.replica]
+        assert isinstance(worker, VirtualWorker)
+        worker.step(launched, sent)
 
     def _checked_apply(self, event: Any) -> Any:
         decisions = self._apply(event)

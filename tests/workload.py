@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, structs
 
 from eventlm.config import CoreConfig
+from eventlm.config.core import Forwarding
 from eventlm.core.core import Core
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state.replicaset import Plugins, SetParts
+from eventlm.engine.backends.protocol import ForwardedRequest
 from eventlm.engine.plugins.registry import resolve
 from eventlm.engine.request import Request
 from eventlm.events import Header, PluginRecord
@@ -34,6 +36,7 @@ from eventlm.worker.fake.tokens import (
     poisoned_place,
     state_token,
 )
+from tests.virtual_backend import BackendTraits, answer_length, answer_tokens
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")
@@ -58,6 +61,8 @@ class Machine(NamedTuple):
     batcher: dict[str, Any]
     router: dict[str, Any]
     fake: FakeParameters
+    #: Of the other servers that its replicas are, if `core.forwards` is set.
+    backends: BackendTraits = BackendTraits()
     #: The further replicasets of an engine that has several.
     others: tuple[Machine, ...] = ()
 
@@ -143,6 +148,16 @@ def draw_large_machine(rng: random.Random, seed: int) -> Machine:
 
 
 def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
+    """A machine with layers, stages and groups by its seed."""
+    machine = _plain(rng, seed, core)
+    if seed % 5 == 2:
+        machine = with_stages(machine, seed)
+    if seed % 7 == 3:
+        return with_states(machine, seed)
+    return with_groups(machine, seed) if seed % 6 == 1 else machine
+
+
+def _plain(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
     policies = [
         {"type": "fcfs"},
         {"type": "edf", "evict_margin_ms": rng.choice([0, 5, 10_000]), "min_deadline_ms": rng.choice([1, 50])},
@@ -161,12 +176,7 @@ def _with_plugins(rng: random.Random, seed: int, core: CoreConfig) -> Machine:
         late_ppm=rng.choice([0, 50_000]),
         die_ppm=rng.choice([0, 0, 4_000]),
     )
-    machine = Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
-    if seed % 5 == 2:
-        machine = with_stages(machine, seed)
-    if seed % 7 == 3:
-        return with_states(machine, seed)
-    return with_groups(machine, seed) if seed % 6 == 1 else machine
+    return Machine(core, policies, batcher, {"type": ROUTERS[seed // 12 % len(ROUTERS)]}, fake)
 
 
 def with_groups(machine: Machine, seed: int) -> Machine:
@@ -211,6 +221,38 @@ def with_sets(machine: Machine, seed: int) -> Machine:
         other = draw_machine(rng, rng.randrange(1000))
         others.append(other._replace(core=structs.replace(other.core, models=[f"fake {number}"])))
     return machine._replace(others=tuple(others))
+
+
+def draw_backends(rng: random.Random, seed: int) -> Machine:
+    """A machine whose replicas are other servers."""
+    block_size = rng.choice([2, 4, 16])
+    num_blocks = rng.choice([14, 60, 200])
+    slots = rng.choice([1, 2, 4])
+    forwards = Forwarding(
+        max_attempts=rng.choice([1, 2, 4]),
+        backoff_ns=rng.choice([1, 5, 40]) * MILLISECOND,
+        retry_share_ppm=rng.choice([0, 200_000, 2_000_000]),
+        hedge_ns=rng.choice([0, 2, 150]) * MILLISECOND,
+        first_limit=rng.choice([1, 3, 8]),
+    )
+    core = CoreConfig(
+        models=["backends"],
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_model_len=(num_blocks - 1) * block_size,
+        num_replicas=rng.choice([1, 2, 3, 4]),
+        max_num_seqs=rng.choice([4, 16]),
+        max_queue_len=rng.choice([4, 20, 1000]),
+        forwards=forwards,
+    )
+    traits = BackendTraits(
+        slots=slots,
+        tells_limit=rng.random() < 0.5,
+        tells_load=rng.random() < 0.4,
+        continues=rng.random() < 0.5,
+        fails=rng.choice([0, 0.1, 0.3]),
+    )
+    return _plain(rng, seed, core)._replace(backends=traits)
 
 
 def make_core(machine: Machine) -> tuple[Header, Core]:
@@ -258,6 +300,9 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> Request:
     shared_tokens = rng.choice([0, prompt_tokens, rng.randint(0, prompt_tokens)])
     prompt = [7] * shared_tokens + [rng.randrange(256) for _ in range(prompt_tokens - shared_tokens)]
     kind: Any = rng.choice(["generate"] * 8 + ["score", "pool"])
+    is_forwarded = machine.core.forwards is not UNSET
+    if is_forwarded and kind == "score":
+        kind = "pool"
     return Request(
         prompt_token_ids=prompt,
         sampling=SamplingParams(
@@ -269,16 +314,17 @@ def draw_request(rng: random.Random, machine: Machine, chaos: Chaos) -> Request:
             model=machine.core.models[0],
             kind=kind,
             skip_cache_read=rng.random() < 0.1,
-            waits_for_grammar=rng.random() < chaos.grammars and kind == "generate",
+            waits_for_grammar=rng.random() < chaos.grammars and kind == "generate" and not is_forwarded,
             priority=rng.choice([0, 0, 0, -1, 3]),
             deadline_ns=rng.choice([0, 0, 5, 200]) * MILLISECOND,
             # No policy reads it, so it follows from what is drawn anyway.
             service_class=SERVICE_CLASSES[prompt_tokens % len(SERVICE_CLASSES)],
             drop_if_late=rng.random() < chaos.drops_if_late,
-            has_text_ends=rng.random() < chaos.text_ends and kind == "generate",
+            has_text_ends=rng.random() < chaos.text_ends and kind == "generate" and not is_forwarded,
             offline=rng.random() < 0.2,
             front_end=rng.choice([0, 0, 0, 1]),
         ),
+        forwarded=ForwardedRequest(endpoint="completions", body=b"{}") if is_forwarded else None,
     )
 
 
@@ -302,8 +348,21 @@ def worker_outcome(request: Request, seed: int, index: int, fake: FakeParameters
     return Outcome("length", tuple(tokens))
 
 
+def forwarded_outcome(request: Request, seed: int, index: int) -> Outcome:
+    """What another server makes of a sequence that is cut short by nobody."""
+    if request.scheduling.kind != "generate":
+        return Outcome("complete", ())
+    seed, max_tokens = (seed + index) % 2**63, request.max_tokens
+    length = answer_length(seed, max_tokens)
+    return Outcome("length" if length == max_tokens else "stop", tuple(answer_tokens(seed, length)))
+
+
 def is_expected(outcome: Outcome, request: Request, seed: int, index: int, fake: FakeParameters) -> bool:
     """Whether a sequence may end so. Only where it was cut short does anything but its request have a say."""
+    if request.forwarded is not None:
+        made = forwarded_outcome(request, seed, index)
+        is_cut = outcome.reason in CUT_SHORT and outcome.tokens == made.tokens[: len(outcome.tokens)]
+        return is_cut or outcome == made
     made = worker_outcome(request, seed, index, fake)
     if outcome.reason == "error" and not (request.scheduling.waits_for_grammar and not outcome.tokens):
         # Nobody pays for another's harm, nor for a worker that dies of itself.

@@ -1,6 +1,6 @@
 """Records and verifies many random workloads, in processes of their own with a hash seed each.
 
-python -m tests.replay.workload_runs record FOLDER FIRST LAST [--large | --states]
+python -m tests.replay.workload_runs record FOLDER FIRST LAST [--large | --states | --backends]
 python -m tests.replay.workload_runs verify FOLDER FIRST LAST
 """
 
@@ -22,6 +22,7 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.events import DECISIONS, FACTS, MARKERS, Event
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.system import real_system
+from tests.replay.backend_runs import backends_of
 from tests.simulation import Simulation
 from tests.workload import draw_large_machine, draw_machine, with_sets, with_states
 
@@ -41,6 +42,8 @@ def record(folder: Path, seed: int, kind: str = "") -> Counter[str]:
         options = {"num_requests": 60, "check_every": 10, "machine": draw_large_machine(random.Random(seed), seed)}
     elif seed % 8 == 6:
         options = {"machine": with_sets(draw_machine(random.Random(seed), seed), seed)}
+    elif kind == "--backends" or seed % 8 == 3:
+        options = {"machine": backends_of(seed)}
     # One in five is in many segments; plug-ins are drawn by the seed modulo 48.
     with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
         simulation = Simulation(seed, writer=writer, **options)
