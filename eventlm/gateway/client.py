@@ -12,11 +12,10 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from eventlm.client.openai_client import base_url
 from eventlm.client.sse import TokenUsage
@@ -69,41 +68,24 @@ class _EmbeddingList(Struct, frozen=True):
 
 
 class HttpBackend:
-    """A client of the backend at `spec.url`, in whose event loop it is made. Ask it before the first request.
+    """A client of the backend at `spec.url`. Ask it before the first request.
 
     Raises UsageError for an address or a certificate's file that cannot be used.
     """
 
     def __init__(self, spec: BackendSpec) -> None:
-        api = base_url(spec.url)
-        parts = urlsplit(api)
-        if parts.username is not None or parts.password is not None:
-            raise UsageError(
-                f"{parts.hostname}: a backend's address has no user or password; give its key with key=KEY"
-            )
-        self._api, self._root = api, api.rpartition("/")[0]
-        self._spec = structs.replace(spec, url=self._root)
+        #: The root of its API, and of its other pages.
+        self._api = base_url(spec.url)
+        self._root = self._api.rpartition("/")[0]
+        self._spec = spec
         self._facts = BackendFacts(kind=spec.kind or "openai")
         self._model = spec.model
-        self._ssl = _tls(spec) if parts.scheme == "https" else True
-        #: Does not count the connections, since the core counts requests.
-        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS)
-        headers = {"Accept-Encoding": "identity"}
-        if spec.key:
-            headers["Authorization"] = f"Bearer {spec.key}"
-        tracing = aiohttp.TraceConfig()
-        tracing.on_connection_reuseconn.append(_note_reuse)
-        self._session = aiohttp.ClientSession(
-            connector=connector,
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
-            read_bufsize=_READ_BYTES,
-            trace_configs=[tracing],
-        )
+        self._ssl = _tls(spec) if self._api.startswith("https:") else True
+        self._session: aiohttp.ClientSession | None = None
 
     @property
     def spec(self) -> BackendSpec:
-        """How to reach it; `url` is its root."""
+        """How to reach it."""
         return self._spec
 
     @property
@@ -143,7 +125,8 @@ class HttpBackend:
 
     async def close(self) -> None:
         """End its connections."""
-        await self._session.close()
+        if self._session is not None:
+            await self._session.close()
 
     async def _get(self, path: str) -> bytes:
         """A page below the root. Raises BackendError."""
@@ -154,12 +137,17 @@ class HttpBackend:
 
     async def _generate(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
-        async with self._posted(url, self._body(attempt), attempt, deadline) as response:
+        is_continued = bool(attempt.text or attempt.token_ids)
+        body = continuation.continued(attempt) if is_continued else attempt.request.body
+        if body is None:
+            # The last attempt failed between its last token and its end.
+            yield Ended("length")
+            return
+        async with self._posted(url, self._body(attempt, body), attempt, deadline) as response:
             content = response.content
             if response.content_type in ("application/json", "text/html"):
                 async with asyncio.timeout_at(deadline):
-                    body = await response.read()
-                raise self._no_answer(url, body, "with a stream of events")
+                    raise self._no_answer(url, await response.read(), "with a stream of events")
             reader = AnswerReader(url, key=self._spec.key)
             is_begun = False
             with Silence(content, deadline, attempt.first_seconds) as silence:
@@ -224,6 +212,8 @@ class HttpBackend:
         """Send a request. A kept connection may have been closed at the other end meanwhile; since nothing was
         answered then, the request is sent again, until it has a new one.
         """
+        if self._session is None:
+            self._session = self._new_session()
         while True:
             trace = SimpleNamespace(is_reused=False)
             try:
@@ -237,14 +227,27 @@ class HttpBackend:
                 if not trace.is_reused:
                     raise
 
-    def _body(self, attempt: Attempt) -> bytes:
+    def _new_session(self) -> aiohttp.ClientSession:
+        headers = {"Accept-Encoding": "identity"}
+        if self._spec.key:
+            headers["Authorization"] = f"Bearer {self._spec.key}"
+        tracing = aiohttp.TraceConfig()
+        tracing.on_connection_reuseconn.append(_note_reuse)
+        return aiohttp.ClientSession(
+            # The core counts requests.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
+            read_bufsize=_READ_BYTES,
+            trace_configs=[tracing],
+        )
+
+    def _body(self, attempt: Attempt, body: bytes) -> bytes:
         """The body of a request for one choice."""
         options = {"include_usage": True}
         if self._facts.kind in ("vllm", "eventlm"):
             options["continuous_usage_stats"] = True
         own = {"model": self._model, "n": 1, "seed": attempt.seed, "stream": True, "stream_options": options}
-        is_continued = bool(attempt.text or attempt.token_ids)
-        body = continuation.continued(attempt) if is_continued else attempt.request.body
         # The client's part may be long; it is not read here.
         rest = body.strip()[1:]
         separator = b"" if rest.lstrip() == b"}" else b","

@@ -2,8 +2,9 @@
 
 The output becomes the end of the prompt. This is right only if a backend that is given a prompt with the output so far
 draws the next token as it would have drawn it anyway: with no grammar, which would start again, no penalties that count
-output apart from the prompt, and a known number of tokens left. An attempt that showed reasoning or tool calls is not
-continued by anybody: its text is not all that the model wrote.
+output apart from the prompt, and a known number of tokens left. A text is split into tokens anew, which gives those of
+the output again wherever a tokenizer splits the beginning of a text as it splits the whole. Who calls sees to it that
+an attempt that showed reasoning or tool calls is not continued: its text is not all that the model wrote.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eventlm.config.backends import BackendKind
-from eventlm.engine.backends.protocol import Attempt, ForwardedRequest
+from eventlm.engine.backends.protocol import Attempt, BackendError, ForwardedRequest
 
 _CONTINUES_TEXT: tuple[BackendKind, ...] = ("vllm", "sglang", "llamacpp", "eventlm")
 #: These go on with a last message of the assistant when they are told to by vLLM's two fields.
@@ -41,28 +42,36 @@ def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
         return False
     if request.endpoint == "chat":
         return kind in _CONTINUES_CHATS and not any(body.get(name) is not None for name in _FROM_START_OF_CHATS)
+    prompt = body.get("prompt")
+    # Token ids go on from token ids, which come only if they are asked for.
+    is_prompt = isinstance(prompt, str) or (_is_token_ids(prompt) and bool(body.get("return_token_ids")))
     # A completion without a limit has that of the server, which counts from its own start.
-    return kind in _CONTINUES_TEXT and _is_prompt(body.get("prompt")) and body.get("max_tokens") is not None
+    return kind in _CONTINUES_TEXT and is_prompt and body.get("max_tokens") is not None
 
 
-def continued(attempt: Attempt) -> bytes:
-    """The body for the rest of an answer. There are tokens left of its limit."""
+def continued(attempt: Attempt) -> bytes | None:
+    """The body for the rest of an answer; None if nothing is left of its limit.
+
+    Raises BackendError if the token ids of what was shown are missing, as from a backend that does not tell them.
+    """
     body = msgspec.json.decode(attempt.request.body)
     if attempt.request.endpoint == "chat":
         body["messages"] = [*body["messages"], {"role": "assistant", "content": attempt.text}]
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     elif isinstance(body["prompt"], str):
         body["prompt"] += attempt.text
+    elif len(attempt.token_ids) == attempt.num_tokens:
+        body["prompt"] += attempt.token_ids
     else:
-        body["prompt"] = body["prompt"] + attempt.token_ids
+        raise BackendError("the backend that had begun this answer did not tell its token ids", "refused")
     for name in _LIMITS:
         if body.get(name) is not None:
             body[name] -= attempt.num_tokens
+            if body[name] <= 0:
+                return None
     return msgspec.json.encode(body)
 
 
-def _is_prompt(prompt: Any) -> bool:
-    """Whether it is one text or one list of token ids."""
-    return isinstance(prompt, str) or (
-        isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)
-    )
+def _is_token_ids(prompt: Any) -> bool:
+    """Whether it is one list of token ids."""
+    return isinstance(prompt, list) and bool(prompt) and all(isinstance(token, int) for token in prompt)

@@ -34,9 +34,7 @@ class _Meta(Struct, frozen=True):
 
 
 class _Model(Struct, frozen=True):
-    """`root` is what the name stands for, `parent` of an adapter what it adapts: vLLM's and SGLang's. `meta` is
-    llama.cpp's.
-    """
+    """`root` is what the name stands for, `parent` of an adapter what it adapts, as in vLLM. `meta` is llama.cpp's."""
 
     id: str
     root: str | None = None

@@ -290,15 +290,12 @@ async def test_a_base_path() -> None:
         await client.ask()
         await answer(client, COMPLETION)
         await client.read_load()
-        assert client.spec.url == f"{url}/api"
     assert paths == ["/api/v3/models", "/api/v3/completions"]
 
 
-@pytest.mark.parametrize("url", ["http://user:password@h", "http://"])
-async def test_addresses_that_cannot_be_used(url: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        HttpBackend(BackendSpec(url=url))
-    assert "password" not in str(caught.value).replace("no user or password", "")
+def test_addresses_that_cannot_be_used() -> None:
+    with pytest.raises(UsageError, match="not an address of a server"):
+        HttpBackend(BackendSpec(url="http://"))
 
 
 async def test_metrics_of_a_backend() -> None:
@@ -323,8 +320,8 @@ async def test_an_answer_goes_on_where_another_backend_stopped(kind: Any) -> Non
     stub = StubBackend(kind, num_tokens=20, faults=[Fault("cut", numbers=(2, 5, 8), after=6)])
     async with asked(stub) as client:
         for body in prompts:
-            assert client.can_continue(forwarded(body))
             body |= {"return_token_ids": True}
+            assert client.can_continue(forwarded(body))
             whole, deltas, _ = await answer(client, body)
             whole_ids = [token_id for delta in deltas for token_id in delta.token_ids]
             assert len(whole_ids) == 15
@@ -332,6 +329,12 @@ async def test_an_answer_goes_on_where_another_backend_stopped(kind: Any) -> Non
             shown_ids = whole_ids[:6] if isinstance(body.get("prompt"), list) else []
             rest, _, ended = await answer(client, body, text=text, token_ids=shown_ids, num_tokens=6)
             assert (text + rest, ended.reason, ended.usage.completion) == (whole, "length", 9)
+            shown_ids = whole_ids if shown_ids else []
+            assert await answer(client, body, text=whole, token_ids=shown_ids, num_tokens=15) == (
+                "",
+                [],
+                Ended("length"),
+            )
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eventlm.config.backends import BackendKind
+from eventlm.engine.backends.protocol import Attempt, BackendError
 from eventlm.gateway.continuation import can_continue, continued
 from tests.gateway.requests import attempt, forwarded
 
@@ -22,7 +23,8 @@ COMPLETION: dict[str, Any] = {"prompt": "hello", "max_tokens": 9}
         (CHAT | {"temperature": 1.0, "stop": ["x"], "repetition_penalty": 1.2}, {"vllm", "llamacpp", "eventlm"}),
         (CHAT | {"presence_penalty": 0}, {"vllm", "llamacpp", "eventlm"}),
         (COMPLETION, {"vllm", "sglang", "llamacpp", "eventlm"}),
-        (COMPLETION | {"prompt": [1, 2]}, {"vllm", "sglang", "llamacpp", "eventlm"}),
+        (COMPLETION | {"prompt": [1, 2], "return_token_ids": True}, {"vllm", "sglang", "llamacpp", "eventlm"}),
+        (COMPLETION | {"prompt": [1, 2]}, set()),
         (COMPLETION | {"prompt": ["a", "b"]}, set()),
         (COMPLETION | {"prompt": [[1, 2]]}, set()),
         (COMPLETION | {"prompt": []}, set()),
@@ -42,14 +44,23 @@ def test_can_continue(body: dict[str, Any], kinds: set[BackendKind]) -> None:
     assert {kind for kind in every if can_continue(kind, forwarded(body))} == kinds
 
 
+def rest(one: Attempt) -> Any:
+    """The body of the rest of an answer."""
+    body = continued(one)
+    return None if body is None else json.loads(body)
+
+
 def test_bodies_of_the_rest() -> None:
     shown: dict[str, Any] = {"text": " wor", "token_ids": [7, 8], "num_tokens": 2}
-    chat = json.loads(continued(attempt(CHAT | {"max_completion_tokens": 9}, **shown)))
+    chat = rest(attempt(CHAT | {"max_completion_tokens": 9}, **shown))
     assert chat == {
         "messages": [*CHAT["messages"], {"role": "assistant", "content": " wor"}],
         "continue_final_message": True,
         "add_generation_prompt": False,
         "max_completion_tokens": 7,
     }
-    assert json.loads(continued(attempt(COMPLETION, **shown))) == {"prompt": "hello wor", "max_tokens": 7}
-    assert json.loads(continued(attempt(COMPLETION | {"prompt": [5]}, **shown)))["prompt"] == [5, 7, 8]
+    assert rest(attempt(COMPLETION, **shown)) == {"prompt": "hello wor", "max_tokens": 7}
+    assert rest(attempt(COMPLETION | {"prompt": [5]}, **shown))["prompt"] == [5, 7, 8]
+    assert rest(attempt(COMPLETION, text="x", num_tokens=9)) is None
+    with pytest.raises(BackendError, match="did not tell its token ids"):
+        continued(attempt(COMPLETION | {"prompt": [5]}, text="x", num_tokens=1))
