@@ -86,6 +86,7 @@ class ServerWithFrontEnds:
             vocab_size=setup.vocab_size,
             origin_ns=engine.origin_ns,
             created=self._system.clock.unix_ns() // NANOSECONDS_PER_SECOND,
+            server_id=engine.server_id,
             others=[
                 FrontEndModel(
                     model=each.model,

@@ -81,6 +81,7 @@ class InferenceEngine:
         #: Called after each change of the state, of `paused`, of `has_worker` and of `num_waiting_for_room`.
         self.on_state: Callable[[], None] | None = None
         self._state: EngineState = "loading"
+        self.server_id = system.chance.identity("server-")
         self.model_names = [name for each in self.setups for name in each.core.models]
         self._set_numbers = {name: number for number, each in enumerate(self.setups) for name in each.core.models}
         self._clock = AsyncioClock(system.clock, self._wake)

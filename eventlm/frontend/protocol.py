@@ -69,7 +69,7 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     """What a front end needs to start.
 
     index: counts from 1. model: a checkpoint folder, or `fake`. origin_ns: the host's monotonic time at which the run's
-    clock is 0. created: unix time that /v1/models reports.
+    clock is 0. created: unix time that /v1/models reports. server_id: as /version reports it.
     """
 
     index: int
@@ -80,6 +80,7 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     vocab_size: int
     origin_ns: int
     created: int
+    server_id: str = ""
     state: str = "loading"
     paused: bool = False
     has_worker: bool = True

@@ -87,6 +87,7 @@ class RemoteEngine:
         self.paused = setup.paused
         self.has_worker = setup.has_worker
         self.num_waiting_for_room = setup.num_waiting_for_room
+        self.server_id = setup.server_id
         self.max_model_len = setup.max_model_len
         self.model_names = setup.model_names
         self.models = setup.models

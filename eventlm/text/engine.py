@@ -47,6 +47,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def server_id(self) -> str:
+        """Made up at its start. A server that is asked through a network can be told from this one by it."""
+        ...
+
+    @property
     def model_names(self) -> list[str]:
         """Names that requests may use."""
         ...

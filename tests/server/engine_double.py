@@ -99,6 +99,7 @@ class EngineDouble:
         #: What the status says.
         self.num_requests_of_others = 0
         self.max_model_len = 256
+        self.server_id = "server-test"
         self.model_names = ["test", "org/test"]
         self.script = script
         self.step_seconds = 0.0

@@ -25,9 +25,10 @@ class Health(Struct, frozen=True, omit_defaults=True):
 
 
 class Version(Struct, frozen=True):
-    """Reply of `/version`."""
+    """Reply of `/version`. server_id: of this run of the server, by which a gateway can tell servers apart."""
 
     version: str
+    server_id: str
 
 
 async def health(request: web.Request) -> web.Response:
@@ -44,8 +45,8 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def version(request: web.Request) -> web.Response:
-    """The version of the server."""
-    return json_response(Version(version=__version__))
+    """The version of the server, and which one it is."""
+    return json_response(Version(__version__, request.app[CONTEXT].engine.server_id))
 
 
 async def running(request: web.Request) -> web.Response:

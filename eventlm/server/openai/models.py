@@ -43,4 +43,5 @@ def _model(context: ServerContext, name: str) -> Model:
         n_params=facts.num_parameters,
         size=facts.num_bytes,
     )
-    return Model(id=name, created=context.created, max_model_len=max_model_len, meta=meta)
+    root = next(each for each in context.engine.model_names if context.of_model(each) is context.of_model(name))
+    return Model(id=name, created=context.created, root=root, max_model_len=max_model_len, meta=meta)

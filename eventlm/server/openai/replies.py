@@ -245,12 +245,13 @@ class ModelMeta(Struct, frozen=True, kw_only=True):
 
 
 class Model(Struct, frozen=True, kw_only=True):
-    """One entry of `/v1/models`. `meta` is llama.cpp's."""
+    """One entry of `/v1/models`. `root`: the first name of the same model, as vLLM has it. `meta` is llama.cpp's."""
 
     id: str
     object: str = "model"
     created: int
     owned_by: str = "eventlm"
+    root: str
     max_model_len: int
     meta: ModelMeta
 

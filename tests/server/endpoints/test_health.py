@@ -30,4 +30,4 @@ def test_replicas_that_wait_for_room_are_counted(server: RunningServer) -> None:
 
 
 def test_version(server: RunningServer) -> None:
-    assert server.request("GET", "/version").json() == {"version": __version__}
+    assert server.request("GET", "/version").json() == {"version": __version__, "server_id": server.engine.server_id}
