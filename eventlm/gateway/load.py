@@ -18,17 +18,21 @@ _KV_USED = (
     b"llamacpp:kv_cache_usage_ratio",
 )
 _SAMPLE = re.compile(
-    rb"^(" + b"|".join(_RUNNING + _WAITING + _KV_USED) + rb")(?:\{.*\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+    rb"^(" + b"|".join(_RUNNING + _WAITING + _KV_USED) + rb")(?:\{(.*)\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
 )
+#: Engines apart from each other. Samples that differ in other labels only, such as the rank, are of the same requests.
+_ENGINE = re.compile(rb'\b(?:model_name|engine|dp_rank)="[^"]*"')
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(rb'\b(block_size|num_gpu_blocks)="([0-9]+)"')
 
 
 def parse_load(text: bytes) -> BackendLoad | None:
     """The load in a reply of `/metrics`, over all its engines; None if none of its metrics is known."""
-    samples: dict[bytes, list[float]] = {}
-    for name, value in _SAMPLE.findall(text):
-        samples.setdefault(name, []).append(float(value))
+    samples: dict[bytes, dict[tuple[bytes, ...], float]] = {}
+    for name, labels, value in _SAMPLE.findall(text):
+        of_engines = samples.setdefault(name, {})
+        engine = tuple(_ENGINE.findall(labels))
+        of_engines[engine] = max(float(value), of_engines.get(engine, 0.0))
     if not samples:
         return None
     running, waiting, used = (_first(samples, names) for names in (_RUNNING, _WAITING, _KV_USED))
@@ -48,5 +52,5 @@ def parse_cache_tokens(text: bytes) -> int:
     return total
 
 
-def _first(samples: dict[bytes, list[float]], names: Sequence[bytes]) -> list[float]:
-    return next((samples[name] for name in names if name in samples), [])
+def _first(samples: dict[bytes, dict[tuple[bytes, ...], float]], names: Sequence[bytes]) -> list[float]:
+    return next((list(samples[name].values()) for name in names if name in samples), [])

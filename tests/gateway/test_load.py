@@ -24,6 +24,14 @@ sglang:num_running_reqs{model_name="m",tp_rank="0"} 5.0
 sglang:num_queue_reqs{model_name="m",tp_rank="0"} 7.0
 sglang:token_usage{model_name="m",tp_rank="0"} 0.5
 """
+SGLANG_RANKS = b"""\
+sglang:num_running_reqs{dp_rank="0",engine_type="unified",model_name="m",pp_rank="0",tp_rank="0"} 5.0
+sglang:num_running_reqs{dp_rank="0",engine_type="unified",model_name="m",pp_rank="1",tp_rank="0"} 5.0
+sglang:num_running_reqs{dp_rank="1",engine_type="unified",model_name="m",pp_rank="0",tp_rank="1"} 2.0
+sglang:num_queue_reqs{model_name="m",priority=""} 3.0
+sglang:num_queue_reqs{model_name="m",priority="1"} 2.0
+sglang:num_queue_reqs{model_name="m",priority="2"} 1.0
+"""
 LLAMACPP = b"llamacpp:requests_processing 4\nllamacpp:requests_deferred 2\nllamacpp:n_decode_total 3\n"
 
 
@@ -34,6 +42,7 @@ LLAMACPP = b"llamacpp:requests_processing 4\nllamacpp:requests_deferred 2\nllama
         (VLLM.replace(b"\n", b"\r\n"), BackendLoad(4, 2, 200_000)),
         (VLLM.replace(b"kv_cache", b"gpu_cache"), BackendLoad(4, 2, 200_000)),
         (SGLANG, BackendLoad(5, 7, 500_000)),
+        (SGLANG_RANKS, BackendLoad(7, 3, -1)),
         (LLAMACPP, BackendLoad(4, 2, -1)),
         (LLAMACPP + b"llamacpp:kv_cache_usage_ratio 0.125\n", BackendLoad(4, 2, 125_000)),
         (b"llamacpp:requests_processing 4 1700000000000\n", BackendLoad(4, -1, -1)),
