@@ -8,7 +8,7 @@ import ssl
 import sys
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +82,8 @@ class HttpBackend:
         self._model = spec.model
         self._ssl = _tls(spec) if self._api.startswith("https:") else True
         self._session: aiohttp.ClientSession | None = None
+        #: Replies of whose bytes only the end is missing.
+        self._ending: dict[aiohttp.ClientResponse, asyncio.Task[None]] = {}
 
     @property
     def spec(self) -> BackendSpec:
@@ -116,15 +118,14 @@ class HttpBackend:
         return continuation.can_continue(self._facts.kind, request)
 
     def forward(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
-        """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError.
-
-        The connection is kept for another request if the iterator is read to its end.
-        """
+        """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError."""
         is_embedding = attempt.request.endpoint == "embeddings"
         return self._embed(attempt) if is_embedding else self._generate(attempt)
 
     async def close(self) -> None:
         """End its connections."""
+        for task in self._ending.values():
+            task.cancel()
         if self._session is not None:
             await self._session.close()
 
@@ -165,8 +166,16 @@ class HttpBackend:
                     # Comments, which keep a connection open, and the opening of a chat are no output.
                     if is_begun and reader.num_chunks > num_chunks:
                         silence.extend(attempt.silence_seconds)
-            yield reader.end()
-            await _read_to_end(response)
+            ended = reader.end()
+            self._keep(response)
+            yield ended
+
+    def _keep(self, response: aiohttp.ClientResponse) -> None:
+        """Let the connection of a whole answer be used again once its reply has ended. Nobody waits for that."""
+        if not response.content.is_eof():
+            task = asyncio.create_task(_read_to_end(response))
+            self._ending[response] = task
+            task.add_done_callback(lambda _: self._ending.pop(response))
 
     async def _embed(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
@@ -190,7 +199,7 @@ class HttpBackend:
     async def _reply(
         self, method: str, url: str, deadline: float, seconds: float, **content: Any
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A reply with status 200. Its connection is closed unless the reply was read to the end.
+        """A reply with status 200. Its connection is closed unless it was read to the end or is kept.
 
         Raises BackendError, also for what aiohttp raises meanwhile. seconds: what the deadline allowed at first.
         """
@@ -204,7 +213,8 @@ class HttpBackend:
                     raise from_status(url, response.status, response.reason, body, response.headers, key=self._spec.key)
                 yield response
             finally:
-                response.close()
+                if response not in self._ending:
+                    response.close()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise from_transport(url, error, seconds=seconds) from error
 
@@ -223,7 +233,7 @@ class HttpBackend:
                 )
             except aiohttp.ClientConnectorError:
                 raise
-            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientConnectionResetError):
                 if not trace.is_reused:
                     raise
 
@@ -283,8 +293,7 @@ def _deadline(seconds: float) -> float:
 
 
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:
-    """Read what comes after an answer, so that the connection can be used again."""
-    with suppress(TimeoutError, aiohttp.ClientError):
+    with suppress(TimeoutError, aiohttp.ClientError), closing(response):
         async with asyncio.timeout(_END_PATIENCE_SECONDS):
             await response.content.read()
 

@@ -58,6 +58,11 @@ def from_transport(url: str, error: BaseException, *, seconds: float) -> Backend
             return BackendError(message, "connect")
         case aiohttp.ConnectionTimeoutError():
             return BackendError(str(found), "connect")
+        case TimeoutError() | aiohttp.ClientConnectorError():
+            pass
+        case aiohttp.ClientConnectionError():
+            # There was a connection.
+            return BackendError(str(found), "broken")
     return BackendError(str(found), _KINDS[found.kind])
 
 

@@ -209,6 +209,27 @@ async def test_connections_are_kept_and_a_stale_one_is_no_failure() -> None:
     assert num_connections == 2
 
 
+async def test_the_connection_of_an_answer_is_kept_though_its_reply_ends_later() -> None:
+    connections = set()
+    may_end = asyncio.Event()
+
+    async def handler(request: Any) -> Any:
+        connections.add(request.transport)
+        response = await streaming(_COMPLETION_END)(request)
+        await may_end.wait()
+        return response
+
+    async with scripted_server(handler) as url, connected(url, model="m") as client:
+        for _ in range(3):
+            async with aclosing(client.forward(attempt(COMPLETION))) as items:
+                assert [await anext(items), await anext(items)][1] == Ended("stop")
+            may_end.set()
+            # The end of the reply arrives in this very loop.
+            await asyncio.sleep(0.05)
+            may_end.clear()
+    assert len(connections) == 1
+
+
 async def test_a_new_connection_that_is_closed_is_a_failure() -> None:
     num_requests = 0
 

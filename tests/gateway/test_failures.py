@@ -16,6 +16,8 @@ from eventlm.gateway.failures import from_status, from_transport, without_key
         (TimeoutError(), "timeout"),
         (aiohttp.ServerDisconnectedError(), "broken"),
         (aiohttp.ClientPayloadError(), "broken"),
+        (aiohttp.ClientConnectionError("Connection closed"), "broken"),
+        (aiohttp.ClientConnectionResetError("Cannot write to closing transport"), "broken"),
         (OSError("odd"), "connect"),
     ],
 )
