@@ -25,6 +25,11 @@ log = structlog.get_logger("eventlm.backend")
 class BackendOwner(Protocol):
     """What a backend needs of the engine."""
 
+    @property
+    def server_id(self) -> str:
+        """As BackendFacts has it, of this server."""
+        ...
+
     def put_fact(self, fact: Fact) -> None:
         """Queue a fact."""
         ...
@@ -82,11 +87,14 @@ class BackendController:
         return len(self._attempts)
 
     async def ask(self) -> BackendFacts | None:
-        """What it says of itself; None if it does not answer, then `problem` says why."""
+        """What it says of itself; None if it cannot be used, then `problem` says why."""
         try:
             facts = await self.backend.ask()
         except BackendError as error:
             self.problem = str(error)
+            return None
+        if facts.server_id and facts.server_id == self._owner.server_id:
+            self.problem = f"{self.name} is this server itself; leave it out"
             return None
         self.problem = ""
         return facts

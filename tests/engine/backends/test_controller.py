@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 
 from eventlm.config.backends import BackendSpec
 from eventlm.engine.backends.controller import BackendController, Probing
-from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendLoad, Delta, Ended
+from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendFacts, BackendLoad, Delta, Ended
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
 from tests.engine.backends.engines import forwarded_request
 from tests.engine.backends.fake_backend import FakeBackend, failing, silent_after
@@ -21,6 +21,8 @@ ATTEMPT = Attempt(request=FORWARDED, seed=1, request_id="r", first_seconds=1, si
 
 class Owner:
     """Takes down what it is told."""
+
+    server_id = "this"
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
@@ -68,6 +70,14 @@ async def test_one_that_answers_is_up_with_its_limit_and_weight() -> None:
         [up] = watched.owner.facts
         assert up == BackendUp(replica=4, epoch=1, name="a:1", kind="openai", max_concurrency=7, weight_ppm=2_500_000)
         assert watched.owner.num_changes == 1
+
+
+async def test_this_server_itself_is_no_backend() -> None:
+    watched = Watched()
+    watched.backend.facts = BackendFacts(kind="eventlm", server_id="this")
+    async with watched:
+        assert watched.controller.problem == "a:1 is this server itself; leave it out"
+        assert not watched.controller.is_up
 
 
 async def test_a_cancelled_request_makes_no_facts() -> None:
