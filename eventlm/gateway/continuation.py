@@ -28,9 +28,12 @@ _FROM_START = (
     "thinking_token_budget", "use_beam_search",
 )  # fmt: skip
 _FROM_START_OF_CHATS = (
-    "add_generation_prompt", "continue_final_message", "function_call", "functions", "modalities", "tool_choice",
-    "tools", "top_logprobs",
+    "add_generation_prompt", "continue_final_message", "function_call", "functions", "include_reasoning", "modalities",
+    "separate_reasoning", "tool_choice", "tools", "top_logprobs",
 )  # fmt: skip
+
+#: Around reasoning, where a backend does not separate it from the answer.
+_THOUGHTS = ("<think>", "</think>")
 
 
 def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
@@ -41,7 +44,9 @@ def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
     if any(body.get(name) for name in _FROM_START):
         return False
     if request.endpoint == "chat":
-        return kind in _CONTINUES_CHATS and not any(body.get(name) is not None for name in _FROM_START_OF_CHATS)
+        if any(body.get(name) is not None for name in _FROM_START_OF_CHATS):
+            return False
+        return kind in _CONTINUES_CHATS and not _ends_in_answer(body.get("messages"))
     prompt = body.get("prompt")
     # Token ids go on from token ids, which come only if they are asked for.
     is_prompt = isinstance(prompt, str) or (_is_token_ids(prompt) and bool(body.get("return_token_ids")))
@@ -52,10 +57,12 @@ def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
 def continued(attempt: Attempt) -> bytes | None:
     """The body for the rest of an answer; None if nothing is left of its limit.
 
-    Raises BackendError if the token ids of what was shown are missing, as from a backend that does not tell them.
+    Raises BackendError if what was shown is not fit for it: its token ids are missing, or there is reasoning in it.
     """
     body = msgspec.json.decode(attempt.request.body)
     if attempt.request.endpoint == "chat":
+        if any(mark in attempt.text for mark in _THOUGHTS):
+            raise BackendError("the answer has reasoning in its text, which chat templates leave out", "refused")
         body["messages"] = [*body["messages"], {"role": "assistant", "content": attempt.text}]
         body |= {"continue_final_message": True, "add_generation_prompt": False}
     elif isinstance(body["prompt"], str):
@@ -70,6 +77,12 @@ def continued(attempt: Attempt) -> bytes | None:
             if body[name] <= 0:
                 return None
     return msgspec.json.encode(body)
+
+
+def _ends_in_answer(messages: Any) -> bool:
+    """Whether the client wants an answer of its own to be continued, as llama.cpp does without being told."""
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return not isinstance(last, dict) or last.get("role") == "assistant"
 
 
 def _is_token_ids(prompt: Any) -> bool:

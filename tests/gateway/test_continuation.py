@@ -36,6 +36,9 @@ COMPLETION: dict[str, Any] = {"prompt": "hello", "max_tokens": 9}
         (CHAT | {"response_format": {"type": "json_object"}}, set()),
         (CHAT | {"continue_final_message": True, "add_generation_prompt": False}, set()),
         (CHAT | {"logprobs": True}, set()),
+        (CHAT | {"include_reasoning": False}, set()),
+        ({"messages": [*CHAT["messages"], {"role": "assistant", "content": "Well,"}]}, set()),
+        ({"messages": []}, set()),
         ({"input": "x"}, set()),
     ],
 )
@@ -64,3 +67,5 @@ def test_bodies_of_the_rest() -> None:
     assert rest(attempt(COMPLETION, text="x", num_tokens=9)) is None
     with pytest.raises(BackendError, match="did not tell its token ids"):
         continued(attempt(COMPLETION | {"prompt": [5]}, text="x", num_tokens=1))
+    with pytest.raises(BackendError, match="reasoning in its text"):
+        continued(attempt(CHAT, text="<think>Well", num_tokens=2))
