@@ -6,16 +6,18 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from eventlm.bootstrap.backend_watch import addresses_of, list_backends, watch
 from eventlm.bootstrap.model_source import find_tokenizer_folder
 from eventlm.bootstrap.option_checks import check_options_of_set, errors_of_set
 from eventlm.config import Config, ServerConfig
-from eventlm.config.backends import BackendSpec, DnsBackends, FileBackends, parse_backend, read_backends_file
+from eventlm.config.backends import BackendSpec, parse_backend
 from eventlm.config.core import MAX_REPLICAS
 from eventlm.config.replicasets import configs_of_replicasets
-from eventlm.engine.backends.protocol import BackendError, BackendFacts, Connect
+from eventlm.engine.backends.protocol import BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
@@ -28,11 +30,12 @@ _MAX_SHOWN = 8
 
 
 class AskedSet(NamedTuple):
-    """The backends of a replicaset, and why some of them do not answer."""
+    """The backends of a replicaset, why some of them do not answer, and what tells which there are later."""
 
     found: list[FoundBackend]
     warnings: list[str]
     connect: Connect
+    watches: list[Watch]
 
 
 async def ask_backends(config: Config, connect: Connect, *, seconds: float = ASK_SECONDS) -> dict[str, AskedSet]:
@@ -60,12 +63,17 @@ def backends_setup(config: Config, asked: AskedSet) -> EngineSetup:
                 f"--max-model-len {config.model.max_model_len}: {spec.url} takes contexts of up to "
                 f"{facts.max_model_len} tokens; lower it"
             )
+    models = _common_names(answers)
+    if not models and not config.model.served_model_name:
+        raise UsageError("no backend says what its model is called; give --served-model-name")
     tokenizer = config.gateway.tokenizer
     return make_backends_setup(
         config,
         asked.found,
-        model_name=config.model.served_model_name or _common_name(answers),
+        model_name=config.model.served_model_name,
+        models=models,
         connect=asked.connect,
+        watches=asked.watches,
         tokenizer=tokenizer and str(find_tokenizer_folder(tokenizer) or FAKE_MODEL),
     )
 
@@ -73,7 +81,7 @@ def backends_setup(config: Config, asked: AskedSet) -> EngineSetup:
 async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, *, is_alone: bool) -> AskedSet:
     with errors_of_set(name, is_alone=is_alone):
         check_options_of_set(config)
-        specs = await _find_specs(config)
+        specs, watches = await _find_specs(config)
         answers = await asyncio.gather(*(_ask(spec, connect, seconds) for spec in specs))
         problems = [_problem(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
         for problem, answer in zip(problems, answers, strict=True):
@@ -87,23 +95,19 @@ async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, 
             FoundBackend(spec, answer if isinstance(answer, BackendFacts) else None)
             for spec, answer in zip(specs, answers, strict=True)
         ]
-        return AskedSet(found, [f"{problem}; it is tried again" for problem in problems if problem], connect)
+        return AskedSet(found, [f"{problem}; it is tried again" for problem in problems if problem], connect, watches)
 
 
-async def _find_specs(config: Config) -> list[BackendSpec]:
-    """The backends that the specs of a set stand for, each once."""
+async def _find_specs(config: Config) -> tuple[list[BackendSpec], list[Watch]]:
+    """The backends that the specs of a set stand for now, each once, and watches of those that may change."""
     found: dict[str, BackendSpec] = {}
-    for text in config.gateway.backend:
-        match parse_backend(text):
-            case DnsBackends() as name:
-                addresses = await _addresses(name.host)
-                if not addresses:
-                    raise UsageError(f"--backend dns:{name.host}:{name.port}: the name {name.host} is not known")
-                specs = [name.at(address) for address in addresses]
-            case FileBackends() as file:
-                specs = read_backends_file(file)
-            case BackendSpec() as spec:
-                specs = [spec]
+    watches: list[Watch] = []
+    for source in map(parse_backend, config.gateway.backend):
+        if isinstance(source, BackendSpec):
+            specs = [source]
+        else:
+            specs = await list_backends(source)
+            watches.append(partial(watch, source, seconds=config.gateway.probe_interval_ms / 1000))
         for spec in specs:
             if await _is_own_address(spec.url, config.server):
                 raise UsageError(f"--backend {spec.url} is the address of this server itself; leave it out")
@@ -111,7 +115,7 @@ async def _find_specs(config: Config) -> list[BackendSpec]:
     limit = config.gateway.max_backends or MAX_REPLICAS
     if len(found) > limit:
         raise UsageError(f"--backend: there are {len(found):,} backends, and there may be {limit:,} (--max-backends)")
-    return list(found.values())
+    return list(found.values()), watches
 
 
 async def _ask(spec: BackendSpec, connect: Connect, seconds: float) -> BackendFacts | BackendError:
@@ -144,15 +148,17 @@ def _is_lasting(error: BackendError) -> bool:
     )
 
 
-def _common_name(answers: Sequence[tuple[BackendSpec, BackendFacts]]) -> str:
-    """What all call the model. Raises UsageError if they have no name in common, unless each was given one."""
+def _common_names(answers: Sequence[tuple[BackendSpec, BackendFacts]]) -> list[str]:
+    """What all of them call the model, or each, if each was given a name; empty if none says. Raises UsageError if they
+    have no name in common.
+    """
     if all(spec.model for spec, _ in answers):
-        return answers[0][0].model
+        return list(dict.fromkeys(spec.model for spec, _ in answers))
     names: Mapping[str, list[str]] = {
         spec.url: [spec.model] if spec.model else facts.models for spec, facts in answers if spec.model or facts.models
     }
     if not names:
-        raise UsageError("no backend says what its model is called; give --served-model-name")
+        return []
     first, *others = names.items()
     common = first[1]
     for url, own in others:
@@ -162,7 +168,7 @@ def _common_name(answers: Sequence[tuple[BackendSpec, BackendFacts]]) -> str:
                 "they are one model, put model=NAME behind each URL, else make them two replicasets"
             )
         common = [name for name in common if name in own]
-    return common[0]
+    return common
 
 
 async def _is_own_address(url: str, server: ServerConfig) -> bool:
@@ -170,19 +176,10 @@ async def _is_own_address(url: str, server: ServerConfig) -> bool:
     parts = urlsplit(url)
     if server.port != (parts.port or {"http": 80, "https": 443}[parts.scheme]):
         return False
-    addresses = await _addresses(parts.hostname or "")
+    addresses = await addresses_of(parts.hostname or "")
     if server.host in ("", "0.0.0.0", "::"):
         return any(map(_is_of_this_host, addresses))
-    return bool(set(addresses) & set(await _addresses(server.host)))
-
-
-async def _addresses(host: str) -> list[str]:
-    """Those of a name or an address, in order; none if it is not known."""
-    try:
-        infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return sorted({str(info[4][0]) for info in infos})
+    return bool(set(addresses) & set(await addresses_of(server.host)))
 
 
 def _is_of_this_host(address: str) -> bool:

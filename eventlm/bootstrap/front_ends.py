@@ -81,6 +81,7 @@ class ServerWithFrontEnds:
             index=0,
             config=structs.replace(setup.config, server=share),
             model=setup.model,
+            tokenizer=setup.tokenizer,
             model_names=engine.model_names,
             max_model_len=engine.max_model_len,
             vocab_size=setup.vocab_size,
@@ -90,6 +91,7 @@ class ServerWithFrontEnds:
             others=[
                 FrontEndModel(
                     model=each.model,
+                    tokenizer=each.tokenizer,
                     model_impl=each.config.model.model_impl,
                     model_names=each.core.models,
                     vocab_size=each.vocab_size,

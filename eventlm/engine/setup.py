@@ -23,7 +23,7 @@ from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.shards import Layout, context_capacity
 from eventlm.core.state.replicaset import Plugins
-from eventlm.engine.backends.protocol import Connect
+from eventlm.engine.backends.protocol import Connect, Watch
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
@@ -69,7 +69,8 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     this set's.
 
     A set of backends has no model, no workers and nothing for them. backends: those at the start, which `connect` makes
-    clients of; the first of its replicas. backends_host: what a header says of them.
+    clients of; the first of its replicas. watches: tell which others there are later. backend_models: what
+    they call the model; empty: not known. backends_host: what a header says of them.
     """
 
     config: Config
@@ -90,6 +91,8 @@ class EngineSetup(Struct, frozen=True, kw_only=True):
     num_workers: int = 0
     backends: list[BackendSpec] = []
     connect: Connect | None = None
+    watches: list[Watch] = []
+    backend_models: list[str] = []
     backends_host: dict[str, Any] = {}
 
     @property

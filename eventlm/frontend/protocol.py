@@ -56,9 +56,12 @@ T = TypeVar("T")
 
 
 class FrontEndModel(Struct, frozen=True, kw_only=True):
-    """A further replicaset's model: a checkpoint folder or `fake`, who computes it, and the names that requests use."""
+    """A further replicaset's model: a checkpoint folder or `fake`, who computes it, and the names that requests use.
+    model, tokenizer: as of `EngineSetup`.
+    """
 
     model: str
+    tokenizer: str = ""
     model_impl: ModelImpl
     model_names: list[str]
     vocab_size: int
@@ -68,13 +71,14 @@ class FrontEndModel(Struct, frozen=True, kw_only=True):
 class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     """What a front end needs to start.
 
-    index: counts from 1. model: a checkpoint folder, or `fake`. origin_ns: the host's monotonic time at which the run's
+    index: counts from 1. model, tokenizer: as of `EngineSetup`. origin_ns: the host's monotonic time at which the run's
     clock is 0. created: unix time that /v1/models reports. server_id: as /version reports it.
     """
 
     index: int
     config: Config
     model: str
+    tokenizer: str = ""
     model_names: list[str]
     max_model_len: int
     vocab_size: int

@@ -14,7 +14,6 @@ from typing import Any
 
 from eventlm.errors import CheckpointError
 from eventlm.models.checkpoint.json_files import read_json_object
-from eventlm.models.checkpoint.tokenizer_files import read_tokenizer
 from eventlm.text.chat_template import ChatTemplate
 
 
@@ -62,6 +61,9 @@ class CheckpointTokenizer(Tokenizer):
     """The tokenizer of a checkpoint folder: tokenizer.json and the small files beside it."""
 
     def __init__(self, folder: Path) -> None:
+        # Only this needs the library.
+        from eventlm.models.checkpoint.tokenizer_files import read_tokenizer
+
         files = read_tokenizer(folder)
         self._backend, self.special_tokens, self.config = files.backend, files.special_tokens, files.config
         self.chat_template = _chat_template(folder, files.config, self.special_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +15,9 @@ from eventlm.bootstrap.backends import AskedSet, ask_backends, backends_setup
 from eventlm.config import Config
 from eventlm.config.backends import BackendSpec
 from eventlm.config.load import load_config
-from eventlm.engine.backends.protocol import (
-    Attempt,
-    BackendError,
-    BackendFacts,
-    BackendLoad,
-    Delta,
-    Ended,
-    ForwardedRequest,
-)
+from eventlm.engine.backends.protocol import BackendError, BackendFacts
 from eventlm.errors import CheckpointError, UsageError
+from tests.engine.backends.fake_backend import FakeBackend
 
 A, B = "http://127.0.0.1:1001", "http://127.0.0.1:1002"
 KEY = "s3cr3t"
@@ -33,40 +26,24 @@ NEVER = "never"
 Answer = BackendFacts | BackendError | str
 
 
-class StubBackend:
-    """Answers as it is told, or never."""
-
-    def __init__(self, spec: BackendSpec, answer: Answer) -> None:
-        self.spec = spec
-        self.facts = BackendFacts(kind="openai")
-        self.is_closed = False
-        self._answer = answer
-
+class SilentBackend(FakeBackend):
     async def ask(self) -> BackendFacts:
-        if isinstance(self._answer, str):
-            await asyncio.Event().wait()
-        if isinstance(self._answer, BackendFacts):
-            return self._answer
-        assert isinstance(self._answer, BackendError)
-        raise self._answer
-
-    async def read_load(self) -> BackendLoad | None:
-        raise NotImplementedError
-
-    def can_continue(self, request: ForwardedRequest) -> bool:
-        raise NotImplementedError
-
-    def forward(self, attempt: Attempt) -> AsyncIterator[Delta | Ended]:
-        raise NotImplementedError
-
-    async def close(self) -> None:
-        self.is_closed = True
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
-def connecting(answers: dict[str, Answer], made: list[StubBackend]) -> Callable[[BackendSpec], StubBackend]:
-    def connect(spec: BackendSpec) -> StubBackend:
-        made.append(StubBackend(spec, answers[spec.url]))
-        return made[-1]
+def connecting(answers: dict[str, Answer], made: list[FakeBackend]) -> Callable[[BackendSpec], FakeBackend]:
+    """Makes clients of backends that say so when they are asked."""
+
+    def connect(spec: BackendSpec) -> FakeBackend:
+        answer = answers[spec.url]
+        client = SilentBackend(spec) if isinstance(answer, str) else FakeBackend(spec)
+        if isinstance(answer, BackendFacts):
+            client.facts = answer
+        elif isinstance(answer, BackendError):
+            client.error = answer
+        made.append(client)
+        return client
 
     return connect
 
@@ -76,7 +53,7 @@ def config_of(*specs: str, **options: Any) -> Config:
 
 
 def ask(config: Config, answers: dict[str, Answer]) -> dict[str, AskedSet]:
-    made: list[StubBackend] = []
+    made: list[FakeBackend] = []
     try:
         return asyncio.run(ask_backends(config, connecting(answers, made), seconds=0.05))
     finally:
@@ -107,7 +84,7 @@ def test_one_that_answers_is_enough() -> None:
     setup = backends_setup(config, asked)
     assert setup.core.models == ["m"]
     assert [spec.key for spec in setup.backends] == ["", KEY]
-    assert setup.backends_host["backends"][1] == {"name": B}
+    assert setup.backends_host["backends"][1] == {"url": B}
 
 
 def test_each_set_is_asked() -> None:
@@ -149,13 +126,14 @@ def test_names_of_the_model() -> None:
 
     assert name(config_of(A, B), facts("x", "m"), facts("m")) == ["m"]
     assert name(config_of(A, B), facts("x", "m"), facts()) == ["x"]
-    assert name(config_of(A, B, served_model_name="s"), facts("x"), facts("y")) == ["s"]
+    assert name(config_of(A, f"{B},model=x", served_model_name="s"), facts("x"), facts("y")) == ["s"]
     assert name(config_of(f"{A},model=x", f"{B},model=y"), facts("x"), facts("y")) == ["x"]
     assert error_of(config_of(A, B), {A: facts("x"), B: facts("y", "z")}) == (
         f"{A} serves x and {B} y, z, and requests go by one name: if they are one model, put model=NAME behind each "
         "URL, else make them two replicasets"
     )
-    assert f"{A} serves x and {B} y" in error_of(config_of(f"{A},model=x", B), {A: facts("x"), B: facts("y")})
+    for config in (config_of(f"{A},model=x", B), config_of(A, B, served_model_name="s")):
+        assert f"{A} serves x and {B} y" in error_of(config, {A: facts("x"), B: facts("y")})
     assert "give --served-model-name" in error_of(config_of(A), {A: facts()})
 
 

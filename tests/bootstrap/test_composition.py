@@ -11,7 +11,7 @@ from eventlm.bootstrap.backends import AskedSet
 from eventlm.bootstrap.composition import compose, compose_engine
 from eventlm.config.backends import BackendSpec
 from eventlm.config.load import load_config
-from eventlm.engine.backends.protocol import Backend, BackendFacts
+from eventlm.engine.backends.protocol import BackendFacts
 from eventlm.engine.backends.setup import FoundBackend
 from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError
@@ -19,6 +19,7 @@ from eventlm.kernels.cpu import native
 from eventlm.models.transformers_model import AttentionCall, TransformersModel
 from tests.bootstrap.fake_nvml import GIB, H100, gpu, install
 from tests.checkpoints import edit_json, make_checkpoint
+from tests.engine.backends.fake_backend import FakeBackends
 from tests.kernels.cpu.decoders import Shape, write_checkpoint
 from tests.models.quantized.checkpoints import CASES, write_quantized
 
@@ -226,7 +227,12 @@ def test_backends_beside_own_workers() -> None:
     config = load_config(
         None, {"model": "fake", "replicas": 2, "replicasets": [f"b:backend={url}", "c:model=fake,served_model_name=c"]}
     )
-    asked = AskedSet([FoundBackend(BackendSpec(url=url), BackendFacts(kind="vllm", models=["m"]))], ["slow"], never)
+    asked = AskedSet(
+        [FoundBackend(BackendSpec(url=url), BackendFacts(kind="vllm", models=["m"]))],
+        ["slow"],
+        FakeBackends().connect,
+        [],
+    )
     engine, warnings = compose_engine(config, all_sets=True, backends={"b": asked})
     own, backends, _ = engine.setups
     assert [(each.name, each.core.models, each.forwards) for each in engine.setups] == [
@@ -240,10 +246,6 @@ def test_backends_beside_own_workers() -> None:
     assert [len(worker_setups(each)) for each in engine.setups] == [2, 0, 2]
     assert "replicaset b: slow" in warnings
     assert own.config.replicasets["b"]["backend"] == [url]
-
-
-def never(spec: BackendSpec) -> Backend:
-    raise AssertionError("nothing is asked here")
 
 
 def test_only_a_server_has_backends() -> None:

@@ -12,7 +12,7 @@ from eventlm.config.backends import BackendSpec
 from eventlm.config.structs import GatewayConfig
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.backends.controller import BackendController, BackendOwner, Probing
-from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, Connect
+from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
 
@@ -40,12 +40,15 @@ class BackendSet:
         self._config: GatewayConfig = setup.config.gateway
         self._owner = owner
         self._model = model
+        self._models = setup.backend_models
         self._probing = Probing(self._config.probe_interval_ms / 1000, self._config.max_failures)
         self._free = [*range(setup.first_replica, setup.first_replica + setup.core.num_replicas)]
         #: Of replicas that no backend is, the epoch of the last one that was.
         self._epochs: dict[int, int] = {}
         self._controllers: dict[int, BackendController] = {}
         self._removing: set[asyncio.Task[None]] = set()
+        self._watches = setup.watches
+        self._watching: list[asyncio.Task[None]] = []
         self._is_running = False
         for spec in setup.backends:
             self._place(spec)
@@ -78,12 +81,14 @@ class BackendSet:
         self._is_running = True
         for each in self._controllers.values():
             each.run()
+        self._watching = [asyncio.create_task(self._follow(each), name="watch of backends") for each in self._watches]
 
     async def stop(self) -> None:
         """End all requests and connections."""
-        for task in self._removing:
+        others = [*self._watching, *self._removing]
+        for task in others:
             task.cancel()
-        await asyncio.gather(*self._removing, return_exceptions=True)
+        await asyncio.gather(*others, return_exceptions=True)
         await asyncio.gather(*(each.stop() for each in self._controllers.values()))
 
     def forward(self, replica: int, name: AttemptId, answer: Answer) -> None:
@@ -155,6 +160,11 @@ class BackendSet:
                 log.warning("a backend could not be added", backend=name, reason=str(error))
         return kept
 
+    async def _follow(self, watch: Watch) -> None:
+        known: list[BackendSpec] = []
+        async for specs in watch():
+            known = await self.follow(specs, known)
+
     def _place(self, spec: BackendSpec) -> BackendController:
         if any(each.name == spec.name for each in self._controllers.values()):
             raise UsageError(f"the backend {spec.name} is there already")
@@ -168,10 +178,17 @@ class BackendSet:
             self._connect(spec),
             self._owner,
             self._probing,
+            why_not=self._why_not,
             model=self._model,
             epoch=self._epochs.get(index, 0),
         )
         return controller
+
+    def _why_not(self, spec: BackendSpec, facts: BackendFacts) -> str:
+        """Why a backend that answers so does not belong here; empty if it does."""
+        if self._models and facts.models and not spec.model and not set(self._models) & set(facts.models):
+            return f"it serves {', '.join(facts.models)}, and the others here {', '.join(self._models)}"
+        return ""
 
     def _find(self, name: str) -> BackendController:
         for each in self._controllers.values():

@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import structlog
 
-from eventlm.engine.backends.protocol import Attempt, AttemptId, Backend, BackendError, BackendFacts, Delta, Ended
+from eventlm.config.backends import BackendSpec
+from eventlm.engine.backends.protocol import (
+    Attempt,
+    AttemptId,
+    Backend,
+    BackendError,
+    BackendFacts,
+    Delta,
+    Ended,
+    described,
+)
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
 from eventlm.types import parts_per_million
 
 #: Failures of these kinds say that something is wrong with the backend, and not only with a request or its load.
 _OF_BACKENDS = ("connect", "timeout", "broken", "server", "protocol")
+
+WhyNot = Callable[[BackendSpec, BackendFacts], str]
 
 log = structlog.get_logger("eventlm.backend")
 
@@ -59,10 +72,20 @@ class Probing(NamedTuple):
 
 
 class BackendController:
-    """One backend. index: its replica. epoch: of the backend that the replica stood for before."""
+    """One backend. index: its replica. epoch: of the backend that the replica stood for before. why_not: says why one
+    that answers so does not belong here; empty: it does.
+    """
 
     def __init__(
-        self, index: int, backend: Backend, owner: BackendOwner, probing: Probing, *, model: str = "", epoch: int = 0
+        self,
+        index: int,
+        backend: Backend,
+        owner: BackendOwner,
+        probing: Probing,
+        *,
+        why_not: WhyNot = lambda *_: "",
+        model: str = "",
+        epoch: int = 0,
     ) -> None:
         self.index = index
         self.backend = backend
@@ -76,6 +99,7 @@ class BackendController:
         self.problem = "not asked yet"
         self._owner = owner
         self._probing = probing
+        self._why_not = why_not
         self._names = {"backend": self.name} | ({"model": model} if model else {})
         self._attempts: dict[AttemptId, asyncio.Task[None]] = {}
         self._num_failures = 0
@@ -96,8 +120,8 @@ class BackendController:
         if facts.server_id and facts.server_id == self._owner.server_id:
             self.problem = f"{self.name} is this server itself; leave it out"
             return None
-        self.problem = ""
-        return facts
+        self.problem = self._why_not(self.backend.spec, facts)
+        return None if self.problem else facts
 
     def run(self) -> None:
         """Take requests, if it has answered, and look after it from now on."""
@@ -157,7 +181,7 @@ class BackendController:
             )
         )
         self._owner.backends_changed()
-        log.info("backend is up", **self._names, kind=facts.kind, version=facts.version, epoch=self.epoch)
+        log.info("backend is up", **described(spec, facts) | self._names, epoch=self.epoch)
 
     def _put_down(self, reason: str) -> None:
         if not self.is_up:

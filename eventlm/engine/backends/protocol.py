@@ -6,8 +6,8 @@ other that speaks OpenAI's API. `eventlm.gateway` has the clients; the engine kn
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from typing import Literal, NamedTuple, Protocol
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from typing import Any, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -137,6 +137,19 @@ class BackendFacts(Struct, frozen=True, kw_only=True):
     server_id: str = ""
 
 
+def described(spec: BackendSpec, facts: BackendFacts) -> dict[str, Any]:
+    """What a header and the log say of a backend, as far as it is known."""
+    found = {
+        "kind": facts.kind,
+        "version": facts.version,
+        "model": spec.model or ", ".join(facts.models),
+        "max_model_len": facts.max_model_len,
+        "max_concurrency": spec.max_concurrency or facts.max_concurrency,
+        "cache_tokens": facts.cache_tokens,
+    }
+    return {name: value for name, value in found.items() if value}
+
+
 class BackendLoad(Struct, frozen=True):
     """What a backend's metrics say: requests that it runs and that wait there, and used KV cache in millionths; -1:
     it does not say.
@@ -197,5 +210,7 @@ class Backend(Protocol):
         ...
 
 
+#: All backends of a list that may change: those of now, and those of later after each change.
+Watch = Callable[[], AsyncIterator[list[BackendSpec]]]
 #: Makes the client of a backend.
 Connect = Callable[[BackendSpec], Backend]

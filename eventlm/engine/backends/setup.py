@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from eventlm.config import Config, CoreConfig
 from eventlm.config.backends import BackendSpec
 from eventlm.config.core import Forwarding, most_blocks
-from eventlm.engine.backends.protocol import BackendFacts, Connect
+from eventlm.engine.backends.protocol import BackendFacts, Connect, Watch, described
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import EngineSetup, resolve_plugins
 from eventlm.types import ceil_div
@@ -25,24 +25,31 @@ class FoundBackend(NamedTuple):
     spec: BackendSpec
     facts: BackendFacts | None
 
+    def described(self) -> dict[str, Any]:
+        """What a header and the log say of it. There is no key in it."""
+        return {"url": self.spec.url} | (described(self.spec, self.facts) if self.facts is not None else {})
+
 
 def make_backends_setup(
     config: Config,
     found: Sequence[FoundBackend],
     *,
-    model_name: str,
+    model_name: str = "",
+    models: Sequence[str] = (),
     connect: Connect,
+    watches: Sequence[Watch] = (),
     tokenizer: str = "",
     vocab_size: int = 0,
 ) -> EngineSetup:
     """Resolve the plug-ins and derive the core's limits. Raises UsageError as `resolve_plugins` does.
 
-    tokenizer: the folder of the one that counts prompts, or empty.
+    model_name: that requests use; empty: the first of `models`, which are what the backends call it. tokenizer: the
+    folder of the one that counts prompts, or empty.
     """
     plugins = resolve_plugins(config.scheduler)
     return EngineSetup(
         config=config,
-        core=_core(config, found, model_name),
+        core=_core(config, found, model_name or models[0]),
         model="",
         tokenizer=tokenizer,
         policy=plugins.policy,
@@ -53,7 +60,9 @@ def make_backends_setup(
         launcher=resolve_launcher(config.parallel.launcher),
         backends=[each.spec for each in found],
         connect=connect,
-        backends_host={"device": "backends", "backends": [_described(each) for each in found]},
+        watches=list(watches),
+        backend_models=list(models),
+        backends_host={"device": "backends", "backends": [each.described() for each in found]},
     )
 
 
@@ -88,11 +97,3 @@ def _core(config: Config, found: Sequence[FoundBackend], model_name: str) -> Cor
             hedge_ns=gateway.hedge_ms * 1_000_000,
         ),
     )
-
-
-def _described(found: FoundBackend) -> dict[str, Any]:
-    """What a header says of a backend. There is no key in it."""
-    described: dict[str, Any] = {"name": found.spec.url}
-    if found.facts is not None:
-        described |= {"kind": found.facts.kind, "version": found.facts.version, "models": found.facts.models}
-    return described

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,12 @@ QUICK = {"backend": ["http://a:1"], "retry_backoff_ms": 1, "probe_interval_ms": 
 
 @asynccontextmanager
 async def running_backends(
-    *names: str, record: Path | None = None, limit: int = 0, scheduler: dict[str, Any] | None = None, **gateway: Any
+    *names: str,
+    record: Path | None = None,
+    limit: int = 0,
+    models: Sequence[str] = (),
+    scheduler: dict[str, Any] | None = None,
+    **gateway: Any,
 ) -> AsyncIterator[tuple[InferenceEngine, FakeBackends]]:
     """An engine of these backends (`a:1` unless given), started, and stopped in the end."""
     backends = FakeBackends()
@@ -39,7 +44,7 @@ async def running_backends(
     )
     specs = [BackendSpec(url=f"http://{name}", max_concurrency=limit) for name in names or ("a:1",)]
     setup = make_backends_setup(
-        config, [FoundBackend(spec, None) for spec in specs], model_name="m", connect=backends.connect
+        config, [FoundBackend(spec, None) for spec in specs], model_name="m", models=models, connect=backends.connect
     )
     engine = InferenceEngine(setup, real_system())
     try:

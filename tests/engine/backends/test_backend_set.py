@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventlm.config.backends import BackendSpec
+from eventlm.engine.backends.protocol import BackendFacts
 from eventlm.errors import UsageError
 from tests.engine.backends.engines import ask, forwarded_request, running_backends, submit
 from tests.engine.backends.fake_backend import WORDS, silent_after
@@ -72,3 +73,19 @@ async def test_names_are_checked() -> None:
             await own.add(A)
         with pytest.raises(UsageError, match="there is no backend 'x'; there are a:1"):
             own.remove("x")
+
+
+async def test_one_that_comes_later_must_serve_the_model() -> None:
+    async with running_backends("a:1", models=["m"]) as (engine, backends):
+        own = engine._backends.sets[0]
+        answers = {
+            "b:2": BackendFacts(kind="vllm", models=["x"]),
+            "c:3": BackendFacts(kind="vllm", models=["x", "m"]),
+        }
+        for name, facts in answers.items():
+            spec = BackendSpec(url=f"http://{name}")
+            backends.connect(spec)
+            backends[name].facts = facts
+            await own.add(spec)
+        problems = {each.name: each.problem for each in own.status()}
+        assert problems == {"a:1": "", "b:2": "it serves x, and the others here m", "c:3": ""}

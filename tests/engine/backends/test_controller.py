@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.controller import BackendController, Probing
+from eventlm.engine.backends.controller import BackendController, Probing, WhyNot
 from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendFacts, BackendLoad, Delta, Ended
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
 from tests.engine.backends.engines import forwarded_request
@@ -50,11 +50,13 @@ class Owner:
 class Watched:
     """A backend under a controller that probes every few milliseconds."""
 
-    def __init__(self, *, interval_seconds: float = 0.005, max_failures: int = 2) -> None:
+    def __init__(
+        self, *, interval_seconds: float = 0.005, max_failures: int = 2, why_not: WhyNot = lambda *_: ""
+    ) -> None:
         self.backend = FakeBackend(BackendSpec(url="http://a:1", weight=2.5, max_concurrency=7))
         self.owner = Owner()
         probing = Probing(interval_seconds, max_failures)
-        self.controller = BackendController(4, self.backend, self.owner, probing)
+        self.controller = BackendController(4, self.backend, self.owner, probing, why_not=why_not)
 
     async def __aenter__(self) -> Watched:
         await self.controller.ask()
@@ -78,6 +80,15 @@ async def test_this_server_itself_is_no_backend() -> None:
     async with watched:
         assert watched.controller.problem == "a:1 is this server itself; leave it out"
         assert not watched.controller.is_up
+
+
+async def test_one_that_does_not_belong_here_stays_down() -> None:
+    watched = Watched(why_not=lambda spec, facts: f"{spec.name} is {facts.kind}" if facts.kind == "openai" else "")
+    async with watched:
+        assert watched.controller.problem == "a:1 is openai"
+        assert not watched.owner.facts
+        watched.backend.facts = BackendFacts(kind="vllm")
+        await until(lambda: watched.controller.is_up)
 
 
 async def test_a_cancelled_request_makes_no_facts() -> None:

@@ -72,5 +72,5 @@ def test_the_header_says_what_the_backends_are_and_shows_no_key() -> None:
     host = setup_for(BackendFacts(kind="vllm", version="0.9", models=["m"]), None).backends_host
     assert host == {
         "device": "backends",
-        "backends": [{"name": URLS[0], "kind": "vllm", "version": "0.9", "models": ["m"]}, {"name": URLS[1]}],
+        "backends": [{"url": URLS[0], "kind": "vllm", "version": "0.9", "model": "m"}, {"url": URLS[1]}],
     }

@@ -1,0 +1,69 @@
+"""Lists of backends that change, and that cannot be read for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from eventlm.bootstrap.backend_watch import list_backends, watch
+from eventlm.config.backends import BackendSpec, DnsBackends, FileBackends
+from eventlm.errors import UsageError
+from tests.processes import until
+
+COMMON = BackendSpec(url="", weight=2)
+
+
+def urls(specs: list[BackendSpec]) -> list[str]:
+    return [spec.url for spec in specs]
+
+
+async def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path, new = tmp_path / "backends", tmp_path / "new"
+
+    def replace(text: str) -> None:
+        new.write_text(text)
+        os.replace(new, path)
+
+    replace("http://a:1\n")
+    with capture_logs() as logs:
+        async with aclosing(watch(FileBackends(str(path), COMMON), seconds=0.001)) as lists:
+            assert await anext(lists) == [BackendSpec(url="http://a:1", weight=2)]
+            replace("http://a:1\nhttp://b:2\n")
+            assert urls(await anext(lists)) == ["http://a:1", "http://b:2"]
+            replace("nonsense\n")
+            following = asyncio.ensure_future(anext(lists))
+            await until(lambda: logs)
+            path.unlink()
+            await until(lambda: len(logs) == 2)
+            assert not following.done()
+            replace("http://c:3\n")
+            assert urls(await following) == ["http://c:3"]
+    assert [each["event"] for each in logs] == ["backends cannot be listed; those that are there stay"] * 2
+    assert "line 1: nonsense: it must be a URL" in logs[0]["reason"]
+    assert "No such file" in logs[1]["reason"]
+
+
+async def test_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = ["10.0.0.2", "10.0.0.1"]
+
+    def resolve(*_: object, **__: object) -> list[Any]:
+        if not addresses:
+            raise socket.gaierror("unknown")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    name = DnsBackends("llm", 80, COMMON)
+    async with aclosing(watch(name, seconds=0.001)) as lists:
+        assert urls(await anext(lists)) == ["http://10.0.0.1:80", "http://10.0.0.2:80"]
+        addresses.pop()
+        assert urls(await anext(lists)) == ["http://10.0.0.2:80"]
+    addresses.clear()
+    with pytest.raises(UsageError, match="the name llm is not known"):
+        await list_backends(name)
