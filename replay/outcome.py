@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from eventlm.config.objectives import Objectives
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.events import Arrived, Event, Finished, Header, Launched, Rejected
-from eventlm.metrics.rows import CANCELLED, COMPLETED, RequestRow, StepRow
+from eventlm.metrics.rows import CANCELLED, COMPLETED, RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.trace_metrics import Distribution, distribution
 from eventlm.replay.fluidity import TokenArrivals, tokens_in_time
@@ -307,6 +307,9 @@ class OutcomeCollector:
         """Keep the step of a selection; otherwise the store has the sums."""
         if self._counts is not None:
             self._steps.append(row)
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """The store has the sums."""
 
     def _forget(self, request: int) -> None:
         del self._arrivals[request], self._num_unended[request]

@@ -14,6 +14,9 @@ from eventlm.types import FinishReason
 #: no other would. `protocol`: this is no answer of OpenAI's API.
 FailureKind = Literal["connect", "timeout", "broken", "overloaded", "server", "refused", "protocol"]
 
+#: Why a backend gets nothing more though it answers: an operator wants it so, for the present or for good.
+DRAINED, REMOVED = "drained", "removed"
+
 
 class BackendUp(Fact, frozen=True, kw_only=True, tag="backend_up"):
     """A backend takes requests. Its epoch is larger than those before it of the replica.

@@ -11,6 +11,7 @@ from msgspec import Struct, field
 
 from eventlm.config import CoreConfig
 from eventlm.core.shards import Layout
+from eventlm.events.forwarding import REMOVED
 from eventlm.metrics.histograms import LATENCY, TTFT, Histogram, make_histograms
 
 
@@ -23,14 +24,71 @@ class _Sums(Struct, kw_only=True, gc=False):
 def _copied(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _copied(each) for key, each in value.items()}
-    return value.copy() if isinstance(value, Histogram | list) else value
+    return value.copy() if isinstance(value, Histogram | list | _Sums) else value
+
+
+class BackendMetrics(_Sums, kw_only=True, gc=False):
+    """Sums over one other server, for as long as the replica stands for it. Attempts are counted, not sequences.
+
+    name: its address, empty where the log does not tell. down_reason: why it takes nothing more, as it went.
+    num_running: attempts under way; limit: how many it may have, as of the last one. num_answers: those that ended
+    well; num_withdrawn: those that another attempt of the sequence made needless, whose tokens nobody counted.
+    num_hedges: second attempts beside a first one elsewhere; num_hedges_won: those of them that answered.
+    num_retries: failures here after which the sequence was to be sent again.
+    """
+
+    name: str = ""
+    kind: str = ""
+    down_reason: str = ""
+    num_running: int = 0
+    limit: int = 0
+    num_attempts: int = 0
+    num_answers: int = 0
+    num_withdrawn: int = 0
+    num_retries: int = 0
+    num_hedges: int = 0
+    num_hedges_won: int = 0
+    #: By kind.
+    failures: dict[str, int] = field(default_factory=dict)
+    #: As ReplicaMetrics has them.
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    #: What its own metrics said last; -1: nothing.
+    reported_running: int = -1
+    reported_waiting: int = -1
+    reported_kv_ppm: int = -1
+    #: From the sending of an attempt to the first of its answer.
+    first_token: Histogram = field(default_factory=lambda: Histogram.over(TTFT))
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was removed and has answered what it had."""
+        return self.down_reason == REMOVED and not self.num_running
+
+    def since(self, before: BackendMetrics | None) -> BackendMetrics:
+        """What was added to an earlier copy, with gauges as they are; all of it if that is of another server."""
+        added = self.copy()
+        if before is not None and before.name == self.name:
+            for name in _BACKEND_COUNTERS:
+                setattr(added, name, getattr(self, name) - getattr(before, name))
+            kinds = {kind: count - before.failures.get(kind, 0) for kind, count in self.failures.items()}
+            added.failures = {kind: count for kind, count in kinds.items() if count}
+            added.first_token = self.first_token.since(before.first_token)
+        return added
+
+
+_BACKEND_COUNTERS = (
+    "num_attempts", "num_answers", "num_withdrawn", "num_retries", "num_hedges", "num_hedges_won", "prompt_tokens",
+    "cached_tokens", "generation_tokens",
+)  # fmt: skip
 
 
 class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     """Sums over one replica. Sequences are counted, not requests: each of a request's `n` samples is one.
 
-    What no replica has yet (sequences in the shared queue, rejected requests) counts under replica 0, so that a sum
-    over replicas is right.
+    What no replica has yet (sequences in the shared queue, rejected requests) counts under the first of its set, so
+    that a sum over replicas is right. backend: of a replica that is another server.
     """
 
     histograms: dict[str, Histogram]
@@ -66,6 +124,7 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     #: them counts in each.
     group_tokens: list[int] = field(default_factory=list)
     group_held_blocks: list[int] = field(default_factory=list)
+    backend: BackendMetrics | None = None
 
     @classmethod
     def of(cls, core: CoreConfig) -> ReplicaMetrics:
@@ -105,12 +164,16 @@ class ClassMetrics(_Sums, kw_only=True, gc=False):
 
 
 class SetOfReplicas(Struct, frozen=True):
-    """The model that replicas from number `first` on serve, and the KV blocks and ranks that each of them has."""
+    """The model that replicas from number `first` on serve, and the KV blocks and ranks that each of them has.
+
+    forwards: they are other servers, and their blocks are not known.
+    """
 
     first: int
     model: str
     num_blocks: int
     layout: Layout = Layout()
+    forwards: bool = False
 
 
 class MetricsSnapshot(Struct, frozen=True, kw_only=True):
@@ -118,13 +181,14 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
 
     duration_ns: what the log covers, which is less than the run if its first segments are not kept. num_unseen:
     sequences that ended and whose beginning is not in the log. num_cut: sequences that were live when
-    the log lost events; nothing more is measured of them. model, num_blocks, layout: of the first replicaset; others:
-    of the further ones.
+    the log lost events; nothing more is measured of them. model, num_blocks, layout, forwards: of the first
+    replicaset; others: of the further ones.
     """
 
     model: str = ""
     num_blocks: int = 0
     layout: Layout = Layout()
+    forwards: bool = False
     num_events: int = 0
     duration_ns: int = 0
     num_requests: int = 0
@@ -141,9 +205,10 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
         for each in reversed(self.others):
             if replica >= each.first:
                 return each
-        return SetOfReplicas(0, self.model, self.num_blocks, self.layout)
+        return SetOfReplicas(0, self.model, self.num_blocks, self.layout, self.forwards)
 
     @property
     def total_blocks(self) -> int:
-        """KV blocks of all replicas."""
-        return sum(self.set_of(replica).num_blocks for replica in range(len(self.replicas)))
+        """KV blocks of all replicas that have workers."""
+        sets = map(self.set_of, range(len(self.replicas)))
+        return sum(each.num_blocks for each in sets if not each.forwards)

@@ -13,7 +13,7 @@ from operator import add, sub
 from msgspec import Struct
 
 from eventlm.events import Event
-from eventlm.metrics.aggregates import ClassMetrics, MetricsSnapshot, ReplicaMetrics, SetOfReplicas
+from eventlm.metrics.aggregates import BackendMetrics, ClassMetrics, MetricsSnapshot, ReplicaMetrics, SetOfReplicas
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.store import MetricsStore
 from eventlm.types import NANOSECONDS_PER_SECOND
@@ -50,10 +50,37 @@ class KvGroupFrame(Struct, frozen=True, kw_only=True):
     tokens_per_s: float | None
 
 
+class BackendFrame(Struct, frozen=True, kw_only=True):
+    """Another server. Counts are of attempts and of the interval; gauges are as at the end, -1 where it does not say.
+
+    num_running: that it has of ours; limit: how many it may have. failures: by kind. first_token_ns: since its attempt
+    was sent. cached_percent: of the prompts that it answered.
+    """
+
+    name: str
+    kind: str
+    down_reason: str
+    num_running: int
+    limit: int
+    reported_running: int
+    reported_waiting: int
+    reported_kv_ppm: int
+    num_attempts: int
+    num_answers: int
+    num_withdrawn: int
+    num_retries: int
+    num_hedges: int
+    num_hedges_won: int
+    failures: dict[str, int]
+    first_token_ns: Percentiles
+    cached_percent: float | None
+
+
 class ReplicaFrame(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One replica. Gauges are as at the end; busy_percent: time in steps that completed in the interval.
 
     Of several ranks only: ranks: how they are arranged, in words; stages, kv_groups: where there are several.
+    forwards: it stands for another server, backend, if there is one.
     """
 
     is_up: bool
@@ -71,6 +98,8 @@ class ReplicaFrame(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ranks: str = ""
     stages: list[StageFrame] = []
     kv_groups: list[KvGroupFrame] = []
+    forwards: bool = False
+    backend: BackendFrame | None = None
 
 
 class ClassFrame(Struct, frozen=True, kw_only=True):
@@ -223,7 +252,8 @@ class _Interval:
 
     def replica(self, index: int, of_set: SetOfReplicas) -> ReplicaFrame:
         """The frame of one replica."""
-        own, metrics = self.of(index), self._pairs[index][1]
+        own, (before, metrics) = self.of(index), self._pairs[index]
+        backend = metrics.backend
         return ReplicaFrame(
             is_up=metrics.is_up,
             num_running=metrics.num_running,
@@ -240,6 +270,8 @@ class _Interval:
             ranks=of_set.layout.describe(),
             stages=own.stages(),
             kv_groups=own.kv_groups(of_set),
+            forwards=of_set.forwards,
+            backend=None if backend is None or backend.is_gone else _backend(backend.since(before.backend)),
         )
 
     def stages(self) -> list[StageFrame]:
@@ -271,6 +303,17 @@ class _Interval:
         """By how much each of a replica's stages or KV groups has grown."""
         ((old, new),) = self._pairs
         return list(map(sub, getattr(new, name), getattr(old, name)))
+
+
+def _backend(added: BackendMetrics) -> BackendFrame:
+    return BackendFrame(
+        **{name: getattr(added, name) for name in _OF_BACKENDS},
+        first_token_ns=_percentiles([(Histogram.over(added.first_token.bounds), added.first_token)]),
+        cached_percent=_percent(added.cached_tokens, added.prompt_tokens),
+    )
+
+
+_OF_BACKENDS = [name for name in BackendFrame.__struct_fields__ if name in BackendMetrics.__struct_fields__]
 
 
 def _nothing(metrics: ReplicaMetrics) -> ReplicaMetrics:

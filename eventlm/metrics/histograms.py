@@ -6,6 +6,7 @@ Integers only; times are nanoseconds. Buckets are those of vLLM's dashboards.
 from __future__ import annotations
 
 from bisect import bisect_left
+from operator import sub
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -33,6 +34,10 @@ class Histogram(Struct, gc=False):
     def copy(self) -> Histogram:
         """One that later values do not change."""
         return Histogram(self.bounds, self.counts.copy(), self.total)
+
+    def since(self, before: Histogram) -> Histogram:
+        """What was added to an earlier copy."""
+        return Histogram(self.bounds, list(map(sub, self.counts, before.counts)), self.total - before.total)
 
 
 def seconds(text: str) -> tuple[int, ...]:

@@ -16,9 +16,9 @@ from msgspec import Struct
 
 from eventlm.config import CoreConfig
 from eventlm.events import Launched, StepCompleted
-from eventlm.metrics.aggregates import ReplicaMetrics
+from eventlm.metrics.aggregates import BackendMetrics, ReplicaMetrics
 from eventlm.metrics.histograms import fields_of
-from eventlm.metrics.rows import CANCELLED, UNFINISHED, RequestRow, StepRow
+from eventlm.metrics.rows import CANCELLED, UNFINISHED, RelayedTokens, RequestRow, StepRow
 from eventlm.scheduling_params import SchedulingParams
 from eventlm.types import FinishReason
 
@@ -44,8 +44,9 @@ class LiveRequestMetrics(Struct, eq=False):
     prompt_tokens: int
     n: int
     scheduling: SchedulingParams
-    #: The number of the first replica of its replicaset.
+    #: The number of the first replica of its replicaset, and whether that is made of other servers.
     first_replica: int = 0
+    is_forwarded: bool = False
     num_unfinished: int = 0
     #: Of its samples that ran to their end; None before one has.
     max_output_tokens: int | None = None
@@ -54,6 +55,11 @@ class LiveRequestMetrics(Struct, eq=False):
     def received_ns(self) -> int:
         """Offline requests have no socket that could have received them."""
         return self.scheduling.received_ns or self.arrived_ns
+
+    @property
+    def generates(self) -> bool:
+        """Whether it produces tokens: a forwarded embedding counts as one in the log, and is none."""
+        return self.scheduling.kind == "generate"
 
     @property
     def is_branch(self) -> bool:
@@ -66,12 +72,25 @@ class LiveRequestMetrics(Struct, eq=False):
         return self.scheduling.deadline_ns or self.scheduling.slo_ttft_ns
 
 
+class LiveAttempt(Struct, eq=False):
+    """A forwarded sequence at one server, until it fails, is withdrawn, or the sequence ends."""
+
+    replica: int
+    backend: BackendMetrics
+    sent_ns: int
+    is_hedge: bool = False
+    has_answered: bool = False
+
+
 class LiveSequenceMetrics(Struct, kw_only=True, eq=False):
     """A sequence between its admission and its finish. Times in ns, None before they came.
 
     home: the replica it belongs to, -1 for none yet. replica: where it was launched last, -1 before. next_position:
     where its next chunk begins unless more of it is hit. held_until_ns: when it gave its blocks back for good. table:
     its block table, as its replica's worker has it.
+
+    Of a forwarded one: attempts: those under way, by their number. output_tokens: so far. reported_prompt_tokens,
+    reported_cached_tokens: as the server counted them at the end.
     """
 
     request: LiveRequestMetrics
@@ -91,6 +110,22 @@ class LiveSequenceMetrics(Struct, kw_only=True, eq=False):
     next_position: int = 0
     cached_tokens: int = 0
     table: list[int] = []
+    attempts: dict[int, LiveAttempt] = {}
+    output_tokens: int = 0
+    reported_prompt_tokens: int | None = None
+    reported_cached_tokens: int | None = None
+
+    @property
+    def prompt_tokens(self) -> int:
+        """As its server counts them, if it says."""
+        reported = self.reported_prompt_tokens
+        return self.request.prompt_tokens if reported is None else reported
+
+    def end_attempts(self) -> None:
+        """None is under way any more."""
+        for attempt in self.attempts.values():
+            attempt.backend.num_running -= 1
+        self.attempts.clear()
 
     @property
     def counted_under(self) -> int:
@@ -179,6 +214,7 @@ class LiveReplica:
 
     def __init__(self, metrics: ReplicaMetrics, core: CoreConfig) -> None:
         self.metrics = metrics
+        self.core = core
         #: Of several KV groups, the blocks of each; their numbers run across the groups.
         self._group_blocks = core.num_blocks if core.groups > 1 else 0
         self.epoch = 0
@@ -289,7 +325,7 @@ def request_row(
         reason=reason,
         arrived_ns=request.arrived_ns,
         finished_ns=now_ns,
-        prompt_tokens=request.prompt_tokens,
+        prompt_tokens=sequence.prompt_tokens,
         output_tokens=output_tokens,
         cached_tokens=cached_tokens,
         request_e2e_time=now_ns - request.received_ns,
@@ -378,6 +414,13 @@ def observe_step(row: StepRow, metrics: ReplicaMetrics) -> None:
         metrics.group_tokens = _added(metrics.group_tokens, row.loads)
     for gap_ns, num_rows in row.token_gaps:
         metrics.histograms["decode_token_execution_plus_preemption_time"].observe(gap_ns, num_rows)
+
+
+def observe_relayed(row: RelayedTokens, metrics: ReplicaMetrics) -> None:
+    """Add tokens that another server sent to the sums of its replica."""
+    metrics.generation_tokens += row.num_tokens
+    if row.gap_ns is not None:
+        metrics.histograms["decode_token_execution_plus_preemption_time"].observe(row.gap_ns)
 
 
 def _added(sums: list[int], values: list[int]) -> list[int]:

@@ -21,9 +21,10 @@ UNFINISHED: Final = "unfinished"
 class RequestRow(Struct, frozen=True, kw_only=True):
     """A sequence that has ended, or an unfinished one as it was at `finished_ns`. Times in ns; None: not reached.
 
-    `eventlm.metrics.histograms` describes them. met_deadline: of the request's own deadline for the
-    first token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request brought.
-    is_branch: it belongs to a beam search whose first request stands for all of them in what counts requests.
+    `eventlm.metrics.histograms` describes them. A forwarded sequence has the token counts of its server, where that has
+    some, and its waits between attempts count as those after preemptions. met_deadline: of the request's own deadline
+    for the first token; None: it has none, or was cancelled before it. met_slo: of the objectives that the request
+    brought. is_branch: it belongs to a beam search whose first request stands for all of them in what counts requests.
     """
 
     request: int
@@ -103,6 +104,19 @@ class StepRow(Struct, frozen=True, kw_only=True):
         return self.completed_ns - self.batch_execution_time
 
 
+class RelayedTokens(NamedTuple):
+    """Tokens of one sequence that another server sent at once. gap_ns: since those before them; None: they are the
+    first, or came with the end.
+    """
+
+    relayed_ns: int
+    replica: int
+    request: int
+    index: int  # type: ignore[assignment]  # hides tuple.index on purpose
+    num_tokens: int
+    gap_ns: int | None
+
+
 class Gauges(NamedTuple):
     """A replica at one moment: sequences on it, sequences waiting (for any replica: under the first), blocks held, and
     of several KV groups those of each.
@@ -125,6 +139,10 @@ class MetricsSink(Protocol):
         """A step has completed."""
         ...
 
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Another server sent tokens that count."""
+        ...
+
 
 class EndedRows:
     """A sink that keeps the rows of the sequences that ended last, for outputs that report the end and for queries."""
@@ -142,6 +160,9 @@ class EndedRows:
 
     def step_completed(self, row: StepRow) -> None:
         """Steps are not kept."""
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Nor are tokens."""
 
     def find(self, identity: SequenceId) -> RequestRow | None:
         """The row of a sequence; None if it has not ended, ended long ago, or was not measured."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from msgspec import UNSET
+
 from eventlm.core.recorded_layouts import recorded_layouts
 from eventlm.core.state.sequence import State
 from eventlm.core.state.snapshot import SequenceRow, StateSnapshot
@@ -38,6 +40,7 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics, SetOfReplicas
+from eventlm.metrics.forwarded import ForwardFold
 from eventlm.metrics.live import (
     Identity,
     LiveReplica,
@@ -51,6 +54,7 @@ from eventlm.metrics.live import (
     shown_tokens,
 )
 from eventlm.metrics.rows import COMPLETED, UNFINISHED, Gauges, MetricsSink, RequestRow, StepRow
+from eventlm.metrics.sequences import LiveSequences
 from eventlm.metrics.service_classes import ClassSums
 
 
@@ -66,12 +70,14 @@ class MetricsStore:
         self._num_cut = 0
         self._num_plugin_failures = 0
         self._classes = ClassSums()
-        self._replicas: list[LiveReplica] = []
+        self._live = LiveSequences()
+        self._replicas = self._live.replicas
         self._sets = [SetOfReplicas(0, "", 0)]
         #: Requests whose group is not complete, and those admitted.
         self._arriving: dict[int, LiveRequestMetrics] = {}
         self._requests: dict[int, LiveRequestMetrics] = {}
-        self._sequences: dict[Identity, LiveSequenceMetrics] = {}
+        self._sequences = self._live.sequences
+        self._forwards = ForwardFold(self._live, sink)
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Header: self._begin,
             Arrived: self._arrived,
@@ -90,6 +96,7 @@ class MetricsStore:
             Desynced: self._worker_lost,
             PluginFailed: self._plugin_failed,
             StepOps: self._step_ops,
+            **self._forwards.handlers,
         }
 
     @property
@@ -100,7 +107,7 @@ class MetricsStore:
     def unfinished(self, num_tokens: Mapping[Identity, int] | None = None) -> list[RequestRow]:
         """A row for each sequence that has not ended, in the order of their arrivals, as of the last event.
 
-        num_tokens: output tokens of each, which the store does not count; without it rows have 0 of them.
+        num_tokens: output tokens of each, which the store counts of forwarded ones only; without it others have 0.
         """
         known = num_tokens or {}
         for replica in self._replicas:
@@ -110,7 +117,7 @@ class MetricsStore:
                 sequence,
                 UNFINISHED,
                 self._now_ns,
-                output_tokens=known.get(identity, 0),
+                output_tokens=known.get(identity, sequence.output_tokens),
                 cached_tokens=sequence.cached_tokens,
             )
             for identity, sequence in sorted(self._sequences.items())
@@ -163,6 +170,7 @@ class MetricsStore:
             self._replicas[index].metrics.is_up = replica.up
         for launched in launches:
             self._replicas[launched.replica].launches[launched.s] = launched
+        self._forwards.take_up(taken)
 
     def _take_up(self, live: LiveRequestMetrics, row: SequenceRow, now_ns: int) -> None:
         sequence = LiveSequenceMetrics(
@@ -177,15 +185,17 @@ class MetricsStore:
         self._sequences[sequence.identity] = sequence
         if row.num_tokens > live.prompt_tokens:
             sequence.last_token_ns = now_ns
+            sequence.output_tokens = (row.num_tokens - live.prompt_tokens) * live.is_forwarded
         if row.state is State.CLOSING:
             sequence.phase, sequence.held_until_ns = Phase.ENDING, now_ns
         elif row.state in (State.PREFILL, State.DECODE):
             sequence.phase = Phase.RUNNING
             replica = self._replicas[row.replica]
             replica.metrics.num_running += 1
-            replica.write_blocks(sequence.table, 0, row.block_table)
+            if not live.is_forwarded:
+                replica.write_blocks(sequence.table, 0, row.block_table)
         else:
-            self._count_waiting(sequence, 1)
+            self._live.count_waiting(sequence, 1)
 
     def snapshot(self) -> MetricsSnapshot:
         """A copy of all sums and gauges."""
@@ -194,6 +204,7 @@ class MetricsStore:
             model=first.model,
             num_blocks=first.num_blocks,
             layout=first.layout,
+            forwards=first.forwards,
             num_events=self._num_events,
             duration_ns=self._now_ns - (self._header.ts if self._header is not None else 0),
             num_requests=self._num_requests,
@@ -213,14 +224,17 @@ class MetricsStore:
         layouts = recorded_layouts(header)
         for each in header.sets:
             core, first = each.core, len(self._replicas)
-            self._sets.append(SetOfReplicas(first, core.models[0], core.blocks_per_replica, layouts[first]))
+            forwards = core.forwards is not UNSET
+            self._sets.append(SetOfReplicas(first, core.models[0], core.blocks_per_replica, layouts[first], forwards))
             self._replicas += [LiveReplica(ReplicaMetrics.of(core), core) for _ in range(core.num_replicas)]
+            self._forwards.begin(first, each.host)
 
     def _skip_gap(self) -> None:
         """Events are missing. Sequences that were live before them may have ended since, so drop them all."""
         self._num_cut += len(self._sequences)
         for sequence in list(self._sequences.values()):
-            self._leave_phase(sequence)
+            self._live.leave_phase(sequence)
+            sequence.end_attempts()
         self._sequences.clear()
         self._requests.clear()
         self._arriving.clear()
@@ -232,8 +246,16 @@ class MetricsStore:
         return self._replicas[max(index, 0)].metrics
 
     def _request(self, arrival: Arrived) -> LiveRequestMetrics:
-        first = self._sets[arrival.replicaset].first
-        return LiveRequestMetrics(arrival.s, arrival.ts, arrival.prompt_tokens, arrival.n, arrival.scheduling, first)
+        of_set = self._sets[arrival.replicaset]
+        return LiveRequestMetrics(
+            arrival.s,
+            arrival.ts,
+            arrival.prompt_tokens,
+            arrival.n,
+            arrival.scheduling,
+            of_set.first,
+            of_set.forwards,
+        )
 
     def _arrived(self, event: Arrived) -> None:
         if not event.scheduling.is_branch:
@@ -259,20 +281,14 @@ class MetricsStore:
                 waits_for_grammar=request.scheduling.waits_for_grammar,
             )
             self._sequences[sequence.identity] = sequence
-            self._count_waiting(sequence, 1)
-
-    def _count_waiting(self, sequence: LiveSequenceMetrics, change: int) -> None:
-        metrics = self._of(sequence.home if sequence.home >= 0 else sequence.request.first_replica)
-        metrics.num_waiting += change
-        if sequence.waits_for_grammar:
-            metrics.num_waiting_for_grammar += change
+            self._live.count_waiting(sequence, 1)
 
     def _grammar_ready(self, event: GrammarReady) -> None:
         for sequence in self._samples_of(event.request):
             if sequence.waits_for_grammar:
-                self._count_waiting(sequence, -1)
+                self._live.count_waiting(sequence, -1)
                 sequence.waits_for_grammar = False
-                self._count_waiting(sequence, 1)
+                self._live.count_waiting(sequence, 1)
 
     def _samples_of(self, request: int) -> list[LiveSequenceMetrics]:
         live = self._requests.get(request)
@@ -282,15 +298,7 @@ class MetricsStore:
     def _routed(self, event: Routed) -> None:
         for sequence in self._samples_of(event.request):
             if event.index in (-1, sequence.identity[1]):
-                self._set_home(sequence, event.replica)
-
-    def _set_home(self, sequence: LiveSequenceMetrics, home: int) -> None:
-        waits = sequence.phase is Phase.WAITING
-        if waits:
-            self._count_waiting(sequence, -1)
-        sequence.home = home
-        if waits:
-            self._count_waiting(sequence, 1)
+                self._live.set_home(sequence, event.replica)
 
     def _launched(self, event: Launched) -> None:
         replica = self._replicas[event.replica]
@@ -314,22 +322,10 @@ class MetricsStore:
 
     def _start_running(self, sequence: LiveSequenceMetrics, event: Launched) -> None:
         """Its first chunk since it waited."""
-        self._count_waiting(sequence, -1)
-        if sequence.replica >= 0:
-            # Its last token may have come from another replica.
-            self._replicas[sequence.replica].token_times.leave(sequence.identity)
-        sequence.phase = Phase.RUNNING
-        sequence.replica = event.replica
-        metrics = self._of(event.replica)
-        metrics.num_running += 1
-        if sequence.launched_ns is None:
-            sequence.launched_ns = event.ts
-            if not sequence.request.scheduling.skip_cache_read and not sequence.num_preemptions:
-                metrics.queried_tokens += sequence.request.prompt_tokens
-        if sequence.preempted_ns is not None:
-            sequence.preemption_ns += event.ts - sequence.preempted_ns
-            sequence.preempted_ns = None
-            sequence.num_restarts += 1
+        is_first = sequence.launched_ns is None
+        self._live.start_running(sequence, event.replica, event.ts)
+        if is_first and not sequence.request.scheduling.skip_cache_read and not sequence.num_preemptions:
+            self._of(event.replica).queried_tokens += sequence.request.prompt_tokens
 
     def _note_chunk(
         self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, position: int, num_tokens: int
@@ -355,7 +351,7 @@ class MetricsStore:
         rows = producing_rows(launched, fact.produced, event.dropped)
         gaps, first = replica.token_times.take(rows, self._sequences, event.ts)
         for sequence in first:
-            self._first_token(sequence, metrics, event.ts)
+            self._live.first_token(sequence, metrics, event.ts)
         tokens = rows if len(rows) == event.num_tokens else shown_tokens(launched, fact.produced, event.dropped)
         row = StepRow(
             replica=fact.replica,
@@ -378,26 +374,6 @@ class MetricsStore:
         if self._sink is not None:
             self._sink.step_completed(row)
 
-    def _first_token(self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, now_ns: int) -> None:
-        sequence.first_token_ns = now_ns
-        if sequence.request.is_branch:
-            return
-        metrics.histograms["prefill_e2e_time"].observe(now_ns - sequence.request.received_ns)
-        self._prefill_done(sequence, metrics, now_ns)
-
-    def _prefill_done(self, sequence: LiveSequenceMetrics, metrics: ReplicaMetrics, now_ns: int) -> None:
-        """Its prompt is computed, and its deadline is met or missed."""
-        request = sequence.request
-        metrics.prompt_tokens += request.prompt_tokens
-        metrics.cached_tokens += sequence.cached_tokens
-        if request.deadline_ns:
-            slack_ns = request.arrived_ns + request.deadline_ns - now_ns
-            metrics.histograms["deadline_slack"].observe(slack_ns)
-            if slack_ns >= 0:
-                metrics.num_deadlines_met += 1
-            else:
-                metrics.num_deadlines_missed += 1
-
     def _preempted(self, event: Preempted) -> None:
         _count(self._of(event.replica).preempt_reasons, event.reason)
         sequence = self._sequences.get((event.request, event.index))
@@ -406,32 +382,12 @@ class MetricsStore:
         sequence.num_preemptions += 1
         # By the log, a sequence that was admitted and had no chunk yet has not run.
         if sequence.phase is Phase.RUNNING:
-            self._leave_phase(sequence)
-            sequence.phase = Phase.WAITING
-            sequence.preempted_ns = event.ts
-            self._count_waiting(sequence, 1)
-
-    def _leave_phase(self, sequence: LiveSequenceMetrics) -> None:
-        """Take it out of the gauges, and release its blocks."""
-        if sequence.phase is Phase.WAITING:
-            self._count_waiting(sequence, -1)
-        elif sequence.phase is Phase.RUNNING:
-            replica = self._replicas[sequence.replica]
-            replica.metrics.num_running -= 1
-            replica.release_table(sequence.table)
+            self._live.stop_running(sequence, event.ts)
 
     def _closing(self, event: Closing) -> None:
         sequence = self._sequences.get((event.request, event.index))
         if sequence is not None:
-            self._end_phase(sequence, event.ts)
-
-    def _end_phase(self, sequence: LiveSequenceMetrics, now_ns: int) -> None:
-        self._leave_phase(sequence)
-        if sequence.preempted_ns is not None:
-            sequence.preemption_ns += now_ns - sequence.preempted_ns
-            sequence.preempted_ns = None
-        sequence.phase = Phase.ENDING
-        sequence.held_until_ns = now_ns
+            self._live.end_phase(sequence, event.ts)
 
     def _finished(self, event: Finished) -> None:
         sequence = self._sequences.pop((event.request, event.index), None)
@@ -439,7 +395,7 @@ class MetricsStore:
             self._num_unseen += 1
             return
         if sequence.phase is not Phase.ENDING:
-            self._end_phase(sequence, event.ts)
+            self._live.end_phase(sequence, event.ts)
         request = sequence.request
         request.num_unfinished -= 1
         if not request.num_unfinished:
@@ -447,9 +403,11 @@ class MetricsStore:
         replica = self._replicas[sequence.counted_under]
         replica.token_times.leave(sequence.identity)
         metrics = replica.metrics
-        row = request_row(
-            sequence, event.reason, event.ts, output_tokens=event.position, cached_tokens=event.cached_tokens
-        )
+        output_tokens, cached_tokens = event.position, event.cached_tokens
+        if request.is_forwarded:
+            output_tokens = event.position if request.generates else 0
+            cached_tokens = self._forwards.finish(sequence, event)
+        row = request_row(sequence, event.reason, event.ts, output_tokens=output_tokens, cached_tokens=cached_tokens)
         if not request.is_branch:
             self._count_end(row, sequence, metrics)
         if self._sink is not None:
@@ -460,7 +418,7 @@ class MetricsStore:
         self._classes.ended(row)
         _count(metrics.finish_reasons, reason)
         if reason == "complete":
-            self._prefill_done(sequence, metrics, now_ns)
+            self._live.prefill_done(sequence, metrics, now_ns)
         if reason in COMPLETED:
             observe_request(row, metrics)
             request.max_output_tokens = max(request.max_output_tokens or 0, row.output_tokens)
@@ -495,7 +453,7 @@ class MetricsStore:
         replica.lose_worker()
         for sequence in self._sequences.values():
             if sequence.home == index:
-                self._set_home(sequence, -1)
+                self._live.set_home(sequence, -1)
 
     def _plugin_failed(self, event: PluginFailed) -> None:
         self._num_plugin_failures += 1

@@ -1,8 +1,11 @@
-"""A line in the log every few seconds of work: load, throughput, cache use and prefix hit rate, as vLLM prints it."""
+"""A line in the log every few seconds of work: load, throughput, cache use and prefix hit rate, as vLLM prints it; and
+of other servers how many are up and how many attempts failed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import structlog
 
@@ -15,6 +18,8 @@ log = structlog.get_logger("eventlm.engine")
 
 
 _COUNTERS = ("prompt_tokens", "generation_tokens", "queried_tokens", "hit_tokens")
+#: Of all other servers.
+_FAILURES = "failures"
 
 
 class ThroughputLog:
@@ -28,7 +33,7 @@ class ThroughputLog:
         self._interval_ns = interval_s * NANOSECONDS_PER_SECOND
         self._is_busy = False
         self._last_ns = self._busy_ns = 0
-        #: Sums of _COUNTERS over all replicas at the last line.
+        #: Sums of _COUNTERS over all replicas at the last line, and the failures.
         self._logged: Counter[str] = Counter()
 
     def observe(self, event: Event) -> None:
@@ -43,16 +48,24 @@ class ThroughputLog:
     def _log(self, snapshot: MetricsSnapshot) -> None:
         replicas = snapshot.replicas
         sums = Counter({name: sum(getattr(replica, name) for replica in replicas) for name in _COUNTERS})
+        backends = [each for each in replicas if each.backend is not None and not each.backend.is_gone]
+        sums[_FAILURES] = sum(sum(each.backend.failures.values()) for each in backends if each.backend)
         new = sums - self._logged
         seconds = self._busy_ns / NANOSECONDS_PER_SECOND
-        used = sum(replica.num_held_blocks for replica in replicas) / snapshot.total_blocks
+        more: dict[str, Any] = {}
+        if snapshot.total_blocks:
+            used = sum(replica.num_held_blocks for replica in replicas) / snapshot.total_blocks
+            more["kv_cache_usage_percent"] = round(100 * used, 1)
+        if backends:
+            more["backends_up"] = f"{sum(each.is_up for each in backends)}/{len(backends)}"
+            more["failed_attempts"] = new[_FAILURES]
         log.info(
             "throughput",
             running=sum(replica.num_running for replica in replicas),
             waiting=sum(replica.num_waiting for replica in replicas),
             prompt_tokens_per_s=round(new["prompt_tokens"] / seconds, 1),
             generation_tokens_per_s=round(new["generation_tokens"] / seconds, 1),
-            kv_cache_usage_percent=round(100 * used, 1),
+            **more,
             prefix_cache_hit_percent=round(100 * new["hit_tokens"] / new["queried_tokens"], 1)
             if new["queried_tokens"]
             else 0.0,

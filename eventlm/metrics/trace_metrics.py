@@ -12,7 +12,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.events import Event, Header
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.histograms import HISTOGRAMS
-from eventlm.metrics.rows import Gauges, RequestRow, StepRow
+from eventlm.metrics.rows import Gauges, RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.window_sums import WindowSums
 from eventlm.types import OnProgress, TimeWindow
@@ -190,6 +190,15 @@ class StatsCollector:
         series.step_starts_ns.append(row.started_ns)
         series.step_ends_ns.append(row.completed_ns)
         series.batch_sizes.append(row.batch_size)
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Measure the time between a sequence's tokens."""
+        if self._window is not None and not self._window.has(row.relayed_ns):
+            return
+        if self._sums is not None:
+            self._sums.tokens_relayed(row)
+        if row.gap_ns is not None:
+            self._values["decode_token_execution_plus_preemption_time"][row.gap_ns] += 1
 
     def stats(self, *, path: str, num_bytes: int, warnings: list[str]) -> TraceStats:
         """What they add up to, once, after the last of them. Raises ValueError if there was no event."""

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from eventlm.events import Admitted, Arrived, Event, Header, Rejected
 from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
-from eventlm.metrics.live import observe_request, observe_step
-from eventlm.metrics.rows import COMPLETED, RequestRow, StepRow
+from eventlm.metrics.live import observe_relayed, observe_request, observe_step
+from eventlm.metrics.rows import COMPLETED, RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.service_classes import ClassSums
 
 #: Counters of a replica that grow in the window as they happen, and gauges as they are at its end.
@@ -24,7 +24,7 @@ _GAUGES = ("num_running", "num_waiting", "num_waiting_for_grammar", "num_held_bl
 class WindowSums:
     """A snapshot's sums over a window: of the requests that arrived in it and the steps that overlap it.
 
-    What belongs to neither (preemptions, lost workers, cache hits, operations) counts when it happens.
+    What belongs to neither (preemptions, lost workers, cache hits, operations, attempts) counts when it happens.
     """
 
     def __init__(self, header: Header) -> None:
@@ -69,6 +69,10 @@ class WindowSums:
         observe_step(row, metrics)
         metrics.generation_tokens += len(row.tokens)
 
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Add tokens that another server sent in the window."""
+        observe_relayed(row, self._replicas[row.replica])
+
     def snapshot(self, before: MetricsSnapshot, after: MetricsSnapshot, duration_ns: int) -> MetricsSnapshot:
         """The sums, with the differences of what was counted as it happened between two snapshots of the store."""
         for metrics, old, new in zip(self._replicas, before.replicas, after.replicas, strict=True):
@@ -80,6 +84,8 @@ class WindowSums:
                 setattr(metrics, name, {key: value for key, value in counts.items() if value})
             for name in _GAUGES:
                 setattr(metrics, name, getattr(new, name))
+            if new.backend is not None:
+                metrics.backend = new.backend.since(old.backend)
         return structs.replace(
             after,
             num_events=self._num_events,

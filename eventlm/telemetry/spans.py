@@ -19,7 +19,7 @@ import xxhash
 from msgspec import Struct
 
 from eventlm.events import Arrived, Event, Finished, Header, Preempted, Rejected
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.telemetry.phases import PhaseFold, TracedSequence, TracedStep
 from eventlm.types import NANOSECONDS_PER_SECOND, RequestKind, TimeWindow
@@ -258,6 +258,9 @@ class SpanBuilder:
 
     def step_completed(self, row: StepRow) -> None:
         """Rows of steps are not needed."""
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Nor are those of tokens."""
 
     def _trace_id(self, request: int) -> str:
         parent = self._parents[request]

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
-from eventlm.metrics.rows import UNFINISHED, RequestRow, StepRow
+from eventlm.metrics.rows import UNFINISHED, RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.types import OnProgress, TimeWindow
 
@@ -85,6 +85,10 @@ class _Slowest:
     def step_completed(self, row: StepRow) -> None:
         """Count its tokens."""
         self.num_tokens.update(row.tokens)
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Count them."""
+        self.num_tokens[row.request, row.index] += row.num_tokens
 
     def add(self, row: RequestRow) -> None:
         """Rank a row. Ties go to the earlier request."""

@@ -12,7 +12,7 @@ from typing import IO, Literal, NamedTuple
 from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
 from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.system.whole_file import WholeFile, cannot_write
 from eventlm.types import OnProgress, TimeWindow
@@ -188,6 +188,9 @@ class _Exporter:
         if self._is_wanted(arrival):
             measured: dict[str, Value] = {column: getattr(row, field) for column, field in _MEASURED.items()}
             self._requests.add(_of_arrival(arrival) | measured | {"outcome": "finished"})
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """There is no table of tokens."""
 
     def step_completed(self, row: StepRow) -> None:
         """A step has completed."""

@@ -11,7 +11,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.in_flight import launches_in_flight
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.events import Event, Header, Snapshot
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.chrome import ChromeWriter
 from eventlm.replay.export.perfetto import PerfettoWriter
@@ -136,6 +136,10 @@ class _Timeline:
             self._num_tokens[row.replica, _group_tokens(group)] += num_tokens
         if is_wanted and row.stages:
             self._writer.stages_ended(row)
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Count them."""
+        self._num_tokens[row.replica, "tokens/s"] += row.num_tokens
 
 
 def _group_tokens(group: int) -> str:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from eventlm.events import Arrived, Emitted, Event, Finished, Launched, Preempted, StepCompleted
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 
 
@@ -18,6 +18,7 @@ class Rows:
     def __init__(self) -> None:
         self.requests: dict[tuple[int, int], RequestRow] = {}
         self.steps: list[StepRow] = []
+        self.relayed: list[RelayedTokens] = []
 
     def request_ended(self, row: RequestRow) -> None:
         assert (row.request, row.index) not in self.requests
@@ -25,6 +26,9 @@ class Rows:
 
     def step_completed(self, row: StepRow) -> None:
         self.steps.append(row)
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        self.relayed.append(row)
 
 
 def fold(events: Sequence[Event]) -> tuple[MetricsStore, Rows]:

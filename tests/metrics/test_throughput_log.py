@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from eventlm.config import LogConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.events import Checkpoint
-from eventlm.metrics.aggregates import MetricsSnapshot, ReplicaMetrics
+from eventlm.metrics.aggregates import BackendMetrics, MetricsSnapshot, ReplicaMetrics
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.throughput_log import ThroughputLog
 from eventlm.system.system import real_system
@@ -23,10 +23,11 @@ class Store:
 
     def __init__(self) -> None:
         self.num_live = 0
+        self.forwards = False
         self.replicas = [ReplicaMetrics(histograms={}), ReplicaMetrics(histograms={})]
 
     def snapshot(self) -> MetricsSnapshot:
-        return MetricsSnapshot(num_blocks=200, replicas=self.replicas)
+        return MetricsSnapshot(num_blocks=200, replicas=self.replicas, forwards=self.forwards)
 
 
 class Played:
@@ -69,6 +70,22 @@ def test_figures_are_of_the_interval_and_of_all_replicas() -> None:
     [line] = played.at(23.5, num_live=0)
     assert (line["prompt_tokens_per_s"], line["generation_tokens_per_s"]) == (0.0, 4.0)
     assert line["prefix_cache_hit_percent"] == 0.0
+
+
+def test_of_other_servers_it_says_how_many_are_up_and_no_blocks() -> None:
+    played = Played()
+    played.at(0, num_live=1)
+    first, second = played.store.replicas
+    played.store.forwards = True
+    first.backend, second.backend = BackendMetrics(failures={"server": 2, "connect": 1}), BackendMetrics()
+    first.is_up = True
+    [line] = played.at(10, num_live=1)
+    assert (line["backends_up"], line["failed_attempts"]) == ("1/2", 3)
+    assert "kv_cache_usage_percent" not in line
+    second.backend.failures["server"] = 4
+    second.backend.down_reason, second.is_up = "removed", False
+    [line] = played.at(20, num_live=1)
+    assert (line["backends_up"], line["failed_attempts"]) == ("1/1", 0)
 
 
 def test_idle_time_is_silent_and_does_not_count() -> None:

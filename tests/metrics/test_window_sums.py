@@ -9,7 +9,7 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.events import Arrived
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.types import TimeWindow
@@ -31,6 +31,9 @@ class Rows:
 
     def step_completed(self, row: StepRow) -> None:
         self.steps.append(row)
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """There are none."""
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -20,7 +20,7 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.explain.result import IN_STEP, Cause, Explanation, parts
 
@@ -55,6 +55,9 @@ class _Rows:
 
     def step_completed(self, row: StepRow) -> None:
         self.steps[row.replica, row.step] = row
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """There are none."""
 
 
 def read(path: Path) -> Log:

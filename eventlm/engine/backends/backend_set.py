@@ -15,6 +15,7 @@ from eventlm.engine.backends.controller import BackendController, BackendOwner, 
 from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
+from eventlm.events.forwarding import REMOVED
 
 log = structlog.get_logger("eventlm.backend")
 
@@ -133,7 +134,7 @@ class BackendSet:
     def remove(self, name: str) -> None:
         """Let a backend go once it has answered what it has. Raises UsageError if there is none of this name."""
         controller = self._find(name)
-        controller.drain(drains=True, reason="removed")
+        controller.drain(drains=True, reason=REMOVED)
         task = asyncio.create_task(self._leave(controller), name=f"removal of {name}")
         self._removing.add(task)
         task.add_done_callback(self._removing.discard)

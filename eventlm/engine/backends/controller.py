@@ -25,6 +25,7 @@ from eventlm.engine.backends.protocol import (
     described,
 )
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
+from eventlm.events.forwarding import DRAINED
 from eventlm.types import parts_per_million
 
 #: Failures of these kinds say that something is wrong with the backend, and not only with a request or its load.
@@ -141,7 +142,7 @@ class BackendController:
         if task is not None:
             task.cancel()
 
-    def drain(self, *, drains: bool, reason: str = "drained") -> None:
+    def drain(self, *, drains: bool, reason: str = DRAINED) -> None:
         """Let it get no more requests, or again."""
         self.is_drained = drains
         if drains:

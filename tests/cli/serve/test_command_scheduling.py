@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from eventlm.events import Arrived, Event, Launched, TimerDue
-from eventlm.metrics.rows import RequestRow, StepRow
+from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.what_if.null_test import null_test
@@ -70,6 +70,9 @@ class Rows:
 
     def step_completed(self, row: StepRow) -> None:
         """Not wanted."""
+
+    def tokens_relayed(self, row: RelayedTokens) -> None:
+        """Nor these."""
 
 
 @pytest.fixture
