@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
+from eventlm.core.state.backend_state import Forwards
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.state.step_plan import StepPlan, WaitCause, WaitReason
 
 #: With these causes a sequence is not considered for any step: what earlier plans say of it does not count any more.
-_OUT_OF_LINE: tuple[WaitCause, ...] = ("grammar", "worker", "paused", "draining", "text_end")
+_OUT_OF_LINE: tuple[WaitCause, ...] = ("grammar", "worker", "backend", "backoff", "paused", "draining", "text_end")
 _NEARNESS = {cause: rank for rank, cause in enumerate(get_args(WaitCause))}
 
 
 def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, StepPlan]) -> WaitReason | None:
-    """Why a live sequence is in no step now; None if it is in one.
+    """Why a live sequence is in no step now; None if it is in one, or another server has it.
 
     plans: by replica, its latest plan since the sequence has been waiting, or resident without a row.
     """
@@ -28,6 +29,9 @@ def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, S
         return WaitReason("grammar")
     if sequence.state is State.CLOSING:
         return WaitReason("text_end")
+    forwards = state.set_of(sequence).forwards
+    if forwards is not None:
+        return _find_forward_reason(state, sequence, forwards)
     if sequence.in_flight:
         return None if sequence.resident else WaitReason("draining", sequence.replica)
     if state.paused:
@@ -39,6 +43,24 @@ def find_wait_reason(state: CoreState, sequence: Sequence, plans: Mapping[int, S
             reason = None if plan is None else plan.wait_reason(sequence)
             found.append(reason or WaitReason("steps_in_flight", replica.index))
     return min(found, key=lambda each: (_NEARNESS[each.cause], each.replica), default=WaitReason("worker"))
+
+
+def _find_forward_reason(state: CoreState, sequence: Sequence, forwards: Forwards) -> WaitReason | None:
+    """Why no other server has it. Whoever waits is sent as soon as one has room, so that no plan need be known."""
+    if sequence.resident:
+        return None
+    attempts = forwards.attempts.get(sequence.id)
+    if sequence.id in forwards.resting:
+        return WaitReason("backoff")
+    if state.paused:
+        return WaitReason("paused")
+    avoided = -1 if attempts is None else attempts.avoided
+    found = [
+        WaitReason("avoided" if replica.has_room() and replica.index == avoided else "backend_limit", replica.index)
+        for replica in takers_of(state, sequence)
+        if replica.up
+    ]
+    return min(found, key=lambda each: (_NEARNESS[each.cause], each.replica), default=WaitReason("backend"))
 
 
 def takers_of(state: CoreState, sequence: Sequence) -> list[Replica]:

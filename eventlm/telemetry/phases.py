@@ -52,6 +52,7 @@ PhaseName = Literal[
     "prefill",  # resident, until its last prompt chunk has completed
     "decode",
     "preempted",  # waiting to be admitted again
+    "retry",  # waiting to be sent to another server again
     "recompute",  # resident again, until its tokens are computed again
     "text_end",  # ended by the worker, its text is still searched for an earlier end
 ]

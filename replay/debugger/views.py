@@ -16,7 +16,7 @@ from eventlm.errors import UsageError
 from eventlm.events import Header, PluginRecord
 from eventlm.formatting import counted
 from eventlm.replay.debugger.results import TableResult, sequence_name
-from eventlm.replay.explain.story import CAUSES
+from eventlm.replay.explain.words import CAUSES
 from eventlm.replay.expressions.evaluation import Value
 from eventlm.types import ceil_div
 

@@ -5,7 +5,7 @@ The verifier feeds the core, so an explanation describes what really happened, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 
@@ -21,21 +21,32 @@ from eventlm.errors import UsageError
 from eventlm.events import (
     Admitted,
     Arrived,
+    BackendUp,
     Closing,
     Decision,
     Emitted,
     Fact,
     Finished,
+    Forwarded,
+    ForwardEnded,
+    ForwardFailed,
     Header,
     Launched,
     Preempted,
     Rejected,
+    Relayed,
+    RetrySet,
     StepCompleted,
+    Streamed,
+    Withdrawn,
 )
 from eventlm.events.codec import FACT_TAGS
 from eventlm.formatting import counted
+from eventlm.replay.backend_names import names_at_start
+from eventlm.replay.explain.forward_timeline import ForwardTimeline
+from eventlm.replay.explain.life import order_of
 from eventlm.replay.explain.result import Explanation, Order
-from eventlm.replay.explain.timeline import Timeline, order_of, rows_of
+from eventlm.replay.explain.timeline import Timeline, rows_of
 from eventlm.replay.rebuild import Changes, rebuild
 from eventlm.replay.verify.divergence_error import DivergenceError
 from eventlm.replay.verify.verifier import Found, Verifier
@@ -58,7 +69,9 @@ class Explainer:
     wanted: by request, the indices of its samples; None: all of them. Raises Found at a divergence.
     """
 
-    def __init__(self, verifier: Verifier, wanted: Mapping[int, list[int] | None]) -> None:
+    def __init__(
+        self, verifier: Verifier, wanted: Mapping[int, list[int] | None], names: Mapping[int, str] | None = None
+    ) -> None:
         self.found: dict[SequenceId, Explanation] = {}
         #: The tags of the events at the positions of wanted requests.
         self.tags: dict[int, str] = {}
@@ -67,7 +80,9 @@ class Explainer:
         self._wanted = wanted
         #: Arrivals that have been neither admitted nor rejected yet.
         self.arriving: dict[int, Arrived] = {}
-        self._live: dict[SequenceId, Timeline] = {}
+        self._live: dict[SequenceId, Timeline | ForwardTimeline] = {}
+        #: Of replicas that are other servers.
+        self._names = dict(names or {})
         #: The latest line.
         self.last_s, self._last_tag = -1, "header"
 
@@ -87,6 +102,11 @@ class Explainer:
             last_ns = self._core.state.now_ns
             self._core = self._verifier.core
             self._resume(self._core.state, last_ns)
+        elif line.tag == "backend_up":
+            fact = line.event()
+            assert isinstance(fact, BackendUp)
+            self._names[fact.replica] = fact.name
+            self._take(fact, list(self._verifier.expected))
         elif line.tag in FACT_TAGS and (self._live or self.arriving or line.s in self._wanted):
             fact = line.event()
             assert isinstance(fact, Fact)
@@ -99,28 +119,65 @@ class Explainer:
             self.found[identity] = timeline.cut(now_ns, "unfinished")
         self._live.clear()
 
-    def _take(self, fact: Fact, decisions: Iterable[Decision]) -> None:
+    def _take(self, fact: Fact, decisions: Seq[Decision]) -> None:
         state = self._core.state
         if isinstance(fact, Arrived) and fact.s in self._wanted:
             self.arriving[fact.s] = fact
-        for timeline in self._live.values():
+        for timeline in self._on_workers:
             timeline.check_worker(state, fact.ts)
+        for decision in decisions:
+            if isinstance(decision, Withdrawn) and (loser := self._forwarded(decision.request, decision.index)):
+                loser.withdraw(decision)
+        if isinstance(fact, ForwardEnded | ForwardFailed):
+            self._end_attempt(fact)
         for decision in decisions:
             if isinstance(decision, Emitted) and isinstance(fact, StepCompleted):
                 # Without an `emit` the fact is from a lost worker and has no effect.
-                for timeline in self._live.values():
+                for timeline in self._on_workers:
                     timeline.complete(fact)
+            elif isinstance(decision, Relayed) and isinstance(fact, Streamed):
+                self._relay(fact, decision)
             self._note(state, decision)
         if fact.p:
-            for timeline in self._live.values():
-                timeline.settle(state)
+            for each in self._live.values():
+                each.settle(state)
+
+    @property
+    def _on_workers(self) -> Iterator[Timeline]:
+        return (each for each in self._live.values() if isinstance(each, Timeline))
+
+    def _forwarded(self, request: int, index: int) -> ForwardTimeline | None:
+        """That of a followed sequence which is forwarded to other servers."""
+        found = self._live.get(SequenceId(request, index))
+        return found if isinstance(found, ForwardTimeline) else None
+
+    def _end_attempt(self, fact: ForwardEnded | ForwardFailed) -> None:
+        timeline = self._forwarded(fact.request, fact.index)
+        if timeline is None:
+            return
+        if isinstance(fact, ForwardEnded):
+            timeline.end(fact)
+        else:
+            timeline.fail(fact)
+
+    def _relay(self, fact: Streamed, decision: Relayed) -> None:
+        for row, (request, index, attempt, num_tokens) in enumerate(fact.rows):
+            timeline = self._forwarded(request, index)
+            if timeline is not None and row not in decision.dropped:
+                timeline.go_on(attempt, num_tokens, fact.ts)
 
     def _note(self, state: CoreState, decision: Decision) -> None:
         """Apply a decision to the followed sequences."""
         if isinstance(decision, Launched):
             rows = rows_of(decision) if self._live else {}
-            for identity, timeline in self._live.items():
-                timeline.launch(decision, rows.get(identity))
+            for timeline in self._on_workers:
+                timeline.launch(decision, rows.get(timeline.sequence.id))
+        elif isinstance(decision, Forwarded):
+            for each in self._live.values():
+                if isinstance(each, ForwardTimeline):
+                    each.forward(decision)
+        elif isinstance(decision, RetrySet) and (failed := self._forwarded(decision.request, decision.index)):
+            failed.retry(decision)
         elif isinstance(decision, Admitted):
             self._admit(state, decision)
         elif isinstance(decision, Rejected):
@@ -130,11 +187,11 @@ class Explainer:
             followed = self._live.get(identity)
             if followed is None:
                 return
-            if isinstance(decision, Preempted):
+            if isinstance(followed, Timeline) and isinstance(decision, Preempted):
                 followed.preempt(decision, _order_of(state, decision, followed.urgency))
-            elif isinstance(decision, Closing):
+            elif isinstance(followed, Timeline) and isinstance(decision, Closing):
                 followed.close(decision.ts)
-            else:
+            elif isinstance(decision, Finished):
                 self.found[identity] = followed.finish(decision)
                 del self._live[identity]
 
@@ -146,9 +203,14 @@ class Explainer:
         for index in self._indices(arrival):
             # A request that its deadline ended at its arrival is no longer in the state.
             sequence = _arrived(arrival, index) if request is None else request.sequences[index]
-            timeline = Timeline(sequence, state)
+            timeline = self._timeline(sequence, state)
             timeline.arrive()
             self._live[timeline.sequence.id] = timeline
+
+    def _timeline(self, sequence: Sequence, state: CoreState) -> Timeline | ForwardTimeline:
+        if state.set_of(sequence).forwards is None:
+            return Timeline(sequence, state)
+        return ForwardTimeline(sequence, state, self._names)
 
     def _indices(self, arrival: Arrived) -> list[int]:
         n = arrival.n
@@ -173,8 +235,11 @@ class Explainer:
                 identity = SequenceId(request, index)
                 sequence = _find(state, identity)
                 if sequence is not None:
-                    timeline = self._live.setdefault(identity, Timeline(sequence, state))
-                    timeline.resume(sequence, last_ns, state.now_ns, flying)
+                    timeline = self._live.setdefault(identity, self._timeline(sequence, state))
+                    if isinstance(timeline, ForwardTimeline):
+                        timeline.resume(sequence, last_ns, state)
+                    else:
+                        timeline.resume(sequence, last_ns, state.now_ns, flying)
                     timeline.settle(state)
 
 
@@ -257,7 +322,7 @@ def explain(
     with LogReader(path, strict=strict) as reader:
         header = start or reader.header
         rebuilt = rebuild(header, Changes(trust_local_plugins=trust_local_plugins))
-        explainer = Explainer(Verifier(rebuilt, header), wanted)
+        explainer = Explainer(Verifier(rebuilt, header), wanted, names_at_start(header))
         line: LogLine | None = None
         is_done = False
         try:

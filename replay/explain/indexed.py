@@ -66,7 +66,7 @@ def _explain(index: Index, span: _Span, wanted: Sequence[SequenceId]) -> dict[Se
         indices = by_request.setdefault(request, [])
         assert indices is not None
         indices.append(number)
-    explainer = Explainer(Verifier(index.rebuilt, index.header, core=core), by_request)
+    explainer = Explainer(Verifier(index.rebuilt, index.header, core=core), by_request, index.backend_names)
     with LogReader(index.path) as reader:
         for line in reader.lines_from(index.facts.first_s if core is None else core.next_seq):
             explainer.feed(line)

@@ -11,6 +11,7 @@ from eventlm.telemetry.phases import PhaseName
 from eventlm.types import RequestKind, SequenceId
 
 #: The phase of a sequence that an interval belongs to. Unseen: while nothing was recorded, or before the log begins.
+#: One that another server has is in `prefill` until an attempt brings its first tokens.
 Phase = Literal[PhaseName, "unseen"]
 
 #: Causes other than waiting: what happened to the sequence.
@@ -26,6 +27,11 @@ Doing = Literal[
     "return",  # its step was computed, and the engine had not taken in the result
     "lost_step",  # in a step whose worker was lost
     "cut_step",  # in a step that was still under way when it ended, or the log did
+    "first_token",  # another server has it, and has not answered: the network, its queue and its prefill
+    "streaming",  # another server goes on with its answer
+    "failed_attempt",  # at another server, from where nothing more came before the attempt failed
+    "outrun",  # at another server, before the second attempt that was the first to answer
+    "cut_attempt",  # at another server that had not answered when it ended, or the log did
     "not_recorded",
 ]
 Cause = WaitCause | Doing
@@ -47,8 +53,8 @@ class Interval(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """From `start_ns` until `end_ns`, one cause applies.
 
     steps: those that computed it, or that were full, or in flight, without it.
-    limit: the limit that was reached: sequences, tokens of a step, steps in flight, blocks of the pool. num_lacking:
-    the most blocks that it lacked.
+    limit: the limit that was reached: sequences, tokens of a step, steps in flight, blocks of the pool, requests at
+    another server. num_lacking: the most blocks that it lacked.
     held_by: the residents at the beginning; of a full step, its prompts. admitted: those admitted later, or in later
     full steps. other: the sequence that does not fit and is not passed over, or is tried alone.
     order: a sequence that was ahead, preferably a later arrival.
@@ -95,6 +101,32 @@ class StepShare(Struct, frozen=True, kw_only=True):
     residency: int
 
 
+class AttemptShare(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An attempt to have another server answer the sequence. Its replica and its address, empty if that is not known.
+
+    running, limit: requests that the server had with it, and might have, when it was sent. first_ns: its first tokens
+    came; None: none did. num_tokens: that it brought. end: `answered`, a kind of failure, `withdrawn` (another one
+    answered first), `cut` (the sequence ended, or the log). status: of HTTP; retry_after_ns: what the server asked for.
+    retry_ns: when it was to be sent again at the earliest; None: it was not to be.
+    """
+
+    number: int
+    replica: int
+    backend: str = ""
+    sent_ns: int
+    ended_ns: int
+    first_ns: int | None = None
+    is_hedge: bool = False
+    cached_tokens: int = 0
+    running: int = 0
+    limit: int = 0
+    num_tokens: int = 0
+    end: str
+    status: int = 0
+    retry_after_ns: int = 0
+    retry_ns: int | None = None
+
+
 class Preemption(Struct, frozen=True, kw_only=True):
     """The sequence lost its blocks. num_tokens: prompt and kept output, to be computed again or found in the cache."""
 
@@ -112,6 +144,7 @@ class Explanation(Struct, frozen=True, kw_only=True):
     outcome: the finish reason, `rejected: ...`, `unfinished` (the log ends first) or `unknown` (it ended unrecorded).
     policy: in force at its arrival, or at the beginning of the log. n: samples of the request.
     num_replicas: of the run; steps count on each. deadline_ns: for the first token, from the arrival; 0: none.
+    is_forwarded: it is for replicas that are other servers.
     """
 
     request: int
@@ -131,6 +164,9 @@ class Explanation(Struct, frozen=True, kw_only=True):
     end_ns: int
     intervals: list[Interval]
     steps: list[StepShare] = []
+    is_forwarded: bool = False
+    #: At other servers, in the order of their ends.
+    attempts: list[AttemptShare] = []
     preemptions: list[Preemption] = []
     notes: list[str] = []
 

@@ -10,70 +10,23 @@ import msgspec
 
 from eventlm.formatting import counted
 from eventlm.policies.lrs import FRACTION_BITS
+from eventlm.replay.explain.attempts import attempts_in_words
 from eventlm.replay.explain.result import (
     IN_STEP,
     Cause,
     Explanation,
     Interval,
     Order,
-    Phase,
     Preemption,
     StepShare,
     parts,
 )
+from eventlm.replay.explain.words import label, listed, milliseconds
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, SequenceId
 
-PHASES: dict[Phase, str] = {
-    "edge": "edge",
-    "queue": "waiting",
-    "prefill": "prompt",
-    "decode": "decoding",
-    "preempted": "preempted",
-    "recompute": "recomputing",
-    "text_end": "ending",
-    "unseen": "unseen",
-}
-CAUSES: dict[Cause, str] = {
-    "steps_in_flight": "steps in flight",
-    "batcher": "no chunk",
-    "token_budget": "token budget",
-    "micro_batch": "share of a step",
-    "head_of_line": "head of the line",
-    "trial": "a trial alone",
-    "blocks": "blocks",
-    "sequence_limit": "sequence limit",
-    "worker": "no worker",
-    "paused": "paused",
-    "draining": "rows in flight",
-    "grammar": "grammar",
-    "text_end": "text end",
-    "receiving": "receiving",
-    "tokenizing": "tokenizing",
-    "stamping": "stamping",
-    "step": "computing",
-    "stage_wait": "waiting for a stage",
-    "exchange": "exchange",
-    "other_step": "worker busy",
-    "dispatch": "dispatch",
-    "return": "result",
-    "lost_step": "worker lost",
-    "cut_step": "cut short",
-    "not_recorded": "not recorded",
-}
 #: Requests or steps of a list that are named.
 _MAX_NAMED = 3
 _MAX_CLAUSES = 5
-
-
-def label(phase: Phase, cause: Cause) -> str:
-    """A part in a few words: `waiting: blocks`."""
-    return f"{PHASES[phase]}: {CAUSES[cause]}"
-
-
-def milliseconds(ns: int) -> str:
-    """With three digits or a tenth: `1,942.3 ms`, `2.13 ms`, `0.042 ms`."""
-    value = ns / NANOSECONDS_PER_MILLISECOND
-    return f"{value:,.{1 if value >= 9.995 else 2 if value >= 0.9995 else 3}f} ms"
 
 
 def describe(explanation: Explanation, *, cut: str = "when the log does") -> list[str]:
@@ -85,6 +38,7 @@ def describe(explanation: Explanation, *, cut: str = "when the log does") -> lis
         "edge": _edge,
         "queue": _queue,
         "prefill": _prefill,
+        "retry": _retry,
         "preempted": _preempted,
         "recompute": _recompute,
         "decode": _decode,
@@ -169,14 +123,22 @@ def _edge(explanation: Explanation, intervals: list[Interval]) -> str:
         "stamping": "from there until the engine took it in",
     }
     clauses = [f"{milliseconds(each.duration_ns)} {words[each.cause]}" for each in intervals]
-    return f"It reached the scheduler after {milliseconds(_sum(intervals))}: {_listed(clauses)}."
+    return f"It reached the scheduler after {milliseconds(_sum(intervals))}: {listed(clauses)}."
 
 
 def _queue(explanation: Explanation, intervals: list[Interval]) -> str:
-    return _by_cause("It waited {} to be admitted", explanation, intervals)
+    what = "sent to a backend" if explanation.is_forwarded else "admitted"
+    return _by_cause(f"It waited {{}} to be {what}", explanation, intervals)
+
+
+def _retry(explanation: Explanation, intervals: list[Interval]) -> str:
+    return _by_cause("It waited {} to be sent again", explanation, intervals)
 
 
 def _prefill(explanation: Explanation, intervals: list[Interval]) -> str:
+    if explanation.is_forwarded:
+        story = _by_cause("It was at backends for {} before tokens came", explanation, intervals)
+        return f"{story} {attempts_in_words(explanation)}"
     chunks = [step for step in explanation.steps if step.num_tokens and step.residency == 1]
     return _by_cause(f"Its prompt took {{}} in {_chunks(explanation, chunks)}", explanation, intervals)
 
@@ -192,7 +154,7 @@ def _where(explanation: Explanation, replicas: Iterable[int]) -> str:
     found = [str(replica) for replica in sorted(set(replicas))]
     if explanation.num_replicas == 1 or not found:
         return ""
-    return f" of replica{'s' * (len(found) > 1)} {_listed(found)}"
+    return f" of replica{'s' * (len(found) > 1)} {listed(found)}"
 
 
 def _chunks(explanation: Explanation, chunks: Seq[StepShare]) -> str:
@@ -203,7 +165,7 @@ def _chunks(explanation: Explanation, chunks: Seq[StepShare]) -> str:
         beside = [counted(chunk.num_decodes, "decode")] if chunk.num_decodes else []
         beside += [f"{counted(chunk.num_chunk_tokens, 'prompt token')} of others"] if chunk.num_chunk_tokens else []
         words = f"step {chunk.step}: {counted(chunk.num_tokens, 'token')}"
-        clauses.append(words + (f" beside {_listed(beside)}" if beside else ""))
+        clauses.append(words + (f" beside {listed(beside)}" if beside else ""))
     left = chunks[_MAX_NAMED:]
     if left:
         clauses.append(f"{len(left):,} more: {counted(sum(chunk.num_tokens for chunk in left), 'token')}")
@@ -212,6 +174,8 @@ def _chunks(explanation: Explanation, chunks: Seq[StepShare]) -> str:
 
 
 def _decode(explanation: Explanation, intervals: list[Interval]) -> str:
+    if explanation.is_forwarded:
+        return _by_cause("Tokens came for {}", explanation, intervals)
     decodes = [step for step in explanation.steps if not step.num_tokens]
     mixed = {(step.replica, step.step): step for step in decodes if step.num_chunk_tokens}
     shared: dict[tuple[int, int], int] = {}
@@ -270,7 +234,7 @@ def _by_cause(opening: str, explanation: Explanation, intervals: list[Interval])
     found = opening.format(milliseconds(_sum(intervals)))
     if len(groups) > 1:
         found += f": {'; '.join(clauses)}"
-    elif "step" not in groups:
+    elif "step" not in groups and "streaming" not in groups:
         found += f", {_reason(explanation, *ordered[0])}"
     return f"{found}.{_order(explanation, intervals)}"
 
@@ -282,6 +246,8 @@ def _reason(explanation: Explanation, cause: Cause, group: list[Interval]) -> st
     if cause == "sequence_limit":
         limit = f"{first.limit:,}{' a replica' * (explanation.num_replicas > 1)}"
         return f"behind {behind} (the sequence limit of {limit} was reached)"
+    if cause == "backend_limit":
+        return f"behind {behind} (the backend had as many requests as it might, {first.limit:,})"
     if cause == "blocks":
         most = max(interval.num_lacking for interval in group)
         blocks = f"{'up to ' * (most > 1)}{counted(most, 'block')}"
@@ -312,7 +278,10 @@ _REASONS: dict[Cause, str] = {
     "exchange": "on the way from stage to stage",
     "batcher": "because the batcher gave it no tokens of a step",
     "micro_batch": "because a step had its share of more urgent ones, and the next step took it",
+    "avoided": "for another backend than the one where it had just failed",
     "worker": "until a worker came up",
+    "backend": "until a backend came up",
+    "backoff": "until its next attempt was due",
     "paused": "while the engine was paused",
     "draining": "until the steps that it was still in had completed",
     "grammar": "until its grammar was built",
@@ -321,6 +290,11 @@ _REASONS: dict[Cause, str] = {
     "return": "from the end of its steps until the engine took in their results",
     "lost_step": "in steps whose worker was lost",
     "cut_step": "in a step that was still under way at its end",
+    "first_token": "for the network, the backend's queue and its prefill",
+    "streaming": "from token to token",
+    "failed_attempt": "in attempts that failed",
+    "outrun": "at a backend that a second attempt was faster than",
+    "cut_attempt": "at a backend that had not answered by its end",
 }
 
 
@@ -347,7 +321,7 @@ def _names(explanation: Explanation, identities: Iterable[SequenceId]) -> str:
         return own[0] if own else ""
     named = others[:_MAX_NAMED] if len(others) > _MAX_NAMED + 1 else others
     left = len(others) - len(named)
-    return f"request{'s' * (len(others) > 1)} {_listed([*named, *([counted(left, 'other')] if left else []), *own])}"
+    return f"request{'s' * (len(others) > 1)} {listed([*named, *([counted(left, 'other')] if left else []), *own])}"
 
 
 def _steps(steps: Seq[int]) -> str:
@@ -376,11 +350,6 @@ def _order(explanation: Explanation, intervals: list[Interval]) -> str:
 
 def _sum(intervals: Iterable[Interval]) -> int:
     return sum(interval.duration_ns for interval in intervals)
-
-
-def _listed(words: Seq[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def to_object(explanation: Explanation) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from eventlm.core.core import Core
 from eventlm.errors import UsageError
 from eventlm.events import Fact, Header, Marker
 from eventlm.events.codec import DECISION_TAGS
+from eventlm.replay.backend_names import names_at_start
 from eventlm.replay.index.file import IndexContent, IndexFacts
 from eventlm.replay.index.indexer import CoreSnapshot
-from eventlm.replay.index.tables import Column, Table
+from eventlm.replay.index.tables import Column, MarkKind, Table
 from eventlm.replay.rebuild import Rebuilt
 from eventlm.types import SequenceId
 
@@ -73,6 +74,17 @@ class Index:
     def name(self, position: int) -> str:
         """A text by its position; "" for -1."""
         return self.names[position] if position >= 0 else ""
+
+    @cached_property
+    def backend_names(self) -> dict[int, str]:
+        """The addresses of replicas that are other servers, as far as they are known; where several took turns, the
+        latest.
+        """
+        names = names_at_start(self.header)
+        ups = self.marks["kind"] == MarkKind.BACKEND_UP
+        for replica, text in zip(self.marks["replica"][ups].tolist(), self.marks["text"][ups].tolist(), strict=True):
+            names[replica] = self.name(text)
+        return names
 
     @cached_property
     def _rows(self) -> dict[SequenceId, int]:

@@ -29,6 +29,8 @@ class SequencePhase(IntEnum):
     RECOMPUTE = 5
     TEXT_END = 6
     UNSEEN = 7
+    #: Waits to be sent to another server again.
+    RETRY = 8
 
 
 class MarkKind(IntEnum):
@@ -50,6 +52,9 @@ class MarkKind(IntEnum):
     GAP = 13
     NOTE = 14
     CANCELLED = 15
+    BACKEND_UP = 16
+    BACKEND_DOWN = 17
+    FORWARD_FAILED = 18
 
 
 class Schema(NamedTuple):

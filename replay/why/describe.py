@@ -9,7 +9,8 @@ import msgspec
 
 from eventlm.formatting import counted
 from eventlm.replay.explain.result import Order
-from eventlm.replay.explain.story import CAUSES, by_key, milliseconds
+from eventlm.replay.explain.story import by_key
+from eventlm.replay.explain.words import CAUSES, milliseconds
 from eventlm.replay.why.constraints import ConstraintName, named
 from eventlm.replay.why.holders import BlockHolder, PoolUse
 from eventlm.replay.why.next_step import NextStep

@@ -10,8 +10,8 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.sequence import Sequence, State, Urgency
 from eventlm.core.wait_reason import urgency_now
+from eventlm.replay.explain.life import order_of
 from eventlm.replay.explain.result import Order
-from eventlm.replay.explain.timeline import order_of
 
 #: Of what a sequence is one: those that wait, the half-done prompts, or the decodes of a replica.
 LineName = Literal["waiting", "partial prefills", "decodes"]

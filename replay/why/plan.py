@@ -21,7 +21,7 @@ from eventlm.core.state.plan_witness import (
 )
 from eventlm.core.state.step_plan import WaitReason
 from eventlm.formatting import counted
-from eventlm.replay.explain.story import CAUSES
+from eventlm.replay.explain.words import CAUSES
 from eventlm.replay.why.constraints import named
 from eventlm.replay.why.describe import seconds
 from eventlm.table import table

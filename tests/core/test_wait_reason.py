@@ -19,11 +19,12 @@ from eventlm.core.wait_reason import (
     first_plan_that_counts,
     urgency_now,
 )
-from eventlm.events import GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
+from eventlm.events import BackendDown, GrammarReady, Launched, Paused, Resumed, TextEnded, WorkerUp
 from eventlm.policies.edf import Edf
 from eventlm.policies.round_robin import RoundRobin
 from eventlm.types import SequenceId
 from tests.core.rig import MILLISECOND, Rig, arrival, rows
+from tests.core.test_forwarding import Backends
 
 
 def ask(rig: Rig, request: int, index: int = 0) -> WaitReason | None:
@@ -322,3 +323,25 @@ def test_a_step_of_a_pipeline_has_no_more_rows_than_sequences_run_at_once() -> N
     rig.complete()
     # As many as two steps have are resident, and wait for a step; the last one waits for a slot.
     assert ask(rig, seqs[-1]) == WaitReason("sequence_limit", 0)
+
+
+def test_what_keeps_a_sequence_from_other_servers() -> None:
+    rig = Backends(2, limit=1)
+    first, second = rig.arrive(), rig.arrive()
+    waiting = rig.arrive()
+    assert ask(rig, first) is None
+    assert ask(rig, waiting) == WaitReason("backend_limit", 0)
+    rig.feed(Paused())
+    assert cause(rig, waiting) == "paused"
+    rig.feed(Resumed())
+    rig.fail(first)
+    assert cause(rig, first) == "backoff"
+    # The third has taken its place; once that is free again, the first one avoids it.
+    rig.wait()
+    assert ask(rig, first) == WaitReason("backend_limit", 0)
+    rig.end(waiting)
+    assert ask(rig, first) == WaitReason("avoided", 0)
+    for replica in range(2):
+        rig.feed(BackendDown(replica=replica, epoch=1, reason="drained"))
+    assert cause(rig, first) == "backend"
+    assert ask(rig, second) is None

@@ -20,7 +20,11 @@ WaitCause = Literal[
     "trial",  # a suspect is tried alone (see `eventlm.core.poison_requests`)
     "blocks",  # the pool has too few for it
     "sequence_limit",  # as many sequences are resident as may be
+    "avoided",  # of the other servers, the one with room is where it has just failed
+    "backend_limit",  # the other server has as many requests as it may
     "worker",  # no worker is up
+    "backend",  # no other server is up
+    "backoff",  # its latest attempt at another server has failed, and the next one is not due
     "paused",
     "draining",  # preempted, and rows of it are still in flight
     "grammar",  # its matcher is not built

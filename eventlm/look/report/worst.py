@@ -11,7 +11,8 @@ from eventlm.look.findings.finding import Finding, RunColumns
 from eventlm.look.report.measures import Measures
 from eventlm.replay.explain.indexed import explain_indexed
 from eventlm.replay.explain.result import Explanation, parts
-from eventlm.replay.explain.story import describe, label
+from eventlm.replay.explain.story import describe
+from eventlm.replay.explain.words import label
 from eventlm.replay.index.index import Index
 from eventlm.types import SequenceId
 

@@ -13,7 +13,7 @@ from eventlm.errors import UsageError
 from eventlm.replay.debugger import views
 from eventlm.replay.debugger.results import TableResult
 from eventlm.replay.debugger.session import Session
-from eventlm.replay.explain.story import CAUSES
+from eventlm.replay.explain.words import CAUSES
 from tests.replay.golden import FOLDER
 from tests.replay.replicaset_runs import made_sets
 

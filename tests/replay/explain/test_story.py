@@ -9,15 +9,13 @@ import pytest
 from eventlm.core.state.step_plan import WaitCause
 from eventlm.replay.explain.result import Doing, Explanation, Interval, Order, Phase, Preemption, StepShare
 from eventlm.replay.explain.story import (
-    CAUSES,
-    PHASES,
     by_key,
     describe,
     largest_part,
-    milliseconds,
     part_rows,
     to_object,
 )
+from eventlm.replay.explain.words import CAUSES, PHASES, milliseconds
 from eventlm.types import SequenceId
 
 MILLISECOND = 1_000_000

@@ -16,7 +16,11 @@ const CAUSES = {
   blocks: ({ replica, num_lacking }) =>
     `replica ${replica} has ${formatNumber(num_lacking)} ${num_lacking === 1 ? "block" : "blocks"} too few`,
   sequence_limit: ({ replica }) => `all sequence slots of replica ${replica} are taken`,
+  avoided: ({ replica }) => `it has just failed on backend ${replica}, and the others have no room`,
+  backend_limit: ({ replica }) => `backend ${replica} has as many requests as it may have`,
   worker: () => "no worker is up",
+  backend: () => "no backend is up",
+  backoff: () => "an attempt has failed, and the next one is not due yet",
   paused: () => "an operator has paused the engine",
   draining: () => "it was preempted, and steps of it are still in flight",
   grammar: () => "its grammar is being built",
