@@ -11,7 +11,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.errors import EventLMError
-from eventlm.server.api import Api, BodyT, Caller, Exchange
+from eventlm.server.api import Api, BodyT, Caller, Exchange, decode_body
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.errors import TAKEN_OVER, ApiError, api_error, internal_error
@@ -46,7 +46,7 @@ async def receive(request: web.Request, api: Api[BodyT]) -> Received[BodyT]:
     """Read a request's body. Raises InputError or ApiError."""
     received_ns = request.app[CONTEXT].engine.now_ns()
     data = await read_body(request, any_type=api.takes_any_type)
-    body = api.decode(data)
+    body = decode_body(request.app[CONTEXT], api, data)
     take_request_id(request, body.request_id)
     return Received(body, data, received_ns)
 

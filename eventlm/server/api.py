@@ -65,6 +65,10 @@ class Api(ABC, Generic[BodyT]):
     def decode(self, data: bytes) -> BodyT:
         """The body in a request's bytes. Raises InputError."""
 
+    def decode_forwarded(self, data: bytes) -> BodyT:
+        """The same of a body whose model other servers run, which may know more fields."""
+        return self.decode(data)
+
     @abstractmethod
     async def make_requests(
         self, context: ServerContext, body: BodyT, caller: Caller, received_ns: int, scheduling: Mapping[str, Any]
@@ -185,6 +189,11 @@ class Exchange(NamedTuple):
         return with_timings(reply, generation.rows) if self.body.wants_timings else reply
 
 
+def decode_body(context: ServerContext, api: Api[BodyT], data: bytes) -> BodyT:
+    """The body in a request's bytes. Raises InputError."""
+    return api.decode_forwarded(data) if context.forwards_body(data) else api.decode(data)
+
+
 def stream_again(
     context: ServerContext, apis: dict[str, Api[Any]], reply: ResumedReply, generation: Generation
 ) -> StreamFormat:
@@ -193,7 +202,7 @@ def stream_again(
     api = next(api for prefix, api in apis.items() if reply.submission.reply_id.startswith(prefix))
     generation.joins_outputs = not api.numbers_events
     state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
-    body = api.decode(state.body)
+    body = decode_body(context, api, state.body)
     body.model = body.model or reply.group[0].scheduling.model
     body.service_tier = state.service_tier
     identity = ReplyIdentity(reply.submission.reply_id, state.created)

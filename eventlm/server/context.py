@@ -14,7 +14,7 @@ from aiohttp import web
 from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
-from eventlm.errors import EventLMError, UnknownModelError
+from eventlm.errors import EventLMError, InputError, UnknownModelError
 from eventlm.metrics.components import HttpRequests
 from eventlm.models.facts import ModelFacts
 from eventlm.sampling_params import SamplingParams
@@ -28,10 +28,12 @@ from eventlm.text import generation as generations
 from eventlm.text.chat.request_template import RequestTemplates
 from eventlm.text.decoding import validation_error
 from eventlm.text.engine import Engine, EngineOfModel
+from eventlm.text.forwarding.builder import ForwardingBuilder
+from eventlm.text.forwarding.piece_tokenizer import PieceTokenizer
 from eventlm.text.generation import Generation
 from eventlm.text.request_builder import RequestBuilder
 from eventlm.text.tokenizer import Tokenizer
-from eventlm.text.tools.formats import Formats, find_formats
+from eventlm.text.tools.formats import NO_FORMATS, Formats, find_formats
 from eventlm.worker.fake.extras import FAKE_EMBEDDING_SIZE
 
 _log = structlog.get_logger("eventlm.server")
@@ -42,14 +44,23 @@ LATEST_TAG = ":latest"
 FINAL_WRITES_SECONDS = 5.0
 
 
+class _Named(msgspec.Struct):
+    """What a body names."""
+
+    model: Any = None
+
+
 class TextOfModel(NamedTuple):
-    """What requests for a model need of it. num_slots: most sequences that run at once."""
+    """What requests for a model need of it. num_slots: most sequences that run at once. forwards: whether other servers
+    run it.
+    """
 
     tokenizer: Tokenizer
     defaults: SamplingParams
     facts: ModelFacts
     vocab_size: int
     num_slots: int
+    forwards: bool = False
 
 
 class ServerContext:
@@ -57,8 +68,8 @@ class ServerContext:
 
     vocab_size, facts: the model's. num_slots: most sequences that run at once. keys: those of the configuration if not
     given. classes: service classes by name. engine_pid: the engine's process, by default this one. created: unix time
-    of the models, by default now. whole_config: of which `config` is a part. Raises UsageError for keys or TLS files
-    that cannot be used, and for unknown parsers.
+    of the models, by default now. whole_config: of which `config` is a part. forwards: whether other servers run the
+    model. Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
     """
 
     def __init__(
@@ -77,6 +88,7 @@ class ServerContext:
         engine_pid: int | None = None,
         created: int | None = None,
         whole_config: Config | None = None,
+        forwards: bool = False,
     ) -> None:
         self.whole_config = whole_config or Config(server=config)
         self.system = system
@@ -90,16 +102,9 @@ class ServerContext:
         self.vocab_size = vocab_size or tokenizer.vocab_size
         self.facts = facts
         self.num_slots = num_slots
-        self.formats = find_formats(config, tokenizer.chat_template)
+        self.forwards = forwards
         self.templates = RequestTemplates(system.processes if config.trust_request_chat_template else None)
-        self.requests = RequestBuilder(
-            engine,
-            tokenizer,
-            defaults=self.defaults,
-            vocab_size=self.vocab_size,
-            formats=self.formats,
-            templates=self.templates,
-        )
+        self._set_text()
         #: Contexts of other replicasets' models, by their names.
         self._others: dict[str, ServerContext] = {}
         self.engine_pid = engine_pid or system.processes.pid
@@ -119,6 +124,18 @@ class ServerContext:
         self._live: dict[int, Generation] = {}
         #: Readers of generations whose clients are gone and may resume.
         self._read_on: set[asyncio.Task[None]] = set()
+
+    def _set_text(self) -> None:
+        """Set what reads and writes the model's texts. A backend finds calls and reasoning itself."""
+        self.formats = NO_FORMATS if self.forwards else find_formats(self.config, self.tokenizer.chat_template)
+        self.requests = (ForwardingBuilder if self.forwards else RequestBuilder)(
+            self.engine,
+            self.tokenizer,
+            defaults=self.defaults,
+            vocab_size=self.vocab_size,
+            formats=self.formats,
+            templates=self.templates,
+        )
 
     def reload(self) -> None:
         """Reload files that may have changed."""
@@ -166,6 +183,25 @@ class ServerContext:
         if not self._others or not name:
             return self
         return self._others.get(name) or self._others.get(name.removesuffix(LATEST_TAG)) or self
+
+    def forwards_body(self, data: bytes) -> bool:
+        """Whether other servers run the model that a body names."""
+        if not self._others:
+            return self.forwards
+        try:
+            name = msgspec.json.decode(data, type=_Named).model
+        except msgspec.DecodeError:
+            return False
+        return self.of_model(name).forwards if isinstance(name, str | None) else False
+
+    def check_knows_tokens(self) -> None:
+        """Raise InputError if the tokens of the model are not known."""
+        if isinstance(self.tokenizer, PieceTokenizer):
+            raise InputError(
+                "model",
+                "The tokens of this model are not known, because other servers run it; start this one with "
+                "--tokenizer PATH.",
+            )
 
     def text_of(self, name: str) -> tuple[Tokenizer, Formats]:
         """The tokenizer of a model and its formats of tool calls and reasoning."""
@@ -314,15 +350,8 @@ class ContextOfModel(ServerContext):
         self.vocab_size = text.vocab_size
         self.facts = text.facts
         self.num_slots = text.num_slots
-        self.formats = find_formats(server.config, text.tokenizer.chat_template)
-        self.requests = RequestBuilder(
-            self.engine,
-            text.tokenizer,
-            defaults=text.defaults,
-            vocab_size=text.vocab_size,
-            formats=self.formats,
-            templates=server.templates,
-        )
+        self.forwards = text.forwards
+        self._set_text()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)

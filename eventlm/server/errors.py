@@ -10,6 +10,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.engine.admin import AmbiguousRequestError
+from eventlm.engine.backends.protocol import BackendFailure
 from eventlm.engine.object_store.actions import ObjectStoreError
 from eventlm.engine.rate_limits import RateLimitError, RateLimitState
 from eventlm.engine.request import (
@@ -24,9 +25,9 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
 from eventlm.formatting import sentence
-from eventlm.text.choice_output import GenerationError
+from eventlm.text.choice_output import GenerationError, refuses_request
 from eventlm.text.output_queue import TakenOverError
-from eventlm.types import NANOSECONDS_PER_MILLISECOND, ceil_div
+from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND, ceil_div
 
 _log = structlog.get_logger("eventlm.server")
 
@@ -223,6 +224,8 @@ def api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
 def from_generation_error(error: GenerationError) -> ApiError:
     """The envelope for a sequence that ended before its output was complete."""
     message = str(error)
+    if error.failure is not None:
+        return _from_failure(message, error.failure)
     match error.reason:
         case "cancelled" if error.detail == BY_OWNER:
             return ApiError(CANCELLED, message, code="cancelled", should_retry=False)
@@ -239,6 +242,19 @@ def from_generation_error(error: GenerationError) -> ApiError:
             return ApiError(500, message, type="server_error", should_retry=False)
         case _:
             return unavailable(message)
+
+
+def _from_failure(message: str, failure: BackendFailure) -> ApiError:
+    """The envelope for a request that its backends have failed: their own error if it is about the request."""
+    if refuses_request(failure):
+        # A status that is no error of the client's is one in the middle of a stream.
+        status = failure.status if 400 <= failure.status < 500 else 400
+        return ApiError(status, message, param=failure.param or None, code=failure.code or None, should_retry=False)
+    if failure.kind == "overloaded":
+        retry_after = ceil_div(failure.retry_after_ns, NANOSECONDS_PER_SECOND) or QUEUE_RETRY_SECONDS
+        return ApiError(503, message, type="server_error", code="backend_overloaded", retry_after=retry_after)
+    status = 504 if failure.kind == "timeout" else 502
+    return ApiError(status, message, type="server_error", code=f"backend_{failure.kind}")
 
 
 def rate_limit_headers(state: RateLimitState) -> dict[str, str]:

@@ -13,6 +13,7 @@ from eventlm.engine.rate_limits import RateLimits
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.sampling_params import LARGEST_REPETITION_PENALTY, SMALLEST_REPETITION_PENALTY
+from eventlm.text.forwarding.bodies import with_max_tokens
 
 #: In place of a top-p of 0, which keeps the most likely token alone where it is allowed.
 SMALLEST_TOP_P = 1e-9
@@ -69,7 +70,10 @@ def limited(request: Request, max_tokens: int | None) -> Request:
     """A request for as many tokens as the context holds, cut to `max_tokens` if that is less; None: no limit."""
     if max_tokens is None or max_tokens >= request.max_tokens:
         return request
-    return structs.replace(request, sampling=structs.replace(request.sampling, max_tokens=max_tokens))
+    sampling, forwarded = structs.replace(request.sampling, max_tokens=max_tokens), request.forwarded
+    if forwarded is not None:
+        forwarded = with_max_tokens(forwarded, max_tokens)
+    return structs.replace(request, sampling=sampling, forwarded=forwarded)
 
 
 def within_limits(group: Sequence[Request], max_tokens: int | None, limits: RateLimits) -> list[Request]:

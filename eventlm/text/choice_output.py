@@ -6,14 +6,18 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
+from eventlm.engine.backends.protocol import BackendFailure, CallPart, Delta
 from eventlm.engine.request import BY_OPERATOR, BY_OWNER, LOGITS_NOT_FINITE, FinishedOutput
 from eventlm.errors import EventLMError
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.types import FinishReason
 
 T = TypeVar("T")
+#: A backend that answers with these refuses this server and not the request.
+_ACCESS_STATUSES = (401, 403, 407)
 #: OpenAI's names for how an output ended.
 ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -26,18 +30,46 @@ def api_finish_reason(reason: FinishReason) -> ApiFinishReason:
 
 
 class GenerationError(EventLMError):
-    """A sequence ended for `reason` before its output was complete; `detail` is as in `FinishedOutput`."""
+    """A sequence ended for `reason` before its output was complete; `detail`, `failure` are as in `FinishedOutput`."""
 
-    def __init__(self, reason: FinishReason, detail: str, message: str) -> None:
+    def __init__(self, reason: FinishReason, detail: str, message: str, failure: BackendFailure | None = None) -> None:
         super().__init__(message)
         self.reason = reason
         self.detail = detail
+        self.failure = failure
 
 
 def generation_error(finished: FinishedOutput) -> GenerationError | None:
     """The error for the client of a sequence that ended so; None for an ordinary end."""
-    message = _message(finished.reason, finished.detail)
-    return GenerationError(finished.reason, finished.detail, message) if message else None
+    failure = finished.failure
+    message = _message(finished.reason, finished.detail) if failure is None else _failure_message(failure)
+    return GenerationError(finished.reason, finished.detail, message, failure) if message else None
+
+
+def refuses_request(failure: BackendFailure) -> bool:
+    """Whether a backend said what is wrong with the request, and not with this server's access to it."""
+    return failure.kind == "refused" and failure.status not in _ACCESS_STATUSES
+
+
+def _failure_message(failure: BackendFailure) -> str:
+    """The backend's own word goes to the client only if it is about the request: other words may show its key."""
+    match failure.kind:
+        case "refused" if refuses_request(failure):
+            return failure.message
+        case "refused":
+            return "The backend of this model refuses this server."
+        case "overloaded":
+            return "Each backend of this model is overloaded; try again."
+        case "timeout":
+            return "The backend of this model has fallen silent."
+        case "connect":
+            return "No backend of this model can be reached."
+        case "broken":
+            return "The backend of this model has ended its answer too early."
+        case "server":
+            return "The backend of this model has failed."
+        case "protocol":
+            return "The backend of this model gave an answer that is none of OpenAI's API."
 
 
 def _message(reason: FinishReason, detail: str) -> str:
@@ -66,7 +98,8 @@ class ChoiceOutput(Struct, frozen=True):
     text: safe to show. token_ids, logprobs: of the output's tokens, which may be ahead of the text. prompt_logprobs: of
     prompt tokens from the second on, in order, each once. embedding: little-endian float32. stop_reason: the stop
     string or stop token that ended the output. num_tokens, num_reasoning_tokens: of the choice so far; the latter is
-    None if its format has no reasoning.
+    None if its format has no reasoning. delta: what a backend answered, if this comes from one; its text, tokens and
+    embedding are here too.
     """
 
     choice: int
@@ -79,6 +112,7 @@ class ChoiceOutput(Struct, frozen=True):
     stop_reason: str | int | None = None
     num_tokens: int = 0
     num_reasoning_tokens: int | None = None
+    delta: Delta | None = None
 
     @property
     def error(self) -> GenerationError | None:
@@ -101,6 +135,7 @@ def join_outputs(outputs: Sequence[ChoiceOutput]) -> ChoiceOutput:
         last.stop_reason,
         last.num_tokens,
         last.num_reasoning_tokens,
+        _joined_deltas([output.delta for output in outputs if output.delta is not None]),
     )
 
 
@@ -152,3 +187,39 @@ def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
         top_ids=[ids for part in parts for ids in part.top_ids],
         top_logprobs=[values for part in parts for values in part.top_logprobs],
     )
+
+
+def _joined_deltas(parts: Sequence[Delta]) -> Delta | None:
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    calls: list[CallPart] = []
+    for call in (call for part in parts for call in part.calls):
+        if calls and calls[-1].index == call.index and not call.name:
+            calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + call.arguments)
+        else:
+            calls.append(call)
+    return Delta(
+        "".join(part.text for part in parts),
+        sum(part.num_tokens for part in parts),
+        "".join(part.reasoning for part in parts),
+        calls,
+        [token_id for part in parts for token_id in part.token_ids],
+        _joined_json([part.logprobs for part in parts if part.logprobs]),
+        next((part.embedding for part in reversed(parts) if part.embedding), b""),
+    )
+
+
+def _joined_json(parts: Sequence[bytes]) -> bytes:
+    """Lists as one, or objects of lists as one."""
+    if len(parts) < 2:
+        return parts[0] if parts else b""
+    found = [msgspec.json.decode(part, type=list[Raw] | dict[str, list[Raw] | None]) for part in parts]
+    columns: dict[str, list[Raw]] = {}
+    entries: list[Raw] = []
+    for each in found:
+        if isinstance(each, list):
+            entries += each
+            continue
+        for name, values in each.items():
+            columns.setdefault(name, []).extend(values or [])
+    return msgspec.json.encode(columns or entries)

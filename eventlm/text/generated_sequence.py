@@ -17,14 +17,25 @@ from eventlm.text.tools.reasoning_tokens import ReasoningTokens, reasoning_token
 
 
 class GeneratedSequence:
-    """The text, the number of output tokens, and which log-probabilities of the prompt have come."""
+    """The text, the number of output tokens, and which log-probabilities of the prompt have come.
 
-    __slots__ = ("_next_prompt_position", "last_token_id", "num_tokens", "reasoning", "text")
+    num_reported_reasoning_tokens: as a backend counts them at the end, if it does.
+    """
+
+    __slots__ = (
+        "_next_prompt_position",
+        "last_token_id",
+        "num_reported_reasoning_tokens",
+        "num_tokens",
+        "reasoning",
+        "text",
+    )
 
     def __init__(self, text: SequenceText, reasoning: ReasoningTokens | None) -> None:
         self.text = text
         self.reasoning = reasoning
         self.num_tokens = 0
+        self.num_reported_reasoning_tokens: int | None = None
         self.last_token_id: int | None = None
         #: Nothing predicts the first token of a prompt.
         self._next_prompt_position = 1
@@ -32,7 +43,7 @@ class GeneratedSequence:
     @property
     def num_reasoning_tokens(self) -> int | None:
         """None if the format has no reasoning."""
-        return None if self.reasoning is None else self.reasoning.count
+        return self.num_reported_reasoning_tokens if self.reasoning is None else self.reasoning.count
 
     def output(self, choice: int, text: str = "", **more: Any) -> ChoiceOutput:
         """An output, with the counts up to now."""

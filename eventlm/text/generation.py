@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+from eventlm.engine.backends.protocol import Usage
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     CLIENT_LEFT,
@@ -168,6 +169,8 @@ class Generation:
         self._first_choice = list(itertools.accumulate((request.n for request in group), initial=0))
         #: Outputs and errors read before `take` was called for them.
         self._ahead: deque[Portion | EventLMError] = deque()
+        #: Of each request; a backend may correct it at the end.
+        self._prompt_tokens = [len(request.prompt_token_ids) for request in group]
         self._completion_tokens = 0
         self._cached_tokens = 0
         self.num_choices = self._first_choice[-1]
@@ -274,7 +277,7 @@ class Generation:
     def token_counts(self) -> UsageCounts:
         """Of all choices that are over."""
         return UsageCounts(
-            sum(len(request.prompt_token_ids) for request in self.group),
+            sum(self._prompt_tokens),
             self._completion_tokens,
             self._cached_tokens,
             _sum_of_known(sequence.num_reasoning_tokens for sequence in itertools.chain.from_iterable(self._sequences)),
@@ -283,7 +286,7 @@ class Generation:
     def token_counts_of(self, output: ChoiceOutput) -> UsageCounts:
         """Of one choice up to this output. Cached tokens of a prompt count once its first choice has ended."""
         return UsageCounts(
-            len(self.group[self._request_of(output.choice)].prompt_token_ids),
+            self._prompt_tokens[self._request_of(output.choice)],
             output.num_tokens,
             self._cached_tokens,
             output.num_reasoning_tokens,
@@ -306,7 +309,7 @@ class Generation:
         if isinstance(output, FinishedOutput):
             return self._finish(request, choice, sequence, output)
         if isinstance(output, TextOutput):
-            return sequence.output(choice, output.delta.text, embedding=output.delta.embedding)
+            return self._take_text(choice, sequence, output)
         if isinstance(output, ClosingOutput):
             text = self._close(request, sequence, output)
             return sequence.output(choice, text) if text else None
@@ -336,6 +339,15 @@ class Generation:
             self.handles[request].text_ended(output.index, sequence.text.stop_position, sequence.text.end_reason)
         return sequence.output(choice, text, token_ids=token_ids, logprobs=part_of(output.logprobs, 0, num_kept))
 
+    def _take_text(self, choice: int, sequence: GeneratedSequence, output: TextOutput) -> ChoiceOutput:
+        """What a backend's answer goes on with."""
+        delta = output.delta
+        if not self.first_token_ns:
+            self.first_token_ns = self._now_ns()
+        sequence.num_tokens = output.start + delta.num_tokens
+        self.num_tokens += delta.num_tokens
+        return sequence.output(choice, delta.text, token_ids=delta.token_ids, embedding=delta.embedding, delta=delta)
+
     def _close(self, request: int, sequence: GeneratedSequence, output: ClosingOutput) -> str:
         """The rest of the text. The engine is informed where it ends, unless it knows."""
         was_ended = sequence.text.stop_position is not None
@@ -350,15 +362,27 @@ class Generation:
         self._unfinished[request] -= 1
         if output.row is not None:
             self.rows[choice] = output.row
-        self._completion_tokens += output.position
-        sequence.num_tokens = output.position
+        usage = output.usage or Usage()
+        sequence.num_tokens = _known(usage.completion, output.position)
+        self._completion_tokens += sequence.num_tokens
         self.finish_reasons[output.reason] += 1
         # A prompt counts once, with its first sample, which may have had to compute it.
         if output.index == 0:
-            self._cached_tokens += output.cached_tokens
+            self._cached_tokens += _known(usage.cached, output.cached_tokens)
+            self._prompt_tokens[request] = _known(usage.prompt, self._prompt_tokens[request])
+        if usage.reasoning >= 0:
+            sequence.num_reported_reasoning_tokens = usage.reasoning
         text = sequence.text.close()
-        stop_reason = sequence.last_token_id if output.reason == "stop_token" else sequence.text.stop_string
+        if self.group[request].forwarded is not None:
+            stop_reason = output.stop_reason
+        else:
+            stop_reason = sequence.last_token_id if output.reason == "stop_token" else sequence.text.stop_string
         return sequence.output(choice, text, finished=output, stop_reason=stop_reason)
+
+
+def _known(reported: int, own: int) -> int:
+    """What a backend reports; our own count if it says nothing."""
+    return own if reported < 0 else reported
 
 
 def _sum_of_known(numbers: Iterable[int | None]) -> int | None:

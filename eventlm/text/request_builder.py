@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import structs
 
+from eventlm.engine.backends.protocol import ForwardedRequest
 from eventlm.engine.request import BeamSettings, Request
 from eventlm.errors import InputError, InvalidTypeError, NoChatTemplateError, PromptTooLongError, UnknownModelError
 from eventlm.field_errors import out_of_bounds
@@ -87,7 +88,7 @@ class RequestBuilder:
         formats, tokenizer = self._formats, self._tokenizer
         tools = requested_tools(body, formats)
         content_grammar = await self.grammars.requested(body)
-        prompt_token_ids = await self.encode_messages(body, tools, param)
+        prompt_token_ids = await self._encode_messages(body, tools, param)
         format = requested_format(body, tools, formats, tokenizer, prompt_token_ids)
         params = structs.replace(
             params,
@@ -219,6 +220,7 @@ class RequestBuilder:
         message_format: bytes = b"",
         kind: RequestKind = "generate",
         model: str = "",
+        forwarded: ForwardedRequest | None = None,
         **scheduling: Any,
     ) -> Request:
         """The request for one prompt with resolved parameters. Errors call the prompt `param`.
@@ -263,6 +265,7 @@ class RequestBuilder:
             beams=beams,
             visible_token_ids=visible_token_ids,
             message_format=message_format,
+            forwarded=forwarded,
             scheduling=SchedulingParams(
                 **{
                     "model": model or self._engine.model_names[0],
@@ -277,10 +280,11 @@ class RequestBuilder:
             ),
         )
 
-    async def encode_messages(
-        self, body: ChatCompletionRequest, tools: ToolUse | None, param: str = "messages"
-    ) -> list[int]:
-        """The token ids of a conversation with these tools. Raises InputError."""
+    async def encode_messages(self, body: ChatCompletionRequest) -> list[int]:
+        """The token ids of a conversation. Raises InputError."""
+        return await self._encode_messages(body, requested_tools(body, self._formats), "messages")
+
+    async def _encode_messages(self, body: ChatCompletionRequest, tools: ToolUse | None, param: str) -> list[int]:
         # The template writes the special tokens itself.
         special = bool(body.add_special_tokens)
         token_ids = await self._with_prompt(
@@ -288,9 +292,9 @@ class RequestBuilder:
         )
         return self._truncate(body, token_ids)
 
-    async def render_messages(self, body: ChatCompletionRequest, tools: ToolUse | None) -> str:
-        """The prompt of a conversation with these tools. Raises InputError."""
-        return await self._with_prompt(body, tools, "messages", lambda text: text)
+    async def render_messages(self, body: ChatCompletionRequest) -> str:
+        """The prompt of a conversation. Raises InputError."""
+        return await self._with_prompt(body, requested_tools(body, self._formats), "messages", lambda text: text)
 
     async def _with_prompt(
         self, body: ChatCompletionRequest, tools: ToolUse | None, param: str, use: Callable[[str], Used]

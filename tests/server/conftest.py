@@ -26,6 +26,7 @@ from eventlm.server.http_server import HttpServer
 from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.system.system import real_system
 from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.tokenizer import Tokenizer
 from tests.http_exchange import Reply, exchange
 from tests.processes import PATIENCE_SECONDS
 from tests.server.engine_double import EngineDouble, spell
@@ -39,6 +40,8 @@ class RunningServer:
         config: ServerConfig,
         classes: dict[str, ServiceClass] | None = None,
         disk: Disk = SYSTEM_DISK,
+        tokenizer: Tokenizer | None = None,
+        forwards: bool = False,
     ) -> None:
         self.engine = EngineDouble(spell("Hello, world"), config)
         self.loop = uvloop.new_event_loop()
@@ -51,8 +54,9 @@ class RunningServer:
             self.context = ServerContext(
                 real_system()._replace(disk=disk),
                 self.engine,
-                FakeTokenizer(),
+                tokenizer or FakeTokenizer(),
                 config,
+                forwards=forwards,
                 defaults=SamplingParams(eos_token_ids=(257,)),
                 classes=classes,
             )
@@ -132,9 +136,13 @@ def start_server() -> Iterator[Callable[..., RunningServer]]:
     servers: list[RunningServer] = []
 
     def start(
-        classes: dict[str, ServiceClass] | None = None, disk: Disk = SYSTEM_DISK, **settings: Any
+        classes: dict[str, ServiceClass] | None = None,
+        disk: Disk = SYSTEM_DISK,
+        tokenizer: Tokenizer | None = None,
+        forwards: bool = False,
+        **settings: Any,
     ) -> RunningServer:
-        servers.append(RunningServer(ServerConfig(port=0, **settings), classes, disk))
+        servers.append(RunningServer(ServerConfig(port=0, **settings), classes, disk, tokenizer, forwards))
         return servers[-1]
 
     yield start

@@ -26,6 +26,7 @@ from eventlm.engine.admin import (
     UnknownRequestError,
     reply_named,
 )
+from eventlm.engine.backends.protocol import BackendFailure, Delta, Ended
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
 from eventlm.engine.group_admission import charge_for, reply_with_sinks
 from eventlm.engine.live_requests import Sink
@@ -44,6 +45,7 @@ from eventlm.engine.request import (
     RequestHandle,
     ResumedReply,
     Submission,
+    TextOutput,
     TokensOutput,
     UnknownReplyError,
 )
@@ -89,7 +91,10 @@ def spell_embedding(token_ids: Sequence[int]) -> bytes:
 
 
 class EngineDouble:
-    """See `eventlm.text.engine.Engine`. Script and pace can be changed between requests."""
+    """See `eventlm.text.engine.Engine`. Script and pace can be changed between requests.
+
+    answer: what a backend says to each choice of a forwarded request, the last of it being the end.
+    """
 
     def __init__(self, script: Script, config: ServerConfig | None = None) -> None:
         self.state: Literal["loading", "ready", "draining", "dead"] = "ready"
@@ -102,6 +107,7 @@ class EngineDouble:
         self.server_id = "server-test"
         self.model_names = ["test", "org/test"]
         self.script = script
+        self.answer: list[Delta | Ended | BackendFailure] = [Delta("Hello", 1), Ended("stop")]
         self.step_seconds = 0.0
         #: How the script's end is told; None goes on for ever with the last step.
         self.script_end: FinishReason | None = "eos"
@@ -285,6 +291,9 @@ class EngineDouble:
 
     async def _run(self, request: Request, number: int, index: int, put: Sink) -> None:
         end = self._ends[number, index]
+        if request.forwarded is not None:
+            await self._forward(index, put)
+            return
         is_scored = request.scheduling.kind == "score"
         reason: FinishReason = "complete" if is_scored else self.script_end or "length"
         num_tokens = 0
@@ -321,6 +330,19 @@ class EngineDouble:
         detail = self.cancelled_by.get(number, "")
         kept = num_tokens if position is None else position
         put(FinishedOutput(index, finish, kept, cached_tokens=4, detail=detail))
+
+    async def _forward(self, index: int, put: Sink) -> None:
+        num_tokens = 0
+        for part in self.answer:
+            await asyncio.sleep(self.step_seconds)
+            match part:
+                case Delta():
+                    put(TextOutput(index, num_tokens, part))
+                    num_tokens += part.num_tokens
+                case Ended(reason, usage, stop_reason):
+                    put(FinishedOutput(index, reason, num_tokens, 0, usage=usage, stop_reason=stop_reason))
+                case BackendFailure():
+                    put(FinishedOutput(index, "error", num_tokens, 0, failure=part))
 
     def _put_prompt_logprobs(self, request: Request, put: Sink, index: int) -> None:
         """In two chunks, the first of which comes again, as behind a preemption."""

@@ -101,9 +101,7 @@ async def _deltas(generation: Generation, parser: MessageParser) -> AsyncGenerat
                 if (error := output.error) is not None:
                     raise error
                 reason = api_finish_reason(output.finished.reason)
-            message = parser.push(output.text)
-            if output.finished is not None:
-                message.add(parser.close())
+            message = parser.message(output)
             received_ns = time.monotonic_ns()
             yield StreamDelta(output.choice, message.content, reason, None, received_ns, message.reasoning)
     counts = generation.token_counts()

@@ -77,9 +77,8 @@ class MessageReplies(StreamFormat):
         return [MessageStartEvent(self._message(generation, [], None))]
 
     def events(self, output: ChoiceOutput, generation: Generation) -> Sequence[Any]:
-        events = list(self._blocks.of(self._parser.parts(output.text)))
+        events = list(self._blocks.of(self._parser.take(output)))
         if output.finished is not None:
-            events += self._blocks.of(self._parser.last_parts())
             events += self._blocks.close()
             self._end = self._stop(output)
         return events

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
-from msgspec import structs
 
 from eventlm.engine.request import Request
 from eventlm.server.answer import answer
@@ -25,9 +24,9 @@ from eventlm.server.context import CONTEXT, ServerContext, json_response, read_b
 from eventlm.server.endpoints.openapi import Endpoint
 from eventlm.server.refusals import RefusedPath
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
+from eventlm.server.translation import limited
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
-from eventlm.text.tools.definitions import requested_tools
 
 
 class Messages(Api[MessagesRequest]):
@@ -50,12 +49,10 @@ class Messages(Api[MessagesRequest]):
         received_ns: int,
         scheduling: Mapping[str, Any],
     ) -> Prepared:
-        chat = chat_request(body, context.tokenizer.chat_template, context.formats)
+        chat = chat_request(body, context.tokenizer.chat_template, context.formats, forwards=context.forwards)
         with own_errors():
             request = await context.requests.chat(chat, received_ns, **scheduling)
-        most_tokens = min(body.max_tokens, request.max_tokens)
-        sampling = structs.replace(request.sampling, max_tokens=most_tokens)
-        return Prepared([structs.replace(request, sampling=sampling)])
+        return Prepared([limited(request, body.max_tokens)])
 
     def reply_format(
         self,
@@ -82,9 +79,9 @@ async def count_tokens(request: web.Request) -> web.Response:
     context.check_available()
     body = decode_request(await read_body(request), CountTokensRequest, UNSUPPORTED_IN_MESSAGES)
     context = context.check_model(body.model)
-    chat = chat_request(body, context.tokenizer.chat_template, context.formats)
+    chat = chat_request(body, context.tokenizer.chat_template, context.formats, forwards=context.forwards)
     with own_errors():
-        token_ids = await context.requests.encode_messages(chat, requested_tools(chat, context.formats))
+        token_ids = await context.requests.encode_messages(chat)
     return json_response(TokenCount(len(token_ids)))
 
 

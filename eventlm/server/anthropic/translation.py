@@ -68,8 +68,11 @@ _EFFORTS: dict[str, Literal["low", "medium", "high"]] = {
 }
 
 
-def chat_request(body: MessagesRequest, template: ChatTemplate | None, formats: Formats) -> ChatCompletionRequest:
-    """The chat that a body asks for of a model with this template and formats, as long as the context allows.
+def chat_request(
+    body: MessagesRequest, template: ChatTemplate | None, formats: Formats, *, forwards: bool = False
+) -> ChatCompletionRequest:
+    """The chat that a body asks for of a model with this template and formats, as long as the context allows. forwards:
+    whether other servers run the model, which may then know any effort.
 
     Raises InputError.
     """
@@ -89,7 +92,7 @@ def chat_request(body: MessagesRequest, template: ChatTemplate | None, formats: 
     _set_tools(chat, body)
     _set_thinking(chat, body, formats)
     effort = body.output_config.effort if body.output_config is not None else None
-    if effort is not None and template is not None and "reasoning_effort" in template.source:
+    if effort is not None and (forwards or (template is not None and "reasoning_effort" in template.source)):
         chat.reasoning_effort = _EFFORTS[effort]
     if (schema := body.reply_schema) is not None:
         chat.response_format = ResponseFormat("json_schema", JsonSchemaFormat(name="reply", schema=schema))

@@ -18,7 +18,7 @@ from msgspec import structs
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError, InputError
 from eventlm.scheduling_params import LOWEST_PRIORITY
-from eventlm.server.api import Api, Caller, Exchange
+from eventlm.server.api import Api, Caller, Exchange, decode_body
 from eventlm.server.auth.api_keys import Principal
 from eventlm.server.batches.lines import InputLine, OutputLine, with_response, without_response
 from eventlm.server.batches.window import Window
@@ -191,7 +191,7 @@ class LineRunner:
 
     async def _submit(self, line: InputLine, caller: Caller) -> _Running:
         api = self._apis[line.url]
-        body = api.decode(line.body)
+        body = decode_body(self._context, api, line.body)
         context = self._context.of_model(body.model)
         # What the requests are scheduled by is decided below, so that not even the class of the key has a say.
         body.priority, body.deadline_ms, body.slo, body.drop_if_late = None, None, None, False

@@ -9,6 +9,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
+from eventlm.engine.backends.protocol import Delta
 from eventlm.engine.request import Request
 from eventlm.metrics.rows import RequestRow
 from eventlm.server.answer import answer
@@ -17,7 +18,8 @@ from eventlm.server.context import ServerContext
 from eventlm.server.errors import ApiError
 from eventlm.server.llamacpp.request import UNSUPPORTED, LlamaCompletionRequest, completion_requests
 from eventlm.server.llamacpp.settings import GenerationSettings, generation_settings
-from eventlm.server.openai.logprobs import SMALLEST_LOGPROB
+from eventlm.server.openai.logprobs import SMALLEST_LOGPROB, reported_logprobs
+from eventlm.server.openai.replies import TokenLogprob, TopLogprob
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity, StreamFormat
 from eventlm.server.timings import EventlmReply, timings
 from eventlm.server.translation import within_limits
@@ -189,6 +191,8 @@ class LlamaReplies(StreamFormat):
         )
 
     def _probabilities(self, output: ChoiceOutput) -> list[OutputProbability] | UnsetType:
+        if output.delta is not None:
+            return list(reported_probabilities(output.delta)) if output.delta.logprobs else UNSET
         return UNSET if output.logprobs is None else list(probabilities(self._tokenizer, output))
 
     def _selected(self, reply: LlamaCompletion) -> Any:
@@ -224,6 +228,18 @@ def probabilities(tokenizer: Tokenizer, output: ChoiceOutput) -> Iterator[Output
     for token_id, logprob, top_ids, top_logprobs in rows:
         top = [TokenProbability(**fields(*pair)) for pair in zip(top_ids, top_logprobs, strict=True)]
         yield OutputProbability(**fields(token_id, logprob), top_logprobs=top)
+
+
+def reported_probabilities(delta: Delta) -> Iterator[OutputProbability]:
+    """Those that a backend has told, which has not told the ids of tokens: they are -1."""
+
+    def fields(entry: TokenLogprob | TopLogprob) -> dict[str, Any]:
+        data = list(entry.token.encode()) if entry.bytes is None else entry.bytes
+        return {"id": -1, "token": entry.token, "bytes": data, "logprob": entry.logprob}
+
+    for entry in reported_logprobs(delta):
+        top = [TokenProbability(**fields(each)) for each in entry.top_logprobs]
+        yield OutputProbability(**fields(entry), top_logprobs=top)
 
 
 def llama_timings(row: RequestRow) -> LlamaTimings:
@@ -266,9 +282,8 @@ class LlamaCompletions(Api[LlamaCompletionRequest]):
     ) -> Prepared:
         group = await completion_requests(context, body, received_ns, scheduling)
         group = within_limits(group, body.most_tokens, caller.principal.limits)
-        decode = context.requests.encoder.decode
         # Replies have the prompts as the model sees them.
-        return Prepared(group, [Echo(await decode(request.prompt_token_ids), [], []) for request in group])
+        return Prepared(group, [Echo(await _prompt_text(context, request), [], []) for request in group])
 
     def reply_format(
         self,
@@ -279,6 +294,20 @@ class LlamaCompletions(Api[LlamaCompletionRequest]):
         echoes: Sequence[Echo],
     ) -> ReplyFormat:
         return LlamaReplies(body, context, group, identity, echoes)
+
+
+class _Prompted(Struct):
+    """Of a forwarded completion."""
+
+    prompt: str | list[int]
+
+
+async def _prompt_text(context: ServerContext, request: Request) -> str:
+    if request.forwarded is not None:
+        prompt = msgspec.json.decode(request.forwarded.body, type=_Prompted).prompt
+        if isinstance(prompt, str):
+            return prompt
+    return await context.requests.encoder.decode(request.prompt_token_ids)
 
 
 LLAMA_COMPLETIONS = LlamaCompletions()

@@ -180,6 +180,9 @@ async def completion_requests(
     """A request for each prompt. Raises InputError."""
     prompts = await encode_prompts(context, body.prompt)
     biases = await _biases(context, body.logit_bias)
+    if context.forwards:
+        biases.by_token.update({str(token_id): -LARGEST_LOGIT_BIAS for token_id in biases.banned})
+        biases = biases._replace(banned=())
     most = body.most_tokens
     with native_fields(_NATIVE_NAMES):
         completion = CompletionRequest(
@@ -198,8 +201,9 @@ async def completion_requests(
     return [_without(limited(request, most or None), banned) for request in group]
 
 
-async def encode_prompts(context: ServerContext, prompt: Any, param: str = "prompt") -> list[list[int]]:
-    """The tokens of each prompt. If it begins with a text, the tokenizer's special tokens are added to that.
+async def encode_prompts(context: ServerContext, prompt: Any, param: str = "prompt") -> list[str | list[int]]:
+    """The tokens of each prompt. If it begins with a text, the tokenizer's special tokens are added to that. A backend
+    gets a text as it is.
 
     Raises InputError.
     """
@@ -211,15 +215,18 @@ async def encode_prompts(context: ServerContext, prompt: Any, param: str = "prom
     return [await _encode(context, each, f"{param}[{index}]") for index, each in enumerate(prompt)]
 
 
-async def _encode(context: ServerContext, prompt: Any, param: str) -> list[int]:
+async def _encode(context: ServerContext, prompt: Any, param: str) -> str | list[int]:
     if isinstance(prompt, PromptObject):
         if prompt.multimodal_data:
             name = f"{param}.multimodal_data"
             raise InputError(name, f"'{name}' is not supported: models here take text only; leave it out.")
         prompt = prompt.prompt_string
+    if context.forwards and isinstance(prompt, str):
+        return prompt
     found: list[int] = []
     for index, part in enumerate([prompt] if isinstance(prompt, str) else prompt):
         if isinstance(part, str):
+            context.check_knows_tokens()
             found += await context.requests.encoder.encode(part, add_special_tokens=index == 0)
         elif isinstance(part, int):
             found.append(_checked(context, part, f"{param}[{index}]"))
@@ -266,6 +273,7 @@ async def _biases(context: ServerContext, given: Any) -> _Biases:
 
 
 async def _encode_plain(context: ServerContext, text: str) -> list[int]:
+    context.check_knows_tokens()
     return await context.requests.encoder.encode(text, add_special_tokens=False)
 
 

@@ -11,7 +11,6 @@ from eventlm.errors import InputError
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.text.decoding import convert_request, decode_request
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
-from eventlm.text.tools.definitions import requested_tools
 
 
 class TokenizeContentRequest(Struct, kw_only=True):
@@ -51,6 +50,7 @@ async def tokenize_content(context: ServerContext, raw: dict[str, Any]) -> Token
     """The tokens of a body's text. Raises InputError."""
     body = convert_request(raw, TokenizeContentRequest, {})
     context = context.check_model(body.model)
+    context.check_knows_tokens()
     tokenizer = context.tokenizer
     if body.parse_special is False:
         for data in tokenizer.special_bytes.values():
@@ -73,7 +73,8 @@ async def apply_template(request: web.Request) -> web.Response:
     context.check_available()
     body = decode_request(await read_body(request), ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
     context = context.check_model(body.model)
-    prompt = await context.requests.render_messages(body, requested_tools(body, context.formats))
+    context.check_knows_tokens()
+    prompt = await context.requests.render_messages(body)
     return json_response(AppliedTemplate(prompt))
 
 

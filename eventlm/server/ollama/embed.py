@@ -131,7 +131,7 @@ class OllamaEmbed(Api[OllamaEmbedRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         translated = _translated(context, body)
-        if body.truncate is not False:
+        if body.truncate is not False and not context.forwards:
             translated.input = [await _fitting(context, text) for text in body.texts]
         return await EMBEDDINGS.make_requests(context, translated, caller, received_ns, scheduling)
 
@@ -192,7 +192,7 @@ def _translated(context: ServerContext, body: OllamaEmbedRequest) -> EmbeddingRe
         model=served_name(context, body.model),
         input=[*body.texts],
         # As with Ollama, a vector is never longer than the model's.
-        dimensions=size if 0 < size < context.facts.embedding_size else None,
+        dimensions=size if size and (context.forwards or size < context.facts.embedding_size) else None,
     )
 
 

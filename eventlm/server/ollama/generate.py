@@ -94,7 +94,7 @@ class OllamaGenerate(Api[OllamaGenerateRequest]):
         scheduling: Mapping[str, Any],
     ) -> Prepared:
         # Models without a template continue what they are given, as they do with Ollama.
-        if body.raw or context.tokenizer.chat_template is None:
+        if body.raw or not (context.forwards or context.tokenizer.chat_template):
             request = await _continuation(context, body, received_ns, scheduling)
         else:
             messages = [ChatMessage(role="system", content=body.system)] if body.system else []

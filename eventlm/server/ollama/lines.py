@@ -135,11 +135,9 @@ class OllamaReplies(StreamFormat):
     def _parts(self, output: ChoiceOutput) -> list[dict[str, Any]]:
         """What the next output adds to the message, as arguments of `line`."""
         found: list[dict[str, Any]] = []
-        parts = self._parser.parts(output.text)
         if output.finished is not None:
-            parts += self._parser.last_parts()
             self._reason = api_finish_reason(output.finished.reason)
-        for part in parts:
+        for part in self._parser.take(output):
             if isinstance(part, Content):
                 _add(found, "content", part.text)
             elif isinstance(part, Reasoning):

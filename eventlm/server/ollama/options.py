@@ -22,6 +22,8 @@ from eventlm.text.protocol import JsonSchemaFormat, NumLogprobs, RequestFields, 
 #: What a name without a tag stands for.
 LATEST = ":latest"
 
+#: Variables of chat templates that turn thinking on and off.
+_SWITCHES = ("enable_thinking", "thinking")
 #: A duration of 0, as a number or as Go writes it.
 _ZERO = r"[-+]?0+(\.0*)?(ns|us|µs|ms|s|m|h)?"
 #: Fields that change nothing, each with the reason.
@@ -133,12 +135,19 @@ def thinking_fields(context: ServerContext, body: OllamaFields) -> dict[str, Any
     """The fields of a chat that `think` stands for. Raises InputError if this model cannot think."""
     if body.think is None:
         return {}
+    fields: dict[str, Any]
+    if context.forwards:
+        fields = {"chat_template_kwargs": {name: bool(body.think) for name in _SWITCHES}}
+        fields["include_reasoning"] = bool(body.think)
+        if isinstance(body.think, str):
+            fields["reasoning_effort"] = body.think
+        return fields
     template, knows_reasoning = context.tokenizer.chat_template, context.formats.reasoning is not None
     source = template.source if template is not None else ""
     if body.think and not knows_reasoning:
         raise InputError("think", f"'think' is not supported: the model '{body.model}' does not think; leave it out.")
-    switches = {name: bool(body.think) for name in ("enable_thinking", "thinking") if name in source}
-    fields: dict[str, Any] = {"chat_template_kwargs": switches, "include_reasoning": bool(body.think)}
+    switches = {name: bool(body.think) for name in _SWITCHES if name in source}
+    fields = {"chat_template_kwargs": switches, "include_reasoning": bool(body.think)}
     if isinstance(body.think, str) and "reasoning_effort" in source:
         fields["reasoning_effort"] = "high" if body.think == "max" else body.think
     return fields

@@ -36,11 +36,12 @@ from eventlm.text.chat.messages import echoed_text
 from eventlm.text.choice_output import ApiFinishReason, ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
+from eventlm.text.forwarding.bodies import ForwardedChatRequest, decode_forwarded
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.formats import NO_FORMATS, Formats
-from eventlm.text.tools.message import MessageDelta, MessageParser, message_format, parse_message
+from eventlm.text.tools.message import MessageDelta, MessageParser, message_format
 
 
 class ChatReplies(ChunkedReplies):
@@ -62,9 +63,11 @@ class ChatReplies(ChunkedReplies):
         self._body: ChatCompletionRequest = body
         self._role = body.reply_role
         self._echo = echoed_text(body)
-        self._prompt_ids: TokenIds = request.prompt_token_ids if body.return_token_ids else UNSET
+        returns_ids = body.return_token_ids and request.forwarded is None
+        self._prompt_ids: TokenIds = request.prompt_token_ids if returns_ids else UNSET
         self._format = message_format(request)
         self._formats = formats
+        self._is_text = self._format.is_plain and request.forwarded is None
         #: Of the choices of a stream, unless all text is content.
         self._parsers: dict[int, MessageParser] = {}
 
@@ -84,14 +87,15 @@ class ChatReplies(ChunkedReplies):
 
     def delta(self, output: ChoiceOutput) -> ChatCompletionChunk | None:
         token_ids = self._token_ids(output)
-        if self._format.is_plain:
+        if self._is_text:
             has_content, delta = bool(output.text), ChatDelta(content=output.text)
         else:
             message = self._parse(output)
             has_content, delta = bool(message), message_delta(message, self.identity.reply_id, output.choice)
-        if not has_content and output.logprobs is None and not token_ids:
+        logprobs = self._logprobs(output)
+        if not has_content and logprobs is None and not token_ids:
             return None
-        return self._chunk([ChatChunkChoice(output.choice, delta, self._logprobs(output), token_ids=token_ids)])
+        return self._chunk([ChatChunkChoice(output.choice, delta, logprobs, token_ids=token_ids)])
 
     def finish(self, output: ChoiceOutput) -> ChatCompletionChunk:
         reason = self._finish_reason(output, self._parsers.get(output.choice))
@@ -115,7 +119,8 @@ class ChatReplies(ChunkedReplies):
 
     def choice(self, output: ChoiceOutput) -> ChatChoice:
         """One of the answers, from all of its output."""
-        message, parser = parse_message(output.text, self._format, self._formats)
+        parser = MessageParser(self._format, self._formats)
+        message = parser.message(output)
         return ChatChoice(
             output.choice,
             reply_message(message, self.identity.reply_id, output.choice, role=self._role, echo=self._echo),
@@ -134,20 +139,17 @@ class ChatReplies(ChunkedReplies):
         )
 
     def _parse(self, output: ChoiceOutput) -> MessageDelta:
-        """The part of the message in a stream's next output, with the rest if it is the last."""
+        """The part of the message in a stream's next output."""
         parser = self._parsers.get(output.choice)
         if parser is None:
             parser = self._parsers[output.choice] = MessageParser(self._format, self._formats)
-        message = parser.push(output.text)
-        if output.finished is not None:
-            message.add(parser.close())
-        return message
+        return parser.message(output)
 
     def _finish_reason(self, output: ChoiceOutput, parser: MessageParser | None) -> ApiFinishReason:
         """As OpenAI's: a call that was forced by the name of its tool ends with "stop"."""
         assert output.finished is not None
         reason = api_finish_reason(output.finished.reason)
-        if reason == "length" or parser is None or not parser.num_calls:
+        if self._request.forwarded is not None or reason == "length" or parser is None or not parser.num_calls:
             return reason
         return "tool_calls" if parser.calls_are_complete and not self._format.is_named else "stop"
 
@@ -217,6 +219,9 @@ class Chat(Api[ChatCompletionRequest]):
 
     def decode(self, data: bytes) -> ChatCompletionRequest:
         return decode_request(data, ChatCompletionRequest, UNSUPPORTED_IN_CHAT)
+
+    def decode_forwarded(self, data: bytes) -> ChatCompletionRequest:
+        return decode_forwarded(data, ForwardedChatRequest)
 
     async def make_requests(
         self,

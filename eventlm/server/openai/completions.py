@@ -26,6 +26,7 @@ from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason, each_in_turn
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
+from eventlm.text.forwarding.bodies import ForwardedCompletionRequest, decode_forwarded
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import UNSUPPORTED_IN_COMPLETIONS, CompletionRequest
 from eventlm.text.tokenizer import Tokenizer
@@ -128,7 +129,8 @@ class CompletionReplies(ChunkedReplies):
         return part.text + output.text, join_logprobs([self._logprobs.prompt(part, found), logprobs])
 
     def _prompt_ids(self, choice: int) -> TokenIds:
-        return self._requests[choice].prompt_token_ids if self._body.return_token_ids else UNSET
+        request = self._requests[choice]
+        return request.prompt_token_ids if self._body.return_token_ids and request.forwarded is None else UNSET
 
     def _chunk(self, choices: list[CompletionChoice], usage: Usage | None = None) -> Completion:
         return Completion(
@@ -149,6 +151,9 @@ class Completions(Api[CompletionRequest]):
 
     def decode(self, data: bytes) -> CompletionRequest:
         return decode_request(data, CompletionRequest, UNSUPPORTED_IN_COMPLETIONS)
+
+    def decode_forwarded(self, data: bytes) -> CompletionRequest:
+        return decode_forwarded(data, ForwardedCompletionRequest)
 
     async def make_requests(
         self,

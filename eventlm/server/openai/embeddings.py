@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from eventlm.engine.backends.protocol import ForwardedRequest
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.sampling_params import Pooling, SamplingParams
@@ -24,6 +25,7 @@ from eventlm.server.timings import EventlmReply
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.decoding import decode_request
 from eventlm.text.echo import Echo
+from eventlm.text.forwarding.bodies import decode_forwarded, encode_fields
 from eventlm.text.generation import Generation
 from eventlm.text.protocol import MAX_GROUP_SEQUENCES, Prompts, RequestFields
 from eventlm.text.request_builder import read_prompts
@@ -37,6 +39,11 @@ UNSUPPORTED_IN_EMBEDDINGS: dict[str, tuple[Any, ...]] = {
     "endianness": ("native", "little"),
     "truncation_side": ("left",),
 }
+
+
+#: Of forwarded bodies: what this server reads too, and the form of its own reply.
+_REPLY_FIELDS = frozenset({"encoding_format", "normalize"})
+_SHARED_FIELDS = _REPLY_FIELDS | {"input", "dimensions", "cache_salt"}
 
 
 class EmbeddingRequest(RequestFields, kw_only=True):
@@ -56,6 +63,12 @@ class EmbeddingRequest(RequestFields, kw_only=True):
     normalize: bool | None = None
     pooling: Pooling | None = None
     cache_salt: str | None = None
+
+
+class ForwardedEmbeddingRequest(EmbeddingRequest, kw_only=True):
+    """The same for a model that other servers run. passed: what is forwarded of it."""
+
+    passed: dict[str, Any] = {}
 
 
 class Embedding(Struct, frozen=True, kw_only=True):
@@ -126,6 +139,12 @@ class Embeddings(Api[EmbeddingRequest]):
     def decode(self, data: bytes) -> EmbeddingRequest:
         return decode_request(data, EmbeddingRequest, UNSUPPORTED_IN_EMBEDDINGS)
 
+    def decode_forwarded(self, data: bytes) -> EmbeddingRequest:
+        body = decode_forwarded(data, ForwardedEmbeddingRequest, _SHARED_FIELDS)
+        # What a backend has made stays as it is.
+        body.normalize = bool(body.normalize)
+        return body
+
     async def make_requests(
         self,
         context: ServerContext,
@@ -158,6 +177,8 @@ async def embeddings(request: web.Request) -> web.StreamResponse:
 
 def _check(context: ServerContext, body: EmbeddingRequest) -> None:
     context.check_model(body.model)
+    if context.forwards:
+        return
     if body.dimensions is not None and body.dimensions > context.facts.embedding_size:
         raise InputError(
             "dimensions",
@@ -192,6 +213,7 @@ async def _group(
             kind="pool",
             cache_salt=body.cache_salt,
             model=body.model,
+            forwarded=_forwarded(body, each) if context.forwards else None,
             # A mean needs every hidden state.
             skip_cache_read=pooling == "mean",
             received_ns=received_ns,
@@ -199,6 +221,15 @@ async def _group(
         )
         for each in inputs
     ]
+
+
+def _forwarded(body: EmbeddingRequest, text: str | list[int]) -> ForwardedRequest:
+    """What a backend gets of one input."""
+    if isinstance(body, ForwardedEmbeddingRequest):
+        fields = {name: value for name, value in body.passed.items() if name not in _REPLY_FIELDS}
+    else:
+        fields = {} if body.dimensions is None else {"dimensions": body.dimensions}
+    return ForwardedRequest(endpoint="embeddings", body=encode_fields(fields | {"input": text}))
 
 
 async def _token_ids(context: ServerContext, body: EmbeddingRequest, text: str | list[int]) -> list[int]:

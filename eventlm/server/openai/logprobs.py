@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
+import msgspec
+from msgspec import Struct
+
+from eventlm.engine.backends.protocol import Delta
 from eventlm.engine.request import Request
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.server.openai.replies import (
@@ -29,6 +34,8 @@ def chat_logprobs(
     """Those of a chat's output; None if they were not asked for. is_named: the request named the tokens to list, and
     the output's own comes before them.
     """
+    if output.delta is not None:
+        return ChatLogprobs(reported_logprobs(output.delta)) if output.delta.logprobs else None
     found = output.logprobs
     if found is None:
         return None
@@ -45,6 +52,39 @@ def chat_logprobs(
         top = [top_logprob(*pair) for pair in (({token_id: logprob} | pairs) if is_named else pairs).items()]
         content.append(TokenLogprob(own.token, own.logprob, own.bytes, top))
     return ChatLogprobs(content)
+
+
+def reported_logprobs(delta: Delta) -> list[TokenLogprob]:
+    """Those that a backend has told, as a chat has them."""
+    found = _reported(delta)
+    if isinstance(found, list):
+        return found
+    return [
+        TokenLogprob(
+            token,
+            SMALLEST_LOGPROB if logprob is None else logprob,
+            None,
+            [TopLogprob(*pair) for pair in (top or {}).items()],
+        )
+        for token, logprob, top in zip(found.tokens, found.token_logprobs, found.alternatives, strict=True)
+    ]
+
+
+class _Columns(Struct):
+    """Those of a completion, as a backend has told them."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+    @property
+    def alternatives(self) -> list[dict[str, float] | None]:
+        """Those of each token."""
+        return self.top_logprobs or [None for _ in self.tokens]
+
+
+def _reported(delta: Delta) -> list[TokenLogprob] | _Columns:
+    return msgspec.json.decode(delta.logprobs or b"[]", type=list[TokenLogprob] | _Columns)
 
 
 class CompletionLogprobsMaker:
@@ -71,9 +111,13 @@ class CompletionLogprobsMaker:
         self._as_token_ids = as_token_ids
         self._echoed_characters = echoed_characters
         self._offsets: dict[int, _Offset] = {}
+        #: Characters of what backends have told of each choice.
+        self._num_reported: dict[int, int] = {}
 
     def output(self, output: ChoiceOutput) -> CompletionLogprobs | None:
         """Those of the next output of a choice; None if it has none."""
+        if output.delta is not None:
+            return self._reported(output.choice, output.delta)
         if output.logprobs is None:
             return None
         if output.choice not in self._offsets:
@@ -81,6 +125,23 @@ class CompletionLogprobsMaker:
         offset = self._offsets[output.choice]
         offsets = [offset.advance(token) for token in output.token_ids]
         return self._make(output.token_ids, output.logprobs, offsets, self._num_listed)
+
+    def _reported(self, choice: int, delta: Delta) -> CompletionLogprobs | None:
+        if not delta.logprobs:
+            return None
+        found = _reported(delta)
+        if isinstance(found, list):
+            found = _Columns(
+                [entry.token for entry in found],
+                [entry.logprob for entry in found],
+                [
+                    {entry.token: entry.logprob} | {each.token: each.logprob for each in entry.top_logprobs}
+                    for entry in found
+                ],
+            )
+        offsets = [*itertools.accumulate(map(len, found.tokens), initial=self._num_reported.get(choice, 0))]
+        self._num_reported[choice] = offsets.pop()
+        return CompletionLogprobs(found.tokens, found.token_logprobs, found.alternatives, offsets)
 
     def prompt_start(self, part: Echo) -> CompletionLogprobs:
         """The entry of the first token of an echoed prompt."""

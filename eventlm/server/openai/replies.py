@@ -44,11 +44,11 @@ class Usage(Struct, frozen=True):
 
 
 class TopLogprob(Struct, frozen=True):
-    """An alternative token and its log-probability. `bytes` are the token's own, in UTF-8."""
+    """An alternative token and its log-probability. `bytes` are the token's own, in UTF-8; null if they are unknown."""
 
     token: str
     logprob: float
-    bytes: list[int]
+    bytes: list[int] | None = None
 
 
 class TokenLogprob(Struct, frozen=True):
@@ -56,8 +56,8 @@ class TokenLogprob(Struct, frozen=True):
 
     token: str
     logprob: float
-    bytes: list[int]
-    top_logprobs: list[TopLogprob]
+    bytes: list[int] | None = None
+    top_logprobs: list[TopLogprob] = []
 
 
 class ChatLogprobs(Struct, frozen=True):

@@ -15,7 +15,6 @@ from eventlm.server.responses.protocol import InputFields, InputItem
 from eventlm.server.responses.translation import chat_request, may_be_lenient, native_names
 from eventlm.text.chat.messages import reads_effort
 from eventlm.text.protocol import ChatCompletionRequest, ChatMessage
-from eventlm.text.tools.definitions import requested_tools
 
 #: Roles of messages that `truncation` keeps.
 _KEPT_ROLES = ("system", "developer")
@@ -167,4 +166,4 @@ def _most_tokens(context: ServerContext, body: InputFields) -> int:
 
 async def _num_tokens(context: ServerContext, body: InputFields, conversation: PromptMessages, model: str) -> int:
     chat = _chat(context, body, conversation, model)
-    return len(await context.requests.encode_messages(chat, requested_tools(chat, context.formats)))
+    return len(await context.requests.encode_messages(chat))

@@ -51,7 +51,8 @@ class ResponseReplies(StreamFormat):
         super().__init__(tokenizer, identity)
         [request] = group
         format = message_format(request)
-        self._parser = None if format.is_plain else MessageParser(format, formats)
+        self._is_forwarded = request.forwarded is not None
+        self._parser = None if format.is_plain and not self._is_forwarded else MessageParser(format, formats)
         self._wants_logprobs = body.wants_logprobs
         #: Needed where not all text is the message's.
         self._tokens = TokenTexts(tokenizer, request)
@@ -72,6 +73,8 @@ class ResponseReplies(StreamFormat):
         events = self._go_on() if self._is_queued else []
         if self._parser is None:
             events += self._plain(output)
+        elif self._is_forwarded:
+            events += self._found(output, self._parser)
         elif self._wants_logprobs:
             events += self._with_logprobs(output, self._parser)
         else:
@@ -126,6 +129,15 @@ class ResponseReplies(StreamFormat):
         if logprobs:
             self._logprobs = []
         return self._output.add(Content(output.text), logprobs)
+
+    def _found(self, output: ChoiceOutput, parser: MessageParser) -> list[Any]:
+        """What a backend has found. All its log-probabilities are taken for those of the message."""
+        logprobs = token_logprobs(self._tokenizer, output) if self._wants_logprobs else []
+        return [
+            event
+            for part in parser.take(output)
+            for event in self._output.add(part, logprobs if isinstance(part, Content) else [])
+        ]
 
     def _with_logprobs(self, output: ChoiceOutput, parser: MessageParser) -> list[Any]:
         events: list[Any] = []

@@ -15,7 +15,6 @@ from eventlm.server.llamacpp.tokenization import tokenize_content
 from eventlm.text.decoding import convert_request, decode_object, decode_request
 from eventlm.text.protocol import UNSUPPORTED_IN_CHAT, ChatCompletionRequest
 from eventlm.text.request_builder import check_token_ids
-from eventlm.text.tools.definitions import requested_tools
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -67,6 +66,7 @@ async def tokenize(request: web.Request) -> web.Response:
     if raw.get("messages") is None:
         body = convert_request(raw, TokenizeRequest, {})
         context = context.check_model(body.model)
+        context.check_knows_tokens()
         token_ids = await context.requests.encoder.encode(
             body.prompt, add_special_tokens=body.add_special_tokens is not False
         )
@@ -75,7 +75,8 @@ async def tokenize(request: web.Request) -> web.Response:
     else:
         body = convert_request(raw, TokenizeChatRequest, UNSUPPORTED_IN_CHAT)
         context = context.check_model(body.model)
-        token_ids = await context.requests.encode_messages(body, requested_tools(body, context.formats))
+        context.check_knows_tokens()
+        token_ids = await context.requests.encode_messages(body)
     return json_response(
         Tokenization(
             count=len(token_ids),
@@ -92,6 +93,7 @@ async def detokenize(request: web.Request) -> web.Response:
     context.check_available()
     body = decode_request(await read_body(request), DetokenizeRequest, {})
     context = context.check_model(body.model)
+    context.check_knows_tokens()
     check_token_ids(body.tokens, context.vocab_size, "tokens")
     text = await context.requests.encoder.decode(body.tokens)
     return json_response(Detokenization(text, text))

@@ -8,7 +8,9 @@ from typing import Union
 import msgspec
 from msgspec import Struct
 
+from eventlm.engine.backends.protocol import CallPart, Delta
 from eventlm.engine.request import Request
+from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
 from eventlm.text.protocol import ChatCompletionRequest
 from eventlm.text.tokenizer import Tokenizer
 from eventlm.text.tools.definitions import ToolUse
@@ -124,7 +126,9 @@ class MessageDelta(Struct):
 
 
 class MessageParser:
-    """One message, from its text. The joined deltas do not depend on how the text was cut."""
+    """One message, from its text, or from what a backend has found in it. The joined deltas do not depend on how the
+    text was cut.
+    """
 
     def __init__(self, format: MessageFormat, formats: Formats) -> None:
         self._format = format
@@ -138,11 +142,26 @@ class MessageParser:
         self._num_complete_calls = 0
         #: Set after the only call that is wanted. Text from here on is not part of the message.
         self.is_over = False
+        #: Whether a call that a backend has found goes on.
+        self._has_open_call = False
 
     @property
     def calls_are_complete(self) -> bool:
         """Whether no call was cut short by the end of the text."""
         return self._num_complete_calls == self.num_calls
+
+    def take(self, output: ChoiceOutput) -> list[MessagePart]:
+        """What the next output of a choice makes certain, in the order of the text; the rest too if it is the last."""
+        parts = self.parts(output.text) if output.delta is None else self._found(output.delta)
+        if output.finished is not None:
+            parts += self.last_parts()
+            if api_finish_reason(output.finished.reason) != "length":
+                self._end_call(parts)
+        return parts
+
+    def message(self, output: ChoiceOutput) -> MessageDelta:
+        """What `take` returns, without its order."""
+        return _delta(self.take(output))
 
     def push(self, text: str) -> MessageDelta:
         """The part of the message that the next piece of text makes certain."""
@@ -172,6 +191,34 @@ class MessageParser:
             # The text held back is the start of a call that was cut short, not content.
             return [part for part in parts if not isinstance(part, Content)]
         return parts
+
+    def _found(self, delta: Delta) -> list[MessagePart]:
+        """The parts that a backend has found."""
+        parts: list[MessagePart] = []
+        if delta.reasoning and self._format.shows_reasoning:
+            parts.append(Reasoning(delta.reasoning))
+        if delta.text:
+            parts.append(Content(delta.text))
+        for call in delta.calls:
+            self._take_call(call, parts)
+        return parts
+
+    def _take_call(self, call: CallPart, parts: list[MessagePart]) -> None:
+        if call.name:
+            self._end_call(parts)
+            self._has_open_call = True
+            parts.append(CallDelta(self.num_calls, call.name, call.arguments))
+            self.num_calls += 1
+        elif self._has_open_call:
+            self._add_arguments(call.arguments, parts)
+
+    def _end_call(self, parts: list[MessagePart]) -> None:
+        """End the call that a backend has found last, if it goes on."""
+        if not self._has_open_call:
+            return
+        self._has_open_call = False
+        self._num_complete_calls += 1
+        parts.append(CallEnd())
 
     def _take(self, events: list[ParserEvent], parts: list[MessagePart]) -> None:
         for event in events:
@@ -221,14 +268,6 @@ def _delta(parts: list[MessagePart]) -> MessageDelta:
         elif isinstance(part, CallDelta):
             delta.calls.append(part)
     return delta
-
-
-def parse_message(text: str, format: MessageFormat, formats: Formats) -> tuple[MessageDelta, MessageParser]:
-    """The message of a whole text, and its parser."""
-    parser = MessageParser(format, formats)
-    message = parser.push(text)
-    message.add(parser.close())
-    return message, parser
 
 
 def end_of_call(format: MessageFormat, formats: Formats) -> Callable[[str], bool]:

@@ -48,6 +48,14 @@ def cut(draw: random.Random, text: str) -> list[str]:
     return [text[start:end] for start, end in zip([0, *indices], [*indices, len(text)], strict=True)]
 
 
+def parse_message(text: str, format: MessageFormat, found: Formats) -> tuple[MessageDelta, MessageParser]:
+    """The message of a whole text, and its parser."""
+    parser = MessageParser(format, found)
+    message = parser.push(text)
+    message.add(parser.close())
+    return message, parser
+
+
 def parse_pieces(pieces: list[str], format: MessageFormat, found: Formats) -> MessageDelta:
     parser = MessageParser(format, found)
     message = MessageDelta()

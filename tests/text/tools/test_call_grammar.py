@@ -17,8 +17,8 @@ from eventlm.text.grammar import json_schema_grammar, regex_grammar
 from eventlm.text.grammar_checker import GrammarChecker
 from eventlm.text.tools.call_grammar import reply_grammar
 from eventlm.text.tools.definitions import FunctionDefinition, ToolUse
-from eventlm.text.tools.message import MessageDelta, MessageFormat, parse_message
-from tests.text.tools.cuttings import formats
+from eventlm.text.tools.message import MessageDelta, MessageFormat
+from tests.text.tools.cuttings import formats, parse_message
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>")
 WEATHER = {

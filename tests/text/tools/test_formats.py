@@ -11,7 +11,8 @@ from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.tools.formats import DeepSeekR1, Hermes, Llama3Json, Qwen3, find_formats
-from eventlm.text.tools.message import CallDelta, MessageFormat, parse_message
+from eventlm.text.tools.message import CallDelta, MessageFormat
+from tests.text.tools.cuttings import parse_message
 
 QWEN = "{{ tools }}<tool_call>\n{{ '</think>' }}"
 LLAMA_32 = """{{ '{"name": "' + name + '", "parameters": ' }}ipython{{ tools }}"""

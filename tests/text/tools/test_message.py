@@ -15,10 +15,9 @@ from eventlm.text.tools.message import (
     MessageFormat,
     MessageParser,
     end_of_call,
-    parse_message,
 )
 from eventlm.text.tools.parser_events import CallArguments, CallEnd, CallStart, Content, Reasoning
-from tests.text.tools.cuttings import NAMES, cut, formats, parse_pieces, random_text
+from tests.text.tools.cuttings import NAMES, cut, formats, parse_message, parse_pieces, random_text
 
 NUM_TEXTS = 1500
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
