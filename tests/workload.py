@@ -40,7 +40,7 @@ from tests.virtual_backend import BackendTraits, answer_length, answer_tokens
 
 POLICIES = ("fcfs", "edf", "lrs", "lpm")
 BATCHERS = ("fixed", "dynamic", "space_sharing")
-ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity")
+ROUTERS = ("round_robin", "pull", "least_loaded", "prefix_affinity", "session_affinity")
 MILLISECOND = 1_000_000
 #: Close to the default, but that a step of two rows and more is predicted to take two milliseconds.
 COEFFICIENTS = (1_800_000_000, *DEFAULT_COEFFICIENTS[1:])

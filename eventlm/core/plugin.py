@@ -13,6 +13,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from eventlm.core.predictor import PICOSECONDS_PER_NANOSECOND, Predictor, StepShape
+from eventlm.core.rendezvous import rendezvous
 from eventlm.events import Arrived
 from eventlm.types import ceil_div, parts_per_million
 
@@ -125,19 +126,24 @@ class StepLoad(StepShape, kw_only=True):
 
 
 class RequestView(Struct, frozen=True):
-    """A request that needs a replica. `ordinal` counts the requests routed before it."""
+    """A request that needs a replica. `ordinal` counts the requests routed before it. `session`: the conversation that
+    it belongs to, 0: none.
+    """
 
     request: int
     ordinal: int
     num_sequences: int
     num_tokens: int
+    session: int = 0
 
 
 class ReplicaView(Struct, frozen=True):
     """A replica whose worker is up. Tokens are prompt tokens, with kept output after a preemption.
 
     `prefix_tokens` is how much of this request's prompt, in whole blocks, the replica's cache holds or will hold once
-    it has computed what waits there; 0 for a router without `reads_prefixes`.
+    it has computed what waits there; 0 for a router without `reads_prefixes`. Of a backend: `limit` is how many
+    requests it may have at once (0: an own worker); `weight_ppm` its share of the load, by which its tokens are divided
+    already.
     """
 
     index: int
@@ -147,6 +153,8 @@ class ReplicaView(Struct, frozen=True):
     admitted_tokens: int
     available_blocks: int
     prefix_tokens: int = 0
+    limit: int = 0
+    weight_ppm: int = 1_000_000
 
 
 class ReplicaViews(Seq[ReplicaView]):
@@ -161,10 +169,23 @@ class ReplicaViews(Seq[ReplicaView]):
         the first in turn from position `first` on, which is taken modulo their number.
         """
 
+    @abstractmethod
+    def home_of(self, session: int) -> int:
+        """Position of the replica to which a session belongs: always the same while that is up, and when a replica
+        goes, only its own sessions move. Backends have sessions in proportion to their weights.
+        """
+
 
 def contenders(replicas: Seq[ReplicaView], first: int) -> Seq[int]:
     """The same of any sequence of views: where it is a plain one, all positions."""
     return replicas.contenders(first) if isinstance(replicas, ReplicaViews) else range(len(replicas))
+
+
+def home_of(replicas: Seq[ReplicaView], session: int) -> int:
+    """`ReplicaViews.home_of` of any sequence of views."""
+    if isinstance(replicas, ReplicaViews):
+        return replicas.home_of(session)
+    return rendezvous(session, [each.index for each in replicas], [each.weight_ppm for each in replicas])
 
 
 class Policy(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,11 @@ from typing import overload
 
 from eventlm.core.plugin import ReplicaView, ReplicaViews, RequestView
 from eventlm.core.plugin_calls import ask_router
+from eventlm.core.rendezvous import rendezvous
 from eventlm.core.sequence_manager import enqueue
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.prefix_index import bits_of
+from eventlm.core.state.replica import Replica
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence
 from eventlm.events import Routed
@@ -24,9 +26,11 @@ def route_new(state: CoreState, replicaset: Replicaset) -> None:
     for sequence in unrouted.values():
         by_request.setdefault(sequence.request, []).append(sequence)
     for request, sequences in by_request.items():
-        question = RequestView(request, replicaset.num_routed, len(sequences), sequences[0].num_tokens)
+        first = sequences[0]
+        session = first.arrival.scheduling.session
+        question = RequestView(request, replicaset.num_routed, len(sequences), first.num_tokens, session)
         replicaset.num_routed += 1
-        home = ask_router(state, replicaset, question, UpReplicas(replicaset, sequences[0]))
+        home = ask_router(state, replicaset, question, UpReplicas(replicaset, first))
         if home is not None and replicaset.forwards is not None and _failed_there(replicaset, sequences, home):
             home = None
         for sequence in sequences:
@@ -46,6 +50,10 @@ def _failed_there(replicaset: Replicaset, sequences: list[Sequence], home: int) 
     return len(replicaset.tally.ups) > 1 and any(
         each.id in attempts and attempts[each.id].avoided == home for each in sequences
     )
+
+
+def _weight_ppm(replica: Replica) -> int:
+    return 1_000_000 if replica.capacity is None else replica.capacity.weight_ppm
 
 
 class UpReplicas(ReplicaViews):
@@ -89,8 +97,14 @@ class UpReplicas(ReplicaViews):
                 admitted_tokens=replica.weigh(replica.admitted_tokens),
                 available_blocks=replica.pool.num_available,
                 prefix_tokens=replica.prefix_tokens(self._sequence, block_size) if self._num_blocks else 0,
+                limit=0 if replica.capacity is None else replica.capacity.limit,
+                weight_ppm=_weight_ppm(replica),
             )
         return view
+
+    def home_of(self, session: int) -> int:
+        replicas, first = self._replicaset.replicas, self._replicaset.first
+        return rendezvous(session, self._ups, [_weight_ppm(replicas[number - first]) for number in self._ups])
 
     def contenders(self, first: int) -> list[int]:
         replicaset, ups = self._replicaset, self._ups

@@ -47,7 +47,7 @@ def answers() -> dict[str, object]:
     for name in BUILT_IN["router"]:
         router = resolve("router", {"type": name}).instance
         replicas = [replica(index, admitted_tokens=index * 7 % 5) for index in range(5)]
-        found[name] = [router.route(RequestView(s, s, 1, 10), replicas) for s in range(20)]
+        found[name] = [router.route(RequestView(s, s, 1, 10, session=s // 2), replicas) for s in range(20)]
     return found
 
 

@@ -54,6 +54,7 @@ BUILT_IN: dict[PluginKind, dict[str, str]] = {
         "pull": "eventlm.policies.pull:Pull",
         "least_loaded": "eventlm.policies.least_loaded:LeastLoaded",
         "prefix_affinity": "eventlm.policies.prefix_affinity:PrefixAffinity",
+        "session_affinity": "eventlm.policies.session_affinity:SessionAffinity",
     },
 }
 

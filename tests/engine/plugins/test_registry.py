@@ -137,7 +137,11 @@ def test_a_record_has_all_parameters_and_leads_back_to_the_same_instance() -> No
     ("kind", "text", "message"),
     [
         ("policy", "edff", "unknown policy 'edff'; did you mean edf? Installed: fcfs, edf, lrs"),
-        ("router", "zzz", "unknown router 'zzz'; installed: round_robin, pull, least_loaded, prefix_affinity"),
+        (
+            "router",
+            "zzz",
+            "unknown router 'zzz'; installed: round_robin, pull, least_loaded, prefix_affinity, session_affinity",
+        ),
         ("policy", "pull", "pull is a router, not a policy; choose it with --router pull"),
         ("policy", "edf:multiplier", "parameters are written edf:PARAMETER=VALUE; 'multiplier' is not"),
         ("policy", "edf:multipler=2", "policy edf has no parameter 'multipler'; did you mean multiplier?"),
