@@ -88,6 +88,7 @@ class ServerWithFrontEnds:
             origin_ns=engine.origin_ns,
             created=self._system.clock.unix_ns() // NANOSECONDS_PER_SECOND,
             server_id=engine.server_id,
+            session_key=self._system.chance.token_bytes(16),
             others=[
                 FrontEndModel(
                     model=each.model,

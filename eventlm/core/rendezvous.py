@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
-from eventlm.core.state.digest import MASK, weight
-
-#: Odd numbers whose bits look random (those of splitmix64 and of xxHash): multiplying by them spreads what differs.
+_MASK = (1 << 64) - 1
+#: Odd numbers whose bits look random (from splitmix64 and xxHash): multiplying by them spreads what differs.
 _SPREAD, _MIX = 0x9E3779B97F4A7C15, 0x9FB21C651E98DF25
 #: Logarithms are counted in 2^-48.
 _FRACTION_BITS = 48
@@ -21,17 +20,17 @@ def rendezvous(key: int, servers: Seq[int], shares: Seq[int]) -> int:
     """The position of the server to which a key belongs, among some given by their numbers; there is one at least.
     They get keys in proportion to their shares, within a few percent.
     """
-    mixed = weight(key)
-    drawn = [_draw(mixed, number) for number in servers]
+    mixed = _mix(key)
+    drawn = [_mix(mixed ^ number * _SPREAD) for number in servers]
     if any(share != shares[0] for share in shares):
         # The smallest of exponential variables, whose rates are the shares.
         drawn = [-(64 * _ONE - _log2(each + 1)) // share for each, share in zip(drawn, shares, strict=True)]
     return drawn.index(max(drawn))
 
 
-def _draw(mixed: int, number: int) -> int:
-    drawn = (mixed ^ (number * _SPREAD)) * _MIX & MASK
-    return (drawn ^ (drawn >> 32)) * _SPREAD & MASK
+def _mix(value: int) -> int:
+    value = value * _MIX & _MASK
+    return (value ^ (value >> 32)) * _SPREAD & _MASK
 
 
 def _log2(value: int) -> int:

@@ -72,7 +72,8 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     """What a front end needs to start.
 
     index: counts from 1. model, tokenizer: as of `EngineSetup`. origin_ns: the host's monotonic time at which the run's
-    clock is 0. created: unix time that /v1/models reports. server_id: as /version reports it.
+    clock is 0. created: unix time that /v1/models reports. server_id: as /version reports it. session_key: from which
+    numbers of sessions are made.
     """
 
     index: int
@@ -85,6 +86,7 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     origin_ns: int
     created: int
     server_id: str = ""
+    session_key: bytes = b""
     state: str = "loading"
     paused: bool = False
     has_worker: bool = True

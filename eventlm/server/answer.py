@@ -18,7 +18,7 @@ from eventlm.server.errors import TAKEN_OVER, ApiError, api_error, internal_erro
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR, take_request_id
 from eventlm.server.request_log import request_fields
-from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.server.scheduling import CLASS_HEADER, SESSION_HEADER
 from eventlm.server.stream_events import StreamEvents
 from eventlm.telemetry.traceparent import parse_traceparent
 from eventlm.text.generation import Generation
@@ -109,6 +109,7 @@ def caller(request: web.Request) -> Caller:
         request[REQUEST_ID],
         headers.get(CLASS_HEADER, ""),
         traceparent if traceparent and parse_traceparent(traceparent) else "",
+        headers.get(SESSION_HEADER, ""),
     )
 
 

@@ -30,14 +30,15 @@ BodyT = TypeVar("BodyT", bound=RequestFields)
 
 
 class Caller(NamedTuple):
-    """Who sends a body. request_id: of the HTTP request. class_header: the service class that its header names.
-    traceparent: the caller's span, if its header names one.
+    """Who sends a body. request_id: of the HTTP request. class_header, session_header: the service class and the
+    session that its headers name. traceparent: the caller's span, if its header names one.
     """
 
     principal: Principal
     request_id: str
     class_header: str = ""
     traceparent: str = ""
+    session_header: str = ""
 
 
 class Prepared(NamedTuple):
@@ -150,7 +151,7 @@ class Exchange(NamedTuple):
     ) -> Exchange:
         """data: the bytes of the body. Raises InputError or ApiError."""
         body.model = body.model or context.engine.model_names[0]
-        scheduling = scheduling_fields(context, caller.principal, caller.class_header, body)
+        scheduling = scheduling_fields(context, caller.principal, caller.class_header, caller.session_header, body)
         group, echoes = await api.make_requests(context, body, caller, received_ns, scheduling)
         identity = ReplyIdentity.draw(context.system, api.prefix)
         replies = api.reply_format(context, body, group, identity, echoes)

@@ -69,7 +69,8 @@ class ServerContext:
     vocab_size, facts: the model's. num_slots: most sequences that run at once. keys: those of the configuration if not
     given. classes: service classes by name. engine_pid: the engine's process, by default this one. created: unix time
     of the models, by default now. whole_config: of which `config` is a part. forwards: whether other servers run the
-    model. Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
+    model. session_key: that of all processes of the server, from which numbers of sessions are made; by default a new
+    one. Raises UsageError for keys or TLS files that cannot be used, and for unknown parsers.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class ServerContext:
         created: int | None = None,
         whole_config: Config | None = None,
         forwards: bool = False,
+        session_key: bytes = b"",
     ) -> None:
         self.whole_config = whole_config or Config(server=config)
         self.system = system
@@ -109,6 +111,7 @@ class ServerContext:
         self._others: dict[str, ServerContext] = {}
         self.engine_pid = engine_pid or system.processes.pid
         self.created = created or system.clock.unix_s()
+        self.session_key = session_key or system.chance.token_bytes(16)
         self.draining = False
         #: How many and how long, in ns, by route, method and class of status.
         self._http_requests: dict[tuple[str, str, str], tuple[int, int]] = {}

@@ -10,6 +10,7 @@ may. `requests_choose_class` overrides this with `always` or `never`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import Any
 
 from eventlm.config.options import nearest
@@ -22,14 +23,16 @@ from eventlm.text.protocol import LatencyObjective, RequestFields
 from eventlm.types import NANOSECONDS_PER_MILLISECOND
 
 CLASS_HEADER = "x-eventlm-class"
+SESSION_HEADER = "x-session-id"
 #: OpenAI's own tiers. They have no effect unless a class has that name.
 TIERS = (AUTO_CLASS, DEFAULT_CLASS, "flex", "scale", "priority")
 
 
 def scheduling_fields(
-    context: ServerContext, principal: Principal, class_header: str, body: RequestFields
+    context: ServerContext, principal: Principal, class_header: str, session_header: str, body: RequestFields
 ) -> dict[str, Any]:
-    """The fields of `SchedulingParams` from the body, the header `x-eventlm-class` and the key. Raises ApiError.
+    """The fields of `SchedulingParams` from the body, the headers `x-eventlm-class` and `x-session-id`, and the key.
+    Raises ApiError.
 
     Sets `service_tier` of the body to the tier in use, if a tier was asked for or the request has a class.
     """
@@ -42,7 +45,17 @@ def scheduling_fields(
         "slo_ttft_ns": (slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         "slo_tpot_ns": (slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         "drop_if_late": body.drop_if_late or False,
+        "session": _session(context, principal, session_header or body.session_id or body.prompt_cache_key),
     }
+
+
+def _session(context: ServerContext, principal: Principal, name: str | int | None) -> int:
+    """The number of an owner's session. The trace has it, and it says nothing of the name; 0: no session."""
+    if not name:
+        return 0
+    text = f"{principal.owner}\0{name}".encode(errors="surrogateescape")
+    # 53 bits, which readers of JSON with 64-bit floats hold exactly.
+    return int.from_bytes(blake2b(text, digest_size=8, key=context.session_key).digest()) >> 11 or 1
 
 
 def _apply_class(context: ServerContext, principal: Principal, class_header: str, body: RequestFields) -> str:

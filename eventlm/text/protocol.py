@@ -117,6 +117,9 @@ class RequestFields(Struct, kw_only=True):
     slo: LatencyObjective | None = None
     #: OpenAI's: a service class, or one of its own tiers.
     service_tier: str | None = None
+    #: Requests of one session go to the same replica under some routers. The second is OpenAI's name.
+    session_id: str | int | None = None
+    prompt_cache_key: str | None = None
     eventlm: EventlmOptions | None = None
 
     @property
@@ -384,8 +387,6 @@ IGNORED = {
     "user": "neither recorded nor logged",
     "metadata": "neither recorded nor logged",
     "safety_identifier": "neither recorded nor logged",
-    "prompt_cache_key": "prefixes are shared without it",
-    "session_id": "prefixes are shared without it",
     "stream_interval": "chunks are joined for clients that read slowly, and for no others",
 }
 #: Unsupported fields, each with its neutral values.

@@ -37,7 +37,7 @@ def prompt_text(server: RunningServer) -> str:
 def test_user_and_metadata_change_nothing(server: RunningServer, client: openai.OpenAI) -> None:
     metadata = {f"key {number}": "v" * 512 for number in range(16)}
     plain = chat(client, seed=1)
-    marked = chat(client, seed=1, user="somebody", metadata=metadata, safety_identifier="s", prompt_cache_key="k")
+    marked = chat(client, seed=1, user="somebody", metadata=metadata, safety_identifier="s")
     assert marked.choices == plain.choices
     client.completions.create(model="test", prompt="hi", user="somebody", extra_body={"metadata": metadata})
     first, second, _ = (without_times(request) for request in server.engine.requests)

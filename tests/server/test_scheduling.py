@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -177,3 +178,24 @@ def test_a_key_whose_class_is_not_configured_is_reported(start_server: StartServ
     (warning,) = check_key_classes(server.context)
     assert "'golden', which is not configured (did you mean gold?)" in warning
     assert "service_tier" not in complete(server, "sk-dave").json()
+
+
+def test_a_session_has_a_number_that_does_not_tell_its_name(start_server: StartServer, keys_file: str) -> None:
+    server = start_server(api_keys_file=keys_file, classes=CLASSES)
+
+    def session(key: str = "sk-carol", header: str = "", **fields: Any) -> int:
+        headers = bearer(key) | ({"x-session-id": header} if header else {})
+        assert server.post("/v1/completions", {"model": "test", "prompt": "x", **fields}, headers).status == 200
+        return server.engine.requests[-1].scheduling.session
+
+    named = session(header="a")
+    assert 0 < named < 2**53
+    assert named == session(session_id="a") == session(prompt_cache_key="a")
+    assert named == session(header="a", session_id="b", prompt_cache_key="c")
+    assert session(session_id="b", prompt_cache_key="a") == session(header="b") != named
+    assert session(session_id=7) == session(header="7")
+    # Another owner's is another one, and so is that of another server.
+    assert session("sk-dave", "a") != named
+    assert session() == session(session_id="", prompt_cache_key="") == 0
+    number = int.from_bytes(blake2b(b"carol\0a", digest_size=8).digest()) >> 11
+    assert named != number

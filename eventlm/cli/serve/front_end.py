@@ -110,8 +110,10 @@ def make_context(
     engine_pid: int | None = None,
     created: int | None = None,
     others: Sequence[ServedText] = (),
+    session_key: bytes = b"",
 ) -> ServerContext:
-    """A server's context, in the engine's process or in a front end. others: of the further replicasets.
+    """A server's context, in the engine's process or in a front end. others: of the further replicasets. session_key:
+    as ServerContext has it.
 
     Raises UsageError if API keys cannot be read.
     """
@@ -129,6 +131,7 @@ def make_context(
         engine_pid=engine_pid,
         created=created,
         whole_config=config,
+        session_key=session_key,
     )
     for each in others:
         context.add_model(each.model_names, TextOfModel(*each.text, each.vocab_size, each.num_slots))
@@ -148,6 +151,7 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
             vocab_size=setup.vocab_size,
             engine_pid=os.getppid(),
             created=setup.created,
+            session_key=setup.session_key,
             others=[
                 ServedText(each.model_names, load_text(each.model, each.model_impl), each.vocab_size, each.num_slots)
                 for each in setup.others

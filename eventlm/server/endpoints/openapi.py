@@ -18,7 +18,7 @@ from eventlm._version import __version__
 from eventlm.server.auth.api_keys import Scope
 from eventlm.server.errors import CANCELLED, ErrorEnvelope, ErrorForm, error_form
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
-from eventlm.server.scheduling import CLASS_HEADER
+from eventlm.server.scheduling import CLASS_HEADER, SESSION_HEADER
 
 JSON = "application/json"
 
@@ -43,6 +43,9 @@ class Parameter(NamedTuple):
 
 
 _CLASS = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
+_SESSION = Parameter(
+    SESSION_HEADER, "header", str, "Requests of one session go to the same replica under some routers."
+)
 
 
 class Endpoint(NamedTuple):
@@ -75,8 +78,8 @@ class Endpoint(NamedTuple):
 
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
-        """Those of the query and of headers, with the header that all generating endpoints take."""
-        return (*self.parameters, _CLASS) if self.generates else self.parameters
+        """Those of the query and of headers, with the headers that all generating endpoints take."""
+        return (*self.parameters, _CLASS, _SESSION) if self.generates else self.parameters
 
 
 def openapi_path(path: str) -> str:

@@ -21,7 +21,6 @@ Identifier = Annotated[str, Meta(max_length=512)]
 #: Fields that change nothing, and why.
 IGNORED = {
     "max_tool_calls": "of tools that run at the server, of which there are none",
-    "prompt_cache_key": "shown again; prefixes are shared without it",
     "safety_identifier": "shown again",
     "user": "shown again",
 }
@@ -148,8 +147,8 @@ class InputFields(GenerationRequest, kw_only=True):
 class ResponsesRequest(InputFields, kw_only=True):
     """Body of `POST /v1/responses`.
 
-    max_tool_calls: of tools that run at the server, of which there are none. prompt_cache_key, safety_identifier: only
-    shown again.
+    max_tool_calls: of tools that run at the server, of which there are none. safety_identifier: only shown again, as
+    prompt_cache_key is.
     """
 
     include: list[str] | None = None

@@ -57,7 +57,7 @@ def test_neutral_values_and_fields_without_effect() -> None:
         user="u", include=["reasoning.encrypted_content"],
     )  # fmt: skip
     assert not body.wants_logprobs
-    assert [getattr(body, name) for name in IGNORED] == [3, "k", "s", "u"]
+    assert [getattr(body, name) for name in IGNORED] == [3, "s", "u"]
     assert decode(include=["message.output_text.logprobs"]).wants_logprobs
 
 
