@@ -197,9 +197,14 @@ class ServerContext:
             return False
         return self.of_model(name).forwards if isinstance(name, str | None) else False
 
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether the tokenizer is the model's own."""
+        return not isinstance(self.tokenizer, PieceTokenizer)
+
     def check_knows_tokens(self) -> None:
         """Raise InputError if the tokens of the model are not known."""
-        if isinstance(self.tokenizer, PieceTokenizer):
+        if not self.knows_tokens:
             raise InputError(
                 "model",
                 "The tokens of this model are not known, because other servers run it; start this one with "

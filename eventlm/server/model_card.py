@@ -60,9 +60,9 @@ def model_details(context: ServerContext) -> ModelDetails:
 
 
 def capabilities(context: ServerContext) -> list[str]:
-    """What the served model can be used for."""
+    """What the served model can be used for. Other servers that run it may refuse some of it."""
     found = ["completion", "embedding"]
-    if context.formats.tools is not None:
+    if context.forwards or context.formats.tools is not None:
         found.append("tools")
     if context.formats.reasoning is not None:
         found.append("thinking")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from eventlm.engine.backends.protocol import CallPart, Delta
 from eventlm.engine.request import AT_SHUTDOWN, BY_OPERATOR, BY_OWNER, FinishedOutput
 from eventlm.server.errors import from_generation_error
-from eventlm.text.choice_output import generation_error
+from eventlm.text.choice_output import ChoiceOutput, generation_error, join_outputs
 from eventlm.types import FinishReason
 
 
@@ -34,3 +35,23 @@ def test_errors_and_their_status(reason: FinishReason, detail: str, status: int,
     reply = from_generation_error(error)
     assert (reply.status, reply.envelope.error.code) == (status, code)
     assert ("x-should-retry" not in reply.headers) == retry
+
+
+def test_deltas_of_backends_are_joined() -> None:
+    parts = [
+        Delta("a", 1, "x", [CallPart(0, "f", "")], [1], b'[{"token": "a"}]'),
+        Delta("", 1, "y", [CallPart(0, "", "{"), CallPart(1, "g", "{")]),
+        Delta("b", 2, "", [CallPart(1, "", "}"), CallPart(1, "h", "")], [2, 3], b'[{"token": "b"}, {}]'),
+    ]
+    outputs = [ChoiceOutput(0, part.text, part.token_ids, delta=part) for part in parts]
+    calls = [CallPart(0, "f", "{"), CallPart(1, "g", "{}"), CallPart(1, "h", "")]
+    joined = Delta("ab", 4, "xy", calls, [1, 2, 3], b'[{"token": "a"},{"token": "b"},{}]')
+    assert join_outputs([*outputs, ChoiceOutput(0)]).delta == joined
+    assert join_outputs([ChoiceOutput(0), outputs[0]]).delta == parts[0]
+    assert join_outputs([ChoiceOutput(0), ChoiceOutput(0)]).delta is None
+
+
+def test_log_probabilities_in_columns_are_joined() -> None:
+    parts = [Delta(logprobs=b'{"tokens":["a"],"top_logprobs":null}'), Delta(), Delta(logprobs=b'{"tokens":["b"]}')]
+    joined = join_outputs([ChoiceOutput(0, delta=part) for part in parts]).delta
+    assert joined == Delta(logprobs=b'{"tokens":["a","b"],"top_logprobs":[]}')

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from eventlm.engine.backends.protocol import Delta, ForwardedRequest, Usage
 from eventlm.engine.request import (
     ClosingOutput,
     EngineUnavailableError,
@@ -18,6 +19,7 @@ from eventlm.engine.request import (
     Request,
     RequestHandle,
     Submission,
+    TextOutput,
     TokensOutput,
 )
 from eventlm.sampling_params import SamplingParams
@@ -33,9 +35,18 @@ from tests.server.engine_double import EngineDouble, spell, spell_logprobs
 class Wire:
     """A generation over one handle whose outputs the test puts."""
 
-    def __init__(self, stop: tuple[str, ...] = (), params: SamplingParams | None = None, **fields: Any) -> None:
+    def __init__(
+        self,
+        stop: tuple[str, ...] = (),
+        params: SamplingParams | None = None,
+        *,
+        is_forwarded: bool = False,
+        **fields: Any,
+    ) -> None:
         params = structs.replace(params or SamplingParams(), stop=list(stop))
         request = make_request([1, 2, 3], params, **{"model": "test", "has_text_ends": bool(stop)} | fields)
+        if is_forwarded:
+            request = structs.replace(request, forwarded=ForwardedRequest(endpoint="chat", body=b"{}"))
         self.told: list[tuple[int, int, int, str]] = []
         self.cancelled: list[tuple[int, str]] = []
         self.handle = RequestHandle(
@@ -64,6 +75,28 @@ async def test_tokens_after_a_stop_are_ignored_and_the_end_is_reported_once() ->
     )
     assert text == "hel"
     assert wire.told == [(5, 0, 5, "stop")]
+
+
+async def test_texts_of_a_backend_need_no_tokenizer() -> None:
+    wire = Wire(is_forwarded=True)
+    output = await wire.read_all(
+        TextOutput(0, 0, Delta("größ", 2, token_ids=[900_000, 7])),
+        TextOutput(0, 2, Delta("er", 1, reasoning="hm", embedding=b"1234")),
+        FinishedOutput(0, "stop_token", 3, 2, stop_reason=7),
+    )
+    assert (output.text, output.token_ids, output.embedding, output.stop_reason) == ("größer", [900_000, 7], b"1234", 7)
+    assert output.delta == Delta("größer", 3, "hm", token_ids=[900_000, 7], embedding=b"1234")
+    assert (output.num_tokens, wire.generation.num_tokens) == (3, 3)
+    assert wire.generation.token_counts() == UsageCounts(3, 3, 2, None)
+    assert wire.generation.first_token_ns
+    assert wire.told == []
+
+
+async def test_a_backends_own_counts_are_taken() -> None:
+    wire = Wire(is_forwarded=True)
+    usage = Usage(prompt=11, completion=5, cached=8, reasoning=4)
+    output = await wire.read_all(TextOutput(0, 0, Delta("a", 1)), FinishedOutput(0, "eos", 1, 2, usage=usage))
+    assert wire.generation.token_counts() == wire.generation.token_counts_of(output) == UsageCounts(11, 5, 8, 4)
 
 
 async def test_closing_is_answered_when_nothing_was_found() -> None:

@@ -155,6 +155,6 @@ def _model_info(context: ServerContext, name: str) -> dict[str, Any]:
         f"{family}.context_length": context.engine.max_model_len,
         f"{family}.embedding_length": facts.embedding_size,
         f"{family}.block_count": facts.num_layers,
-        f"{family}.vocab_size": context.vocab_size,
+        f"{family}.vocab_size": context.vocab_size if context.knows_tokens else 0,
         "tokenizer.ggml.eos_token_id": context.tokenizer.eos_token_id,
     }

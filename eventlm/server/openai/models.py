@@ -37,7 +37,7 @@ async def get_model(request: web.Request) -> web.Response:
 def _model(context: ServerContext, name: str) -> Model:
     facts, max_model_len = context.facts, context.engine.max_model_len
     meta = ModelMeta(
-        n_vocab=context.vocab_size,
+        n_vocab=context.vocab_size if context.knows_tokens else 0,
         n_ctx_train=facts.context_length,
         n_embd=facts.embedding_size,
         n_params=facts.num_parameters,

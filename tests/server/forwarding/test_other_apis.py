@@ -133,3 +133,9 @@ def test_tokens_that_are_not_known(gateway: RunningServer, path: str, fields: di
 
 def test_own_models_stay_strict_beside_forwarded_ones(server: RunningServer) -> None:
     assert_error(server.chat(**FOREIGN), 400, INVALID, "temperature", "invalid_value")
+
+
+def test_what_is_said_of_the_model(gateway: RunningServer) -> None:
+    assert gateway.request("GET", "/v1/models/test").json()["meta"]["n_vocab"] == 0
+    shown = gateway.post("/api/show", {"model": "test"}).json()
+    assert "tools" in shown["capabilities"]

@@ -7,6 +7,9 @@ import random
 
 import pytest
 
+from eventlm.engine.backends.protocol import CallPart, Delta
+from eventlm.engine.request import FinishedOutput
+from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.tools.call_parser import CallParser
 from eventlm.text.tools.formats import Formats
 from eventlm.text.tools.message import (
@@ -14,9 +17,11 @@ from eventlm.text.tools.message import (
     MessageDelta,
     MessageFormat,
     MessageParser,
+    MessagePart,
     end_of_call,
 )
 from eventlm.text.tools.parser_events import CallArguments, CallEnd, CallStart, Content, Reasoning
+from eventlm.types import FinishReason
 from tests.text.tools.cuttings import NAMES, cut, formats, parse_message, parse_pieces, random_text
 
 NUM_TEXTS = 1500
@@ -148,3 +153,41 @@ def test_parts_are_in_the_order_of_the_text() -> None:
         CallDelta(1, "add", '{"a": 1}'),
         CallEnd(),
     ]
+
+
+FOUND = [
+    Delta("", reasoning="hm"),
+    Delta("Well. "),
+    Delta("<tool_call>", calls=[CallPart(0, "add", '{"a"'), CallPart(0, "", ": 1}")]),
+    Delta("", calls=[CallPart(1, "sub", "")]),
+    Delta("", calls=[CallPart(1, "", "{}")]),
+]
+
+
+def found_by_a_backend(reason: FinishReason, format: MessageFormat) -> tuple[list[MessagePart], MessageParser]:
+    parser = MessageParser(format, formats("hermes", "qwen3"))
+    outputs = [ChoiceOutput(0, delta.text, delta=delta) for delta in FOUND]
+    outputs.append(ChoiceOutput(0, finished=FinishedOutput(0, reason, 9, 0)))
+    return [part for output in outputs for part in parser.take(output)], parser
+
+
+def test_what_a_backend_has_found_is_not_looked_for() -> None:
+    parts, parser = found_by_a_backend("tool_calls", MessageFormat())
+    assert parts == [
+        Reasoning("hm"),
+        Content("Well. "),
+        Content("<tool_call>"),
+        CallDelta(0, "add", '{"a": 1}'),
+        CallEnd(),
+        CallDelta(1, "sub", ""),
+        CallDelta(1, "", "{}"),
+        CallEnd(),
+    ]
+    assert (parser.num_calls, parser.calls_are_complete) == (2, True)
+
+
+def test_a_backends_last_call_may_be_cut() -> None:
+    parts, parser = found_by_a_backend("length", MessageFormat(shows_reasoning=False))
+    assert parts[0] == Content("Well. ")
+    assert parts[-1] == CallDelta(1, "", "{}")
+    assert not parser.calls_are_complete
