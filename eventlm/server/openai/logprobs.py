@@ -11,6 +11,7 @@ from msgspec import Struct
 from eventlm.engine.backends.protocol import Delta
 from eventlm.engine.request import Request
 from eventlm.sampling_params import TokenLogprobs
+from eventlm.server.errors import ApiError
 from eventlm.server.openai.replies import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -84,7 +85,19 @@ class _Columns(Struct):
 
 
 def _reported(delta: Delta) -> list[TokenLogprob] | _Columns:
-    return msgspec.json.decode(delta.logprobs or b"[]", type=list[TokenLogprob] | _Columns)
+    """Raises ApiError if they are of no known form."""
+    try:
+        found = msgspec.json.decode(delta.logprobs or b"[]", type=list[TokenLogprob] | _Columns)
+        if isinstance(found, list) or len(found.tokens) == len(found.token_logprobs) == len(found.alternatives):
+            return found
+    except msgspec.DecodeError:
+        pass
+    raise ApiError(
+        502,
+        "The log-probabilities that the backend of this model gave are of no known form; ask for none.",
+        type="server_error",
+        code="backend_protocol",
+    )
 
 
 class CompletionLogprobsMaker:

@@ -15,10 +15,12 @@ from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest, Gene
 
 BodyT = TypeVar("BodyT", bound=RequestFields)
 
+#: Of fields that all bodies have, the one that backends know too.
+_CACHE_KEY = "prompt_cache_key"
 #: Fields that are this server's own.
 OWN_FIELDS = frozenset(
     {
-        *(field.name for field in structs.fields(RequestFields)),
+        *(field.name for field in structs.fields(RequestFields) if field.name != _CACHE_KEY),
         "n", "seed", "stream", "stream_options", "user", "metadata", "safety_identifier",
     }
 )  # fmt: skip
@@ -65,7 +67,8 @@ def decode_forwarded(data: bytes, type_: type[BodyT], shared: frozenset[str] = _
     """
     raw = decode_object(data)
     _check_forwarded(raw)
-    body = convert_request({name: raw[name] for name in raw if name in OWN_FIELDS | shared}, type_, {})
+    read = OWN_FIELDS | shared | {_CACHE_KEY}
+    body = convert_request({name: value for name, value in raw.items() if name in read}, type_, {})
     passed = {name: value for name, value in raw.items() if value is not None and name not in OWN_FIELDS}
     return structs.replace(body, passed=passed)
 

@@ -25,6 +25,7 @@ FOREIGN = {
     "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
     "tools": [{"type": "function", "function": {"name": "add", "strict": True, "x": None}}],
     "max_completion_tokens": 9,
+    "prompt_cache_key": "a key",
 }
 OWN = {
     "n": 2,
@@ -35,6 +36,7 @@ OWN = {
     "user": "someone",
     "metadata": {"a": "b"},
     "request_id": "mine",
+    "session_id": 7,
 }
 
 
@@ -52,6 +54,7 @@ def test_what_is_not_ours_is_passed_on(gateway: RunningServer) -> None:
     [request] = gateway.engine.requests
     assert (request.n, request.sampling.seed, request.max_tokens) == (2, 5, 9)
     assert (request.scheduling.priority, request.scheduling.deadline_ns) == (3, 10**10)
+    assert request.scheduling.session
     assert not request.scheduling.has_text_ends
     assert not request.scheduling.waits_for_grammar
 

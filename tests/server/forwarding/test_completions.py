@@ -59,6 +59,13 @@ def test_log_probabilities_take_the_form_of_completions(gateway: RunningServer, 
     assert [each["logprob"] for each in gateway.post("/api/generate", ollama).json()["logprobs"]] == [-0.5, -0.25]
 
 
+@pytest.mark.parametrize("told", [b'{"tokens":["a"],"token_logprobs":[]}', b'[{"x":1}]', b"7"])
+def test_log_probabilities_of_no_known_form(gateway: RunningServer, told: bytes) -> None:
+    gateway.engine.answer = [Delta("x", 1, logprobs=told), Ended("stop")]
+    assert_error(gateway.complete(logprobs=1), 502, "server_error", None, "backend_protocol")
+    assert_error(gateway.chat(logprobs=True), 502, "server_error", None, "backend_protocol")
+
+
 def test_token_ids_are_those_of_the_backend(gateway: RunningServer) -> None:
     gateway.engine.answer = [Delta("Hello", 2, token_ids=[5, 6]), Ended("stop")]
     [choice] = gateway.complete(return_token_ids=True).json()["choices"]
