@@ -25,7 +25,7 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError, InputError, PromptTooLongError, UnknownModelError
 from eventlm.formatting import sentence
-from eventlm.text.choice_output import GenerationError, refuses_request
+from eventlm.text.choice_output import GenerationError
 from eventlm.text.output_queue import TakenOverError
 from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND, ceil_div
 
@@ -246,10 +246,10 @@ def from_generation_error(error: GenerationError) -> ApiError:
 
 def _from_failure(message: str, failure: BackendFailure) -> ApiError:
     """The envelope for a request that its backends have failed: their own error if it is about the request."""
-    if refuses_request(failure):
-        # A status that is no error of the client's is one in the middle of a stream.
-        status = failure.status if 400 <= failure.status < 500 else 400
-        return ApiError(status, message, param=failure.param or None, code=failure.code or None, should_retry=False)
+    if failure.kind == "refused":
+        return ApiError(
+            failure.status or 400, message, param=failure.param or None, code=failure.code or None, should_retry=False
+        )
     if failure.kind == "overloaded":
         retry_after = ceil_div(failure.retry_after_ns, NANOSECONDS_PER_SECOND) or QUEUE_RETRY_SECONDS
         return ApiError(503, message, type="server_error", code="backend_overloaded", retry_after=retry_after)

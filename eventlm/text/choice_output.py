@@ -16,8 +16,6 @@ from eventlm.sampling_params import TokenLogprobs
 from eventlm.types import FinishReason
 
 T = TypeVar("T")
-#: A backend that answers with these refuses this server and not the request.
-_ACCESS_STATUSES = (401, 403, 407)
 #: OpenAI's names for how an output ended.
 ApiFinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
@@ -46,18 +44,11 @@ def generation_error(finished: FinishedOutput) -> GenerationError | None:
     return GenerationError(finished.reason, finished.detail, message, failure) if message else None
 
 
-def refuses_request(failure: BackendFailure) -> bool:
-    """Whether a backend said what is wrong with the request, and not with this server's access to it."""
-    return failure.kind == "refused" and failure.status not in _ACCESS_STATUSES
-
-
 def _failure_message(failure: BackendFailure) -> str:
-    """The backend's own word goes to the client only if it is about the request: other words may show its key."""
+    """The backend's own word goes to the client only if it is about the request."""
     match failure.kind:
-        case "refused" if refuses_request(failure):
-            return failure.message
         case "refused":
-            return "The backend of this model refuses this server."
+            return failure.message
         case "overloaded":
             return "Each backend of this model is overloaded; try again."
         case "timeout":

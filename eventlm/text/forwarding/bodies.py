@@ -31,7 +31,8 @@ _SHARED_FIELDS = frozenset(
         "include_reasoning", "return_token_ids",
     }
 )  # fmt: skip
-#: What replies cannot have here, or no two kinds of servers do alike, with neutral values.
+#: What replies cannot have here, what no two kinds of servers do alike, and what lets a client move data between the
+#: servers behind this one; with neutral values.
 _REFUSED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "prompt_logprobs": (),
@@ -39,6 +40,8 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "functions": ([],),
     "function_call": ("none", "auto"),
+    "kv_transfer_params": (),
+    "ec_transfer_params": (),
 }
 
 

@@ -129,7 +129,7 @@ class ForwardingBuilder(RequestBuilder):
     def _written_by_template(self, body: ChatCompletionRequest, fields: dict[str, Any]) -> str | None:
         """A conversation as its model's template writes it; None if that is not known, or does not know all of it."""
         template = self._tokenizer.chat_template
-        if template is None:
+        if template is None or "chat_template" in fields:
             return None
         try:
             if isinstance(body, ForwardedChatRequest):

@@ -148,7 +148,7 @@ def test_counts_are_ours_where_the_backend_says_nothing(gateway: RunningServer) 
     [
         (BackendFailure("refused", "too long", 400, 0, "messages", "too_long"), 400, INVALID, "messages", "too_long"),
         (BackendFailure("refused", "no such thing", 422), 422, INVALID, None, None),
-        (BackendFailure("refused", "the key sk-1", 401), 502, "server_error", None, "backend_refused"),
+        (BackendFailure("refused", "not within a stream"), 400, INVALID, None, None),
         (BackendFailure("overloaded", "the key sk-1", 429), 503, "server_error", None, "backend_overloaded"),
         (BackendFailure("timeout", "the key sk-1"), 504, "server_error", None, "backend_timeout"),
         (BackendFailure("connect", "the key sk-1"), 502, "server_error", None, "backend_connect"),
@@ -184,6 +184,7 @@ def test_a_full_backend_says_when_to_come_again(gateway: RunningServer) -> None:
         ("audio", {"voice": "x"}),
         ("modalities", ["audio"]),
         ("functions", [{"name": "f"}]),
+        ("kv_transfer_params", {"remote_host": "10.0.0.1"}),
     ],
 )
 def test_what_no_backend_is_asked_for(gateway: RunningServer, field: str, value: Any) -> None:
