@@ -110,7 +110,7 @@ class Reply:
         self.edge = edge
         self.requests: list[int] = []
         self.outputs: list[bytes] | None = [] if submission.is_resumable else None
-        self.num_bytes = len(submission.edge_state) + _TOKEN_BYTES * sum(len(each.prompt_token_ids) for each in group)
+        self.num_bytes = len(submission.edge_state) + sum(map(_num_bytes, group))
         self.samples = [request.n for request in group]
         self.num_unfinished = sum(self.samples)
         self.reader: int | None = 0
@@ -413,6 +413,12 @@ class RequestRegistry:
         if reply.num_unfinished and not reply.submission.runs_on:
             for request in reply.requests:
                 self._cancel(request)
+
+
+def _num_bytes(request: Request) -> int:
+    """About what a kept request takes."""
+    forwarded = request.forwarded
+    return _TOKEN_BYTES * len(request.prompt_token_ids) + (0 if forwarded is None else len(forwarded.body))
 
 
 def reply_status(reply: Reply, state: CoreState | None, rows: EndedRows) -> ReplyStatus:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventlm.config import ServerConfig
-from eventlm.engine.backends.protocol import CallPart, Delta
+from eventlm.engine.backends.protocol import CallPart, Delta, ForwardedRequest
 from eventlm.engine.request import (
     ClosingOutput,
     EngineUnavailableError,
@@ -51,8 +51,17 @@ class Desk:
             max_replies=max_replies,
         )
 
-    def open(self, reply_id: str, *, n: int = 1, prompts: int = 1, **fields: Any) -> Wire:
-        return Wire(self, Submission(reply_id=reply_id, is_resumable=True, **fields), n=n, prompts=prompts)
+    def open(
+        self,
+        reply_id: str,
+        *,
+        n: int = 1,
+        prompts: int = 1,
+        forwarded: ForwardedRequest | None = None,
+        **fields: Any,
+    ) -> Wire:
+        submission = Submission(reply_id=reply_id, is_resumable=True, **fields)
+        return Wire(self, submission, n=n, prompts=prompts, forwarded=forwarded)
 
     def expire_at(self, now_ns: int) -> None:
         self.now_ns = now_ns
@@ -64,9 +73,16 @@ class Wire:
 
     num_requests = 0
 
-    def __init__(self, desk: Desk, submission: Submission, *, n: int, prompts: int) -> None:
+    def __init__(
+        self, desk: Desk, submission: Submission, *, n: int, prompts: int, forwarded: ForwardedRequest | None = None
+    ) -> None:
         self.heard: list[Any] = []
-        request = Request(prompt_token_ids=[1, 2], sampling=SamplingParams(n=n), scheduling=SchedulingParams(model="m"))
+        request = Request(
+            prompt_token_ids=[1, 2],
+            sampling=SamplingParams(n=n),
+            scheduling=SchedulingParams(model="m"),
+            forwarded=forwarded,
+        )
         self.group = [request] * prompts
         reply = Reply(submission, self.group, [self.heard.append] * prompts)
         self.puts = desk.registry.sinks(reply)
@@ -284,6 +300,12 @@ def test_what_was_submitted_counts() -> None:
     assert desk.registry.num_bytes == 0
     with pytest.raises(UnknownReplyError):
         Reader(desk, "r")
+
+
+def test_what_is_forwarded_counts_too() -> None:
+    desk = Desk()
+    desk.open("r", forwarded=ForwardedRequest(endpoint="chat", body=bytes(500)))
+    assert desk.registry.num_bytes == 2 * 40 + 500
 
 
 def test_the_number_of_replies_is_bounded() -> None:
