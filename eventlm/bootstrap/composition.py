@@ -98,12 +98,7 @@ def compose(
         first.facts,
         warnings,
         [
-            ServedText(
-                setup.core.models,
-                text,
-                setup.vocab_size or text.tokenizer.vocab_size,
-                setup.core.num_replicas * setup.core.max_residents,
-            )
+            ServedText(setup.core.models, text, setup.vocab_size, setup.core.num_replicas * setup.core.max_residents)
             for setup, text in zip(engine.setups[1:], others, strict=True)
         ],
     )

@@ -56,7 +56,8 @@ def configure(parser: Parser) -> None:
         "all of it; /health, /metrics and /version are for monitors.\n"
         "Operators have /admin/status, drain, pause, resume, policy, cache/flush and requests/ID/abort, with a\n"
         "key of the scope admin.\n"
-        "Without MODEL it is the default model, fetched at its first use.\n\n"
+        "Without MODEL it is the default model, fetched at its first use. With --backend other servers run the model,\n"
+        "and this one schedules and records their requests.\n\n"
         "Every run is recorded in $EVENTLM_STATE/runs, by default ~/.local/state/eventlm/runs, or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them.\n"
@@ -71,6 +72,9 @@ examples:
   eventlm serve --service-class gold:priority=-10,deadline_ms=500
   eventlm serve --replicaset small:model=smollm2,replicas=2
                                       a further model in the same server
+  eventlm serve --backend http://10.0.0.2:8000 --backend http://10.0.0.3:8000
+                                      in front of other servers (vLLM, SGLang,
+                                      llama.cpp, ...), which run the model
   eventlm serve --api-servers 4       HTTP and tokenizing in four processes
   eventlm serve --batch-dir batches   files of requests, at the lowest priority
   eventlm serve --otlp-endpoint http://127.0.0.1:4318
@@ -113,7 +117,7 @@ async def _serve(config: Config) -> None:
 
     from eventlm.config.replicasets import configs_of_replicasets
     from eventlm.engine.plugins.launchers import resolve_launcher
-    from eventlm.engine.setup import num_ranks, resolve_plugins
+    from eventlm.engine.setup import num_own_workers, resolve_plugins
     from eventlm.launchers.spawned_worker import spawned_ahead
     from eventlm.system.processors import usable_cores
     from eventlm.system.system import real_system
@@ -124,14 +128,15 @@ async def _serve(config: Config) -> None:
     configs = list(configs_of_replicasets(config).values())
     for own in configs:
         resolve_plugins(own.scheduler)
-    launchers = [resolve_launcher(own.parallel.launcher) for own in configs]
+    with_workers = [own for own in configs if num_own_workers(own)]
+    launchers = [resolve_launcher(own.parallel.launcher) for own in with_workers]
     # Workers inherit the limit.
     server, few_files = raise_file_limit(config.server)
     config = structs.replace(config, server=server)
     # They load torch, which takes as long as everything else up to the engine's start, and a core each.
     num_workers = 0
-    if all(launcher.is_local for launcher in launchers) and configs[0].model.model != FAKE_MODEL:
-        num_workers = min(sum(own.scheduler.replicas * num_ranks(own) for own in configs), usable_cores())
+    if all(launcher.is_local for launcher in launchers) and with_workers and with_workers[0].model.model != FAKE_MODEL:
+        num_workers = min(sum(map(num_own_workers, with_workers)), usable_cores())
     async with spawned_ahead(system, num_workers, "torch") as spawned:
         await _serve_with(system, config, few_files, spawned)
 
@@ -140,12 +145,14 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     with lasting_objects():
         import structlog
 
+        from eventlm.bootstrap.backends import ask_backends
         from eventlm.bootstrap.composition import compose
         from eventlm.bootstrap.front_ends import ServerWithFrontEnds
         from eventlm.bootstrap.text_parts import TextParts
         from eventlm.cli.logging_setup import configure_logging
         from eventlm.cli.serve.front_end import make_context
         from eventlm.engine.object_store.database import check_file
+        from eventlm.gateway.client import HttpBackend
         from eventlm.server.auth.api_keys import ApiKeys
         from eventlm.server.batches.folder import BatchFolder
         from eventlm.server.http_server import check_config, run_server
@@ -160,10 +167,11 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     if config.server.batch_dir:
         BatchFolder(system, config.server)
     config, no_record = _choose_record(with_room_for_batches(config))
-    engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(config, all_sets=True)
+    asked = await ask_backends(config, HttpBackend)
+    engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(config, all_sets=True, backends=asked)
     for warning in [*no_record, *few_files, *warnings, *_exposure(config.server)]:
         log.warning(warning)
-    text = TextParts(tokenizer, defaults, facts)
+    text = TextParts(tokenizer, defaults, facts, engine.setup.forwards)
     context = make_context(system, engine, engine.setup.config, text, vocab_size=vocab_size, keys=keys, others=others)
     for warning in check_key_classes(context):
         log.warning(warning)
@@ -173,7 +181,7 @@ async def _serve_with(system: System, config: Config, few_files: list[str], spaw
     with StopSignals(on_hangup=(front_ends or context).reload) as signals:
         serving: dict[str, Any] = {
             "on_listening": lambda url: log.info(
-                "loading", url=url, model=engine.setup.model, **_all_models(engine.model_names)
+                "loading", url=url, model=engine.setup.model or engine.model_names[0], **_all_models(engine.model_names)
             ),
             "on_ready": lambda url: _begin(url, engine),
             "on_draining": lambda num_requests: _announce_end(num_requests, config),
@@ -313,7 +321,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             # Replicas are on several GPUs, each with its number.
             device=host["device"].partition(":")[0],
             **{name: host[name] for name in _MACHINERY if name in host},
-            replicas=sum(each.core.num_replicas for each in engine.setups),
+            replicas=sum(map(_num_replicas, engine.setups)),
             **({"ranks": num_ranks} if num_ranks > 1 else {}),
             api_servers=setup.config.server.api_servers,
             record=record,
@@ -325,7 +333,7 @@ def _announce(url: str, engine: InferenceEngine) -> None:
             print(f"try it:\n{hint}", file=sys.stderr)
         return
     num_front_ends = setup.config.server.api_servers
-    processes = f"replicas {' and '.join(map(_replicas, engine.setups))}{_machinery(host)}"
+    processes = f"{_replicas(engine.setups)}{_machinery(host)}"
     processes += f", front ends {num_front_ends}" if num_front_ends else ""
     chosen = ", ".join(f"{kind} {name}" for kind, name in plugins.items())
     lines = [
@@ -346,10 +354,19 @@ def _all_models(models: Sequence[str]) -> dict[str, Sequence[str]]:
     return {"models": models} if len(models) > 1 else {}
 
 
-def _replicas(setup: EngineSetup) -> str:
-    """How many a replicaset has, and of how many ranks."""
-    num_ranks = setup.layout.num_ranks
-    return f"{setup.core.num_replicas}" + (f" of {num_ranks} ranks" if num_ranks > 1 else "")
+def _num_replicas(setup: EngineSetup) -> int:
+    """How many a replicaset has; backends that may be added later do not count."""
+    return len(setup.backends) if setup.forwards else setup.core.num_replicas
+
+
+def _replicas(setups: Sequence[EngineSetup]) -> str:
+    """How many each replicaset has, and of how many ranks."""
+    counts = []
+    for setup in setups:
+        num_ranks = setup.layout.num_ranks
+        count = counted(_num_replicas(setup), "backend") if setup.forwards else f"{_num_replicas(setup)}"
+        counts.append(count + (f" of {num_ranks} ranks" if num_ranks > 1 else ""))
+    return ("" if setups[0].forwards else "replicas ") + " and ".join(counts)
 
 
 def _machinery(host: Mapping[str, Any]) -> str:

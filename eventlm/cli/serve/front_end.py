@@ -132,9 +132,12 @@ def make_context(
         created=created,
         whole_config=config,
         session_key=session_key,
+        forwards=text.forwards,
     )
     for each in others:
-        context.add_model(each.model_names, TextOfModel(*each.text, each.vocab_size, each.num_slots))
+        vocab_size = each.vocab_size or each.text.tokenizer.vocab_size
+        own = TextOfModel(*each.text[:3], vocab_size, each.num_slots, each.text.forwards)
+        context.add_model(each.model_names, own)
     return context
 
 
@@ -147,13 +150,18 @@ async def _serve(control: int, listening: Sequence[int]) -> int:
             real_system(),
             engine,
             setup.config,
-            load_text(setup.model, setup.config.model.model_impl),
+            load_text(setup.model, setup.config.model.model_impl, setup.tokenizer),
             vocab_size=setup.vocab_size,
             engine_pid=os.getppid(),
             created=setup.created,
             session_key=setup.session_key,
             others=[
-                ServedText(each.model_names, load_text(each.model, each.model_impl), each.vocab_size, each.num_slots)
+                ServedText(
+                    each.model_names,
+                    load_text(each.model, each.model_impl, each.tokenizer),
+                    each.vocab_size,
+                    each.num_slots,
+                )
                 for each in setup.others
             ],
         )
