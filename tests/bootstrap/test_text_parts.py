@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from eventlm.text.forwarding.piece_tokenizer import PieceTokenizer
 
 from eventlm.bootstrap.text_parts import load_text
 from eventlm.text.fake_tokenizer import FakeTokenizer
+from eventlm.text.forwarding.piece_tokenizer import PieceTokenizer
 from eventlm.text.tokenizer import CheckpointTokenizer
 from tests.checkpoints import make_tokenizer
 
