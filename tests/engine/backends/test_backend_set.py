@@ -9,7 +9,7 @@ from eventlm.engine.backends.protocol import BackendFacts
 from eventlm.errors import UsageError
 from tests.engine.backends.engines import ask, forwarded_request, running_backends, submit
 from tests.engine.backends.fake_backend import WORDS, silent_after
-from tests.engine.backends.test_forwarder import until
+from tests.processes import until
 
 A, B, C = (BackendSpec(url=f"http://{name}") for name in ("a:1", "b:2", "c:3"))
 

@@ -11,7 +11,7 @@ from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, B
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
 from tests.engine.backends.engines import forwarded_request
 from tests.engine.backends.fake_backend import FakeBackend, failing, silent_after
-from tests.engine.backends.test_forwarder import until
+from tests.processes import until
 
 NAME = AttemptId(1, 0, 1)
 FORWARDED = forwarded_request().forwarded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,9 @@ from eventlm.events import BackendDown, BackendState, BackendUp, Finished, Forwa
 from tests.engine.backends.engines import TextReader, ask, forwarded_request, running_backends, submit
 from tests.engine.backends.fake_backend import WORDS, failing, silent_after
 from tests.engine.engines import recorded, verified
-from tests.processes import PATIENCE_SECONDS
+from tests.processes import until
 
 WHOLE = "".join(WORDS)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until a function returns true."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 async def test_every_choice_is_a_request_of_its_own_with_its_own_seed(tmp_path: Path) -> None:
