@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, AttemptId, BackendError
 from eventlm.engine.backends.answers import Answer
-from eventlm.engine.backends.protocol import AttemptId, BackendError, Delta, Ended, Usage
 from eventlm.engine.engine_core import EngineCore
 from eventlm.events import BackendDown, BackendState, BackendUp, Forwarded, Withdrawn
 from eventlm.events.forwarding import FailureKind
@@ -151,15 +151,15 @@ class VirtualBackend:
             num_tokens = min(rng.choice([1, 1, 1, 3]), total - attempt.position)
             tokens = [] if is_embedding else answer_tokens(attempt.seed, total)[attempt.position :][:num_tokens]
             attempt.position += num_tokens
-            delta = Delta(text="x" * num_tokens, num_tokens=len(tokens), token_ids=tokens)
-            engine_core.answer_went_on(attempt.name, Delta(embedding=b"\0\0\0\0") if is_embedding else delta)
+            delta = AnswerDelta(text="x" * num_tokens, num_tokens=len(tokens), token_ids=tokens)
+            engine_core.answer_went_on(attempt.name, AnswerDelta(embedding=b"\0\0\0\0") if is_embedding else delta)
             self.simulation.after(num_tokens * self.traits.decode_ns, lambda: self._go_on(attempt))
             return
         self._leave(attempt.name)
         reason = "complete" if is_embedding else "length" if total == request.max_tokens else "stop"
-        counts = Usage(attempt.prompt_tokens, total - attempt.first, attempt.cached_tokens)
+        counts = AnswerUsage(attempt.prompt_tokens, total - attempt.first, attempt.cached_tokens)
         says = rng.random() < 0.5 and not is_embedding
-        engine_core.answer_ended(attempt.name, Ended(reason, counts if says else Usage()))  # type: ignore[arg-type]
+        engine_core.answer_ended(attempt.name, AnswerEnd(reason, counts if says else AnswerUsage()))  # type: ignore[arg-type]
         self._run_next()
 
     def _fail(self, attempt: _Attempt, kind: FailureKind) -> None:

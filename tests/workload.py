@@ -18,7 +18,7 @@ from eventlm.core.core import Core
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state.replicaset import Plugins, SetParts
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.engine.plugins.registry import resolve
 from eventlm.engine.request import Request
 from eventlm.events import Header, PluginRecord

@@ -17,7 +17,7 @@ from eventlm.config import Config, ServerConfig
 from eventlm.config.backends import BackendSpec, parse_backend
 from eventlm.config.core import MAX_REPLICAS
 from eventlm.config.replicasets import configs_of_replicasets
-from eventlm.engine.backends.protocol import BackendError, BackendFacts, Connect, Watch
+from eventlm.engine.backend import BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError

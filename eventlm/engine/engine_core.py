@@ -16,8 +16,8 @@ from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
 from eventlm.core.state.validate import validate, validate_liveness
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AttemptId, BackendError
 from eventlm.engine.backends.answers import Answer
-from eventlm.engine.backends.protocol import AttemptId, BackendError, Delta, Ended
 from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
@@ -108,7 +108,7 @@ class EngineCore:
     ) -> None:
         self._forwarder = forwarder
         #: What other servers have sent since the last drain.
-        self._deltas: dict[AttemptId, list[Delta]] = {}
+        self._deltas: dict[AttemptId, list[AnswerDelta]] = {}
         self.core = core
         self.live = live
         self.bus = bus
@@ -183,7 +183,7 @@ class EngineCore:
 
         self._loop.put(make)
 
-    def answer_went_on(self, name: AttemptId, delta: Delta) -> None:
+    def answer_went_on(self, name: AttemptId, delta: AnswerDelta) -> None:
         """Queue what another server's answer goes on with. All of one drain is one fact."""
         if not self._deltas:
             self._loop.put(self._make_streamed)
@@ -193,7 +193,7 @@ class EngineCore:
         deltas, self._deltas = self._deltas, {}
         return [self.live.answers.stream(deltas)]
 
-    def answer_ended(self, name: AttemptId, ended: Ended) -> None:
+    def answer_ended(self, name: AttemptId, ended: AnswerEnd) -> None:
         """Queue the end of another server's answer."""
         self._loop.put(lambda seq, ts: [self.live.answers.end(name, ended)])
 

@@ -16,8 +16,8 @@ import structlog
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AttemptId, BackendError
 from eventlm.engine.backends.forwarder import HttpForwarder
-from eventlm.engine.backends.protocol import AttemptId, BackendError, Delta, Ended
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, ReadySet, RunParts
@@ -456,13 +456,13 @@ class InferenceEngine:
         )
         self._wake()
 
-    def answer_went_on(self, name: AttemptId, delta: Delta) -> None:
+    def answer_went_on(self, name: AttemptId, delta: AnswerDelta) -> None:
         """As BackendOwner.answer_went_on; nothing once the engine has stopped, here and below."""
         if self._engine_core is not None:
             self._engine_core.answer_went_on(name, delta)
             self._wake()
 
-    def answer_ended(self, name: AttemptId, ended: Ended) -> None:
+    def answer_ended(self, name: AttemptId, ended: AnswerEnd) -> None:
         """As BackendOwner.answer_ended."""
         if self._engine_core is not None:
             self._engine_core.answer_ended(name, ended)

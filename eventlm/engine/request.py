@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Union
 
 from msgspec import Struct, structs
 
-from eventlm.engine.backends.protocol import BackendFailure, Delta, ForwardedRequest, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerUsage, BackendFailure, ForwardedRequest
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits, RateLimitState
 from eventlm.errors import EventLMError, InputError, UsageError
 from eventlm.metrics.rows import RequestRow
@@ -185,7 +185,7 @@ class TextOutput(Struct, frozen=True, tag="text", array_like=True):
 
     index: int
     start: int
-    delta: Delta
+    delta: AnswerDelta
 
 
 class PromptLogprobsOutput(Struct, frozen=True, tag="prompt_logprobs", array_like=True):
@@ -220,8 +220,8 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     row: its metrics, as the log has them. detail: for an `error`, LOGITS_NOT_FINITE, or why the request's own grammar
     cannot be followed, which may quote the request; for `cancelled`, the reason as in `Cancelled.reason`.
 
-    Of a forwarded request also: `usage`, the other server's own counts; `stop_reason`, as in `Ended`; `failure`, of the
-    last attempt, if that is why it ended.
+    Of a forwarded request also: `usage`, the other server's own counts; `stop_reason`, as in `AnswerEnd`; `failure`, of
+    the last attempt, if that is why it ended.
     """
 
     index: int
@@ -230,7 +230,7 @@ class FinishedOutput(Struct, frozen=True, tag="finished", array_like=True):
     cached_tokens: int
     row: RequestRow | None = None
     detail: str = ""
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
     stop_reason: str | int | None = None
     failure: BackendFailure | None = None
 

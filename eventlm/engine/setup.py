@@ -23,7 +23,7 @@ from eventlm.config.plugin_spec import parse_plugin_spec
 from eventlm.core.graph_buckets import default_buckets
 from eventlm.core.shards import Layout, context_capacity
 from eventlm.core.state.replicaset import Plugins
-from eventlm.engine.backends.protocol import Connect, Watch
+from eventlm.engine.backend import Connect, Watch
 from eventlm.engine.block_names import PAIRS_PER_BLOCK
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.plugins.registry import ResolvedPlugin, resolve

@@ -7,7 +7,7 @@ from msgspec import Raw, Struct
 
 from eventlm.client.chunks import DONE, Chunk, ChunkChoice, ChunkDelta, decode_chunk
 from eventlm.client.sse import SseDecoder, TokenUsage
-from eventlm.engine.backends.protocol import BackendError, CallPart, Delta, Ended, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, BackendError, CallPart
 from eventlm.gateway.failures import from_event
 from eventlm.types import FinishReason
 
@@ -54,17 +54,17 @@ class AnswerReader:
         self._stop_reason: str | int | None = None
         self._usage: TokenUsage | None = None
 
-    def feed(self, data: bytes) -> Delta | None:
+    def feed(self, data: bytes) -> AnswerDelta | None:
         """Take bytes; what they bring, joined. None if that is nothing yet."""
         return self._read(self._decoder.feed(data))
 
-    def finish(self) -> Delta | None:
+    def finish(self) -> AnswerDelta | None:
         """The stream has ended; what it ended in without a blank line."""
         delta = self._read(self._decoder.end())
         self.is_over = True
         return delta
 
-    def end(self) -> Ended:
+    def end(self) -> AnswerEnd:
         """How the answer ended. Raises BackendError if it is not whole."""
         if self._error is not None:
             raise self._error
@@ -72,9 +72,9 @@ class AnswerReader:
             raise BackendError(f"{self._url} ended its stream without a finish reason", "broken")
         if self._reason in _GIVEN_UP:
             raise BackendError(f"{self._url} gave the answer up ({self._reason})", "server")
-        return Ended(_REASONS.get(self._reason, "stop"), _usage(self._usage), self._stop_reason)
+        return AnswerEnd(_REASONS.get(self._reason, "stop"), _usage(self._usage), self._stop_reason)
 
-    def _read(self, events: list[bytes]) -> Delta | None:
+    def _read(self, events: list[bytes]) -> AnswerDelta | None:
         parts = _Parts()
         num_before = self._num_tokens
         try:
@@ -157,10 +157,10 @@ class _Parts:
                 self.calls.append(CallPart(index, part.function.name or "", part.function.arguments or ""))
         return bool(reasoning or delta.tool_calls)
 
-    def delta(self, num_tokens: int) -> Delta:
+    def delta(self, num_tokens: int) -> AnswerDelta:
         """All of it."""
         logprobs = _joined(self.logprobs) if self.logprobs else b""
-        return Delta(
+        return AnswerDelta(
             "".join(self.text), num_tokens, "".join(self.reasoning), self.calls, self.token_ids, logprobs=logprobs
         )
 
@@ -178,11 +178,11 @@ def _joined(found: list[_Logprobs]) -> bytes:
     return msgspec.json.encode(_CompletionLogprobs(tokens, values, top or None, offsets))
 
 
-def _usage(usage: TokenUsage | None) -> Usage:
+def _usage(usage: TokenUsage | None) -> AnswerUsage:
     if usage is None:
-        return Usage()
+        return AnswerUsage()
     prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
-    return Usage(
+    return AnswerUsage(
         _known(usage.prompt_tokens),
         _known(usage.completion_tokens),
         _known(prompt.cached_tokens if prompt is not None else None),

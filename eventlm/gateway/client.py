@@ -20,16 +20,16 @@ from msgspec import Struct
 from eventlm.client.openai_client import base_url
 from eventlm.client.sse import TokenUsage
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.protocol import (
+from eventlm.engine.backend import (
+    AnswerDelta,
+    AnswerEnd,
+    AnswerUsage,
     Attempt,
     BackendError,
     BackendFacts,
     BackendLoad,
-    Delta,
-    Ended,
     Endpoint,
     ForwardedRequest,
-    Usage,
 )
 from eventlm.errors import UsageError
 from eventlm.gateway import continuation, discovery
@@ -117,8 +117,8 @@ class HttpBackend:
         """Whether it can go on from tokens that another backend gave."""
         return continuation.can_continue(self._facts.kind, request)
 
-    def forward(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
-        """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError."""
+    def forward(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
+        """The answer, of which `AnswerEnd` is the last. Closing the iterator ends the request. Raises BackendError."""
         is_embedding = attempt.request.endpoint == "embeddings"
         return self._embed(attempt) if is_embedding else self._generate(attempt)
 
@@ -136,13 +136,13 @@ class HttpBackend:
         async with self._reply("GET", url, deadline, _PAGE_SECONDS) as response, asyncio.timeout_at(deadline):
             return await response.read()
 
-    async def _generate(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+    async def _generate(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
         is_continued = bool(attempt.text or attempt.token_ids)
         body = continuation.continued(attempt) if is_continued else attempt.request.body
         if body is None:
             # The last attempt failed between its last token and its end.
-            yield Ended("length")
+            yield AnswerEnd("length")
             return
         async with self._posted(url, self._body(attempt, body), attempt, deadline) as response:
             content = response.content
@@ -177,7 +177,7 @@ class HttpBackend:
             self._ending[response] = task
             task.add_done_callback(lambda _: self._ending.pop(response))
 
-    async def _embed(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+    async def _embed(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
         async with self._posted(url, self._embedding_body(attempt), attempt, deadline) as response:
             async with asyncio.timeout_at(deadline):
@@ -267,7 +267,7 @@ class HttpBackend:
         body = msgspec.json.decode(attempt.request.body)
         return msgspec.json.encode(body | {"model": self._model, "encoding_format": "base64"})
 
-    def _embedding(self, url: str, body: bytes) -> tuple[Delta, Ended]:
+    def _embedding(self, url: str, body: bytes) -> tuple[AnswerDelta, AnswerEnd]:
         try:
             answer = msgspec.json.decode(body, type=_EmbeddingList)
             [entry] = answer.data
@@ -276,7 +276,9 @@ class HttpBackend:
         except ValueError as error:
             raise self._no_answer(url, body, "with one embedding") from error
         num_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
-        return Delta(embedding=data), Ended("complete", Usage(prompt=-1 if num_tokens is None else num_tokens))
+        return AnswerDelta(embedding=data), AnswerEnd(
+            "complete", AnswerUsage(prompt=-1 if num_tokens is None else num_tokens)
+        )
 
     def _no_answer(self, url: str, body: bytes, expected: str) -> BackendError:
         """The error for a reply with status 200 that is something else."""

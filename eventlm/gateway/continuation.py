@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from eventlm.config.backends import BackendKind
-from eventlm.engine.backends.protocol import Attempt, BackendError, ForwardedRequest
+from eventlm.engine.backend import Attempt, BackendError, ForwardedRequest
 
 _CONTINUES_TEXT: tuple[BackendKind, ...] = ("vllm", "sglang", "llamacpp", "eventlm")
 #: These go on with a last message of the assistant when they are told to by vLLM's two fields.

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.config.backends import BackendKind, BackendSpec
-from eventlm.engine.backends.protocol import BackendError, BackendFacts
+from eventlm.engine.backend import BackendError, BackendFacts
 from eventlm.gateway.load import parse_cache_tokens
 
 #: Gets a path below the server's root. Raises BackendError.

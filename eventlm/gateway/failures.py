@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from eventlm.client import errors
 from eventlm.client.errors import ErrorKind, message_of, retry_after_seconds, server_message
-from eventlm.engine.backends.protocol import BackendError
+from eventlm.engine.backend import BackendError
 from eventlm.events.forwarding import FailureKind
 from eventlm.types import NANOSECONDS_PER_SECOND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from eventlm.engine.backends.protocol import BackendLoad
+from eventlm.engine.backend import BackendLoad
 from eventlm.types import parts_per_million
 
 #: Names of the same in vLLM (eventlm has its names), SGLang and llama.cpp. The older ones come last.

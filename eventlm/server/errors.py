@@ -10,7 +10,7 @@ import structlog
 from aiohttp import web
 
 from eventlm.engine.admin import AmbiguousRequestError
-from eventlm.engine.backends.protocol import BackendFailure
+from eventlm.engine.backend import BackendFailure
 from eventlm.engine.object_store.actions import ObjectStoreError
 from eventlm.engine.rate_limits import RateLimitError, RateLimitState
 from eventlm.engine.request import (

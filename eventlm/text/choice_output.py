@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
-from eventlm.engine.backends.protocol import BackendFailure, CallPart, Delta
+from eventlm.engine.backend import AnswerDelta, BackendFailure, CallPart
 from eventlm.engine.request import BY_OPERATOR, BY_OWNER, LOGITS_NOT_FINITE, FinishedOutput
 from eventlm.errors import EventLMError
 from eventlm.sampling_params import TokenLogprobs
@@ -103,7 +103,7 @@ class ChoiceOutput(Struct, frozen=True):
     stop_reason: str | int | None = None
     num_tokens: int = 0
     num_reasoning_tokens: int | None = None
-    delta: Delta | None = None
+    delta: AnswerDelta | None = None
 
     @property
     def error(self) -> GenerationError | None:
@@ -180,7 +180,7 @@ def _joined(parts: Sequence[TokenLogprobs]) -> TokenLogprobs | None:
     )
 
 
-def _joined_deltas(parts: Sequence[Delta]) -> Delta | None:
+def _joined_deltas(parts: Sequence[AnswerDelta]) -> AnswerDelta | None:
     if len(parts) < 2:
         return parts[0] if parts else None
     calls: list[CallPart] = []
@@ -189,7 +189,7 @@ def _joined_deltas(parts: Sequence[Delta]) -> Delta | None:
             calls[-1] = calls[-1]._replace(arguments=calls[-1].arguments + call.arguments)
         else:
             calls.append(call)
-    return Delta(
+    return AnswerDelta(
         "".join(part.text for part in parts),
         sum(part.num_tokens for part in parts),
         "".join(part.reasoning for part in parts),

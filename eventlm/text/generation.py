@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iter
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from eventlm.engine.backends.protocol import Usage
+from eventlm.engine.backend import AnswerUsage
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     CLIENT_LEFT,
@@ -362,7 +362,7 @@ class Generation:
         self._unfinished[request] -= 1
         if output.row is not None:
             self.rows[choice] = output.row
-        usage = output.usage or Usage()
+        usage = output.usage or AnswerUsage()
         sequence.num_tokens = _known(usage.completion, output.position)
         self._completion_tokens += sequence.num_tokens
         self.finish_reasons[output.reason] += 1

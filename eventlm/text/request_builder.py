@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import structs
 
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.engine.request import BeamSettings, Request
 from eventlm.errors import InputError, InvalidTypeError, NoChatTemplateError, PromptTooLongError, UnknownModelError
 from eventlm.field_errors import out_of_bounds

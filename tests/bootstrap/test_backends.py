@@ -15,7 +15,7 @@ from eventlm.bootstrap.backends import AskedSet, ask_backends, backends_setup
 from eventlm.config import Config
 from eventlm.config.backends import BackendSpec
 from eventlm.config.load import load_config
-from eventlm.engine.backends.protocol import BackendError, BackendFacts
+from eventlm.engine.backend import BackendError, BackendFacts
 from eventlm.errors import CheckpointError, UsageError
 from tests.engine.backends.fake_backend import FakeBackend
 

@@ -11,7 +11,7 @@ from eventlm.bootstrap.backends import AskedSet
 from eventlm.bootstrap.composition import compose, compose_engine
 from eventlm.config.backends import BackendSpec
 from eventlm.config.load import load_config
-from eventlm.engine.backends.protocol import BackendFacts
+from eventlm.engine.backend import BackendFacts
 from eventlm.engine.backends.setup import FoundBackend
 from eventlm.engine.setup import worker_setups
 from eventlm.errors import CheckpointError, UsageError

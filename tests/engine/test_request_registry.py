@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventlm.config import ServerConfig
-from eventlm.engine.backends.protocol import CallPart, Delta, ForwardedRequest
+from eventlm.engine.backend import AnswerDelta, CallPart, ForwardedRequest
 from eventlm.engine.request import (
     ClosingOutput,
     EngineUnavailableError,
@@ -117,7 +117,7 @@ def test_a_later_reader_gets_past_and_future_outputs() -> None:
         (0, PromptLogprobsOutput(0, 1, LOGPROBS)),
         (1, TokensOutput(0, 0, [5, 6], LOGPROBS)),
         (0, PooledOutput(0, b"\x00\xff")),
-        (0, TextOutput(0, 0, Delta("größer", 2, calls=[CallPart(0, "add", "{}")], logprobs=b"[]"))),
+        (0, TextOutput(0, 0, AnswerDelta("größer", 2, calls=[CallPart(0, "add", "{}")], logprobs=b"[]"))),
         (1, ClosingOutput(0, "eos", 2)),
     ]
     for index, output in said:

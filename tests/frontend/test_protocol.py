@@ -9,7 +9,7 @@ from msgspec import structs
 from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config, ServerConfig
 from eventlm.engine.admin import SwapPolicy
-from eventlm.engine.backends.protocol import BackendFailure, CallPart, Delta, ForwardedRequest, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerUsage, BackendFailure, CallPart, ForwardedRequest
 from eventlm.engine.object_store.actions import (
     ChangeObject,
     DuplicateItemError,
@@ -93,7 +93,7 @@ SETUP = FrontEndSetup(
     origin_ns=7,
     created=1,
 )
-DELTA = Delta(
+DELTA = AnswerDelta(
     text="größer",
     num_tokens=2,
     reasoning="hm",
@@ -111,7 +111,7 @@ OUTPUTS = Outputs(
         (1, 0, ClosingOutput(0, "eos", 9)),
         (1, 0, FinishedOutput(0, "stop", 8, 16)),
         (1, 0, TextOutput(0, 3, DELTA)),
-        (1, 0, FinishedOutput(0, "stop", 8, 16, usage=Usage(prompt=5, completion=8), stop_reason="größer")),
+        (1, 0, FinishedOutput(0, "stop", 8, 16, usage=AnswerUsage(prompt=5, completion=8), stop_reason="größer")),
         (1, 0, FinishedOutput(1, "error", 0, 0, failure=BackendFailure("refused", "no", 400, param="n", code="bad"))),
         (1, 0, TakenOver()),
         (4, 0, Lost("the engine has died")),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventlm.engine.backends.protocol import Attempt, BackendError, Delta, Ended, Endpoint, ForwardedRequest
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, Attempt, BackendError, Endpoint, ForwardedRequest
 from eventlm.gateway.client import HttpBackend
 from tests.processes import PATIENCE_SECONDS
 
@@ -28,11 +28,11 @@ def attempt(body: dict[str, Any], *, seed: int = 7, **more: Any) -> Attempt:
     return Attempt(request=forwarded(body), **{"seed": seed, "request_id": "req-1", **times, **more})
 
 
-async def answer(client: HttpBackend, body: dict[str, Any], **more: Any) -> tuple[str, list[Delta], Ended]:
+async def answer(client: HttpBackend, body: dict[str, Any], **more: Any) -> tuple[str, list[AnswerDelta], AnswerEnd]:
     """The text, all deltas and the end of an answer."""
     *deltas, ended = [item async for item in client.forward(attempt(body, **more))]
-    assert isinstance(ended, Ended)
-    found = [delta for delta in deltas if isinstance(delta, Delta)]
+    assert isinstance(ended, AnswerEnd)
+    found = [delta for delta in deltas if isinstance(delta, AnswerDelta)]
     assert len(found) == len(deltas)
     return "".join(delta.text for delta in found), found, ended
 
@@ -49,5 +49,5 @@ async def failure(client: HttpBackend, body: dict[str, Any], **more: Any) -> tup
 async def _collect(client: HttpBackend, one: Attempt, texts: list[str]) -> None:
     async with aclosing(client.forward(one)) as items:
         async for item in items:
-            assert isinstance(item, Delta)
+            assert isinstance(item, AnswerDelta)
             texts.append(item.text)

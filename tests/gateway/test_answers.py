@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.engine.backends.protocol import BackendError, CallPart, Delta, Ended, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, BackendError, CallPart
 from eventlm.gateway.answers import AnswerReader
 
 
@@ -20,7 +20,7 @@ def usage(completion: int, **more: Any) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": 9, "completion_tokens": completion} | more}
 
 
-def read(*events: bytes, size: int = 1 << 20) -> tuple[list[Delta], Ended]:
+def read(*events: bytes, size: int = 1 << 20) -> tuple[list[AnswerDelta], AnswerEnd]:
     """What an answer's bytes bring when they come `size` at once."""
     data = b"".join(events)
     reader = AnswerReader("http://h", key="")
@@ -51,7 +51,7 @@ def test_parts_of_an_answer(size: int) -> None:
     assert "".join(delta.reasoning for delta in deltas) == "hm"
     assert [call for delta in deltas for call in delta.calls] == [CallPart(1, "f", ""), CallPart(1, "", "{}")]
     assert sum(delta.num_tokens for delta in deltas) == 5
-    assert ended == Ended("tool_calls", Usage(9, 11, 4, 2))
+    assert ended == AnswerEnd("tool_calls", AnswerUsage(9, 11, 4, 2))
     if size == 1000:
         assert len(deltas) < 3
 
@@ -70,7 +70,7 @@ def test_tokens_as_the_backend_counts_them() -> None:
 
 def test_token_ids_are_counted() -> None:
     deltas, _ = read(event({"text": "ab", "token_ids": [1, 2]}), event({"text": "", "token_ids": [3]}), STOP)
-    assert deltas == [Delta("ab", 3, token_ids=[1, 2, 3])]
+    assert deltas == [AnswerDelta("ab", 3, token_ids=[1, 2, 3])]
 
 
 @pytest.mark.parametrize(
@@ -101,15 +101,15 @@ def test_logprobs(parts: list[Any], joined: Any) -> None:
 @pytest.mark.parametrize(
     ("choice", "ended"),
     [
-        ({"finish_reason": "stop"}, Ended("stop")),
-        ({"finish_reason": "length"}, Ended("length")),
-        ({"finish_reason": "content_filter"}, Ended("stop")),
-        ({"finish_reason": "stop", "stop_reason": "END"}, Ended("stop", stop_reason="END")),
-        ({"finish_reason": "stop", "matched_stop": 7}, Ended("stop", stop_reason=7)),
-        ({"finish_reason": "stop", "stop_reason": {"odd": 1}}, Ended("stop")),
+        ({"finish_reason": "stop"}, AnswerEnd("stop")),
+        ({"finish_reason": "length"}, AnswerEnd("length")),
+        ({"finish_reason": "content_filter"}, AnswerEnd("stop")),
+        ({"finish_reason": "stop", "stop_reason": "END"}, AnswerEnd("stop", stop_reason="END")),
+        ({"finish_reason": "stop", "matched_stop": 7}, AnswerEnd("stop", stop_reason=7)),
+        ({"finish_reason": "stop", "stop_reason": {"odd": 1}}, AnswerEnd("stop")),
     ],
 )
-def test_ends(choice: dict[str, Any], ended: Ended) -> None:
+def test_ends(choice: dict[str, Any], ended: AnswerEnd) -> None:
     assert read(event({"text": ""} | choice))[1] == ended
 
 
@@ -137,5 +137,5 @@ def test_answers_that_fail(data: bytes, kind: str, message: str) -> None:
 def test_what_came_before_an_error_is_shown() -> None:
     reader = AnswerReader("http://h", key="")
     delta = reader.feed(event({"text": "ab"}) + b'data: {"error": "x"}\n\n' + event({"text": "no"}))
-    assert delta == Delta("ab", 1)
+    assert delta == AnswerDelta("ab", 1)
     assert reader.is_over

@@ -18,7 +18,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.protocol import BackendError, BackendLoad, CallPart, Delta, Ended, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, BackendError, BackendLoad, CallPart
 from eventlm.errors import UsageError
 from eventlm.gateway.client import HttpBackend
 from tests.client.scripted import Handler, replying, scripted_server, streaming
@@ -54,7 +54,7 @@ async def test_chats_and_completions_of_every_kind(kind: Any) -> None:
         text, deltas, ended = await answer(client, {"messages": messages, "temperature": 0.5})
         assert text == reply_text(chat_prompt(messages), 7, 20)
         assert sum(delta.num_tokens for delta in deltas) == 20
-        assert ended == Ended("stop", Usage(prompt=64, completion=20, cached=0))
+        assert ended == AnswerEnd("stop", AnswerUsage(prompt=64, completion=20, cached=0))
         [received] = stub.requests
         assert received.headers["x-request-id"] == "req-1"
         assert (received.body["model"], received.body["n"], received.body["seed"]) == ("stub", 1, 7)
@@ -81,7 +81,7 @@ async def test_an_empty_body_has_what_each_attempt_sets() -> None:
     one = attempt(COMPLETION)
     one = structs.replace(one, request=structs.replace(one.request, body=b" { } "))
     async with scripted_server(handler) as url, connected(url, model="m") as client:
-        assert [item async for item in client.forward(one)][-1] == Ended("stop")
+        assert [item async for item in client.forward(one)][-1] == AnswerEnd("stop")
     assert bodies[0].keys() == {"model", "n", "seed", "stream", "stream_options"}
 
 
@@ -102,9 +102,9 @@ async def test_embeddings_in_base64_or_as_numbers(kind: Any) -> None:
     stub = StubBackend(kind)
     async with asked(stub) as client:
         [delta, ended] = [item async for item in client.forward(attempt({"input": "x", "dimensions": 32}))]
-    assert isinstance(delta, Delta)
+    assert isinstance(delta, AnswerDelta)
     assert len(struct.unpack("<32f", delta.embedding)) == 32
-    assert ended == Ended("complete", Usage(prompt=3))
+    assert ended == AnswerEnd("complete", AnswerUsage(prompt=3))
     assert stub.requests[0].body == {
         "input": "x", "dimensions": 32, "model": "stub", "encoding_format": "base64",
     }  # fmt: skip
@@ -222,7 +222,7 @@ async def test_the_connection_of_an_answer_is_kept_though_its_reply_ends_later()
     async with scripted_server(handler) as url, connected(url, model="m") as client:
         for _ in range(3):
             async with aclosing(client.forward(attempt(COMPLETION))) as items:
-                assert [await anext(items), await anext(items)][1] == Ended("stop")
+                assert [await anext(items), await anext(items)][1] == AnswerEnd("stop")
             may_end.set()
             # The end of the reply arrives in this very loop.
             await asyncio.sleep(0.05)
@@ -354,7 +354,7 @@ async def test_an_answer_goes_on_where_another_backend_stopped(kind: Any) -> Non
             assert await answer(client, body, text=whole, token_ids=shown_ids, num_tokens=15) == (
                 "",
                 [],
-                Ended("length"),
+                AnswerEnd("length"),
             )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from eventlm.config.backends import BackendKind
-from eventlm.engine.backends.protocol import Attempt, BackendError
+from eventlm.engine.backend import Attempt, BackendError
 from eventlm.gateway.continuation import can_continue, continued
 from tests.gateway.requests import attempt, forwarded
 

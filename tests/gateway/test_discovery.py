@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.protocol import BackendError, BackendFacts
+from eventlm.engine.backend import BackendError, BackendFacts
 from eventlm.gateway.discovery import Discovered, ask
 
 MODEL = {"data": [{"id": "m"}]}

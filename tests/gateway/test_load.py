@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.engine.backends.protocol import BackendLoad
+from eventlm.engine.backend import BackendLoad
 from eventlm.gateway.load import parse_cache_tokens, parse_load
 
 VLLM = b"""\

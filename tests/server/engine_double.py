@@ -26,7 +26,7 @@ from eventlm.engine.admin import (
     UnknownRequestError,
     reply_named,
 )
-from eventlm.engine.backends.protocol import BackendFailure, Delta, Ended
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, BackendFailure
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
 from eventlm.engine.group_admission import charge_for, reply_with_sinks
 from eventlm.engine.live_requests import Sink
@@ -107,7 +107,7 @@ class EngineDouble:
         self.server_id = "server-test"
         self.model_names = ["test", "org/test"]
         self.script = script
-        self.answer: list[Delta | Ended | BackendFailure] = [Delta("Hello", 1), Ended("stop")]
+        self.answer: list[AnswerDelta | AnswerEnd | BackendFailure] = [AnswerDelta("Hello", 1), AnswerEnd("stop")]
         self.step_seconds = 0.0
         #: How the script's end is told; None goes on for ever with the last step.
         self.script_end: FinishReason | None = "eos"
@@ -336,10 +336,10 @@ class EngineDouble:
         for part in self.answer:
             await asyncio.sleep(self.step_seconds)
             match part:
-                case Delta():
+                case AnswerDelta():
                     put(TextOutput(index, num_tokens, part))
                     num_tokens += part.num_tokens
-                case Ended(reason, usage, stop_reason):
+                case AnswerEnd(reason, usage, stop_reason):
                     put(FinishedOutput(index, reason, num_tokens, 0, usage=usage, stop_reason=stop_reason))
                 case BackendFailure():
                     put(FinishedOutput(index, "error", num_tokens, 0, failure=part))

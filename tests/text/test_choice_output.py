@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.engine.backends.protocol import CallPart, Delta
+from eventlm.engine.backend import AnswerDelta, CallPart
 from eventlm.engine.request import AT_SHUTDOWN, BY_OPERATOR, BY_OWNER, FinishedOutput
 from eventlm.server.errors import from_generation_error
 from eventlm.text.choice_output import ChoiceOutput, generation_error, join_outputs
@@ -39,19 +39,23 @@ def test_errors_and_their_status(reason: FinishReason, detail: str, status: int,
 
 def test_deltas_of_backends_are_joined() -> None:
     parts = [
-        Delta("a", 1, "x", [CallPart(0, "f", "")], [1], b'[{"token": "a"}]'),
-        Delta("", 1, "y", [CallPart(0, "", "{"), CallPart(1, "g", "{")]),
-        Delta("b", 2, "", [CallPart(1, "", "}"), CallPart(1, "h", "")], [2, 3], b'[{"token": "b"}, {}]'),
+        AnswerDelta("a", 1, "x", [CallPart(0, "f", "")], [1], b'[{"token": "a"}]'),
+        AnswerDelta("", 1, "y", [CallPart(0, "", "{"), CallPart(1, "g", "{")]),
+        AnswerDelta("b", 2, "", [CallPart(1, "", "}"), CallPart(1, "h", "")], [2, 3], b'[{"token": "b"}, {}]'),
     ]
     outputs = [ChoiceOutput(0, part.text, part.token_ids, delta=part) for part in parts]
     calls = [CallPart(0, "f", "{"), CallPart(1, "g", "{}"), CallPart(1, "h", "")]
-    joined = Delta("ab", 4, "xy", calls, [1, 2, 3], b'[{"token": "a"},{"token": "b"},{}]')
+    joined = AnswerDelta("ab", 4, "xy", calls, [1, 2, 3], b'[{"token": "a"},{"token": "b"},{}]')
     assert join_outputs([*outputs, ChoiceOutput(0)]).delta == joined
     assert join_outputs([ChoiceOutput(0), outputs[0]]).delta == parts[0]
     assert join_outputs([ChoiceOutput(0), ChoiceOutput(0)]).delta is None
 
 
 def test_log_probabilities_in_columns_are_joined() -> None:
-    parts = [Delta(logprobs=b'{"tokens":["a"],"top_logprobs":null}'), Delta(), Delta(logprobs=b'{"tokens":["b"]}')]
+    parts = [
+        AnswerDelta(logprobs=b'{"tokens":["a"],"top_logprobs":null}'),
+        AnswerDelta(),
+        AnswerDelta(logprobs=b'{"tokens":["b"]}'),
+    ]
     joined = join_outputs([ChoiceOutput(0, delta=part) for part in parts]).delta
-    assert joined == Delta(logprobs=b'{"tokens":["a","b"],"top_logprobs":[]}')
+    assert joined == AnswerDelta(logprobs=b'{"tokens":["a","b"],"top_logprobs":[]}')

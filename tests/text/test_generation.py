@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from eventlm.engine.backends.protocol import Delta, ForwardedRequest, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerUsage, ForwardedRequest
 from eventlm.engine.request import (
     ClosingOutput,
     EngineUnavailableError,
@@ -80,12 +80,12 @@ async def test_tokens_after_a_stop_are_ignored_and_the_end_is_reported_once() ->
 async def test_texts_of_a_backend_need_no_tokenizer() -> None:
     wire = Wire(is_forwarded=True)
     output = await wire.read_all(
-        TextOutput(0, 0, Delta("größ", 2, token_ids=[900_000, 7])),
-        TextOutput(0, 2, Delta("er", 1, reasoning="hm", embedding=b"1234")),
+        TextOutput(0, 0, AnswerDelta("größ", 2, token_ids=[900_000, 7])),
+        TextOutput(0, 2, AnswerDelta("er", 1, reasoning="hm", embedding=b"1234")),
         FinishedOutput(0, "stop_token", 3, 2, stop_reason=7),
     )
     assert (output.text, output.token_ids, output.embedding, output.stop_reason) == ("größer", [900_000, 7], b"1234", 7)
-    assert output.delta == Delta("größer", 3, "hm", token_ids=[900_000, 7], embedding=b"1234")
+    assert output.delta == AnswerDelta("größer", 3, "hm", token_ids=[900_000, 7], embedding=b"1234")
     assert (output.num_tokens, wire.generation.num_tokens) == (3, 3)
     assert wire.generation.token_counts() == UsageCounts(3, 3, 2, None)
     assert wire.generation.first_token_ns
@@ -94,8 +94,8 @@ async def test_texts_of_a_backend_need_no_tokenizer() -> None:
 
 async def test_a_backends_own_counts_are_taken() -> None:
     wire = Wire(is_forwarded=True)
-    usage = Usage(prompt=11, completion=5, cached=8, reasoning=4)
-    output = await wire.read_all(TextOutput(0, 0, Delta("a", 1)), FinishedOutput(0, "eos", 1, 2, usage=usage))
+    usage = AnswerUsage(prompt=11, completion=5, cached=8, reasoning=4)
+    output = await wire.read_all(TextOutput(0, 0, AnswerDelta("a", 1)), FinishedOutput(0, "eos", 1, 2, usage=usage))
     assert wire.generation.token_counts() == wire.generation.token_counts_of(output) == UsageCounts(11, 5, 8, 4)
 
 

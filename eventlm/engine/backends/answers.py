@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
-from eventlm.engine.backends.protocol import (
+from eventlm.engine.backend import (
+    AnswerDelta,
+    AnswerEnd,
     AttemptId,
     BackendError,
     BackendFailure,
-    Delta,
-    Ended,
     ForwardedRequest,
 )
 from eventlm.engine.request import FinishedOutput, Request, TextOutput
@@ -38,14 +38,14 @@ class Answer:
         self.texts: list[str] = []
         self.token_ids: list[int] | None = []
         self.is_plain = True
-        self.ended: Ended | None = None
+        self.ended: AnswerEnd | None = None
         self.failure: BackendFailure | None = None
 
-    def count(self, deltas: Iterable[Delta]) -> int:
+    def count(self, deltas: Iterable[AnswerDelta]) -> int:
         """Its tokens with these. Not every event of a stream has a token, but what is shown counts as one at least."""
         return max(self.num_tokens + sum(delta.num_tokens for delta in deltas), 1)
 
-    def show(self, delta: Delta) -> None:
+    def show(self, delta: AnswerDelta) -> None:
         """It goes on with this."""
         self.num_tokens = self.count([delta])
         self.texts.append(delta.text)
@@ -63,7 +63,7 @@ class Answers:
     def __init__(self) -> None:
         self._answers: dict[SequenceId, Answer] = {}
         #: What the rows of the latest `streamed` fact go on with.
-        self._streamed: list[tuple[SequenceId, list[Delta]]] = []
+        self._streamed: list[tuple[SequenceId, list[AnswerDelta]]] = []
 
     def add(self, seq: int, request: Request) -> None:
         """A request has arrived with this number; nothing if it is not forwarded."""
@@ -83,7 +83,7 @@ class Answers:
         answer.num_before = answer.num_tokens
         return answer
 
-    def stream(self, deltas: Mapping[AttemptId, list[Delta]]) -> Streamed:
+    def stream(self, deltas: Mapping[AttemptId, list[AnswerDelta]]) -> Streamed:
         """The fact that answers went on. What they bring is kept until the core decides which of them count."""
         rows = []
         self._streamed = []
@@ -109,7 +109,7 @@ class Answers:
         self._streamed = []
         return shown
 
-    def end(self, name: AttemptId, ended: Ended) -> ForwardEnded:
+    def end(self, name: AttemptId, ended: AnswerEnd) -> ForwardEnded:
         """The fact that an answer is complete."""
         answer = self._answers.get(SequenceId(name.request, name.index))
         num_tokens = 0

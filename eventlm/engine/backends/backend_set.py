@@ -10,9 +10,9 @@ import structlog
 
 from eventlm.config.backends import BackendSpec
 from eventlm.config.structs import GatewayConfig
+from eventlm.engine.backend import Attempt, AttemptId, BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.backends.controller import BackendController, BackendOwner, Probing
-from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
 from eventlm.events.forwarding import REMOVED

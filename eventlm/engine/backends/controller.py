@@ -14,14 +14,14 @@ from typing import NamedTuple, Protocol
 import structlog
 
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.protocol import (
+from eventlm.engine.backend import (
+    AnswerDelta,
+    AnswerEnd,
     Attempt,
     AttemptId,
     Backend,
     BackendError,
     BackendFacts,
-    Delta,
-    Ended,
     described,
 )
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
@@ -48,11 +48,11 @@ class BackendOwner(Protocol):
         """Queue a fact."""
         ...
 
-    def answer_went_on(self, name: AttemptId, delta: Delta) -> None:
+    def answer_went_on(self, name: AttemptId, delta: AnswerDelta) -> None:
         """Queue what an answer goes on with."""
         ...
 
-    def answer_ended(self, name: AttemptId, ended: Ended) -> None:
+    def answer_ended(self, name: AttemptId, ended: AnswerEnd) -> None:
         """Queue the end of an answer."""
         ...
 
@@ -204,7 +204,7 @@ class BackendController:
         try:
             async with contextlib.aclosing(self.backend.forward(attempt)) as parts:
                 async for part in parts:
-                    if isinstance(part, Delta):
+                    if isinstance(part, AnswerDelta):
                         owner.answer_went_on(name, part)
                         continue
                     self._num_failures = 0

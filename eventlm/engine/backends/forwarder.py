@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from eventlm.engine.backend import AttemptId
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.backends.backend_set import BackendSet
 from eventlm.engine.backends.controller import BackendOwner
-from eventlm.engine.backends.protocol import AttemptId
 from eventlm.engine.setup import EngineSetup
 from eventlm.events import Forwarded, Withdrawn
 from eventlm.types import SequenceId

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from eventlm.config import Config, CoreConfig
 from eventlm.config.backends import BackendSpec
 from eventlm.config.core import Forwarding, most_blocks
-from eventlm.engine.backends.protocol import BackendFacts, Connect, Watch, described
+from eventlm.engine.backend import BackendFacts, Connect, Watch, described
 from eventlm.engine.plugins.launchers import resolve_launcher
 from eventlm.engine.setup import EngineSetup, resolve_plugins
 from eventlm.types import ceil_div

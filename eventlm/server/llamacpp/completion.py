@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 from msgspec import UNSET, Struct, UnsetType
 
-from eventlm.engine.backends.protocol import Delta
+from eventlm.engine.backend import AnswerDelta
 from eventlm.engine.request import Request
 from eventlm.metrics.rows import RequestRow
 from eventlm.server.answer import answer
@@ -230,7 +230,7 @@ def probabilities(tokenizer: Tokenizer, output: ChoiceOutput) -> Iterator[Output
         yield OutputProbability(**fields(token_id, logprob), top_logprobs=top)
 
 
-def reported_probabilities(delta: Delta) -> Iterator[OutputProbability]:
+def reported_probabilities(delta: AnswerDelta) -> Iterator[OutputProbability]:
     """Those that a backend has told, which has not told the ids of tokens: they are -1."""
 
     def fields(entry: TokenLogprob | TopLogprob) -> dict[str, Any]:

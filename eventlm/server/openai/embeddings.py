@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from aiohttp import web
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.sampling_params import Pooling, SamplingParams

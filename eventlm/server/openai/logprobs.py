@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec import Struct
 
-from eventlm.engine.backends.protocol import Delta
+from eventlm.engine.backend import AnswerDelta
 from eventlm.engine.request import Request
 from eventlm.sampling_params import TokenLogprobs
 from eventlm.server.errors import ApiError
@@ -55,7 +55,7 @@ def chat_logprobs(
     return ChatLogprobs(content)
 
 
-def reported_logprobs(delta: Delta) -> list[TokenLogprob]:
+def reported_logprobs(delta: AnswerDelta) -> list[TokenLogprob]:
     """Those that a backend has told, as a chat has them."""
     found = _reported(delta)
     if isinstance(found, list):
@@ -84,7 +84,7 @@ class _Columns(Struct):
         return self.top_logprobs or [None for _ in self.tokens]
 
 
-def _reported(delta: Delta) -> list[TokenLogprob] | _Columns:
+def _reported(delta: AnswerDelta) -> list[TokenLogprob] | _Columns:
     """Raises ApiError if they are of no known form."""
     try:
         found = msgspec.json.decode(delta.logprobs or b"[]", type=list[TokenLogprob] | _Columns)
@@ -139,7 +139,7 @@ class CompletionLogprobsMaker:
         offsets = [offset.advance(token) for token in output.token_ids]
         return self._make(output.token_ids, output.logprobs, offsets, self._num_listed)
 
-    def _reported(self, choice: int, delta: Delta) -> CompletionLogprobs | None:
+    def _reported(self, choice: int, delta: AnswerDelta) -> CompletionLogprobs | None:
         if not delta.logprobs:
             return None
         found = _reported(delta)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import UNSET, Struct, structs
 
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.errors import InputError, InvalidJsonError
 from eventlm.text.decoding import convert_request, decode_object
 from eventlm.text.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest, RequestFields

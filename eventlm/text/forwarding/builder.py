@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import structs
 
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
 from eventlm.sampling_params import SamplingParams

@@ -8,7 +8,7 @@ from typing import Union
 import msgspec
 from msgspec import Struct
 
-from eventlm.engine.backends.protocol import CallPart, Delta
+from eventlm.engine.backend import AnswerDelta, CallPart
 from eventlm.engine.request import Request
 from eventlm.text.choice_output import ChoiceOutput, api_finish_reason
 from eventlm.text.protocol import ChatCompletionRequest
@@ -192,7 +192,7 @@ class MessageParser:
             return [part for part in parts if not isinstance(part, Content)]
         return parts
 
-    def _found(self, delta: Delta) -> list[MessagePart]:
+    def _found(self, delta: AnswerDelta) -> list[MessagePart]:
         """The parts that a backend has found."""
         parts: list[MessagePart] = []
         if delta.reasoning and self._format.shows_reasoning:

@@ -13,7 +13,7 @@ from msgspec import structs
 from eventlm.config import Config, RecordConfig, SchedulerConfig
 from eventlm.config.backends import BackendSpec
 from eventlm.config.structs import GatewayConfig
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TextOutput

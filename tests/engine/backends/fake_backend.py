@@ -6,36 +6,36 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.protocol import (
+from eventlm.engine.backend import (
+    AnswerDelta,
+    AnswerEnd,
+    AnswerUsage,
     Attempt,
     BackendError,
     BackendFacts,
     BackendLoad,
     Connect,
-    Delta,
-    Ended,
     ForwardedRequest,
-    Usage,
 )
 
-Answer = Callable[[Attempt], AsyncGenerator[Delta | Ended]]
+Answer = Callable[[Attempt], AsyncGenerator[AnswerDelta | AnswerEnd]]
 WORDS = ("one ", "two ", "three ")
 
 
-async def three_words(attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+async def three_words(attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
     """What a backend answers unless a test says otherwise, from where the attempt goes on."""
     for word in WORDS[attempt.num_tokens :]:
         await asyncio.sleep(0)
-        yield Delta(word, 1)
-    yield Ended("stop", Usage(prompt=7, completion=3 - attempt.num_tokens, cached=2))
+        yield AnswerDelta(word, 1)
+    yield AnswerEnd("stop", AnswerUsage(prompt=7, completion=3 - attempt.num_tokens, cached=2))
 
 
 def failing(error: BackendError, *, after: int = 0) -> Answer:
     """An answer that fails after so many words."""
 
-    async def answer(attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+    async def answer(attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         for word in WORDS[attempt.num_tokens :][:after]:
-            yield Delta(word, 1)
+            yield AnswerDelta(word, 1)
         raise error
 
     return answer
@@ -44,9 +44,9 @@ def failing(error: BackendError, *, after: int = 0) -> Answer:
 def silent_after(number: int) -> Answer:
     """An answer that stops after so many words and never ends."""
 
-    async def answer(attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+    async def answer(attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         for word in WORDS[:number]:
-            yield Delta(word, 1)
+            yield AnswerDelta(word, 1)
         await asyncio.Event().wait()
 
     return answer
@@ -84,7 +84,7 @@ class FakeBackend:
     def can_continue(self, request: ForwardedRequest) -> bool:
         return self.continues
 
-    async def forward(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+    async def forward(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         self.attempts.append(attempt)
         answer = self.answers.pop(0) if self.answers else self.answer
         self.num_open += 1

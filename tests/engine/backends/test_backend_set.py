@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventlm.config.backends import BackendSpec
-from eventlm.engine.backends.protocol import BackendFacts
+from eventlm.engine.backend import BackendFacts
 from eventlm.errors import UsageError
 from tests.engine.backends.engines import ask, forwarded_request, running_backends, submit
 from tests.engine.backends.fake_backend import WORDS, silent_after

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from eventlm.config.backends import BackendSpec
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, Attempt, AttemptId, BackendError, BackendFacts, BackendLoad
 from eventlm.engine.backends.controller import BackendController, Probing, WhyNot
-from eventlm.engine.backends.protocol import Attempt, AttemptId, BackendError, BackendFacts, BackendLoad, Delta, Ended
 from eventlm.events import BackendDown, BackendState, BackendUp, Fact
 from tests.engine.backends.engines import forwarded_request
 from tests.engine.backends.fake_backend import FakeBackend, failing, silent_after
@@ -26,18 +26,18 @@ class Owner:
 
     def __init__(self) -> None:
         self.facts: list[Fact] = []
-        self.deltas: list[Delta] = []
-        self.ends: list[Ended] = []
+        self.deltas: list[AnswerDelta] = []
+        self.ends: list[AnswerEnd] = []
         self.failures: list[BackendError] = []
         self.num_changes = 0
 
     def put_fact(self, fact: Fact) -> None:
         self.facts.append(fact)
 
-    def answer_went_on(self, name: AttemptId, delta: Delta) -> None:
+    def answer_went_on(self, name: AttemptId, delta: AnswerDelta) -> None:
         self.deltas.append(delta)
 
-    def answer_ended(self, name: AttemptId, ended: Ended) -> None:
+    def answer_ended(self, name: AttemptId, ended: AnswerEnd) -> None:
         self.ends.append(ended)
 
     def attempt_failed(self, name: AttemptId, error: BackendError) -> None:
@@ -104,8 +104,8 @@ async def test_a_cancelled_request_makes_no_facts() -> None:
 
 
 async def test_an_answer_without_an_end_is_broken() -> None:
-    async def endless(attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
-        yield Delta("a", 1)
+    async def endless(attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
+        yield AnswerDelta("a", 1)
 
     async with Watched() as watched:
         watched.backend.answer = endless
@@ -115,7 +115,7 @@ async def test_an_answer_without_an_end_is_broken() -> None:
 
 
 async def test_a_defect_of_ours_fails_the_request_and_no_more() -> None:
-    async def defective(attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
+    async def defective(attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         raise ZeroDivisionError
         yield
 

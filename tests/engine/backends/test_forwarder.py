@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.engine.backends.protocol import BackendError, BackendLoad, Usage
+from eventlm.engine.backend import AnswerUsage, BackendError, BackendLoad
 from eventlm.events import BackendDown, BackendState, BackendUp, Finished, Forwarded, ForwardEnded, ForwardFailed
 from tests.engine.backends.engines import TextReader, ask, forwarded_request, running_backends, submit
 from tests.engine.backends.fake_backend import WORDS, failing, silent_after
@@ -29,7 +29,7 @@ async def test_every_choice_is_a_request_of_its_own_with_its_own_seed(tmp_path: 
         assert len({attempt.request_id for attempt in sent}) == 3
         finished = reader.finished[0]
         assert finished is not None
-        assert (finished.usage, finished.position, finished.cached_tokens) == (Usage(7, 3, 2), 3, 2)
+        assert (finished.usage, finished.position, finished.cached_tokens) == (AnswerUsage(7, 3, 2), 3, 2)
         assert engine.models["m"].is_available
     verified(engine)
     events = recorded(engine)

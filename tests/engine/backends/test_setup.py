@@ -9,7 +9,7 @@ import pytest
 from eventlm.config.backends import BackendSpec
 from eventlm.config.core import MAX_BLOCKS, MAX_REPLICAS
 from eventlm.config.load import load_config
-from eventlm.engine.backends.protocol import Backend, BackendFacts
+from eventlm.engine.backend import Backend, BackendFacts
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.setup import EngineSetup, num_own_workers, worker_setups
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventlm.engine.backends.protocol import CallPart, Delta, Ended, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, CallPart
 from eventlm.text.forwarding.piece_tokenizer import PieceTokenizer
 from tests.server.conftest import RunningServer
 
@@ -24,12 +24,12 @@ LOGPROBS = [
 ]
 #: Reasoning, a text and two calls, in pieces.
 ANSWER: list[Any] = [
-    Delta("", 1, reasoning="Let me "),
-    Delta("", 1, reasoning="see."),
-    Delta("Well", 1),
-    Delta("", 1, calls=[CallPart(0, "add", "")]),
-    Delta("", 1, calls=[CallPart(0, "", '{"a": 1}'), CallPart(1, "sub", "{}")]),
-    Ended("tool_calls", Usage(**USAGE)),
+    AnswerDelta("", 1, reasoning="Let me "),
+    AnswerDelta("", 1, reasoning="see."),
+    AnswerDelta("Well", 1),
+    AnswerDelta("", 1, calls=[CallPart(0, "add", "")]),
+    AnswerDelta("", 1, calls=[CallPart(0, "", '{"a": 1}'), CallPart(1, "sub", "{}")]),
+    AnswerEnd("tool_calls", AnswerUsage(**USAGE)),
 ]
 CALLS = [("add", '{"a": 1}'), ("sub", "{}")]
 

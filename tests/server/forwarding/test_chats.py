@@ -10,7 +10,7 @@ import msgspec
 import openai
 import pytest
 
-from eventlm.engine.backends.protocol import BackendFailure, Delta, Ended
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, BackendFailure
 from eventlm.text.forwarding.piece_tokenizer import PieceTokenizer
 from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.forwarding.conftest import ANSWER, CALLS, LOGPROBS, USAGE, forwarded
@@ -124,8 +124,8 @@ def test_reasoning_can_be_left_out(gateway: RunningServer) -> None:
 
 
 def test_log_probabilities_come_as_the_backend_gave_them(gateway: RunningServer) -> None:
-    parts = [Delta(entry["token"], 1, logprobs=msgspec.json.encode([entry])) for entry in LOGPROBS]
-    gateway.engine.answer = [*parts, Ended("stop", stop_reason="END")]
+    parts = [AnswerDelta(entry["token"], 1, logprobs=msgspec.json.encode([entry])) for entry in LOGPROBS]
+    gateway.engine.answer = [*parts, AnswerEnd("stop", stop_reason="END")]
     [choice] = gateway.chat(logprobs=True).json()["choices"]
     assert choice["logprobs"]["content"] == LOGPROBS
     assert choice["stop_reason"] == "END"
@@ -135,7 +135,7 @@ def test_log_probabilities_come_as_the_backend_gave_them(gateway: RunningServer)
 
 
 def test_counts_are_ours_where_the_backend_says_nothing(gateway: RunningServer) -> None:
-    gateway.engine.answer = [Delta("a", 2), Delta("b", 1), Ended("length")]
+    gateway.engine.answer = [AnswerDelta("a", 2), AnswerDelta("b", 1), AnswerEnd("length")]
     reply = gateway.chat(n=2).json()
     [request] = gateway.engine.requests
     assert reply["usage"]["prompt_tokens"] == len(request.prompt_token_ids)
@@ -165,7 +165,7 @@ def test_failures_are_errors_in_the_envelope(
     assert_error(reply, status, type_, param, code)
     assert b"sk-1" not in reply.data
     assert (failure.message.encode() in reply.data) == (status < 500)
-    gateway.engine.answer = [Delta("Hel", 1), failure]
+    gateway.engine.answer = [AnswerDelta("Hel", 1), failure]
     gateway.engine.step_seconds = 0.02
     *_, error, done = gateway.chat(stream=True).events()
     assert (error["error"]["code"], done) == (code, "[DONE]")

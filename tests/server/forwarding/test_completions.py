@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventlm.engine.backends.protocol import Delta, Ended, Usage
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage
 from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.forwarding.conftest import LOGPROBS, forwarded
 
 
 def test_each_prompt_is_a_request(gateway: RunningServer) -> None:
-    gateway.engine.answer = [Delta("Hello", 1), Ended("length", Usage(prompt=3, completion=4), None)]
+    gateway.engine.answer = [AnswerDelta("Hello", 1), AnswerEnd("length", AnswerUsage(prompt=3, completion=4), None)]
     reply = gateway.complete(prompt=["größer", [7, 100_000]], n=2, suffix="end", echo=True, made_up=1).json()
     assert [choice["text"] for choice in reply["choices"]] == ["Hello"] * 4
     assert {choice["finish_reason"] for choice in reply["choices"]} == {"length"}
@@ -40,8 +40,8 @@ def columns(token: str, logprob: float, top: dict[str, float]) -> Any:
     ids=["as a chat", "as a completion"],
 )
 def test_log_probabilities_take_the_form_of_completions(gateway: RunningServer, told: list[Any]) -> None:
-    gateway.engine.answer = [Delta("x", 1, logprobs=msgspec.json.encode(each)) for each in told]
-    gateway.engine.answer.append(Ended("stop"))
+    gateway.engine.answer = [AnswerDelta("x", 1, logprobs=msgspec.json.encode(each)) for each in told]
+    gateway.engine.answer.append(AnswerEnd("stop"))
     expected = {
         "tokens": ["Hel", "lo"],
         "token_logprobs": [-0.5, -0.25],
@@ -61,13 +61,13 @@ def test_log_probabilities_take_the_form_of_completions(gateway: RunningServer, 
 
 @pytest.mark.parametrize("told", [b'{"tokens":["a"],"token_logprobs":[]}', b'[{"x":1}]', b"7"])
 def test_log_probabilities_of_no_known_form(gateway: RunningServer, told: bytes) -> None:
-    gateway.engine.answer = [Delta("x", 1, logprobs=told), Ended("stop")]
+    gateway.engine.answer = [AnswerDelta("x", 1, logprobs=told), AnswerEnd("stop")]
     assert_error(gateway.complete(logprobs=1), 502, "server_error", None, "backend_protocol")
     assert_error(gateway.chat(logprobs=True), 502, "server_error", None, "backend_protocol")
 
 
 def test_token_ids_are_those_of_the_backend(gateway: RunningServer) -> None:
-    gateway.engine.answer = [Delta("Hello", 2, token_ids=[5, 6]), Ended("stop")]
+    gateway.engine.answer = [AnswerDelta("Hello", 2, token_ids=[5, 6]), AnswerEnd("stop")]
     [choice] = gateway.complete(return_token_ids=True).json()["choices"]
     assert (choice["token_ids"], choice["prompt_token_ids"]) == ([5, 6], None)
     assert forwarded(gateway)["return_token_ids"] is True
@@ -97,7 +97,10 @@ VECTOR = [3.0, 4.0]
 
 @pytest.fixture
 def embedder(gateway: RunningServer) -> RunningServer:
-    gateway.engine.answer = [Delta(embedding=struct.pack("<2f", *VECTOR)), Ended("complete", Usage(prompt=5))]
+    gateway.engine.answer = [
+        AnswerDelta(embedding=struct.pack("<2f", *VECTOR)),
+        AnswerEnd("complete", AnswerUsage(prompt=5)),
+    ]
     return gateway
 
 

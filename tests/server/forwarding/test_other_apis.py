@@ -9,7 +9,7 @@ import anthropic
 import openai
 import pytest
 
-from eventlm.engine.backends.protocol import BackendFailure, Delta, Ended
+from eventlm.engine.backend import AnswerDelta, AnswerEnd, BackendFailure
 from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.forwarding.conftest import ANSWER, CALLS, USAGE, forwarded
 from tests.server.forwarding.test_chats import FOREIGN
@@ -91,7 +91,7 @@ def test_prompts_of_ollama_are_chats(gateway: RunningServer) -> None:
 
 
 def test_completions_of_llama_cpp(gateway: RunningServer) -> None:
-    gateway.engine.answer = [Delta("Hello", 2), Ended("stop", stop_reason="END")]
+    gateway.engine.answer = [AnswerDelta("Hello", 2), AnswerEnd("stop", stop_reason="END")]
     fields = {"prompt": "hi", "n_predict": 9, "grammar": 'root ::= "x"', "logit_bias": [[7, False]], "n_probs": 2}
     reply = gateway.post("/completion", fields).json()
     assert (reply["content"], reply["prompt"], reply["tokens_predicted"]) == ("Hello", "hi", 2)

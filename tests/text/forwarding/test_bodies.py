@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from eventlm.engine.backends.protocol import ForwardedRequest
+from eventlm.engine.backend import ForwardedRequest
 from eventlm.errors import InputError
 from eventlm.text.forwarding.bodies import (
     ForwardedChatRequest,

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from eventlm.engine.backends.protocol import CallPart, Delta
+from eventlm.engine.backend import AnswerDelta, CallPart
 from eventlm.engine.request import FinishedOutput
 from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.tools.call_parser import CallParser
@@ -156,11 +156,11 @@ def test_parts_are_in_the_order_of_the_text() -> None:
 
 
 FOUND = [
-    Delta("", reasoning="hm"),
-    Delta("Well. "),
-    Delta("<tool_call>", calls=[CallPart(0, "add", '{"a"'), CallPart(0, "", ": 1}")]),
-    Delta("", calls=[CallPart(1, "sub", "")]),
-    Delta("", calls=[CallPart(1, "", "{}")]),
+    AnswerDelta("", reasoning="hm"),
+    AnswerDelta("Well. "),
+    AnswerDelta("<tool_call>", calls=[CallPart(0, "add", '{"a"'), CallPart(0, "", ": 1}")]),
+    AnswerDelta("", calls=[CallPart(1, "sub", "")]),
+    AnswerDelta("", calls=[CallPart(1, "", "{}")]),
 ]
 
 

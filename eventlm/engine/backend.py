@@ -46,7 +46,7 @@ class CallPart(NamedTuple):
     arguments: str
 
 
-class Delta(Struct, frozen=True, array_like=True):
+class AnswerDelta(Struct, frozen=True, array_like=True):
     """What a backend's answer goes on with.
 
     num_tokens: output tokens with this, as the backend counts them, else one for each chunk. token_ids: those of this
@@ -63,7 +63,7 @@ class Delta(Struct, frozen=True, array_like=True):
     embedding: bytes = b""
 
 
-class Usage(Struct, frozen=True):
+class AnswerUsage(Struct, frozen=True):
     """Token counts as a backend reports them at the end; -1: it did not say."""
 
     prompt: int = -1
@@ -72,11 +72,11 @@ class Usage(Struct, frozen=True):
     reasoning: int = -1
 
 
-class Ended(Struct, frozen=True):
+class AnswerEnd(Struct, frozen=True):
     """The end of an answer. stop_reason: the stop string or stop token that ended it, if the backend says so."""
 
     reason: FinishReason
-    usage: Usage = Usage()
+    usage: AnswerUsage = AnswerUsage()
     stop_reason: str | int | None = None
 
 
@@ -201,8 +201,8 @@ class Backend(Protocol):
         """Whether it can go on from tokens that another backend gave."""
         ...
 
-    def forward(self, attempt: Attempt) -> AsyncGenerator[Delta | Ended]:
-        """The answer, of which `Ended` is the last. Closing the iterator ends the request. Raises BackendError."""
+    def forward(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
+        """The answer, of which `AnswerEnd` is the last. Closing the iterator ends the request. Raises BackendError."""
         ...
 
     async def close(self) -> None:

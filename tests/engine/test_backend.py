@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from eventlm.engine.backends.protocol import BackendError, BackendFailure
+from eventlm.engine.backend import BackendError, BackendFailure
 
 
 def test_a_failure_has_all_that_its_error_says() -> None:
