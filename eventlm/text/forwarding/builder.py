@@ -47,7 +47,8 @@ class ForwardingBuilder(RequestBuilder):
     ) -> Request:
         params = self.params(body)
         fields = forwarded_fields(body)
-        token_ids, is_known = await self._conversation(body, fields)
+        data = encode_fields(fields)
+        token_ids, is_known = await self._conversation(body, fields, len(data))
         shows_reasoning = body.include_reasoning is not False
         return self.request(
             params,
@@ -56,7 +57,7 @@ class ForwardingBuilder(RequestBuilder):
             cache_salt=body.cache_salt,
             message_format=b"" if shows_reasoning else msgspec.msgpack.encode(MessageFormat(shows_reasoning=False)),
             model=body.model,
-            forwarded=ForwardedRequest(endpoint="chat", body=encode_fields(fields)),
+            forwarded=ForwardedRequest(endpoint="chat", body=data),
             received_ns=received_ns,
             **scheduling,
         )
@@ -115,16 +116,17 @@ class ForwardingBuilder(RequestBuilder):
         return super().request(params, prompt_token_ids, **fields)
 
     async def encode_messages(self, body: ChatCompletionRequest) -> list[int]:
-        return (await self._conversation(body, forwarded_fields(body))).token_ids
+        fields = forwarded_fields(body)
+        return (await self._conversation(body, fields, len(encode_fields(fields)))).token_ids
 
-    async def _conversation(self, body: ChatCompletionRequest, fields: dict[str, Any]) -> _Conversation:
+    async def _conversation(self, body: ChatCompletionRequest, fields: dict[str, Any], size: int) -> _Conversation:
         def encode() -> _Conversation:
             text = self._written_by_template(body, fields)
             is_known = text is not None
             text = conversation_text(fields) if text is None else text
             return _Conversation(self._tokenizer.encode(text, add_special_tokens=False), is_known)
 
-        return await self.encoder.run(len(encode_fields(fields)), encode)
+        return await self.encoder.run(size, encode)
 
     def _written_by_template(self, body: ChatCompletionRequest, fields: dict[str, Any]) -> str | None:
         """A conversation as its model's template writes it; None if that is not known, or does not know all of it."""
