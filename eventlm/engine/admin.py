@@ -10,6 +10,8 @@ from msgspec import UNSET, Struct, UnsetType
 from eventlm.config.options import did_you_mean
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
+from eventlm.engine.backends.actions import BackendAction
+from eventlm.engine.backends.backend_set import BackendStatus
 from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.request import BY_OPERATOR, UnknownReplyError
 from eventlm.engine.request_registry import Reply, RequestRegistry
@@ -53,7 +55,7 @@ class ReadStatus(Struct, frozen=True, tag="status"):
     """Return the status and change nothing."""
 
 
-AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, ReadStatus]  # noqa: UP007
+AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, ReadStatus, BackendAction]  # noqa: UP007
 
 
 class UnknownPolicyError(EventLMError):
@@ -90,7 +92,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force. `flushed`: the
-    answer to a flush only. `num_at_lowest_priority`: of the requests, those such as the lines of batches.
+    answer to a flush only. `backends`: to what is asked of backends only. `num_at_lowest_priority`: of the requests,
+    those such as the lines of batches.
     """
 
     state: Literal["loading", "ready", "draining", "dead"]
@@ -102,6 +105,7 @@ class EngineStatus(Struct, frozen=True, kw_only=True):
     num_waiting: int
     replicas: list[ReplicaStatus]
     flushed: FlushedCache | UnsetType = UNSET
+    backends: list[BackendStatus] | UnsetType = UNSET
 
 
 def carry_out(
@@ -193,6 +197,7 @@ def status_of(
     state: CoreState,
     *,
     flushed: FlushedCache | UnsetType = UNSET,
+    backends: list[BackendStatus] | UnsetType = UNSET,
 ) -> EngineStatus:
     """The engine as it is now."""
     return EngineStatus(
@@ -207,6 +212,7 @@ def status_of(
         num_waiting=state.num_waiting,
         replicas=[replica_status(replica) for replica in state.replicas],
         flushed=flushed,
+        backends=backends,
     )
 
 

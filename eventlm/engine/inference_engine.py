@@ -17,6 +17,8 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
 from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, AttemptId, BackendError
+from eventlm.engine.backends import actions as backend_actions
+from eventlm.engine.backends.actions import BackendAction
 from eventlm.engine.backends.forwarder import HttpForwarder
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
@@ -349,12 +351,14 @@ class InferenceEngine:
 
     async def administer(self, action: AdminAction) -> EngineStatus:
         """Do what an operator asks and return the engine's status. Raises UnknownPolicyError, UnknownRequestError,
-        AmbiguousRequestError or EngineUnavailableError.
+        AmbiguousRequestError, UnknownBackendError, UsageError for what backends cannot do, or EngineUnavailableError.
         """
         engine_core = self._require_engine_core()
         self._check_alive()
         if self._is_stopping and isinstance(action, Drain | Resume):
             raise EngineUnavailableError("the engine is being stopped")
+        if isinstance(action, BackendAction):
+            return await self._administer_backends(action)
         flushed = carry_out(action, engine_core, self.registry, self._drain)
         # A drain that failed has ended the engine.
         self._check_alive()
@@ -365,6 +369,20 @@ class InferenceEngine:
         if isinstance(action, Pause | Resume):
             self._tell_state()
         return status_of(self.state, engine_core.core.state, flushed=flushed)
+
+    async def _administer_backends(self, action: BackendAction) -> EngineStatus:
+        sets = {
+            name: self._backends.sets[number]
+            for name, number in self._set_numbers.items()
+            if number in self._backends.sets
+        }
+        await backend_actions.carry_out(action, sets)
+        self._check_alive()
+        # A backend that has just been added is up in the core after this.
+        self._drain()
+        self._check_alive()
+        state = self._require_engine_core().core.state
+        return status_of(self.state, state, backends=backend_actions.list_backends(sets, state))
 
     async def resume(
         self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS

@@ -18,6 +18,7 @@ from msgspec import Raw, Struct
 
 from eventlm.config import Config
 from eventlm.engine.admin import AdminAction, AmbiguousRequestError, UnknownPolicyError, UnknownRequestError
+from eventlm.engine.backends.backend_set import UnknownBackendError
 from eventlm.engine.explanations import NotExplainedError
 from eventlm.engine.object_store.actions import (
     DuplicateItemError,
@@ -313,6 +314,7 @@ ERRORS: dict[str, type[EventLMError]] = {
         UnknownPolicyError,
         UnknownRequestError,
         AmbiguousRequestError,
+        UnknownBackendError,
         NotExplainedError,
         NoReportError,
         ObjectStoreError,

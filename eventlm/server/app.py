@@ -22,6 +22,7 @@ from eventlm.server.dashboard.endpoints import FEED, LOOK_ENDPOINTS
 from eventlm.server.dashboard.feed import FrameFeed
 from eventlm.server.dashboard.page import DASHBOARD_ENDPOINTS
 from eventlm.server.endpoints.admin import ADMIN_ENDPOINTS
+from eventlm.server.endpoints.backends import BACKEND_ENDPOINTS
 from eventlm.server.endpoints.health import HEALTH_ENDPOINTS, RUNNING_ENDPOINT
 from eventlm.server.endpoints.metrics import MEDIA_TYPES as METRICS_MEDIA_TYPES
 from eventlm.server.endpoints.metrics import metrics
@@ -154,5 +155,6 @@ ENDPOINTS = (
     Endpoint("GET", "/openapi.json", _openapi, reply=dict[str, Any], scope=None),
     *PAGE_ENDPOINTS,
     *ADMIN_ENDPOINTS,
+    *BACKEND_ENDPOINTS,
     *LOOK_ENDPOINTS,
 )

@@ -127,7 +127,9 @@ class Engine(Protocol):
         ...
 
     async def administer(self, action: AdminAction) -> EngineStatus:
-        """Carry out an operator's action. Raises UnknownPolicyError, UnknownRequestError or AmbiguousRequestError."""
+        """Carry out an operator's action. Raises UnknownPolicyError, UnknownRequestError, AmbiguousRequestError,
+        UnknownBackendError, or UsageError for what backends cannot do.
+        """
         ...
 
 

@@ -27,6 +27,8 @@ from eventlm.engine.admin import (
     reply_named,
 )
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, BackendFailure
+from eventlm.engine.backends.actions import AddBackend, BackendAction, RemoveBackend
+from eventlm.engine.backends.backend_set import UnknownBackendError
 from eventlm.engine.explanations import ExplainResponse, NotExplainedError
 from eventlm.engine.group_admission import charge_for, reply_with_sinks
 from eventlm.engine.live_requests import Sink
@@ -50,7 +52,7 @@ from eventlm.engine.request import (
     UnknownReplyError,
 )
 from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, SampleStatus, reply_status
-from eventlm.errors import EventLMError
+from eventlm.errors import EventLMError, UsageError
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
@@ -199,6 +201,10 @@ class EngineDouble:
         self.actions.append(action)
         if isinstance(action, SwapPolicy) and action.name != "edf":
             raise UnknownPolicyError(f"unknown policy '{action.name}'; installed at start: fcfs, edf")
+        if isinstance(action, AddBackend) and action.name == "taken:1":
+            raise UsageError("the backend taken:1 is there already")
+        if isinstance(action, RemoveBackend) and action.name == "nowhere:1":
+            raise UnknownBackendError("there is no backend 'nowhere:1'")
         if isinstance(action, Abort) and action.request == "job-1":
             raise AmbiguousRequestError("2 replies have the id 'job-1'; give a reply's own id: cmpl-1, cmpl-2")
         if isinstance(action, Abort) and action.request != "cmpl-1":
@@ -213,6 +219,7 @@ class EngineDouble:
             num_waiting=0,
             replicas=[],
             flushed=FlushedCache(num_blocks=7, num_replicas=2) if isinstance(action, FlushCache) else UNSET,
+            backends=[] if isinstance(action, BackendAction) else UNSET,
         )
 
     async def list_oldest(self, limit: int) -> OldestRequests:

@@ -4,31 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal
 
 import structlog
+from msgspec import Struct
 
 from eventlm.config.backends import BackendSpec
+from eventlm.config.options import did_you_mean
 from eventlm.config.structs import GatewayConfig
+from eventlm.core.state.core_state import CoreState
 from eventlm.engine.backend import Attempt, AttemptId, BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.backends.controller import BackendController, BackendOwner, Probing
 from eventlm.engine.setup import EngineSetup
-from eventlm.errors import UsageError
+from eventlm.errors import EventLMError, UsageError
 from eventlm.events.forwarding import REMOVED
 
 log = structlog.get_logger("eventlm.backend")
 
 
-class BackendStatus(NamedTuple):
-    """One backend as operators see it. problem: why it is down."""
+class UnknownBackendError(EventLMError):
+    """There is no backend of this name."""
+
+
+class BackendStatus(Struct, frozen=True, kw_only=True):
+    """One backend as operators see it.
+
+    name: host and port. model: of its replicaset. replica: which one it is to the scheduler. state: `leaving`: removed,
+    and answers what it has. num_requests: that it has of this server. limit: how many it may have now. num_waiting:
+    requests that wait there, whoever sent them; -1: it does not say. num_failures: in a row. problem: why it is down.
+    """
 
     name: str
+    model: str
     replica: int
     kind: str
-    is_up: bool
-    is_drained: bool
-    num_attempts: int
+    state: Literal["up", "down", "drained", "leaving"]
+    num_requests: int
+    limit: int
+    num_waiting: int
+    weight: float
+    num_failures: int
     problem: str
 
 
@@ -41,13 +57,15 @@ class BackendSet:
         self._config: GatewayConfig = setup.config.gateway
         self._owner = owner
         self._model = model
+        self._served_name = setup.core.models[0]
         self._models = setup.backend_models
         self._probing = Probing(self._config.probe_interval_ms / 1000, self._config.max_failures)
         self._free = [*range(setup.first_replica, setup.first_replica + setup.core.num_replicas)]
         #: Of replicas that no backend is, the epoch of the last one that was.
         self._epochs: dict[int, int] = {}
         self._controllers: dict[int, BackendController] = {}
-        self._removing: set[asyncio.Task[None]] = set()
+        #: By replica.
+        self._removing: dict[int, asyncio.Task[None]] = {}
         self._watches = setup.watches
         self._watching: list[asyncio.Task[None]] = []
         self._is_running = False
@@ -64,14 +82,33 @@ class BackendSet:
         """How to reach each."""
         return [each.backend.spec for each in self._controllers.values()]
 
-    def status(self) -> list[BackendStatus]:
+    @property
+    def names(self) -> list[str]:
         """Of each, in the order of their replicas."""
-        return [
-            BackendStatus(
-                each.name, index, each.backend.facts.kind, each.is_up, each.is_drained, each.num_attempts, each.problem
-            )
-            for index, each in sorted(self._controllers.items())
-        ]
+        return [each.name for _, each in sorted(self._controllers.items())]
+
+    def status(self, state: CoreState) -> list[BackendStatus]:
+        """Of each, in the order of their replicas."""
+        return [self._status(each, state) for _, each in sorted(self._controllers.items())]
+
+    def _status(self, controller: BackendController, state: CoreState) -> BackendStatus:
+        index, spec = controller.index, controller.backend.spec
+        capacity = state.replicas[index].capacity
+        assert capacity is not None
+        is_leaving, is_known = index in self._removing, controller.is_up
+        return BackendStatus(
+            name=controller.name,
+            model=self._served_name,
+            replica=index,
+            kind=controller.backend.facts.kind,
+            state="leaving" if is_leaving else "drained" if controller.is_drained else "up" if is_known else "down",
+            num_requests=controller.num_attempts,
+            limit=capacity.limit if is_known else 0,
+            num_waiting=capacity.waiting if is_known else -1,
+            weight=spec.weight,
+            num_failures=controller.num_failures,
+            problem=controller.problem,
+        )
 
     async def start(self) -> None:
         """Ask all of them. Those that do not answer are down and asked again while the engine runs."""
@@ -86,7 +123,7 @@ class BackendSet:
 
     async def stop(self) -> None:
         """End all requests and connections."""
-        others = [*self._watching, *self._removing]
+        others = [*self._watching, *self._removing.values()]
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -128,16 +165,21 @@ class BackendSet:
             controller.run()
 
     def drain(self, name: str, *, drains: bool) -> None:
-        """Let a backend get no more requests, or again. Raises UsageError if there is none of this name."""
-        self._find(name).drain(drains=drains)
+        """Let a backend get no more requests, or again. Raises UnknownBackendError, or UsageError for one that is
+        being removed.
+        """
+        controller = self._find(name)
+        if controller.index in self._removing:
+            raise UsageError(f"the backend {name} has been removed, and answers what it has")
+        controller.drain(drains=drains)
 
     def remove(self, name: str) -> None:
-        """Let a backend go once it has answered what it has. Raises UsageError if there is none of this name."""
+        """Let a backend go once it has answered what it has. Raises UnknownBackendError."""
         controller = self._find(name)
-        controller.drain(drains=True, reason=REMOVED)
-        task = asyncio.create_task(self._leave(controller), name=f"removal of {name}")
-        self._removing.add(task)
-        task.add_done_callback(self._removing.discard)
+        if controller.index not in self._removing:
+            controller.drain(drains=True, reason=REMOVED)
+            task = asyncio.create_task(self._leave(controller), name=f"removal of {name}")
+            self._removing[controller.index] = task
 
     async def follow(self, specs: Iterable[BackendSpec], known: Iterable[BackendSpec]) -> list[BackendSpec]:
         """Take in those of a list that are new, and remove those that were `known` from it and are not there any more.
@@ -146,8 +188,8 @@ class BackendSet:
         wanted = {spec.name: spec for spec in specs}
         before = {spec.name: spec for spec in known}
         present = {spec.name for spec in self.specs}
-        for name in before.keys() - wanted.keys():
-            if name in present:
+        for name in before:
+            if name not in wanted and name in present:
                 self.remove(name)
         kept = []
         for name, spec in wanted.items():
@@ -195,13 +237,12 @@ class BackendSet:
         for each in self._controllers.values():
             if each.name == name:
                 return each
-        known = ", ".join(each.name for each in self._controllers.values())
-        raise UsageError(f"there is no backend {name!r}; there are {known or 'none'}")
+        raise UnknownBackendError(f"there is no backend {name!r}{did_you_mean(name, self.names)}")
 
     async def _leave(self, controller: BackendController) -> None:
         await controller.answered()
         await controller.stop()
-        del self._controllers[controller.index]
+        del self._controllers[controller.index], self._removing[controller.index]
         self._epochs[controller.index] = controller.epoch
         # The one that was free longest goes first, so that a plot can tell them apart.
         self._free.append(controller.index)

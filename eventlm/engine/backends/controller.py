@@ -103,7 +103,8 @@ class BackendController:
         self._why_not = why_not
         self._names = {"backend": self.name} | ({"model": model} if model else {})
         self._attempts: dict[AttemptId, asyncio.Task[None]] = {}
-        self._num_failures = 0
+        #: In a row.
+        self.num_failures = 0
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -169,7 +170,7 @@ class BackendController:
             return
         self.is_up = True
         self.epoch += 1
-        self._num_failures = 0
+        self.num_failures = 0
         spec, facts = self.backend.spec, self.backend.facts
         self._owner.put_fact(
             BackendUp(
@@ -193,10 +194,10 @@ class BackendController:
         log.warning("backend is down", **self._names, reason=reason)
 
     def _note_failure(self, error: BackendError) -> None:
-        self._num_failures += 1
-        if self._num_failures >= self._probing.max_failures and self.is_up:
+        self.num_failures += 1
+        if self.num_failures >= self._probing.max_failures and self.is_up:
             self.problem = str(error)
-            self._put_down(f"{self._num_failures} failures in a row, the last: {error.kind}")
+            self._put_down(f"{self.num_failures} failures in a row, the last: {error.kind}")
 
     async def _forward(self, name: AttemptId, attempt: Attempt) -> None:
         """Pass one answer on. Whoever ends it cancels the task, which closes the answer."""
@@ -207,7 +208,7 @@ class BackendController:
                     if isinstance(part, AnswerDelta):
                         owner.answer_went_on(name, part)
                         continue
-                    self._num_failures = 0
+                    self.num_failures = 0
                     owner.answer_ended(name, part)
                     return
             raise BackendError("the answer has no end", "broken")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import structlog
 from aiohttp import web
 from msgspec import Struct
@@ -19,6 +22,7 @@ from eventlm.engine.admin import (
     UnknownPolicyError,
     UnknownRequestError,
 )
+from eventlm.engine.backends.actions import ListBackends
 from eventlm.errors import InputError
 from eventlm.formatting import sentence
 from eventlm.server.auth.api_keys import PRINCIPAL
@@ -37,19 +41,23 @@ class PolicyRequest(Struct, kw_only=True):
     policy: str
 
 
-async def _act(request: web.Request, action: AdminAction) -> web.Response:
-    name = str(action.__struct_config__.tag)
+async def act(
+    request: web.Request, action: AdminAction, details: Mapping[str, str] = MappingProxyType({})
+) -> EngineStatus:
+    """Carry out an action, and log it with these details. Raises InputError, ApiError, and what the engine raises."""
     try:
         status = await request.app[CONTEXT].engine.administer(action)
     except UnknownPolicyError as error:
         raise InputError("policy", sentence(str(error))) from error
     except UnknownRequestError as error:
         raise ApiError(404, sentence(str(error)), param="id", code="request_not_found") from error
-    if not isinstance(action, ReadStatus):
-        details = {"policy": action.name} if isinstance(action, SwapPolicy) else {}
-        details |= {"request": action.request} if isinstance(action, Abort) else {}
-        _log.info("admin", action=name, key=request[PRINCIPAL].name, **details)
-    return json_response(status)
+    if not isinstance(action, ReadStatus | ListBackends):
+        _log.info("admin", action=str(action.__struct_config__.tag), key=request[PRINCIPAL].name, **details)
+    return status
+
+
+async def _act(request: web.Request, action: AdminAction) -> web.Response:
+    return json_response(await act(request, action))
 
 
 async def status(request: web.Request) -> web.Response:
@@ -75,7 +83,7 @@ async def resume(request: web.Request) -> web.Response:
 async def swap_policy(request: web.Request) -> web.Response:
     """Order requests by another of the policies installed at start."""
     body = decode_request(await read_body(request), PolicyRequest, {})
-    return await _act(request, SwapPolicy(name=body.policy))
+    return json_response(await act(request, SwapPolicy(name=body.policy), {"policy": body.policy}))
 
 
 async def flush_cache(request: web.Request) -> web.Response:
@@ -88,7 +96,8 @@ async def abort(request: web.Request) -> web.Response:
 
     A 409 that names the replies if several running requests have the same `x-request-id`.
     """
-    return await _act(request, Abort(request=request.match_info["id"]))
+    name = request.match_info["id"]
+    return json_response(await act(request, Abort(request=name), {"request": name}))
 
 
 ADMIN_ENDPOINTS = (

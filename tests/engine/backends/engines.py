@@ -14,6 +14,7 @@ from eventlm.config import Config, RecordConfig, SchedulerConfig
 from eventlm.config.backends import BackendSpec
 from eventlm.config.structs import GatewayConfig
 from eventlm.engine.backend import ForwardedRequest
+from eventlm.engine.backends.backend_set import BackendStatus
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import FinishedOutput, Request, RequestHandle, TextOutput
@@ -107,3 +108,8 @@ async def submit(engine: InferenceEngine, request: Request) -> TextReader:
 async def ask(engine: InferenceEngine, request: Request) -> TextReader:
     """Submit one request and read it to its end."""
     return await (await submit(engine, request)).done()
+
+
+def status(engine: InferenceEngine) -> list[BackendStatus]:
+    """What operators see of the backends of the engine's first set."""
+    return engine._backends.sets[0].status(engine._require_engine_core().core.state)

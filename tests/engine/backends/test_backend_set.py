@@ -6,8 +6,9 @@ import pytest
 
 from eventlm.config.backends import BackendSpec
 from eventlm.engine.backend import BackendFacts
+from eventlm.engine.backends.backend_set import UnknownBackendError
 from eventlm.errors import UsageError
-from tests.engine.backends.engines import ask, forwarded_request, running_backends, submit
+from tests.engine.backends.engines import ask, forwarded_request, running_backends, status, submit
 from tests.engine.backends.fake_backend import WORDS, silent_after
 from tests.processes import until
 
@@ -33,12 +34,15 @@ async def test_a_removed_one_answers_what_it_has_and_leaves_its_replica_to_anoth
         own.remove("a:1")
         with pytest.raises(UsageError, match="c:3 has no room: there are 2; raise --max-backends"):
             await own.add(C)
-        assert [(each.name, each.is_up) for each in own.status()] == [("a:1", False), ("b:2", True)]
+        assert [(each.name, each.state) for each in status(engine)] == [("a:1", "leaving"), ("b:2", "up")]
         assert not a.is_closed
         reader.handle.cancel()
         await until(lambda: a.is_closed and len(own.specs) == 1)
         await own.add(C)
-        assert [(each.name, each.replica, each.is_up) for each in own.status()] == [("c:3", 0, True), ("b:2", 1, True)]
+        assert [(each.name, each.replica, each.state) for each in status(engine)] == [
+            ("c:3", 0, "up"),
+            ("b:2", 1, "up"),
+        ]
         for _ in range(2):
             await ask(engine, forwarded_request())
         assert len(backends["c:3"].attempts) == 2
@@ -71,8 +75,11 @@ async def test_names_are_checked() -> None:
         own = engine._backends.sets[0]
         with pytest.raises(UsageError, match="a:1 is there already"):
             await own.add(A)
-        with pytest.raises(UsageError, match="there is no backend 'x'; there are a:1"):
-            own.remove("x")
+        own.remove("a:1")
+        with pytest.raises(UsageError, match="has been removed"):
+            own.drain("a:1", drains=False)
+        with pytest.raises(UnknownBackendError, match=r"there is no backend 'a:2'; did you mean a:1\?"):
+            own.remove("a:2")
 
 
 async def test_one_that_comes_later_must_serve_the_model() -> None:
@@ -87,5 +94,5 @@ async def test_one_that_comes_later_must_serve_the_model() -> None:
             backends.connect(spec)
             backends[name].facts = facts
             await own.add(spec)
-        problems = {each.name: each.problem for each in own.status()}
+        problems = {each.name: each.problem for each in status(engine)}
         assert problems == {"a:1": "", "b:2": "it serves x, and the others here m", "c:3": ""}

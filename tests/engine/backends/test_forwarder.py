@@ -10,7 +10,7 @@ import pytest
 
 from eventlm.engine.backend import AnswerUsage, BackendError, BackendLoad
 from eventlm.events import BackendDown, BackendState, BackendUp, Finished, Forwarded, ForwardEnded, ForwardFailed
-from tests.engine.backends.engines import TextReader, ask, forwarded_request, running_backends, submit
+from tests.engine.backends.engines import TextReader, ask, forwarded_request, running_backends, status, submit
 from tests.engine.backends.fake_backend import WORDS, failing, silent_after
 from tests.engine.engines import recorded, verified
 from tests.processes import until
@@ -106,11 +106,11 @@ async def test_a_backend_that_fails_in_a_row_is_left_alone_until_it_answers_a_pr
         for _ in range(8):
             assert (await ask(engine, forwarded_request())).texts == [WHOLE]
         assert len(a.attempts) <= 3
-        await until(lambda: any(not each.is_up for each in engine._backends.sets[0].status()))
+        await until(lambda: any(each.state != "up" for each in status(engine)))
         asked = a.num_asked
         await until(lambda: a.num_asked > asked + 1)
         a.answer, a.error = backends["b:2"].answer, None
-        await until(lambda: all(each.is_up for each in engine._backends.sets[0].status()))
+        await until(lambda: all(each.state == "up" for each in status(engine)))
         before = len(a.attempts)
         readers = [await submit(engine, forwarded_request()) for _ in range(4)]
         assert [(await each.done()).texts for each in readers] == [[WHOLE]] * 4
