@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from eventlm.config.backends import BackendSpec
 from eventlm.events import Header
 
 
@@ -12,6 +13,6 @@ def names_at_start(header: Header) -> dict[int, str]:
     for each in header.sets:
         described = each.host.get("backends", []) if each.core.forwards else []
         for replica, backend in enumerate(described[: each.core.num_replicas], first):
-            names[replica] = str(backend["name"])
+            names[replica] = BackendSpec(url=backend["url"]).name
         first += each.core.num_replicas
     return names

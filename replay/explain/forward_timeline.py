@@ -58,8 +58,9 @@ class ForwardTimeline(Life):
 
     def _resume(self, state: CoreState, number: int, replica: int, sent_ns: int) -> None:
         num_before = self.sequence.num_output_tokens
-        attempt = _Attempt(number, replica, sent_ns, number > 1, 0, 0, 0, num_before)
+        attempt = _Attempt(number, replica, sent_ns, False, 0, 0, 0, num_before)
         if num_before:
+            # It may as well be the next attempt, without a token of its own.
             attempt.first_ns = attempt.last_ns = state.now_ns
         self.phase = "decode" if num_before else "prefill"
         self._live[number] = attempt
@@ -73,7 +74,7 @@ class ForwardTimeline(Life):
             return
         if not decision.hedge:
             self.close_wait(decision.ts)
-            self.phase = "prefill"
+            self.phase = "decode" if self.sequence.num_output_tokens else "prefill"
         self._live[decision.attempt] = _Attempt(
             decision.attempt,
             decision.replica,
@@ -94,7 +95,7 @@ class ForwardTimeline(Life):
             self.phase = "decode"
         attempt.last_ns = now_ns
         attempt.num_tokens = num_tokens - attempt.num_before
-        if self.first_token_ns is None:
+        if self.first_token_ns is None and self.sequence.arrival.scheduling.kind == "generate":
             self.first_token_ns = now_ns
 
     def end(self, fact: ForwardEnded) -> None:
@@ -154,7 +155,8 @@ class ForwardTimeline(Life):
         for attempt in list(self._live.values()):
             self._emit(now_ns, attempt, "cut_attempt" if attempt.first_ns is None else "streaming")
             self._close(attempt, now_ns, "cut")
-        return self.explanation(outcome, output_tokens, cached_tokens)
+        generates = self.sequence.arrival.scheduling.kind == "generate"
+        return self.explanation(outcome, output_tokens if generates else 0, cached_tokens)
 
     def _emit(self, end_ns: int, attempt: _Attempt, cause: Cause) -> None:
         self.emit(end_ns, self.phase, cause, replica=attempt.replica)

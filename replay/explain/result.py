@@ -11,7 +11,7 @@ from eventlm.telemetry.phases import PhaseName
 from eventlm.types import RequestKind, SequenceId
 
 #: The phase of a sequence that an interval belongs to. Unseen: while nothing was recorded, or before the log begins.
-#: One that another server has is in `prefill` until an attempt brings its first tokens.
+#: One that another server has is in `prefill` until the first tokens come, whichever attempt brings them.
 Phase = Literal[PhaseName, "unseen"]
 
 #: Causes other than waiting: what happened to the sequence.

@@ -38,6 +38,7 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
+from eventlm.replay.index.attempts import AttemptsFold
 from eventlm.replay.index.tables import (
     LOADS,
     MARKS,
@@ -55,6 +56,7 @@ from eventlm.types import SequenceId
 
 Identity = tuple[int, int]
 _WAITING = (SequencePhase.QUEUE, SequencePhase.PREEMPTED)
+_NOT_SENT = (SequencePhase.QUEUE, SequencePhase.RETRY)
 _COMPUTING_PROMPT = (SequencePhase.PREFILL, SequencePhase.RECOMPUTE)
 
 
@@ -104,6 +106,8 @@ class RunFold:
         self.stages = GrowingTable(STAGES)
         self.loads = GrowingTable(LOADS)
         self.marks = GrowingTable(MARKS)
+        self._forwards = AttemptsFold(self, names)
+        self.attempts = self._forwards.attempts
         self._arriving: dict[int, Arrived] = {}
         self._live: dict[Identity, _Live] = {}
         #: By (replica, step): rows of steps in flight, and their decodes.
@@ -139,13 +143,14 @@ class RunFold:
             Cancelled: self._cancelled,
             Gap: self._gap,
             PluginFailed: self._plugin_failed,
-            PolicySwapped: lambda event: self._mark(event, MarkKind.POLICY, text=event.name),
-            PredictorSwapped: lambda event: self._mark(event, MarkKind.PREDICTOR),
-            Paused: lambda event: self._mark(event, MarkKind.PAUSED),
-            Resumed: lambda event: self._mark(event, MarkKind.RESUMED),
-            CacheFlushed: lambda event: self._mark(event, MarkKind.CACHE_FLUSHED),
-            FrontEndLost: lambda event: self._mark(event, MarkKind.FRONT_END_LOST, replica=event.front_end),
-            UserMark: lambda event: self._mark(event, MarkKind.NOTE, text=event.text),
+            PolicySwapped: lambda event: self.mark(event, MarkKind.POLICY, text=event.name),
+            PredictorSwapped: lambda event: self.mark(event, MarkKind.PREDICTOR),
+            Paused: lambda event: self.mark(event, MarkKind.PAUSED),
+            Resumed: lambda event: self.mark(event, MarkKind.RESUMED),
+            CacheFlushed: lambda event: self.mark(event, MarkKind.CACHE_FLUSHED),
+            FrontEndLost: lambda event: self.mark(event, MarkKind.FRONT_END_LOST, replica=event.front_end),
+            UserMark: lambda event: self.mark(event, MarkKind.NOTE, text=event.text),
+            **self._forwards.handlers,
         }
 
     @property
@@ -225,7 +230,7 @@ class RunFold:
             live = self._add_request(arrival, 0)
             self._end(live, event, f"rejected: {event.reason}")
             del self._live[arrival.s, 0]
-        self._mark(event, MarkKind.REJECTED, request=event.request, text=event.reason)
+        self.mark(event, MarkKind.REJECTED, request=event.request, text=event.reason)
 
     def _begin(self, live: _Live, phase: SequencePhase, start_ns: int, replica: int = -1) -> None:
         """The phase under way ends, and another begins."""
@@ -388,6 +393,37 @@ class RunFold:
         else:
             self._tokenless.add(identity)
 
+    def note_sent(self, identity: Identity, replica: int, now_ns: int, *, goes_on: bool) -> None:
+        """A sequence that waited has been sent to another server. goes_on: it has tokens already."""
+        live = self._live.get(identity)
+        if live is None or live.phase not in _NOT_SENT:
+            return
+        columns = self.requests.columns
+        if not live.has_run:
+            live.has_run = True
+            columns["launched_ns"][live.row] = now_ns
+        live.replica = columns["replica"][live.row] = replica
+        self._begin(live, SequencePhase.DECODE if goes_on else SequencePhase.PREFILL, now_ns, replica)
+
+    def note_answer(self, identity: Identity, replica: int, now_ns: int) -> None:
+        """Another server has brought tokens of a sequence, or what stands for them."""
+        live = self._live.get(identity)
+        if live is None:
+            return
+        columns = self.requests.columns
+        live.replica = columns["replica"][live.row] = replica
+        if live.is_generating and columns["first_token_ns"][live.row] < 0:
+            columns["first_token_ns"][live.row] = now_ns
+        self._last_token_ns[identity] = now_ns
+        if live.phase is SequencePhase.PREFILL:
+            self._begin(live, SequencePhase.DECODE, now_ns, replica)
+
+    def note_retry(self, identity: Identity, now_ns: int) -> None:
+        """A sequence waits to be sent to another server again."""
+        live = self._live.get(identity)
+        if live is not None:
+            self._begin(live, SequencePhase.RETRY, now_ns)
+
     def _preempted(self, event: Preempted) -> None:
         live = self._live.get((event.request, event.index))
         if live is not None:
@@ -395,7 +431,7 @@ class RunFold:
             live.chunk_last = -2
             self._begin(live, SequencePhase.PREEMPTED, event.ts, event.replica)
         by_request, by_index = event.by or (-1, -1)
-        self._mark(
+        self.mark(
             event,
             MarkKind.PREEMPTED,
             replica=event.replica,
@@ -413,14 +449,15 @@ class RunFold:
     def _finished(self, event: Finished) -> None:
         live = self._live.pop((event.request, event.index), None)
         self._tokenless.discard((event.request, event.index))
+        self._forwards.finish((event.request, event.index), event.ts)
         last_token_ns = self._last_token_ns.pop((event.request, event.index), -1)
         if live is not None:
             self._end(live, event, event.reason)
             self.requests.columns["last_token_ns"][live.row] = last_token_ns
-            self.requests.columns["output_tokens"][live.row] = event.position
+            self.requests.columns["output_tokens"][live.row] = event.position if live.is_generating else 0
             self.requests.columns["cached_tokens"][live.row] = event.cached_tokens
         if event.reason == "error":
-            self._mark(event, MarkKind.FAILED, request=event.request, index=event.index)
+            self.mark(event, MarkKind.FAILED, request=event.request, index=event.index)
 
     def _end(self, live: _Live, event: Event, reason: str) -> None:
         self._close(live, event.ts)
@@ -433,7 +470,7 @@ class RunFold:
         if event.epoch <= self._epochs.get(event.replica, -1):
             return
         self._epochs[event.replica] = event.epoch
-        self._mark(event, MarkKind.WORKER_UP, replica=event.replica)
+        self.mark(event, MarkKind.WORKER_UP, replica=event.replica)
         self._lose_steps(event.replica)
 
     def _worker_lost(self, event: WorkerLost | Desynced) -> None:
@@ -445,7 +482,7 @@ class RunFold:
         text = event.reason if isinstance(event, WorkerLost) else ""
         if event.rank >= 0 and self._layouts:
             text = f"{self._layouts[event.replica].name_of(event.rank)}: {text or 'another length of a sequence'}"
-        self._mark(event, kind, replica=event.replica, text=text, rank=event.rank)
+        self.mark(event, kind, replica=event.replica, text=text, rank=event.rank)
         self._lose_steps(event.replica)
 
     def _lose_steps(self, replica: int) -> None:
@@ -456,15 +493,15 @@ class RunFold:
             self._finals.pop(key, None)
 
     def _cancelled(self, event: Cancelled) -> None:
-        self._mark(event, MarkKind.CANCELLED, request=event.request, text=event.reason)
+        self.mark(event, MarkKind.CANCELLED, request=event.request, text=event.reason)
 
     def _plugin_failed(self, event: PluginFailed) -> None:
-        self._mark(event, MarkKind.PLUGIN_FAILED, text=event.error, replicaset=event.replicaset)
+        self.mark(event, MarkKind.PLUGIN_FAILED, text=event.error, replicaset=event.replicaset)
 
     def _gap(self, event: Gap) -> None:
-        self._mark(event, MarkKind.GAP, text=f"events {event.first} to {event.last} are missing: {event.reason}")
+        self.mark(event, MarkKind.GAP, text=f"events {event.first} to {event.last} are missing: {event.reason}")
 
-    def _mark(
+    def mark(
         self,
         event: Event,
         kind: MarkKind,
@@ -477,6 +514,7 @@ class RunFold:
         rank: int = -1,
         replicaset: int = -1,
     ) -> None:
+        """Note a point of the run."""
         position = self.names.position(text) if text else -1
         self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by, rank, replicaset)
 
@@ -500,18 +538,32 @@ class RunFold:
             live.has_run, live.final = sequence.residency > 0, None
         for replica in state.replicas:
             self._resume_steps(replica)
+        self._forwards.resume(state)
         for sequence in in_state.values():
             live = self._live[sequence.id]
             self._close(live, last_ns)
             if sequence.id in known:
                 self.phases.add(live.row, SequencePhase.UNSEEN, last_ns, state.now_ns, -1, -1, -1)
             live.replica = sequence.replica
+            if state.set_of(sequence).forwards is not None:
+                self._resume_forwarded(live, sequence, state.now_ns)
+                continue
             self._begin(live, _phase_of(sequence, is_ending_prompt=live.final is not None), state.now_ns, live.replica)
             columns = self.requests.columns
             columns["replica"][live.row] = sequence.replica
             columns["output_tokens"][live.row] = sequence.num_output_tokens
             if live.phase is SequencePhase.DECODE and not sequence.num_output_tokens:
                 self._tokenless.add(live.identity)
+
+    def _resume_forwarded(self, live: _Live, sequence: Sequence, now_ns: int) -> None:
+        columns = self.requests.columns
+        columns["output_tokens"][live.row] = sequence.num_output_tokens if live.is_generating else 0
+        if sequence.resident:
+            columns["replica"][live.row] = sequence.replica
+            phase = SequencePhase.DECODE if sequence.num_output_tokens else SequencePhase.PREFILL
+        else:
+            phase = SequencePhase.RETRY if sequence.residency else SequencePhase.QUEUE
+        self._begin(live, phase, now_ns, sequence.replica if sequence.resident else -1)
 
     def _resume_steps(self, replica: Replica) -> None:
         self._epochs[replica.index] = replica.epoch

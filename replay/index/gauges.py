@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import get_args
 
 from eventlm.core.scheduler import waiting_head
@@ -28,9 +28,13 @@ UNSEEN_CAUSE = -2
 
 
 class GaugeSampler:
-    """Samples a core, or where there is none the metrics, after each drain."""
+    """Samples a core, or where there is none the metrics, after each drain.
 
-    def __init__(self) -> None:
+    servers: the replicas that are other servers, whose blocks are only a guess of what they have cached.
+    """
+
+    def __init__(self, servers: Collection[int] = ()) -> None:
+        self._servers = servers
         self.drains = GrowingTable(DRAINS)
         self.gauges = GrowingTable(GAUGES)
         self._latest: dict[int, tuple[int, ...]] = {}
@@ -82,14 +86,15 @@ class GaugeSampler:
         queue, shared = replica.queue.members, state.set_of(replica).shared_queue.members
         pool = replica.pool
         oldest = min(queue[:1] + shared[:1], key=lambda each: each.id, default=None)
+        blocks = (pool.num_available - pool.num_idle, pool.num_blocks - pool.num_available, pool.num_idle)
+        if replica.index in self._servers:
+            blocks = (_UNKNOWN, _UNKNOWN, _UNKNOWN)
         row = (
             replica.index,
             len(queue) + len(shared),
             len(replica.running),
             replica.num_partial,
-            pool.num_available - pool.num_idle,
-            pool.num_blocks - pool.num_available,
-            pool.num_idle,
+            *blocks,
             len(replica.in_flight),
             _UNKNOWN if oldest is None else oldest.arrival.ts,
             *self._head(state, replica, drain),
@@ -106,7 +111,8 @@ class GaugeSampler:
         sequence = head.sequence
         depends_on = (sequence.id, sequence.num_tickets, state.paused, [each.up for each in state.replicas])
         before = self._heads.get(replica.index)
-        if before is not None and before[0] == depends_on and not state.plans:
+        is_planned = bool(state.plans) or replica.index in self._servers
+        if before is not None and before[0] == depends_on and not is_planned:
             return before[1]
         since = self._since.get(sequence.id, -1)
         plans = {index: plan for index, (plan, made) in self._plans.items() if made >= since}
@@ -132,7 +138,8 @@ class GaugeSampler:
         gauges = store.gauges
         drain = self.drains.add(s, next_s, ts, sum(each.num_waiting for each in gauges), num_live)
         for index, each in enumerate(gauges):
-            known = (each.num_waiting, each.num_running, _UNKNOWN, _UNKNOWN, each.num_held_blocks)
+            num_held = _UNKNOWN if index in self._servers else each.num_held_blocks
+            known = (each.num_waiting, each.num_running, _UNKNOWN, _UNKNOWN, num_held)
             row = (index, *known, _UNKNOWN, _UNKNOWN, _UNKNOWN, *_NOBODY)
             if self._latest.get(index) != row:
                 self._latest[index] = row

@@ -60,6 +60,10 @@ class Index:
         return self.tables["loads"]
 
     @property
+    def attempts(self) -> Table:
+        return self.tables["attempts"]
+
+    @property
     def drains(self) -> Table:
         return self.tables["drains"]
 
@@ -84,7 +88,7 @@ class Index:
         ups = self.marks["kind"] == MarkKind.BACKEND_UP
         for replica, text in zip(self.marks["replica"][ups].tolist(), self.marks["text"][ups].tolist(), strict=True):
             names[replica] = self.name(text)
-        return names
+        return dict(sorted(names.items()))
 
     @cached_property
     def _rows(self) -> dict[SequenceId, int]:

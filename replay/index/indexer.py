@@ -48,7 +48,8 @@ class Indexer:
         self.next_s = header.s
         self.last_ns = header.ts
         self.fold = RunFold(self.names, recorded_layouts(header))
-        self.gauges = GaugeSampler()
+        cores = enumerate(header.cores_of_replicas())
+        self.gauges = GaugeSampler({replica for replica, core in cores if core.forwards})
         self._verifier = verifier
         self._core: Core | None = None if verifier is None else verifier.core
         self._store = MetricsStore()
@@ -132,6 +133,7 @@ class Indexer:
             fold.steps,
             fold.stages,
             fold.loads,
+            fold.attempts,
             fold.marks,
             gauges.drains,
             gauges.gauges,

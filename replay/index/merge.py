@@ -24,10 +24,12 @@ from eventlm.replay.index.tables import (
 )
 
 #: Columns that hold positions of names.
-_NAMED = {"requests": ("kind", "service_class", "reason"), "marks": ("text",)}
+_NAMED = {"requests": ("kind", "service_class", "reason"), "marks": ("text",), "attempts": ("end",)}
 #: Of a request that goes on: what the later part knows better, and what was reached in either part.
 _LATEST = ("replica", "ended_ns", "ended_s", "reason", "output_tokens", "cached_tokens")
 _FIRST = ("launched_ns", "first_token_ns")
+#: Of an attempt that goes on.
+_LATER = ("ended_ns", "end", "status", "retry_ns", "total")
 _DONE = ("done_s", "start_ns", "end_ns", "completed_ns", "busy_ns", "emitted")
 
 
@@ -54,6 +56,8 @@ class Merger:
         self._open_phases: dict[int, int] = {}
         self._last_stretches: dict[tuple[int, int, int], int] = {}
         self._open_steps: dict[tuple[int, int], int] = {}
+        #: By (request's row, number): an attempt.
+        self._open_attempts: dict[tuple[int, int], int] = {}
         #: By replica: the latest step.
         self._last_steps: dict[int, int] = {}
         #: By replica: the head of those that wait, its cause and the blocks that it lacks.
@@ -72,11 +76,12 @@ class Merger:
                 known = values >= 0
                 values[known] = positions[values[known]]
         rows = self._add_requests(columns["requests"])
-        for name in ("phases", "stretches"):
+        for name in ("phases", "stretches", "attempts"):
             values = columns[name]["row"]
             columns[name]["row"] = np.where(values >= 0, rows[values], -1)
         self._add_phases(columns["phases"])
         self._add_stretches(columns["stretches"])
+        self._add_attempts(columns["attempts"])
         self._end_stretches(columns["steps"])
         self._add_steps(columns["steps"])
         columns["gauges"]["drain"] += self._num_rows["drains"]
@@ -213,6 +218,30 @@ class Merger:
     def _is_flying(self, row: int) -> bool:
         columns, place = self._at("steps", row)
         return bool(columns["done_s"][place] < 0)
+
+    def _add_attempts(self, columns: dict[str, Column]) -> None:
+        """Those under way at the border are in both parts; the earlier one knows how they began."""
+        kept = np.ones(len(columns["row"]), np.bool_)
+        keys = list(zip(columns["row"].tolist(), columns["attempt"].tolist(), strict=True))
+        still_open: dict[tuple[int, int], int] = {}
+        for number, key in enumerate(keys):
+            known = self._open_attempts.get(key, -1)
+            if known < 0:
+                continue
+            kept[number] = False
+            before, place = self._at("attempts", known)
+            for name in _LATER:
+                before[name][place] = columns[name][number]
+            if before["first_ns"][place] < 0:
+                before["first_ns"][place] = columns["first_ns"][number]
+            if columns["end"][number] < 0:
+                still_open[key] = known
+        first = self._num_rows["attempts"]
+        self._append("attempts", columns, np.flatnonzero(kept))
+        added = self._chunks["attempts"][-1]
+        rows = zip(added["row"].tolist(), added["attempt"].tolist(), (added["end"] < 0).tolist(), strict=True)
+        opened = {(row, attempt): first + n for n, (row, attempt, is_open) in enumerate(rows) if is_open}
+        self._open_attempts = still_open | opened
 
     def _carry_heads(self, columns: dict[str, Column]) -> None:
         """The head that waited at the border waits for the same reason until there is a new plan."""

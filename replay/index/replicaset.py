@@ -10,7 +10,7 @@ from eventlm.replay.index.index import Index
 from eventlm.replay.index.tables import Column, MarkKind, SequencePhase, Table
 from eventlm.replay.index.window import chosen, of_rows, of_steps
 
-_WAITING = (SequencePhase.QUEUE, SequencePhase.PREEMPTED)
+_WAITING = (SequencePhase.QUEUE, SequencePhase.PREEMPTED, SequencePhase.RETRY)
 _LIVE = (*_WAITING, SequencePhase.PREFILL, SequencePhase.DECODE, SequencePhase.RECOMPUTE, SequencePhase.TEXT_END)
 
 
@@ -33,6 +33,7 @@ def of_replicaset(index: Index, number: int) -> Index:
         "requests": chosen(requests, is_own),
         "phases": phases,
         "stretches": of_rows(index.stretches, rows),
+        "attempts": of_rows(index.attempts, rows),
         "steps": chosen(steps, is_own_step),
         "stages": of_steps(index.stages, steps, is_own_step),
         "loads": of_steps(index.loads, steps, is_own_step),

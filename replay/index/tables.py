@@ -138,10 +138,36 @@ STEPS = Schema(
 STAGES = Schema("stages", ("replica", "step", "stage", "start_ns", "end_ns"))
 #: Of several KV groups, the tokens that each computes of a step, in order of the launches.
 LOADS = Schema("loads", ("replica", "step", "group", "tokens"))
+#: Attempts to have other servers answer. `row`: in `requests`. `first_ns`: its first tokens. `end`: a name: `answered`,
+#: a kind of failure, `withdrawn`, `cut`, or `unknown`; -1: under way. `retry_ns`: from when on the sequence might be
+#: sent again after it. `running`, `limit`: what the server had with it, and might have. `before`, `total`: output
+#: tokens of the sequence before it, and with what it brought. Of one that was under way where the log begins, `limit`
+#: is -1.
+ATTEMPTS = Schema(
+    "attempts",
+    (
+        "row",
+        "attempt",
+        "replica",
+        "sent_ns",
+        "first_ns",
+        "ended_ns",
+        "end",
+        "status",
+        "retry_ns",
+        "is_hedge",
+        "cached_tokens",
+        "running",
+        "limit",
+        "before",
+        "total",
+    ),
+)
 #: One row for each drain. `s`: its last fact; `next_s`: the first event after its decisions. `waiting`: sequences.
 DRAINS = Schema("drains", ("s", "next_s", "ts", "waiting", "live"))
 #: A replica after a drain (a row of `drains`), wherever anything differs from the row before. `waiting`: sequences in
-#: its queue and in that of all replicas. `held`: blocks in tables of residents; `cached`: in no table, but hittable.
+#: its queue and in that of all replicas. `held`: blocks in tables of residents; `cached`: in no table, but hittable;
+#: of other servers none of them is known.
 #: `oldest_ns`: the arrival of the oldest that waits. `head_*`: the most urgent one that waits; `head_cause` is a
 #: position in WAIT_CAUSES, or UNSEEN_CAUSE, `head_lacking` how many blocks it lacks.
 GAUGES = Schema(
@@ -170,7 +196,7 @@ MARKS = Schema(
     ("s", "ts", "kind", "replica", "request", "index", "text", "by_request", "by_index", "rank", "replicaset"),
 )
 
-SCHEMAS = (REQUESTS, PHASES, STRETCHES, STEPS, STAGES, LOADS, DRAINS, GAUGES, MARKS)
+SCHEMAS = (REQUESTS, PHASES, STRETCHES, STEPS, STAGES, LOADS, ATTEMPTS, DRAINS, GAUGES, MARKS)
 
 
 class GrowingTable:

@@ -29,6 +29,7 @@ def windowed(index: Index, window: TimeWindow) -> Index:
         "requests": chosen(requests, is_in),
         "phases": of_rows(index.phases, rows),
         "stretches": of_rows(index.stretches, rows),
+        "attempts": of_rows(index.attempts, rows),
         "steps": chosen(steps, overlaps),
         "stages": of_steps(index.stages, steps, overlaps),
         "loads": of_steps(index.loads, steps, overlaps),

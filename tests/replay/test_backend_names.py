@@ -14,8 +14,8 @@ def test_servers_are_named_by_the_numbers_of_their_replicas() -> None:
     header, _ = make_core(machine)
     own, servers = header.sets
     assert not own.core.forwards
-    described = [{"name": f"http://host:{number}"} for number in range(servers.core.num_replicas + 3)]
+    described = [{"url": f"http://host:{number}"} for number in range(servers.core.num_replicas + 3)]
     servers = structs.replace(servers, host={"backends": described})
     names = names_at_start(header.with_sets([own, servers]))
     first = own.core.num_replicas
-    assert names == {first + number: f"http://host:{number}" for number in range(servers.core.num_replicas)}
+    assert names == {first + number: f"host:{number}" for number in range(servers.core.num_replicas)}

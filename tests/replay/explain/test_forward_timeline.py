@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from eventlm.events import Arrived, BackendUp, Finished, Forwarded, ForwardFailed
+from eventlm.metrics.rows import RequestRow
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.result import Explanation
 from eventlm.replay.explain.story import describe
@@ -34,9 +35,26 @@ def test_every_nanosecond_has_one_cause(explained: list[tuple[Log, list[Explanat
             assert all(paragraph.endswith(".") for paragraph in describe(explanation))
             row = log.rows.get((explanation.request, explanation.index))
             if explanation.is_forwarded and row is not None:
-                assert explanation.total_ns == row.request_e2e_time
+                _check_against_metrics(explanation, row)
                 causes.update({interval.cause for interval in explanation.intervals})
     assert causes.keys() >= set(CAUSES)
+
+
+def _check_against_metrics(explanation: Explanation, row: RequestRow) -> None:
+    """What the metrics store measured of the same log, by itself."""
+    phases: Counter[str] = Counter()
+    for interval in explanation.intervals:
+        phases[interval.phase] += interval.duration_ns
+    first_ns = explanation.first_token_ns
+    assert explanation.total_ns == row.request_e2e_time
+    assert (None if first_ns is None else first_ns - explanation.start_ns) == row.prefill_e2e_time
+    assert (explanation.outcome, explanation.output_tokens) == (row.reason, row.output_tokens)
+    if row.request_scheduling_delay is None:
+        assert not explanation.attempts
+        return
+    assert phases["queue"] == row.request_scheduling_delay
+    assert phases["retry"] == row.request_preemption_time
+    assert phases["prefill"] + phases["decode"] == row.request_execution_time
 
 
 def test_attempts_are_those_of_the_log(explained: list[tuple[Log, list[Explanation]]]) -> None:
@@ -66,7 +84,8 @@ def test_attempts_are_those_of_the_log(explained: list[tuple[Log, list[Explanati
                     assert failed[identity] == (attempt.ended_ns, attempt.end)
             ends = [attempt.end for attempt in explanation.attempts]
             assert ends.count("answered") == (explanation.outcome in ("stop", "length", "complete") and bool(ends))
-            assert sum(attempt.num_tokens for attempt in explanation.attempts) == explanation.output_tokens or not ends
+            if explanation.is_forwarded and explanation.kind == "generate":
+                assert sum(attempt.num_tokens for attempt in explanation.attempts) == explanation.output_tokens
         assert found == sent
     assert num_failed > 50
 

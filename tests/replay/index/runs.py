@@ -8,12 +8,15 @@ from eventlm.bus.log_writer import LogWriter
 from eventlm.replay.index.gauges import UNSEEN_CAUSE
 from eventlm.replay.index.index import Index
 from eventlm.system.system import real_system
+from tests.replay.backend_runs import record_backends
 from tests.replay.golden import BROKEN, FOLDER, GOLDEN
 from tests.replay.workload_runs import SEGMENT_BYTES, record
 from tests.simulation import Simulation
 
 GOLDEN_RUNS = [FOLDER / f"{name}.jsonl" for name in GOLDEN]
 BROKEN_RUN = FOLDER / f"{BROKEN}.jsonl"
+#: Of other servers, alone and on either side of own workers.
+FORWARDED_SEEDS = (9, 13, 14, 18)
 #: Every fifth is in many segments.
 SEEDS = (0, 1, 5, 10, 15, 23, 33, 48)
 
@@ -22,7 +25,8 @@ def record_runs(folder: Path) -> list[Path]:
     """The random runs."""
     for seed in SEEDS:
         record(folder, seed)
-    return [*(folder / f"seed-{seed}" for seed in SEEDS), record_ranks(folder)]
+    forwarded = [record_backends(folder, seed, segment_bytes=SEGMENT_BYTES) for seed in FORWARDED_SEEDS]
+    return [*(folder / f"seed-{seed}" for seed in SEEDS), *forwarded, record_ranks(folder)]
 
 
 def record_ranks(folder: Path) -> Path:

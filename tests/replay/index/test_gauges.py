@@ -37,10 +37,13 @@ def test_gauges_are_those_of_the_state_after_each_drain(all_runs: list[Path]) ->
                     assert row["running"] == len(replica.running)
                     assert row["partial"] == len(replica.partials())
                     assert row["in_flight"] == len(replica.in_flight)
-                    assert row["waiting"] == len(replica.queue) + len(state.replicasets[0].shared_queue)
-                    assert row["cached"] == replica.pool.num_idle
-                    assert row["free"] + row["cached"] == replica.pool.num_available
-                    assert row["held"] + row["free"] + row["cached"] == replica.pool.num_blocks
+                    assert row["waiting"] == len(replica.queue) + len(state.set_of(replica).shared_queue)
+                    if replica.capacity is not None:
+                        assert row["cached"] == row["free"] == row["held"] == -1
+                    else:
+                        assert row["cached"] == replica.pool.num_idle
+                        assert row["free"] + row["cached"] == replica.pool.num_available
+                        assert row["held"] + row["free"] + row["cached"] == replica.pool.num_blocks
                     head = waiting_head(state, replica)
                     found = (row["head_request"], row["head_index"]) if row["head_cause"] >= 0 else None
                     assert found == (None if head is None else tuple(head.sequence.id))
@@ -66,4 +69,4 @@ def test_the_heads_cause_is_that_of_its_explanation(all_runs: list[Path]) -> Non
                 cause = WAIT_CAUSES[row["head_cause"]]
                 assert cause == at[0].cause, (path, drain, index.drains.row(drain), row, at[0])
                 causes.add(cause)
-    assert causes >= {"blocks", "sequence_limit", "token_budget", "steps_in_flight"}
+    assert causes >= {"blocks", "sequence_limit", "token_budget", "steps_in_flight", "backend_limit"}
