@@ -5,6 +5,7 @@ Times are nanoseconds. `histograms` and `families` declare how /metrics shows th
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 from msgspec import Struct, field
@@ -127,6 +128,12 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
     backend: BackendMetrics | None = None
 
     @classmethod
+    def total(cls, parts: Sequence[ReplicaMetrics]) -> ReplicaMetrics:
+        """The sums of several replicas of one set, which is up if one of them is; of no backend."""
+        names = [name for name in cls.__struct_fields__ if name != "backend"]
+        return cls(**{name: _total([getattr(each, name) for each in parts]) for name in names})
+
+    @classmethod
     def of(cls, core: CoreConfig) -> ReplicaMetrics:
         """Those of a replica to which nothing has happened."""
         stages, groups = core.num_stages or 0, core.num_kv_groups or 0
@@ -138,6 +145,19 @@ class ReplicaMetrics(_Sums, kw_only=True, gc=False):
             group_tokens=[0] * groups,
             group_held_blocks=[0] * groups,
         )
+
+
+def _total(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, dict):
+        keys = dict.fromkeys(key for each in values for key in each)
+        return {key: _total([each[key] for each in values if key in each]) for key in keys}
+    if isinstance(first, Histogram):
+        counts = [sum(column) for column in zip(*(each.counts for each in values), strict=True)]
+        return Histogram(first.bounds, counts, sum(each.total for each in values))
+    if isinstance(first, list):
+        return [sum(column) for column in zip(*values, strict=True)]
+    return any(values) if isinstance(first, bool) else sum(values)
 
 
 class ClassMetrics(_Sums, kw_only=True, gc=False):
@@ -206,6 +226,12 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
             if replica >= each.first:
                 return each
         return SetOfReplicas(0, self.model, self.num_blocks, self.layout, self.forwards)
+
+    def by_set(self) -> Iterator[tuple[SetOfReplicas, list[ReplicaMetrics]]]:
+        """Each replicaset with its replicas; none before the start."""
+        sets = [self.set_of(0), *self.others] if self.replicas else []
+        for of_set, last in zip(sets, [*(each.first for each in self.others), len(self.replicas)], strict=False):
+            yield of_set, self.replicas[of_set.first : last]
 
     @property
     def total_blocks(self) -> int:

@@ -2,30 +2,26 @@
 
 Names, labels and buckets are vLLM's; `eventlm:` has what only eventlm has. Labels are `model_name` and `engine`, the
 number of the replica. A "request" in vLLM's names is one sequence: each of a request's `n` samples counts. What belongs
-to no replica yet counts under engine 0, so that sums are right.
+to no replica yet counts under the first one of its model, so that sums are right.
+
+All other servers of one model are one `engine` together, because there may be a thousand of them, and several families
+with the label `backend` tell them apart.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import accumulate
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-    SummaryMetricFamily,
-)
-from prometheus_client.utils import floatToGoString
+from prometheus_client.core import Metric
 
 from eventlm.core.shards import Layout
 from eventlm.metrics.aggregates import ClassMetrics, ReplicaMetrics
+from eventlm.metrics.backend_families import BACKEND_FAMILIES, reported_usage
 from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics, SpanExportMetrics, added
+from eventlm.metrics.family import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Samples, Scope
 from eventlm.metrics.histograms import HISTOGRAMS, HistogramFamily
-from eventlm.types import NANOSECONDS_PER_SECOND
 
 #: vLLM's finish reasons by ours.
 FINISHED_REASONS = {
@@ -48,74 +44,15 @@ REJECT_REASONS = ("queue_full", "context_length", RATE_LIMITED)
 SPAN_DROPS = {"queue_full": 0, "refused": 0, "not_sent": 0}
 STATES = ("loading", "ready", "draining", "dead")
 
-GAUGE, COUNTER, HISTOGRAM, SUMMARY = (
-    GaugeMetricFamily,
-    CounterMetricFamily,
-    HistogramMetricFamily,
-    SummaryMetricFamily,
-)
-Kind = type[GaugeMetricFamily] | type[CounterMetricFamily] | type[HistogramMetricFamily] | type[SummaryMetricFamily]
-
-#: Values of the labels, and of the sample: a number, a `Histogram`, or the count and the sum of a summary.
-Samples = Iterable[tuple[list[str], Any]]
-T = TypeVar("T")
-
-
-class Family(NamedTuple):
-    """One family. Values of a family named `_seconds` are nanoseconds here.
-
-    is_optional: it is left out if it has no samples.
-    """
-
-    kind: Kind
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    samples: Callable[[EngineMetrics], Samples]
-    is_optional: bool = False
-
-    def read(self, metrics: EngineMetrics) -> Metric:
-        """The family with its samples of this moment."""
-        family = self.kind(self.name, self.help, labels=self.labels)
-        unit = NANOSECONDS_PER_SECOND if self.name.endswith("_seconds") else 1
-        for labels, value in self.samples(metrics):
-            if isinstance(family, HistogramMetricFamily):
-                # Prometheus counts each bucket's values with those of all below it.
-                bounds = [floatToGoString(bound / unit) for bound in value.bounds]
-                buckets = list(zip([*bounds, "+Inf"], accumulate(value.counts), strict=True))
-                family.add_metric(labels, buckets, value.total / unit)
-            elif isinstance(family, SummaryMetricFamily):
-                family.add_metric(labels, value[0], value[1] / unit)
-            else:
-                family.add_metric(labels, value if unit == 1 else value / unit)
-        return family
-
-
-class _Scope(NamedTuple, Generic[T]):
-    """A kind of thing that families measure, with its labels. Call it to declare a family.
-
-    by: the label of a family whose value is a mapping, with one sample for each key.
-    """
-
-    labels: tuple[str, ...]
-    find: Callable[[EngineMetrics], Iterable[tuple[list[str], T]]]
-    is_optional: bool = False
-
-    def __call__(self, kind: Kind, name: str, text: str, value: Callable[[T], Any], *, by: str = "") -> Family:
-        def samples(metrics: EngineMetrics) -> Samples:
-            for labels, measured in self.find(metrics):
-                if not by:
-                    yield labels, value(measured)
-                else:
-                    yield from (([*labels, key], found) for key, found in sorted(value(measured).items()))
-
-        labels = (*self.labels, by) if by else self.labels
-        return Family(kind, name, text, labels, samples, self.is_optional)
-
 
 def _replicas(metrics: EngineMetrics) -> Iterator[tuple[list[str], ReplicaMetrics]]:
-    found = metrics.log
-    return (([found.set_of(index).model, str(index)], replica) for index, replica in enumerate(found.replicas))
+    log = metrics.log
+    for of_set, replicas in log.by_set():
+        if of_set.forwards:
+            yield [of_set.model, str(of_set.first)], ReplicaMetrics.total(replicas)
+            continue
+        for index, replica in enumerate(replicas, start=of_set.first):
+            yield [of_set.model, str(index)], replica
 
 
 class _Part(NamedTuple):
@@ -137,26 +74,26 @@ def _kv_groups(metrics: EngineMetrics) -> Iterator[tuple[list[str], _Part]]:
 
 def _split(metrics: EngineMetrics) -> Iterator[tuple[list[str], Layout, ReplicaMetrics]]:
     """Replicas of several ranks."""
-    for index, (labels, replica) in enumerate(_replicas(metrics)):
-        layout = metrics.log.set_of(index).layout
+    for labels, replica in _replicas(metrics):
+        layout = metrics.log.set_of(int(labels[1])).layout
         if layout.num_ranks > 1:
             yield labels, layout, replica
 
 
 REPLICA = ("model_name", "engine")
 HTTP = ("handler", "method", "status")
-_replica = _Scope(REPLICA, _replicas)
-_stage = _Scope((*REPLICA, "stage"), _stages, is_optional=True)
-_kv_group = _Scope((*REPLICA, "kv_group"), _kv_groups, is_optional=True)
+_replica = Scope(REPLICA, _replicas)
+_stage = Scope((*REPLICA, "stage"), _stages, is_optional=True)
+_kv_group = Scope((*REPLICA, "kv_group"), _kv_groups, is_optional=True)
 #: Over all replicas. Requests without a class count nowhere.
-_class = _Scope[ClassMetrics](("service_class",), lambda m: (([key], each) for key, each in m.log.classes.items()))
-_engine = _Scope[EngineMetrics]((), lambda m: [([], m)])
-_recorder = _Scope[RecorderMetrics]((), lambda m: [] if m.recorder is None else [([], m.recorder)], is_optional=True)
-_spans = _Scope[SpanExportMetrics](
+_class = Scope[ClassMetrics](("service_class",), lambda m: (([key], each) for key, each in m.log.classes.items()))
+_engine = Scope[EngineMetrics]((), lambda m: [([], m)])
+_recorder = Scope[RecorderMetrics]((), lambda m: [] if m.recorder is None else [([], m.recorder)], is_optional=True)
+_spans = Scope[SpanExportMetrics](
     (), lambda m: [] if m.span_export is None else [([], m.span_export)], is_optional=True
 )
 #: Processes that serve HTTP; none if the engine's own process does.
-_front_end = _Scope[FrontEndMetrics](
+_front_end = Scope[FrontEndMetrics](
     ("front_end",), lambda m: (([str(each.index)], each) for each in m.front_ends), is_optional=True
 )
 
@@ -187,8 +124,10 @@ def _cache_info(metrics: EngineMetrics) -> Samples:
         return
     firsts = [each.first for each in metrics.log.others]
     caches = [metrics.cache, *metrics.other_caches]
-    for index, (labels, _) in enumerate(_replicas(metrics)):
-        cache = caches[bisect_right(firsts, index)]
+    for labels, _ in _replicas(metrics):
+        if metrics.log.set_of(int(labels[1])).forwards:
+            continue
+        cache = caches[bisect_right(firsts, int(labels[1]))]
         values = (
             str(cache.block_size),
             str(cache.num_blocks),
@@ -211,8 +150,13 @@ def _ranks_up(metrics: EngineMetrics) -> Samples:
 
 
 def _cache_usage(metrics: EngineMetrics) -> Samples:
-    for index, (labels, each) in enumerate(_replicas(metrics)):
-        yield labels, each.num_held_blocks / metrics.log.set_of(index).num_blocks
+    """Of other servers the mean of what they say, if they do."""
+    for labels, each in _replicas(metrics):
+        of_set = metrics.log.set_of(int(labels[1]))
+        if not of_set.forwards:
+            yield labels, each.num_held_blocks / of_set.num_blocks
+        elif said := [share for (model, _), share in reported_usage(metrics) if model == of_set.model]:
+            yield labels, sum(said) / len(said)
 
 
 def _finished_reasons(replica: ReplicaMetrics) -> Mapping[str, float]:
@@ -252,9 +196,10 @@ def _http_requests(metrics: EngineMetrics) -> Samples:
 
 
 FAMILIES: tuple[Family, ...] = (
-    _replica(GAUGE, "vllm:num_requests_running", "Requests on a worker.", lambda r: r.num_running),
+    _replica(GAUGE, "vllm:num_requests_running", "Requests on a worker, or forwarded.", lambda r: r.num_running),
     _replica(GAUGE, "vllm:num_requests_waiting", "Requests that wait for a worker.", lambda r: r.num_waiting),
-    _replica(GAUGE, "eventlm:replica_up", "1 while the replica has a worker.", lambda r: int(r.is_up)),
+    _replica(GAUGE, "eventlm:replica_up", "1 while the replica has a worker, or a backend is up.",
+             lambda r: int(r.is_up)),
     Family(GAUGE, "eventlm:ranks_up", "Ranks of the replica, 0 while it has none; of several only.", REPLICA, _ranks_up,
            is_optional=True),
     Family(GAUGE, "eventlm:parallel_config_info", "How the replica is split into ranks, if it is; always 1.",
@@ -302,6 +247,7 @@ FAMILIES: tuple[Family, ...] = (
     _replica(COUNTER, "eventlm:op_seconds", "Time of operations in workers (--profile-ops).",
              lambda r: r.op_ns, by="op"),
     *(_histogram(each) for each in HISTOGRAMS),
+    *BACKEND_FAMILIES,
     _class(COUNTER, "eventlm:class_requests", "Requests that arrived.", lambda c: c.num_requests),
     _class(COUNTER, "eventlm:class_sequences_completed", "Sequences that ran to their end.", lambda c: c.num_complete),
     _class(COUNTER, "eventlm:class_sequences_dropped", "Sequences ended because they were late.",

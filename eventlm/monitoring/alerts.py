@@ -41,12 +41,14 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
     selector = f"job={json.dumps(job)}"
     short, medium, long = (Queries(selector, window) for window in ("2m", "5m", "10m"))
     server, replica, service = ("instance",), ("instance", "engine"), ("instance", "service_class")
+    backend = ("instance", "backend")
     waiting = long.gauge("vllm:num_requests_waiting", by=server)
     running = long.gauge("vllm:num_requests_running", by=server)
     dead = long.gauge("eventlm:engine_state", by=server, where='state="dead"')
     ready = long.gauge("eventlm:engine_state", by=server, where='state="ready"')
     paused = long.gauge("eventlm:engine_paused", by=server)
     missed, met = (long.increase(f"eventlm:deadlines_{outcome}", by=server) for outcome in ("missed", "met"))
+    failures = long.increase("eventlm:backend_failures", by=backend)
     preemptions = long.increase("vllm:num_preemptions", by=server)
     return [
         AlertRule(
@@ -60,13 +62,13 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
         ),
         AlertRule(
             "EventlmStalled",
-            f"({waiting} + {running}) > 0\nand {short.rate('eventlm:steps', by=server)} == 0\nand {ready} == 1\n"
-            f"unless {paused} == 1",
+            f"({waiting} + {running}) > 0\nand {short.rate('eventlm:steps', by=server)} == 0\n"
+            f"and {short.rate('vllm:generation_tokens', by=server)} == 0\nand {ready} == 1\nunless {paused} == 1",
             "1m",
             "critical",
             "{{ $labels.instance }} has requests and computes no step",
-            "The server says that it is ready and not paused, {{ $value }} requests wait or run, and no step has ended "
-            "for three minutes.",
+            "The server says that it is ready and not paused, {{ $value }} requests wait or run, and for three minutes "
+            "no step has ended and no backend has sent a token.",
             "eventlm debug -c 'goto end' -c 'show plan'",
         ),
         AlertRule(
@@ -134,6 +136,26 @@ def alert_rules(job: str, thresholds: Thresholds = Thresholds()) -> list[AlertRu
             "replica {{ $labels.engine }} of {{ $labels.instance }} lost its worker",
             "A worker died or hung in the last ten minutes, or none is back yet.",
             "eventlm trace grep --kind worker_lost,desync",
+        ),
+        AlertRule(
+            "EventlmBackendDown",
+            f"{long.gauge('eventlm:backend_up', by=backend)} == 0\n"
+            f"unless {long.gauge('eventlm:backend_wanted', by=backend)} == 0",
+            "1m",
+            "warning",
+            "backend {{ $labels.backend }} of {{ $labels.instance }} is down",
+            "It does not answer, or has failed too often in a row. It is asked again and again, and gets no requests "
+            "until it answers.",
+            "eventlm trace grep --kind backend_down,forward_failed",
+        ),
+        AlertRule(
+            "EventlmBackendFailing",
+            f"{failures} > 5\nand {failures} / {long.increase('eventlm:backend_attempts', by=backend)} > 0.05",
+            "5m",
+            "warning",
+            "requests fail on backend {{ $labels.backend }} of {{ $labels.instance }}",
+            "{{ $value | humanize }} attempts there failed in ten minutes, more than one of twenty.",
+            "eventlm trace grep --kind forward_failed",
         ),
         AlertRule(
             "EventlmRecorderBehind",

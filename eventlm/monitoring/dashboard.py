@@ -41,12 +41,14 @@ def panel_rows() -> list[PanelRow]:
     replica, service = ("instance", "engine"), ("service_class",)
     front_end = ("instance", "front_end")
     of_replica, of_front_end = "{{instance}} {{engine}}", "{{instance}} {{front_end}}"
+    backend = ("backend",)
+    prompt, cached = (rate(f"eventlm:backend_prompt_tokens{part}", by=backend) for part in ("", "_cached"))
     met, missed = rate("eventlm:deadlines_met"), rate("eventlm:deadlines_missed")
     class_met, class_missed = (rate(f"eventlm:class_slo_{each}", by=service) for each in ("met", "missed"))
     hits, queries = rate("vllm:prefix_cache_hits"), rate("vllm:prefix_cache_queries")
     return [
         PanelRow("Load", [
-            Panel("Requests", "Sequences on workers, and sequences that wait for one.", "short",
+            Panel("Requests", "Sequences on workers or backends, and sequences that wait.", "short",
                   [(gauge("vllm:num_requests_running"), "running"), (gauge("vllm:num_requests_waiting"), "waiting")],
                   is_stacked=True),
             Panel("Tokens per second", "Prompt tokens whose prompt is done, of them those from the cache, and output.",
@@ -93,6 +95,25 @@ def panel_rows() -> list[PanelRow]:
             _quantiles("Pauses between steps", "While there is work.", "eventlm:inter_batch_delay_seconds"),
             _quantiles("Time to plan", "Policy, batcher and router included.", "eventlm:scheduling_time_seconds"),
             Panel("Steps per second", "Of each replica.", "short", [(rate("eventlm:steps", by=replica), of_replica)]),
+        ]),
+        PanelRow("Backends", [
+            Panel("Requests on backends", "Attempts under way, and how many there may be.", "short",
+                  [(gauge("eventlm:backend_requests_running", by=backend), "{{backend}}"),
+                   (gauge("eventlm:backend_request_limit", by=backend), "{{backend}} limit")]),
+            Panel("Backends up", "", "short", [(gauge("eventlm:backend_up", by=backend), "{{backend}}")]),
+            Panel("First tokens of backends", "p95, from the sending of a request.", "s",
+                  [(_SHOWN.quantile(0.95, "eventlm:backend_first_token_seconds", by=backend), "{{backend}}")]),
+            Panel("Failures per second", "Of attempts, by kind.", "short",
+                  [(rate("eventlm:backend_failures", by=("backend", "kind")), "{{backend}} {{kind}}")]),
+            Panel("Further attempts per second", "After a failure, and hedges.", "short",
+                  [(rate("eventlm:backend_retries", by=backend), "{{backend}} retries"),
+                   (rate("eventlm:backend_hedges", by=backend), "{{backend}} hedges"),
+                   (rate("eventlm:backend_hedges_won"), "hedges that answered")]),
+            Panel("Prefix cache hits of backends", "Of the prompt tokens that they answered, as they count them.",
+                  "percentunit", [(f"{cached} / ({prompt} > 0)", "{{backend}}")]),
+            Panel("What backends say", "Requests that wait there, whoever sent them, and KV cache in use.", "short",
+                  [(gauge("eventlm:backend_reported_waiting", by=backend), "{{backend}} waiting"),
+                   (gauge("eventlm:backend_kv_cache_usage", by=backend), "{{backend}} KV cache")]),
         ]),
         PanelRow("Objectives", [
             Panel("Deadlines missed", "Of the first tokens with a deadline.", "percentunit",

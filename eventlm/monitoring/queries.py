@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from eventlm.metrics.families import COUNTER, FAMILIES, GAUGE, HISTOGRAM, SUMMARY, Family, Kind
+from eventlm.metrics.families import FAMILIES
+from eventlm.metrics.family import COUNTER, GAUGE, HISTOGRAM, SUMMARY, Family, Kind
 
 #: Labels that Prometheus adds to every series.
 TARGET_LABELS = ("job", "instance")

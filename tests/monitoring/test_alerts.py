@@ -47,6 +47,9 @@ SLO_MISSED, SLO_MET = (f'eventlm:class_slo_{each}_total{{service_class="gold"}}'
 WAITING, RUNNING, USAGE = "vllm:num_requests_waiting{}", "vllm:num_requests_running{}", "vllm:kv_cache_usage_perc{}"
 PAUSED = "eventlm:engine_paused{}"
 READY, DEAD = (f'eventlm:engine_state{{state="{state}"}}' for state in ("ready", "dead"))
+GENERATED = "vllm:generation_tokens_total{}"
+BACKEND_UP, WANTED = (f'eventlm:backend_{each}{{backend="a:1"}}' for each in ("up", "wanted"))
+ATTEMPTS, FAILURES = 'eventlm:backend_attempts_total{backend="a:1"}', 'eventlm:backend_failures_total{backend="a:1"}'
 DROPPED = 'eventlm:otlp_spans_dropped_total{reason="queue_full"}'
 
 #: A server under load of which nothing need be said.
@@ -61,6 +64,11 @@ HEALTHY: Series = {
     "eventlm:steps_total{}": growing(600),
     **buckets(QUEUE, _1=90, _10=99, _15=100, **{"+Inf": 100}),
     **buckets(TTFT, _1=90, _5=99, _10=100, **{"+Inf": 100}),
+    GENERATED: growing(5000),
+    BACKEND_UP: constant(1),
+    WANTED: constant(1),
+    ATTEMPTS: growing(100),
+    FAILURES: growing(4),
     PREEMPTED: growing(2),
     ENDED: growing(100),
     MISSED: growing(1),
@@ -86,10 +94,12 @@ class Firing(NamedTuple):
 
 
 REPLICA = {"engine": "0"}
+#: Neither a step nor a token.
+STILL: Series = {"eventlm:steps_total{}": constant(600), GENERATED: constant(9)}
 FIRING = [
     Firing("EventlmDown", {"up{}": constant(0)}),
     Firing("EventlmDown", {DEAD: constant(1), READY: constant(0)}),
-    Firing("EventlmStalled", {"eventlm:steps_total{}": constant(600)}, "23"),
+    Firing("EventlmStalled", STILL, "23"),
     Firing("EventlmQueueTime", buckets(QUEUE, _1=0, _10=0, _15=100, **{"+Inf": 100}), "14.5s"),
     Firing("EventlmTimeToFirstToken", buckets(TTFT, _1=0, _5=0, _10=100, **{"+Inf": 100}), "9.75s"),
     Firing("EventlmPreemptionThrash", {PREEMPTED: growing(6), ENDED: growing(5)}, "60"),
@@ -100,6 +110,8 @@ FIRING = [
     Firing("EventlmSloBurn", {SLO_MISSED: growing(10), SLO_MET: growing(90)}, "10%", {"service_class": "gold"}),
     Firing("EventlmWorkerLost", {"eventlm:workers_lost_total{}": "4+0x35 5+0x5"}, "", REPLICA),
     Firing("EventlmWorkerLost", {"eventlm:replica_up{}": constant(0)}, "", REPLICA),
+    Firing("EventlmBackendDown", {BACKEND_UP: constant(0)}, "", {"backend": "a:1"}),
+    Firing("EventlmBackendFailing", {FAILURES: growing(8)}, "80", {"backend": "a:1"}),
     Firing("EventlmRecorderBehind", {"eventlm:recorder_writing{}": constant(0)}),
     Firing("EventlmRecorderBehind", {"eventlm:recorder_lag_events{}": constant(20_000)}),
     Firing("EventlmPluginFailing", {"eventlm:plugin_failures_total{}": growing(1)}, "10"),
@@ -109,10 +121,12 @@ FIRING = [
 SILENT = [
     ("EventlmDown", {DEAD: constant(0), READY: constant(0)}),
     # Idle, draining, paused, or with a step that has just ended.
-    ("EventlmStalled", {"eventlm:steps_total{}": constant(600), WAITING: constant(0), RUNNING: constant(0)}),
-    ("EventlmStalled", {"eventlm:steps_total{}": constant(600), READY: constant(0)}),
-    ("EventlmStalled", {"eventlm:steps_total{}": constant(600), PAUSED: constant(1)}),
-    ("EventlmStalled", {"eventlm:steps_total{}": "600+0x39 601"}),
+    ("EventlmStalled", STILL | {WAITING: constant(0), RUNNING: constant(0)}),
+    ("EventlmStalled", STILL | {READY: constant(0)}),
+    ("EventlmStalled", STILL | {PAUSED: constant(1)}),
+    ("EventlmStalled", STILL | {"eventlm:steps_total{}": "600+0x39 601"}),
+    # Other servers answer.
+    ("EventlmStalled", {"eventlm:steps_total{}": constant(0)}),
     ("EventlmQueueTime", buckets(QUEUE, _1=0, _10=91, _15=100, **{"+Inf": 100})),
     ("EventlmTimeToFirstToken", buckets(TTFT, _1=0, _5=96, _10=100, **{"+Inf": 100})),
     ("EventlmPreemptionThrash", {PREEMPTED: growing(6), ENDED: growing(7)}),
@@ -122,6 +136,8 @@ SILENT = [
     ("EventlmDeadlinesMissed", {MISSED: constant(0), MET: constant(0)}),
     ("EventlmSloBurn", {SLO_MISSED: growing(5), SLO_MET: growing(95)}),
     ("EventlmWorkerLost", {"eventlm:workers_lost_total{}": "4+0x25 5+0x20"}),
+    ("EventlmBackendDown", {BACKEND_UP: constant(0), WANTED: constant(0)}),
+    ("EventlmBackendFailing", {FAILURES: growing(0.4), ATTEMPTS: growing(1)}),
     ("EventlmRecorderBehind", {"eventlm:recorder_lag_events{}": constant(9_000)}),
     ("EventlmPluginFailing", {"eventlm:plugin_failures_total{}": "7+0x25 9+0x20"}),
     ("EventlmSpansDropped", {DROPPED: "3+0x25 9+0x20"}),

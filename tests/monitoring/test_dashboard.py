@@ -116,6 +116,8 @@ def test_every_query_has_data(tmp_path: Path, loaded_server: Server, unused_tcp_
         for row in panel_rows()
         for panel in row.panels
         for expression, _ in panel.queries
+        # There are none behind this server.
+        if "eventlm:backend_" not in expression
     ]
     with running_prometheus(tmp_path, unused_tcp_port) as prometheus:
         waiting = list(expressions)

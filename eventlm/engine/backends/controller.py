@@ -146,10 +146,11 @@ class BackendController:
     def drain(self, *, drains: bool, reason: str = DRAINED) -> None:
         """Let it get no more requests, or again."""
         self.is_drained = drains
-        if drains:
-            self._put_down(reason)
-        elif not self.problem:
+        if not drains and not self.problem:
             self._put_up()
+        elif drains or not self.is_up:
+            # Also of one that is down: the log has to tell what is wanted from what is wrong.
+            self._put_down(reason if drains else "it does not answer")
 
     async def answered(self) -> None:
         """Wait until it has no requests."""
@@ -186,8 +187,6 @@ class BackendController:
         log.info("backend is up", **described(spec, facts) | self._names, epoch=self.epoch)
 
     def _put_down(self, reason: str) -> None:
-        if not self.is_up:
-            return
         self.is_up = False
         self._owner.put_fact(BackendDown(replica=self.index, epoch=self.epoch, reason=reason))
         self._owner.backends_changed()

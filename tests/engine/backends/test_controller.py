@@ -74,6 +74,18 @@ async def test_one_that_answers_is_up_with_its_limit_and_weight() -> None:
         assert watched.owner.num_changes == 1
 
 
+async def test_the_log_tells_what_is_wanted_of_one_that_is_down() -> None:
+    async with Watched(interval_seconds=60, max_failures=1) as watched:
+        watched.backend.answer = failing(BackendError("it failed", "server"))
+        watched.controller.forward(NAME, ATTEMPT)
+        await until(lambda: not watched.controller.is_up)
+        watched.controller.drain(drains=True)
+        watched.controller.drain(drains=False)
+        watched.controller.drain(drains=True, reason="removed")
+        reasons = [fact.reason for fact in watched.owner.facts if isinstance(fact, BackendDown)]
+        assert reasons == ["1 failures in a row, the last: server", "drained", "it does not answer", "removed"]
+
+
 async def test_this_server_itself_is_no_backend() -> None:
     watched = Watched()
     watched.backend.facts = BackendFacts(kind="eventlm", server_id="this")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec import structs
@@ -13,12 +13,17 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
-from eventlm.events import WorkerLost
+from eventlm.events import BackendDown, BackendState, WorkerLost
+from eventlm.events.forwarding import FailureKind
 from eventlm.metrics.aggregates import ClassMetrics
+from eventlm.metrics.components import CacheInfo, EngineMetrics
 from eventlm.metrics.families import FINISHED_REASONS, families
 from eventlm.metrics.histograms import Histogram
+from eventlm.metrics.store import MetricsStore
 from eventlm.system.system import real_system
 from eventlm.types import FinishReason
+from tests.metrics.test_forwarded import Measured
+from tests.replay.backend_runs import record_backends
 from tests.replay.golden import FOLDER
 from tests.server.conftest import RunningServer
 from tests.server.dashboards import GIVEN, NOT_GIVEN, SELECTED
@@ -106,6 +111,9 @@ EXTRA_LABELS = {
 }
 
 
+CACHE = CacheInfo(block_size=4, num_blocks=9, prefix_cache=True, dtype="auto", gpu_memory_utilization="0.9")
+
+
 def feed(server: RunningServer, name: str = "lrs_dying_workers") -> None:
     """Let the server's engine have lived through a golden trace (92 tokens of context, two replicas)."""
     with LogReader(FOLDER / f"{name}.jsonl") as reader:
@@ -129,6 +137,69 @@ def total(family: Any, suffix: str = "", **labels: str) -> float:
         for sample in family.samples
         if sample.name == family.name + suffix and labels.items() <= sample.labels.items()
     )
+
+
+def test_other_servers_are_one_engine_and_told_apart_by_their_names() -> None:
+    rig = Measured(3, limit=1)
+    request = rig.arrive(prompt_tokens=8)
+    rig.stream(request)
+    rig.end(request, prompt_tokens=9, cached_tokens=6)
+    rig.fail(rig.arrive(), "overloaded")
+    rig.feed(BackendState(replica=1, epoch=1, running=3, waiting=2, kv_used_ppm=250_000))
+    rig.feed(BackendDown(replica=2, epoch=1, reason="drained"))
+    metrics = EngineMetrics(log=rig.store.snapshot(), state="ready", scheduling_time=Histogram.over((1,)), cache=CACHE)
+    found = {family.name: family for family in families(metrics)}
+    for name in ("vllm:num_requests_running", "vllm:generation_tokens", "vllm:e2e_request_latency_seconds"):
+        assert {(each.labels["model_name"], each.labels["engine"]) for each in found[name].samples} == {("m", "0")}
+    assert total(found["vllm:num_requests_waiting"]) == 1
+    assert total(found["vllm:generation_tokens"], "_total") == 4
+    assert total(found["vllm:prompt_tokens_cached"], "_total") == 6
+    assert [each.value for each in found["vllm:kv_cache_usage_perc"].samples] == [0.25]
+    assert found["eventlm:replica_up"].samples[0].value == 1
+    assert "vllm:cache_config_info" not in found
+
+    def of(name: str, backend: int, suffix: str = "", **labels: str) -> float:
+        return total(found[f"eventlm:backend_{name}"], suffix, backend=f"host:{8000 + backend}", **labels)
+
+    assert [of("up", each) for each in range(3)] == [1, 1, 0]
+    assert [of("wanted", each) for each in range(3)] == [1, 1, 0]
+    assert [of("attempts", each, "_total") for each in range(3)] == [2, 0, 0]
+    assert [of("answers", each, "_total") for each in range(3)] == [1, 0, 0]
+    assert [of("retries", each, "_total") for each in range(3)] == [1, 0, 0]
+    assert of("failures", 0, "_total", kind="overloaded") == of("failures", 0, "_total") == 1
+    assert {each.labels["kind"] for each in found["eventlm:backend_failures"].samples} == {*get_args(FailureKind)}
+    assert [of("first_token_seconds", each, "_count") for each in range(3)] == [1, 0, 0]
+    assert (of("prompt_tokens", 0, "_total"), of("prompt_tokens_cached", 0, "_total")) == (9, 6)
+    # Those that do not say have no sample.
+    assert [each.value for each in found["eventlm:backend_reported_waiting"].samples] == [2]
+    assert of("kv_cache_usage", 1) == 0.25
+    rig.feed(BackendDown(replica=2, epoch=1, reason="removed"))
+    left = families(structs.replace(metrics, log=rig.store.snapshot()))
+    [up] = [family for family in left if family.name == "eventlm:backend_up"]
+    assert [each.labels["backend"] for each in up.samples] == ["host:8000", "host:8001"]
+
+
+def test_own_workers_beside_other_servers_stay_apart(tmp_path: Path) -> None:
+    """One run each, with the own replicas before the others and behind them."""
+    for seed in (1, 2):
+        store = MetricsStore()
+        with LogReader(record_backends(tmp_path, seed)) as reader:
+            for line in reader:
+                store.apply(line.event())
+        log = store.snapshot()
+        found = {
+            family.name: family
+            for family in families(EngineMetrics(log=log, state="dead", scheduling_time=Histogram.over((1,))))
+        }
+        sizes = {each.first: len(replicas) for each, replicas in log.by_set() if not each.forwards}
+        ((first, size),) = sizes.items()
+        engines = {each.labels["engine"] for each in found["vllm:generation_tokens"].samples}
+        others = {str(each.first) for each, _ in log.by_set() if each.forwards}
+        assert engines == {str(index) for index in range(first, first + size)} | others
+        assert total(found["vllm:generation_tokens"], "_total") == sum(each.generation_tokens for each in log.replicas)
+        steps = {each.labels["engine"]: each.value for each in found["eventlm:steps"].samples}
+        assert sum(steps.values()) == sum(each.num_steps for each in log.replicas) > 0
+        assert not any(steps[each] for each in others)
 
 
 def test_http_requests_are_counted_as_vllm_counts_them(server: RunningServer) -> None:
