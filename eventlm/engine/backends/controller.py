@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from contextvars import Context
 from typing import NamedTuple, Protocol
 
 import structlog
@@ -135,7 +136,8 @@ class BackendController:
 
     def forward(self, name: AttemptId, attempt: Attempt) -> None:
         """Send a request there."""
-        self._attempts[name] = asyncio.create_task(self._forward(name, attempt))
+        # Not in the context of the request that happens to wake the engine: its id would be in our log.
+        self._attempts[name] = asyncio.create_task(self._forward(name, attempt), context=Context())
 
     def end(self, name: AttemptId) -> None:
         """End a request there; nothing if it is over. No fact follows."""

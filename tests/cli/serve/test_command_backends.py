@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shutil
+import ssl
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from eventlm.events import Arrived, BackendUp, Header
 from tests.cli.conftest import RunHere, StartServer
 from tests.gateway.stub_backend import StubBackend, chat_prompt, reply_text
 from tests.processes import until
+from tests.server.http.test_tls import make_certificate
 
 KEY = "s3cr3t-of-the-backend"
 #: What only own workers, and tokenizers of checkpoints, need.
@@ -128,6 +131,19 @@ async def test_backends_that_do_not_fit(run_here: RunHere, tmp_path: Path) -> No
         errors = await asyncio.to_thread(fails, "--backend", open_one.url, "--tokenizer", str(tmp_path / "none"))
         assert "--tokenizer" in errors
         assert "no such folder" in errors
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
+async def test_a_certificate_that_is_not_trusted(run_here: RunHere, tmp_path: Path) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*make_certificate(tmp_path, "own"))
+    async with StubBackend(tls=context) as stub, StubBackend() as other:
+        code, _, errors = await asyncio.to_thread(
+            run_here, "serve", "--port", "0", "--no-record", "--backend", other.url, "--backend", stub.url
+        )
+    assert (code, errors.count("\n")) == (ExitCode.USAGE, 1), errors
+    assert f"{stub.url}/v1/models shows a certificate that is not trusted" in errors
+    assert "ca_file=FILE" in errors
 
 
 def test_a_key_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextvars import ContextVar
 
 from eventlm.config.backends import BackendSpec
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, Attempt, AttemptId, BackendError, BackendFacts, BackendLoad
@@ -13,6 +14,7 @@ from tests.engine.backends.engines import forwarded_request
 from tests.engine.backends.fake_backend import FakeBackend, failing, silent_after
 from tests.processes import until
 
+CALLER = ContextVar("caller", default="")
 NAME = AttemptId(1, 0, 1)
 FORWARDED = forwarded_request().forwarded
 assert FORWARDED is not None
@@ -101,6 +103,21 @@ async def test_one_that_does_not_belong_here_stays_down() -> None:
         assert not watched.owner.facts
         watched.backend.facts = BackendFacts(kind="vllm")
         await until(lambda: watched.controller.is_up)
+
+
+async def test_an_answer_has_no_context_of_another_request() -> None:
+    found: list[str] = []
+
+    async def answer(_: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
+        found.append(CALLER.get())
+        yield AnswerEnd("stop")
+
+    async with Watched() as watched:
+        watched.backend.answer = answer
+        CALLER.set("another request")
+        watched.controller.forward(NAME, ATTEMPT)
+        await until(lambda: watched.owner.ends)
+    assert found == [""]
 
 
 async def test_a_cancelled_request_makes_no_facts() -> None:
