@@ -186,8 +186,7 @@ class AttemptsFold:
         before, self._under_way = self._under_way, {}
         self._latest_failed.clear()
         self._totals = {s.id: s.num_output_tokens for each in state.requests.values() for s in each.sequences}
-        for replica in state.replicas:
-            self._epochs[replica.index] = replica.epoch
+        self._epochs = {replica.index: replica.epoch for replica in state.replicas}
         for replicaset in state.replicasets:
             for identity, attempts in replicaset.forwards.attempts.items() if replicaset.forwards else ():
                 replica = state.requests[identity.request].sequences[identity.index].replica
