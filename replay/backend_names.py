@@ -16,3 +16,13 @@ def names_at_start(header: Header) -> dict[int, str]:
             names[replica] = BackendSpec(url=backend["url"]).name
         first += each.core.num_replicas
     return names
+
+
+def replica_names(header: Header) -> list[str]:
+    """What each replica is called: `replica 0`, or as another server `backend 0, host:8000`."""
+    names = names_at_start(header)
+    found = []
+    for replica, core in enumerate(header.cores_of_replicas()):
+        name = f", {names[replica]}" if replica in names else ""
+        found.append(f"backend {replica}{name}" if core.forwards else f"replica {replica}")
+    return found

@@ -8,7 +8,8 @@
 A sequence waits until its first chunk is launched, computes its prompt until the last chunk has completed, and then
 decodes. Steps in flight at a preemption change nothing: it is preempted from then on. These are the phases of `eventlm
 explain`, from the log alone, with one difference: a sequence that was admitted before its first chunk was launched is
-still in the queue, because the log does not show its admission.
+still in the queue, because the log does not show its admission. Of sequences that are forwarded to other servers see
+`eventlm.telemetry.attempts`.
 
 The log may begin in the middle of a run, with a later segment or as a branch. Then the snapshot there has the sequences
 that are live, and they begin with it, in the phase that they are in. Events may also be missing: sequences that were
@@ -43,6 +44,7 @@ from eventlm.events import (
     WorkerLost,
     WorkerUp,
 )
+from eventlm.telemetry.attempts import ForwardedPhases, TracedAttempt
 from eventlm.types import TimeWindow
 
 #: The phase of a sequence.
@@ -149,6 +151,10 @@ class PhaseSink(Protocol):
         """A step has completed. The phases that its chunks lie in have begun."""
         ...
 
+    def attempt_ended(self, attempt: TracedAttempt) -> None:
+        """An attempt at another server is over, whether or not its sequence is followed."""
+        ...
+
 
 class _Replica:
     """Its launches in flight, by their `s`."""
@@ -178,6 +184,9 @@ class PhaseFold:
         #: Requests in the order of their arrival, the oldest live one first; others may have ended.
         self._live: deque[Arrived] = deque()
         self._sequences: dict[tuple[int, int], TracedSequence] = {}
+        self._forwards = ForwardedPhases(self._move, self._end_attempt)
+        #: By number of the replicaset, whether it is made of other servers.
+        self._are_servers: list[bool] = []
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Header: self._begin,
             Snapshot: self._take_up,
@@ -192,6 +201,7 @@ class PhaseFold:
             WorkerUp: self._worker_up,
             WorkerLost: self._worker_lost,
             Desynced: self._worker_lost,
+            **self._forwards.handlers,
         }
 
     def apply(self, event: Event) -> None:
@@ -205,6 +215,7 @@ class PhaseFold:
 
     def finish(self) -> None:
         """After the last event: what is live is unfinished."""
+        self._forwards.end(self._now_ns)
         self._end_all(UNFINISHED)
 
     @property
@@ -215,6 +226,7 @@ class PhaseFold:
     def _begin(self, header: Header) -> None:
         if not self._replicas:
             self._replicas = [_Replica() for _ in range(header.num_replicas)]
+            self._are_servers = [bool(each.core.forwards) for each in header.sets]
             self._lacks_events = header.s > 0
 
     def _skip_gap(self) -> None:
@@ -224,6 +236,7 @@ class PhaseFold:
         self._end_all(UNKNOWN)
         for replica in self._replicas:
             replica.launches.clear()
+        self._forwards.forget()
 
     def _end_all(self, outcome: str) -> None:
         for sequence in self._sequences.values():
@@ -248,6 +261,7 @@ class PhaseFold:
             replica.epoch = replica_taken.epoch
         for launched in launches_in_flight(taken):
             self._replicas[launched.replica].launches[launched.s] = launched
+        self._forwards.take_up(taken)
         ending_prompts = {
             (request, index)
             for replica_taken in taken.replicas
@@ -277,6 +291,12 @@ class PhaseFold:
             replica=row.replica,
             num_preemptions=max(row.residency - (row.state in _RESIDENT), 0),
         )
+        if self._are_servers[arrival.replicaset]:
+            sequence.num_preemptions = 0
+            if sequence.phase != "queue":
+                has_tokens = row.num_tokens > arrival.prompt_tokens
+                waits = row.state not in _RESIDENT
+                sequence.phase = "retry" if waits else "decode" if has_tokens else "prefill"
         self._sequences[sequence.identity] = sequence
         self._sink.sequence_began(sequence)
 
@@ -368,7 +388,22 @@ class PhaseFold:
         if (sequence := self._sequences.get((event.request, event.index))) is not None:
             self._change(sequence, "text_end", event.ts)
 
+    def _move(self, identity: tuple[int, int], phase: PhaseName, replica: int, ns: int) -> None:
+        """A forwarded sequence is in a phase from now on, at a replica or at none."""
+        sequence = self._sequences.get(identity)
+        if sequence is None:
+            return
+        if replica >= 0:
+            sequence.replica = replica
+        if sequence.phase != phase:
+            self._change(sequence, phase, ns)
+
+    def _end_attempt(self, attempt: TracedAttempt) -> None:
+        if self._window is None or self._window.overlaps(attempt.sent_ns, attempt.ended_ns):
+            self._sink.attempt_ended(attempt)
+
     def _finished(self, event: Finished) -> None:
+        self._forwards.finish(event)
         if (sequence := self._sequences.get((event.request, event.index))) is not None:
             self._end(sequence, event.reason, event)
             del self._sequences[sequence.identity]

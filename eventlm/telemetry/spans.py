@@ -2,7 +2,7 @@
 
     llm_request              a request, from its reception to its last end; its parent is the caller's span, if known
       sample                 each of its samples, if it has several
-        edge, queue, prefill, decode, preempted, recompute, text_end
+        edge, queue, prefill, decode, preempted, recompute, retry, text_end
 
 Phases follow each other without gaps, so their durations add up to the span above them. Attributes are those of the
 semantic conventions for generative AI, those that vLLM and SGLang add (`gen_ai.latency.*`, in seconds, and
@@ -21,6 +21,7 @@ from msgspec import Struct
 from eventlm.events import Arrived, Event, Finished, Header, Preempted, Rejected
 from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
+from eventlm.telemetry.attempts import TracedAttempt
 from eventlm.telemetry.phases import PhaseFold, TracedSequence, TracedStep
 from eventlm.types import NANOSECONDS_PER_SECOND, RequestKind, TimeWindow
 
@@ -143,7 +144,7 @@ class SpanBuilder:
         """A phase becomes a span."""
         request, index = sequence.identity
         attributes: Attributes = {}
-        if sequence.phase not in ("edge", "queue", "preempted"):
+        if sequence.phase not in ("edge", "queue", "preempted", "retry"):
             attributes["eventlm.replica"] = sequence.replica
         self._send(
             request,
@@ -251,6 +252,24 @@ class SpanBuilder:
 
     def step_ended(self, step: TracedStep) -> None:
         """Steps are no spans: they belong to many requests."""
+
+    def attempt_ended(self, attempt: TracedAttempt) -> None:
+        """One at another server becomes an event of the request's span."""
+        request = self._requests.get(attempt.request)
+        if request is None:
+            return
+        attributes: Attributes = {
+            "eventlm.attempt": attempt.number,
+            "eventlm.sample": attempt.index,
+            "eventlm.replica": attempt.replica,
+            "eventlm.end": attempt.end,
+            "eventlm.seconds": (attempt.ended_ns - attempt.sent_ns) / NANOSECONDS_PER_SECOND,
+        }
+        if attempt.first_ns >= 0:
+            attributes["eventlm.first_token_seconds"] = (attempt.first_ns - attempt.sent_ns) / NANOSECONDS_PER_SECOND
+        if attempt.status:
+            attributes["http.response.status_code"] = attempt.status
+        request.events.append(SpanEvent("attempt", self._unix_start_ns + attempt.ended_ns, attributes))
 
     def request_ended(self, row: RequestRow) -> None:
         """Keep the row for the end of the sequence, which is the same event."""

@@ -12,7 +12,9 @@ import msgspec
 
 from eventlm.events import Arrived, Finished, Header, Preempted, Rejected
 from eventlm.metrics.rows import StepRow
+from eventlm.replay.backend_names import replica_names
 from eventlm.replay.export.lanes import Lanes
+from eventlm.telemetry.attempts import TracedAttempt
 from eventlm.telemetry.phases import TracedSequence, TracedStep
 
 _REQUESTS_PID = 1
@@ -38,9 +40,9 @@ class ChromeWriter:
         self._write(self._encode({"run": header.run, "unix_start_ns": header.unix_start_ns}))
         self._write(b',"traceEvents":[\n')
         self._write(self._encode(_process_name(_REQUESTS_PID, "requests")))
-        for index in range(header.num_replicas):
+        for index, name in enumerate(replica_names(header)):
             self._step_lanes.append(Lanes())
-            self._add(_process_name(_FIRST_REPLICA_PID + index, f"replica {index}"))
+            self._add(_process_name(_FIRST_REPLICA_PID + index, name))
 
     def _add(self, event: dict[str, Any]) -> None:
         self._write(b",\n" + self._encode(event))
@@ -66,7 +68,7 @@ class ChromeWriter:
 
     def phase_began(self, sequence: TracedSequence) -> None:
         """A slice in that of its sequence begins."""
-        on_replica = sequence.phase not in ("edge", "queue", "preempted")
+        on_replica = sequence.phase not in ("edge", "queue", "preempted", "retry")
         arguments = {"replica": sequence.replica} if on_replica else {}
         self._async("b", sequence, sequence.phase, sequence.phase_ns, arguments)
 
@@ -116,6 +118,18 @@ class ChromeWriter:
         place = {"pid": _FIRST_REPLICA_PID + launched.replica, "tid": lane}
         self._complete(f"step {launched.step}", fact.start_ns, fact.end_ns, place, arguments)
 
+    def attempt_ended(self, attempt: TracedAttempt) -> None:
+        """A slice under the replica that is the server."""
+        lanes = self._step_lanes[attempt.replica]
+        lane = lanes.take(attempt.sent_ns)
+        lanes.give(lane, attempt.ended_ns)
+        place = {"pid": _FIRST_REPLICA_PID + attempt.replica, "tid": lane}
+        arguments: dict[str, Any] = {"request": attempt.request, "index": attempt.index, "outcome": attempt.end}
+        arguments |= {"output_tokens": attempt.total - attempt.before, "running": attempt.running}
+        if attempt.first_ns >= 0:
+            arguments["first_token_ns"] = attempt.first_ns - attempt.sent_ns
+        self._complete(attempt.name, attempt.sent_ns, attempt.ended_ns, place, arguments, kind="attempt")
+
     def stages_ended(self, row: StepRow) -> None:
         """A slice for each stage, and before it one for the way there."""
         came_ns = row.stages[0][0]
@@ -131,10 +145,17 @@ class ChromeWriter:
             came_ns = end_ns
 
     def _complete(
-        self, name: str, start_ns: int, end_ns: int, place: dict[str, int], arguments: dict[str, Any]
+        self,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        place: dict[str, int],
+        arguments: dict[str, Any],
+        *,
+        kind: str = "step",
     ) -> None:
         duration = max(end_ns - start_ns, 0) / 1000
-        event = {"ph": "X", "cat": "step", "name": name, "ts": start_ns / 1000, "dur": duration}
+        event = {"ph": "X", "cat": kind, "name": name, "ts": start_ns / 1000, "dur": duration}
         self._add({**event, **place, "args": arguments})
 
     def counter(self, replica: int, name: str, ns: int, value: int) -> None:

@@ -16,8 +16,10 @@ from typing import IO
 
 from eventlm.events import Arrived, Finished, Header, Preempted, Rejected
 from eventlm.metrics.rows import StepRow
+from eventlm.replay.backend_names import replica_names
 from eventlm.replay.export.lanes import Lanes
 from eventlm.replay.export.protobuf import bytes_field, fixed64_field, text_field, varint_field
+from eventlm.telemetry.attempts import TracedAttempt
 from eventlm.telemetry.phases import TracedChunk, TracedSequence, TracedStep
 
 # Trace and TracePacket.
@@ -56,7 +58,7 @@ _BEGIN, _END, _INSTANT, _COUNTER = map(_type, (1, 2, 3, 4))
 _STEP_NAMES = ("prefill step", "decode step", "mixed step")
 _NAMES = (
     *("edge", "queue", "prefill", "decode", "preempted", "recompute", "text_end", "chunk"),
-    *("preempts", "is preempted", *_STEP_NAMES, "step", "exchange"),
+    *("preempts", "is preempted", *_STEP_NAMES, "step", "exchange", "retry", "first token"),
 )
 _ARGUMENTS = (
     *("request", "index", "prompt_tokens", "max_tokens", "priority", "service_class", "model", "replica"),
@@ -114,8 +116,8 @@ class PerfettoWriter:
             first += _clock_snapshot(snapshot + _primary_clock(_BOOTTIME))
         self._write(_packet(first))
         self._add_process(_REQUESTS_UUID, f"{header.run}: requests")
-        for index in range(header.num_replicas):
-            self._add_process(_FIRST_REPLICA_UUID + index, f"replica {index}")
+        for index, name in enumerate(replica_names(header)):
+            self._add_process(_FIRST_REPLICA_UUID + index, name)
             self._step_lanes.append(Lanes())
             self._step_tracks.append([])
         self._next_uuid = _FIRST_REPLICA_UUID + header.num_replicas
@@ -161,7 +163,7 @@ class PerfettoWriter:
     def phase_began(self, sequence: TracedSequence) -> None:
         """A slice in that of its sequence begins."""
         fields = _BEGIN + _EVENT_NAME[sequence.phase]
-        if sequence.phase not in ("edge", "queue", "preempted"):
+        if sequence.phase not in ("edge", "queue", "preempted", "retry"):
             fields += _arguments(replica=sequence.replica)
         self._event(sequence.phase_ns, self._track_of(sequence), fields)
 
@@ -221,9 +223,7 @@ class PerfettoWriter:
     def _write_step(self, step: TracedStep, start_ns: int, end_ns: int, flows: bytes) -> None:
         launched = step.launched
         lanes, tracks = self._step_lanes[launched.replica], self._step_tracks[launched.replica]
-        lane = lanes.take(start_ns)
-        if lane == len(tracks):
-            tracks.append(self._add_thread(launched.replica, f"steps {lane}" if lane else "steps", lane))
+        lane = self._take_lane(launched.replica, start_ns, "steps")
         kind = _STEP_NAMES[2 if launched.chunks and launched.decodes else 1 if launched.decodes else 0]
         arguments = _arguments(
             event=launched.s,
@@ -236,6 +236,30 @@ class PerfettoWriter:
         self._event(start_ns, tracks[lane], _BEGIN + _EVENT_NAME[kind] + arguments + flows)
         self._event(end_ns, tracks[lane], _END)
         lanes.give(lane, end_ns)
+
+    def _take_lane(self, replica: int, start_ns: int, name: str) -> int:
+        """A lane of a replica for a slice, with a track."""
+        lane, tracks = self._step_lanes[replica].take(start_ns), self._step_tracks[replica]
+        if lane == len(tracks):
+            tracks.append(self._add_thread(replica, f"{name} {lane}" if lane else name, lane))
+        return lane
+
+    def attempt_ended(self, attempt: TracedAttempt) -> None:
+        """A slice under the replica that is the server."""
+        lane = self._take_lane(attempt.replica, attempt.sent_ns, "attempts")
+        track = self._step_tracks[attempt.replica][lane]
+        arguments = _arguments(
+            request=attempt.request,
+            index=attempt.index,
+            outcome=attempt.end,
+            output_tokens=attempt.total - attempt.before,
+            cached_tokens=attempt.cached_tokens,
+        )
+        self._event(attempt.sent_ns, track, _BEGIN + _name(attempt.name) + arguments)
+        if attempt.first_ns >= 0:
+            self._event(attempt.first_ns, track, _INSTANT + _EVENT_NAME["first token"])
+        self._event(attempt.ended_ns, track, _END)
+        self._step_lanes[attempt.replica].give(lane, attempt.ended_ns)
 
     def stages_ended(self, row: StepRow) -> None:
         """A slice for each stage, and before it one for the way there."""

@@ -1,4 +1,6 @@
-"""Exports a trace as two tables for notebooks and databases: requests (one row a sequence) and steps."""
+"""Exports a trace as tables for notebooks and databases: requests (one row a sequence), steps, and where replicas are
+other servers attempts.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
+import msgspec
+
 from eventlm.bus.log_reader import LogReader
+from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.errors import UsageError
-from eventlm.events import Arrived, Event, Launched, Rejected, StepCompleted
+from eventlm.events import (
+    Arrived,
+    BackendUp,
+    Event,
+    Finished,
+    Header,
+    Launched,
+    Rejected,
+    Snapshot,
+    StepCompleted,
+)
 from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
+from eventlm.replay.backend_names import names_at_start
 from eventlm.system.whole_file import WholeFile, cannot_write
+from eventlm.telemetry.attempts import ForwardedPhases, TracedAttempt
 from eventlm.types import OnProgress, TimeWindow
 
 Format = Literal["csv", "parquet"]
@@ -35,8 +52,13 @@ STEP_COLUMNS = (
     *("replica", "epoch", "step", "launch", "launched_ns", "start_ns", "end_ns", "completed_ns", "execution_ns"),
     *("predicted_ns", "idle_before_ns", "num_decodes", "num_chunks", "batch_tokens", "prompt_tokens", "output_tokens"),
 )
+#: `output_tokens`: that it brought. `end`: answered, a kind of failure, withdrawn, or cut.
+ATTEMPT_COLUMNS = (
+    *("request", "index", "attempt", "replica", "backend", "is_hedge", "sent_ns", "first_ns", "ended_ns", "end"),
+    *("status", "retry_after_ns", "cached_tokens", "output_tokens", "running", "limit"),
+)
 #: All other columns are integers.
-TEXT_COLUMNS = frozenset({"outcome", "reason", "model", "kind", "service_class"})
+TEXT_COLUMNS = frozenset({"outcome", "reason", "model", "kind", "service_class", "backend", "end"})
 #: Columns of requests, and the fields of a metrics row that they come from.
 _MEASURED = {name: name for name in ("index", "reason", "replica", "finished_ns", "output_tokens", "cached_tokens")} | {
     "ttft_ns": "prefill_e2e_time",
@@ -219,6 +241,54 @@ class _Exporter:
         )
 
 
+_OF_ATTEMPT = (
+    *("request", "index", "replica", "sent_ns", "ended_ns", "end", "status", "retry_after_ns"),
+    *("cached_tokens", "running", "limit"),
+)
+
+
+class _Attempts:
+    """Fills the table of attempts at other servers."""
+
+    def __init__(self, table: _Table, header: Header, window: TimeWindow | None) -> None:
+        self._table = table
+        self._window = window
+        self._names = names_at_start(header)
+        self._first_s = header.s
+        self._forwards = ForwardedPhases(lambda *_: None, self._add)
+        self._now_ns = 0
+
+    def apply(self, event: Event) -> None:
+        """The next event of the log."""
+        self._now_ns = event.ts
+        if isinstance(event, BackendUp):
+            self._names[event.replica] = event.name
+        elif isinstance(event, Finished):
+            self._forwards.finish(event)
+        elif isinstance(event, Snapshot) and event.s == self._first_s + 1:
+            self._forwards.take_up(msgspec.json.decode(event.state, type=StateSnapshot))
+        elif (handler := self._forwards.handlers.get(type(event))) is not None:
+            handler(event)
+
+    def finish(self) -> None:
+        """After the last event."""
+        self._forwards.end(self._now_ns)
+
+    def _add(self, attempt: TracedAttempt) -> None:
+        if self._window is not None and not self._window.overlaps(attempt.sent_ns, attempt.ended_ns):
+            return
+        self._table.add(
+            {name: getattr(attempt, name) for name in _OF_ATTEMPT}
+            | {
+                "attempt": attempt.number,
+                "backend": self._names.get(attempt.replica),
+                "is_hedge": int(attempt.is_hedge),
+                "first_ns": attempt.first_ns if attempt.first_ns >= 0 else None,
+                "output_tokens": attempt.total - attempt.before,
+            }
+        )
+
+
 def _of_arrival(arrival: Arrived) -> dict[str, Value]:
     """Columns of a request that do not depend on how it was served. Optional ones are null instead of 0."""
     scheduling = arrival.scheduling
@@ -234,14 +304,17 @@ def _of_arrival(arrival: Arrived) -> dict[str, Value]:
     return found | {name: getattr(scheduling, name) or None for name in optional}
 
 
+_COLUMNS = {"requests": REQUEST_COLUMNS, "steps": STEP_COLUMNS, "attempts": ATTEMPT_COLUMNS}
+
+
 @contextlib.contextmanager
-def _tables(folder: Path, to: Format) -> Iterator[tuple[_Table, _Table]]:
+def _tables(folder: Path, to: Format, names: Sequence[str]) -> Iterator[list[_Table]]:
     tables: list[_Table] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, columns in (("requests", REQUEST_COLUMNS), ("steps", STEP_COLUMNS)):
-            tables.append(_Table(folder / f"{name}.{to}", columns, to))
-        yield tables[0], tables[1]
+        for name in names:
+            tables.append(_Table(folder / f"{name}.{to}", _COLUMNS[name], to))
+        yield tables
     except OSError as error:
         raise cannot_write(folder, error, "folder") from error
     finally:
@@ -258,7 +331,8 @@ def export(
     strict: bool = False,
     on_progress: OnProgress | None = None,
 ) -> tuple[list[Exported], list[str]]:
-    """Write requests and steps of a trace, or of a window of it, to a folder; the files, and the trace's warnings.
+    """Write requests, steps and attempts of a trace, or of a window of it, to a folder; the files, and the trace's
+    warnings. Attempts only where there are other servers.
 
     Existing files are replaced once the new ones are whole. Raises UsageError if they cannot be written or pyarrow is
     missing, else as LogReader does.
@@ -271,8 +345,20 @@ def export(
                 "parquet files need pyarrow, which is not installed: `pip install 'eventlm[parquet]'`, "
                 "or use --format csv"
             ) from error
-    with LogReader(path, strict=strict) as reader, _tables(Path(folder), to) as (requests, steps):
-        exporter = _Exporter(requests, steps, window)
-        reader.fold(exporter.apply, on_progress=on_progress)
-        exporter.finish()
-        return [requests.finish(), steps.finish()], reader.warnings()
+    with LogReader(path, strict=strict) as reader:
+        has_servers = any(each.core.forwards for each in reader.header.sets)
+        names = ["requests", "steps", "attempts"] if has_servers else ["requests", "steps"]
+        with _tables(Path(folder), to, names) as tables:
+            exporter = _Exporter(tables[0], tables[1], window)
+            attempts = _Attempts(tables[2], reader.header, window) if has_servers else None
+
+            def apply(event: Event) -> None:
+                exporter.apply(event)
+                if attempts is not None:
+                    attempts.apply(event)
+
+            reader.fold(apply, on_progress=on_progress)
+            exporter.finish()
+            if attempts is not None:
+                attempts.finish()
+            return [table.finish() for table in tables], reader.warnings()

@@ -91,6 +91,8 @@ class _Timeline:
             self._count(replica, "waiting", self._now_ns, gauges.num_waiting)
             self._count(replica, "running", self._now_ns, gauges.num_running)
             core = self._cores[replica]
+            if core.forwards:
+                continue
             self._count(replica, "free blocks", self._now_ns, core.blocks_per_replica - gauges.num_held_blocks)
             for group, num_held in enumerate(gauges.group_held_blocks):
                 self._count(replica, f"free blocks, group {group}", self._now_ns, core.num_blocks - num_held)

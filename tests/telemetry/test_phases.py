@@ -13,6 +13,7 @@ from eventlm.bus.log_reader import LogReader
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.events import Arrived, Event, Finished, Header, Preempted, Rejected, Snapshot
 from eventlm.replay.explain.explainer import explain
+from eventlm.telemetry.attempts import TracedAttempt
 from eventlm.telemetry.phases import UNFINISHED, UNKNOWN, PhaseFold, TracedSequence, TracedStep
 from eventlm.types import TimeWindow
 from tests.replay.branch_runs import without_first_half
@@ -35,6 +36,7 @@ class Recorder:
         self.rejected: list[int] = []
         self.preemptions: list[tuple[Identity, Identity | None]] = []
         self.steps: list[TracedStep] = []
+        self.attempts: list[TracedAttempt] = []
         self.chunks: dict[Identity, list[tuple[int, int]]] = {}
         self._open: set[Identity] = set()
 
@@ -61,6 +63,9 @@ class Recorder:
 
     def request_rejected(self, arrival: Arrived, event: Rejected) -> None:
         self.rejected.append(arrival.s)
+
+    def attempt_ended(self, attempt: TracedAttempt) -> None:
+        self.attempts.append(attempt)
 
     def step_ended(self, step: TracedStep) -> None:
         self.steps.append(step)

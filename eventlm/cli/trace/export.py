@@ -34,7 +34,7 @@ class _TimeOrFormat(argparse.Action):
 def configure(parser: Parser) -> None:
     """Add the command's arguments."""
     parser.description = (
-        "Write a trace as two tables of its requests and steps, as a timeline for trace viewers, as spans, or as a "
+        "Write a trace as tables of its requests and steps, as a timeline for trace viewers, as spans, or as a "
         "workload to simulate."
     )
     parser.epilog = (
@@ -47,11 +47,13 @@ examples:
   python -c 'import pandas as p; print(p.read_csv("tables/steps.csv").mean())'
 
 formats:
-  csv, parquet  two tables in a folder: requests.* (a row for each sequence;
-                `request` is the event of its arrival) and steps.*
+  csv, parquet  tables in a folder: requests.* (a row for each sequence;
+                `request` is the event of its arrival), steps.*, and where
+                there are backends attempts.*
   perfetto      a file for ui.perfetto.dev: a lane for each live sequence with
-                its phases and chunks, the steps and counters of each replica,
-                and arrows from chunks to steps and from preemptors to victims
+                its phases and chunks, the steps and counters of each replica
+                or the attempts at each backend, and arrows from chunks to
+                steps and from preemptors to victims
   chrome        the same without arrows as JSON, for chrome://tracing and others
   otlp          OTLP in JSON lines: a span for each request, its phases below it
   workload      a file for `eventlm simulate`, `sweep`, `shrink` and `bisect`:

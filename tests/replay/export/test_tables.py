@@ -10,10 +10,13 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
+from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
+from eventlm.events import Forwarded
 from eventlm.metrics.trace_metrics import trace_stats
 from eventlm.replay.export import tables as export_module
 from eventlm.replay.export.tables import REQUEST_COLUMNS, STEP_COLUMNS, TEXT_COLUMNS, export
+from tests.replay.backend_runs import record_backends
 from tests.replay.golden import FOLDER
 from tests.replay.traces import Objects, read_objects, tampered
 from tests.replay.workload_runs import record
@@ -154,3 +157,21 @@ def test_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UsageError, match=r"pip install 'eventlm\[parquet\]'"):
         export(GOLDEN, tmp_path / "none", to="parquet")
     assert not (tmp_path / "none").exists()
+
+
+def test_other_servers_have_a_table_of_attempts(tmp_path: Path) -> None:
+    path = record_backends(tmp_path, 9)
+    files, _ = export(path, tmp_path / "tables", to="csv")
+    assert [Path(each.path).name for each in files] == ["requests.csv", "steps.csv", "attempts.csv"]
+    with (tmp_path / "tables" / "attempts.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    with LogReader(path) as reader:
+        events = [line.event() for line in reader]
+    sent = {(e.request, e.index, e.attempt): (e.ts, e.replica) for e in events if isinstance(e, Forwarded)}
+    found = {
+        tuple(int(row[name]) for name in ("request", "index", "attempt")): (int(row["sent_ns"]), int(row["replica"]))
+        for row in rows
+    }
+    assert found == sent
+    assert {row["backend"] for row in rows} == {f"backend-{replica}:8000" for _, replica in sent.values()}
+    assert {row["end"] for row in rows} >= {"answered", "broken", "withdrawn"}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.errors import UsageError
-from eventlm.events import Emitted, Finished
+from eventlm.events import Emitted, Finished, Forwarded
 from eventlm.metrics.store import MetricsStore
 from eventlm.replay.export.timeline import TimelineFormat, export_timeline
 from eventlm.types import NANOSECONDS_PER_SECOND
+from tests.replay.backend_runs import record_backends
 from tests.replay.branch_runs import SEGMENT_BYTES, record_random, without_first_half
+from tests.replay.explained_logs import read
 from tests.replay.export.decoded_perfetto import Decoded
 from tests.replay.golden import FOLDER
 from tests.replay.index.runs import record_ranks
@@ -148,3 +151,24 @@ def test_damage_leaves_no_file(tmp_path: Path) -> None:
 def test_a_folder_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="it is a folder"):
         export_timeline(TIGHT, tmp_path, to="chrome")
+
+
+@pytest.mark.parametrize("to", ["perfetto", "chrome"])
+def test_other_servers_have_lanes_of_attempts(to: TimelineFormat, tmp_path: Path) -> None:
+    path = record_backends(tmp_path, 9)
+    export_timeline(path, tmp_path / "run", to=to)
+    num_attempts = sum(isinstance(event, Forwarded) for event in read(path).events)
+    if to == "perfetto":
+        decoded = Decoded(tmp_path / "run")
+        assert sum(", attempt" in each.name for each in decoded.slices) == num_attempts > 20
+        assert {each.track[:7] for each in decoded.slices if ", attempt" in each.name} == {"backend"}
+        assert not [name for name in decoded.counters if "free blocks" in name]
+        return
+    events = json.loads((tmp_path / "run").read_bytes())["traceEvents"]
+    attempts = [event for event in events if event.get("cat") == "attempt"]
+    assert len(attempts) == num_attempts
+    by_lane: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in attempts:
+        by_lane.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+    for spans in by_lane.values():
+        assert all(one[1] <= other[0] + 1e-6 for one, other in pairwise(sorted(spans)))
