@@ -56,7 +56,7 @@ _GENERATED = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.S)
 _CONSOLE = re.compile(r"(```console\n)(.*?)(```\n)", re.S)
 _ROW = re.compile(r"^\| `(\w+)` \|.*\| (.*?) \|$")
 _SECTION_OF_OPTIONS = re.compile(
-    r"\(\[[\w.]+\] in the TOML file\)$|^Service classes|^Replicasets|^configuration$|^engine \(as of"
+    r"\(\[[\w.]+\] in the TOML file\)$|^Service classes|^Replicasets|^Rules of models|^configuration$|^engine \(as of"
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from eventlm.types import RequestKind
+from eventlm.types import ModelRoute, RequestKind
 
 #: Of a request's `priority`: after everything else. Lines of batches have it.
 LOWEST_PRIORITY = 2**31 - 1
@@ -20,7 +20,8 @@ class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     the socket accepted the request and when its prompt was tokenized, on the engine's clock. has_text_ends: the client
     side looks for ends in the text, so each sequence finishes in two phases. waits_for_grammar: it cannot start before
     its grammar is built. offline: the queue's length does not limit its group. front_end: the process that submitted
-    it; 0 is the engine's own.
+    it; 0 is the engine's own. asked_model, route: the model that the client asked for, where `model` is another, and
+    why that is.
     """
 
     model: str
@@ -41,6 +42,8 @@ class SchedulingParams(Struct, frozen=True, kw_only=True, omit_defaults=True, fo
     waits_for_grammar: bool = False
     offline: bool = False
     front_end: int = 0
+    asked_model: str = ""
+    route: ModelRoute = ""
 
     @property
     def is_branch(self) -> bool:

@@ -20,6 +20,8 @@ PluginKind = Literal["policy", "batcher", "router"]
 
 #: What a request wants: tokens, the log-probabilities of its prompt, or a pooled embedding.
 RequestKind = Literal["generate", "score", "pool"]
+#: Why a request is answered by another model than it asked for.
+ModelRoute = Literal["", "fallback", "canary", "shadow"]
 
 #: Why a sequence ended. `eos`, `stop_token`, `grammar` come from the worker, `stop` and `tool_calls` from the text,
 #: `length`, `complete` (score, pool) and `deadline` from the core, `cancelled` and `front_end_lost` from outside.

@@ -27,6 +27,7 @@ from eventlm.bootstrap.option_checks import check_gateway_is_used, check_options
 from eventlm.bootstrap.rank_parts import plans_here, rank_memory
 from eventlm.bootstrap.text_parts import ServedText, load_text
 from eventlm.config import Config, RecordConfig
+from eventlm.config.model_rules import check_model_rules
 from eventlm.config.options import options
 from eventlm.config.replicasets import check_sets, configs_of_replicasets, keys_of_further
 from eventlm.config.structs import memory_bytes
@@ -160,6 +161,8 @@ def compose_engine(
         setups[0] = structs.replace(setups[0], config=structs.replace(setups[0].config, replicasets=recorded))
     check_room_for_workers(list(configs.values()))
     engine = InferenceEngine(setups[0], real_system(), setups[1:])
+    if all_sets:
+        check_model_rules(config.models, engine.model_names, [*config.classes])
     return engine, warnings
 
 

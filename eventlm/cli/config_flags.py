@@ -9,7 +9,8 @@ from typing import Any
 from eventlm.cli.parser import Parser
 from eventlm.config import Config
 from eventlm.config.load import load_config, to_toml
-from eventlm.config.options import CLASSES, REPLICASETS, Option, options, sections
+from eventlm.config.model_rules import ModelRules
+from eventlm.config.options import CLASSES, MODELS, REPLICASETS, Option, options, sections
 from eventlm.config.plugin_spec import format_plugin_spec, format_value
 from eventlm.config.structs import ServiceClass
 from eventlm.errors import UsageError
@@ -41,6 +42,7 @@ def add_config_flags(parser: Parser, *, without: tuple[str, ...] = ()) -> None:
     if "server" not in without:
         _add_class_flag(parser)
         _add_replicaset_flag(parser)
+        _add_rules_flag(parser)
 
 
 def _add_class_flag(parser: argparse.ArgumentParser) -> None:
@@ -65,6 +67,19 @@ def _add_replicaset_flag(parser: argparse.ArgumentParser) -> None:
         "a further model in the same engine, with any option of the groups model, KV cache, scheduling, worker, "
         "GPU and parallel, such as small:model=smollm2,replicas=2; the rest is as without it; may be repeated. "
         "Requests go by the name of the model",
+    )
+
+
+def _add_rules_flag(parser: argparse.ArgumentParser) -> None:
+    keys = ", ".join(ModelRules.__struct_fields__)
+    group = parser.add_argument_group("Rules of models ([models.NAME] in the TOML file)")
+    group.add_argument(
+        "--model-rules",
+        dest=_PREFIX + MODELS,
+        action="append",
+        metavar="NAME:KEY=VALUE,...",
+        default=argparse.SUPPRESS,
+        help=f"which other model of this server answers requests for one: {keys}; may be repeated",
     )
 
 

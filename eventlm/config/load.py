@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from eventlm.config.options import CLASSES, REPLICASETS, Option, did_you_mean, nearest, options, sections
+from eventlm.config.model_rules import ModelRules, split_rules_spec
+from eventlm.config.options import CLASSES, MODELS, REPLICASETS, Option, did_you_mean, nearest, options, sections
 from eventlm.config.other_engines import name_elsewhere
 from eventlm.config.plugin_spec import parse_parameters, parse_plugin_spec
 from eventlm.config.replicasets import SECTIONS_OF_REPLICASETS, TOP_REPLICASET, split_replicaset_spec
@@ -46,7 +47,8 @@ def load_config(
     """The configuration of the file under the overrides.
 
     `overrides` are by option name (`max_model_len`); their values are typed, or strings as on the command
-    line; those of `classes` are specs of whole classes such as `gold:priority=-10`, those of `replicasets` specs of
+    line; those of `classes` are specs of whole classes such as `gold:priority=-10`, those of `models` specs of their
+    rules such as `llama:fallback=small`, those of `replicasets` specs of
     options such as `small:model=smollm2,replicas=2`, or tables of options by name. `defaults` hold where neither has an
     option: values by option name, and tables of replicasets by theirs. `environment` is `os.environ` if
     not given. Unless the overrides `are_flags` they are keywords, and messages call them so. Raises UsageError that
@@ -60,10 +62,14 @@ def load_config(
     if api_key:
         values["api_key"] = api_key
     classes: dict[str, ServiceClass] = values.pop(CLASSES, {})
+    models: dict[str, ModelRules] = values.pop(MODELS, {})
     _add_tables(replicasets, values.pop(REPLICASETS, {}))
     for name, value in (overrides or {}).items():
         if name == CLASSES:
             classes |= dict(map(_class_of_spec, value))
+            continue
+        if name == MODELS:
+            models |= dict(map(_rules_of_spec, value))
             continue
         if name == REPLICASETS:
             _add_tables(replicasets, _given_tables(value) if isinstance(value, dict) else _replicasets_of_specs(value))
@@ -88,7 +94,7 @@ def load_config(
     by_section: dict[str, dict[str, Any]] = {section: {} for section in sections()}
     for name, value in values.items():
         by_section[options()[name].section][name] = value
-    return msgspec.convert({**by_section, CLASSES: classes, REPLICASETS: replicasets}, Config)
+    return msgspec.convert({**by_section, CLASSES: classes, REPLICASETS: replicasets, MODELS: models}, Config)
 
 
 def redacted(config: Config) -> dict[str, Any]:
@@ -97,6 +103,8 @@ def redacted(config: Config) -> dict[str, Any]:
     if not config.replicasets:
         # As before there were any.
         del tables[REPLICASETS]
+    if not config.models:
+        del tables[MODELS]
     for option in options().values():
         tables[option.section][option.name] = option.shown(tables[option.section][option.name])
     for table in tables.get(REPLICASETS, {}).values():
@@ -126,6 +134,9 @@ def to_toml(config: Config) -> str:
     for name, table in tables[REPLICASETS].items():
         lines += ["", f"# Replicaset {name}", f"[{REPLICASETS}.{name}]"]
         lines += [_line(options()[key], value) for key, value in table.items()]
+    for name, table in tables[MODELS].items():
+        lines += ["", f"# Rules of the model {name}", f"[{MODELS}.{_key(name)}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in table.items()]
     return "\n".join(lines[1:]) + "\n"
 
 
@@ -138,11 +149,14 @@ def _line(option: Option, value: object) -> str:
     return f"# {option.name} = {_toml(shown)}  (set but not shown; {elsewhere})"
 
 
+def _key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else _toml(key)
+
+
 def _toml(value: object) -> str:
     """A value of an option. Texts are as in JSON, except that TOML forbids DEL as it stands."""
     if isinstance(value, dict) and value:
-        keys = {key: key if _BARE_KEY.fullmatch(key) else _toml(key) for key in value}
-        return "{ " + ", ".join(f"{keys[key]} = {_toml(inner)}" for key, inner in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {_toml(inner)}" for key, inner in value.items()) + " }"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, float):
@@ -188,6 +202,9 @@ def _file_values(path: Path) -> dict[str, Any]:
                 name: _service_class(name, keys, f"{path}, [classes.{name}]") for name, keys in table.items()
             }
             continue
+        if section == MODELS and isinstance(table, dict):
+            values[MODELS] = {name: _model_rules(keys, f"{path}, [models.{name}]") for name, keys in table.items()}
+            continue
         if section == REPLICASETS and isinstance(table, dict):
             values[REPLICASETS] = {
                 name: _replicaset(name, keys, f"{path}, [replicasets.{name}]") for name, keys in table.items()
@@ -230,6 +247,22 @@ def _service_class(name: str, table: object, where: str) -> ServiceClass:
     if found.drop_if_late and not found.deadline_ms and not found.slo_ttft_ms:
         raise UsageError(f"{where}: drop_if_late needs a deadline_ms or a slo_ttft_ms to be late for")
     return found
+
+
+def _rules_of_spec(spec: str) -> tuple[str, ModelRules]:
+    """The rules of a model as on the command line: NAME:KEY=VALUE,..."""
+    name, keys = split_rules_spec(spec)
+    try:
+        table = parse_parameters(keys, whole=spec)
+    except UsageError as error:
+        raise UsageError(f"--model-rules: {error}") from None
+    return name, _model_rules(table, f"--model-rules {spec}")
+
+
+def _model_rules(table: object, where: str) -> ModelRules:
+    if not isinstance(table, dict):
+        raise UsageError(f"{where}: must be a table of {', '.join(ModelRules.__struct_fields__)}")
+    return replace_fields(ModelRules(), table, where=where)
 
 
 def _add_tables(replicasets: dict[str, dict[str, Any]], more: Mapping[str, dict[str, Any]]) -> None:
@@ -351,9 +384,13 @@ def _unknown_top_level(name: str, value: object) -> str:
         return f"{name} = {value!r}: must be tables, one [classes.NAME] for each class"
     if name == REPLICASETS:
         return f"{name} = {value!r}: must be tables, one [replicasets.NAME] for each model"
+    if name == MODELS:
+        return f"{name} = {value!r}: must be tables, one [models.NAME] for each model with rules"
     if name in options() or not isinstance(value, dict):
         return _unknown_key("", name)
-    return f"unknown section [{name}]{did_you_mean(name, [*sections(), CLASSES, REPLICASETS], listed_as='known')}"
+    return (
+        f"unknown section [{name}]{did_you_mean(name, [*sections(), CLASSES, REPLICASETS, MODELS], listed_as='known')}"
+    )
 
 
 def _unknown_key(section: str, name: str) -> str:

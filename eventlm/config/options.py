@@ -20,6 +20,8 @@ from eventlm.config.structs import Config
 CLASSES = "classes"
 #: The section whose tables are replicasets, see `eventlm.config.replicasets`.
 REPLICASETS = "replicasets"
+#: The section whose tables say who else answers requests for a model, see `eventlm.config.model_rules`.
+MODELS = "models"
 #: Options of the configuration that apply without a worker, a server and a recorder.
 ENGINE_OPTIONS = (
     "policy", "extra_policy", "batcher", "router", "replicas", "max_model_len", "block_size", "num_blocks",
@@ -113,8 +115,8 @@ def sections() -> MappingProxyType[str, str]:
 
 
 def _sections() -> list[msgspec.structs.FieldInfo]:
-    """Service classes and replicasets are no options: users make up their names."""
-    return [field for field in msgspec.structs.fields(Config) if field.name not in (CLASSES, REPLICASETS)]
+    """Service classes, replicasets and models are no options: users make up their names."""
+    return [field for field in msgspec.structs.fields(Config) if field.name not in (CLASSES, REPLICASETS, MODELS)]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

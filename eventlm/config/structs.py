@@ -27,6 +27,7 @@ from eventlm.config.core import (
     PositiveCount,
     StepsInFlight,
 )
+from eventlm.config.model_rules import ModelRules
 from eventlm.config.secrets import hide, hide_keys_of
 from eventlm.sampling_params import Pooling
 from eventlm.types import ModelImpl, parts_per_million
@@ -652,7 +653,7 @@ class ServiceClass(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration of an engine and its server. `classes` by name. replicasets: by name, the options that
-    each has of its own (see `eventlm.config.replicasets`).
+    each has of its own (see `eventlm.config.replicasets`). models: by name, who else answers their requests.
     """
 
     model: ModelConfig = ModelConfig()
@@ -668,6 +669,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     telemetry: TelemetryConfig = TelemetryConfig()
     classes: dict[str, ServiceClass] = {}
     replicasets: dict[str, dict[str, Any]] = {}
+    models: dict[str, ModelRules] = {}
 
 
 def memory_bytes(size: str) -> int:

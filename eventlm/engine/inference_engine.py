@@ -27,7 +27,7 @@ from eventlm.engine.explanations import ExplainResponse, Explanations
 from eventlm.engine.group_admission import Admission, AdmissionParts, check_room_to_search, with_cache_rules
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.object_store.store import ObjectStore
-from eventlm.engine.oldest_requests import OldestRequests, oldest_requests
+from eventlm.engine.oldest_requests import OldestRequests, longest_wait_ns, oldest_requests
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
@@ -39,6 +39,7 @@ from eventlm.engine.request import (
     CLIENT_LEFT,
     OUTPUT_FAILED,
     EngineUnavailableError,
+    ModelBusyError,
     ModelState,
     OnOutput,
     Request,
@@ -175,6 +176,15 @@ class InferenceEngine:
         if not self._replicas.num_live[number]:
             raise EngineUnavailableError(f"no worker of the model {self.setups[number].core.models[0]!r} is left")
         return number
+
+    def _check_takes(self, model: str, gives_way_ns: int) -> None:
+        """Raise ModelBusyError as `Submission.gives_way_ns` says."""
+        number = self._set_numbers.get(model, 0)
+        if not self._set_has_worker(number):
+            raise ModelBusyError(f"no replica of the model {model!r} is up")
+        waiting_ns = longest_wait_ns(self._require_engine_core().core.state, number, self.now_ns())
+        if 0 < gives_way_ns <= waiting_ns:
+            raise ModelBusyError(f"requests for the model {model!r} wait for {waiting_ns // 1_000_000} ms")
 
     @property
     def paused(self) -> bool:
@@ -322,8 +332,9 @@ class InferenceEngine:
 
         With a `submission` the `registry` finds the group by its id. With `on_output` all outputs go there in the
         engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
-        RateLimitError for a submission over its limits, UnknownReplyError for one to a search that is over, and what
-        `check_group` raises. If the caller is cancelled while it waits, so are the requests.
+        RateLimitError for a submission over its limits, ModelBusyError for one that gives way, UnknownReplyError for
+        one to a search that is over, and what `check_group` raises. If the caller is cancelled while it waits, so are
+        the requests.
         """
         # A drain lets running searches finish.
         goes_on = submission is not None and submission.goes_on and self.state == "draining"
@@ -331,6 +342,8 @@ class InferenceEngine:
             raise self._death or EngineUnavailableError(f"the engine is {self.state}")
         if not group:
             return []
+        if submission is not None and submission.gives_way_ns >= 0:
+            self._check_takes(group[0].scheduling.model, submission.gives_way_ns)
         number = self._number_of(group)
         setup = self.setups[number]
         check_group(group, setup.core, vocab_size=setup.vocab_size, submission=submission)

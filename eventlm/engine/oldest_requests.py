@@ -14,6 +14,7 @@ from eventlm.core.state.step_plan import WaitCause
 from eventlm.core.wait_reason import find_present_wait_reason
 from eventlm.engine.admin import ReplicaStatus, replica_status
 from eventlm.engine.request_registry import SampleState, sample_state
+from eventlm.scheduling_params import LOWEST_PRIORITY
 
 #: Of each kind, waiting and running.
 MAX_LISTED = 200
@@ -84,6 +85,17 @@ def oldest_requests(state: CoreState, now_ns: int, limit: int) -> OldestRequests
         waiting=[_listed(state, sequence, now_ns) for sequence in islice(_waiting(state), limit)],
         running=[_listed(state, each, now_ns) for each in sorted(residents, key=attrgetter("id"))[:limit]],
     )
+
+
+def longest_wait_ns(state: CoreState, replicaset: int, now_ns: int) -> int:
+    """How long the oldest sequence waits for a replicaset, of requests above the lowest priority; 0: none does."""
+    if not state.replicasets[replicaset].num_waiting:
+        return 0
+    for sequence in _waiting(state):
+        arrival = sequence.arrival
+        if arrival.replicaset == replicaset and arrival.scheduling.priority != LOWEST_PRIORITY:
+            return max(now_ns - arrival.ts, 0)
+    return 0
 
 
 def _waiting(state: CoreState) -> Iterator[Sequence]:

@@ -51,6 +51,10 @@ class EngineUnavailableError(EventLMError):
     """The engine is loading, draining or dead."""
 
 
+class ModelBusyError(EventLMError):
+    """No replica of the model is up, or its oldest waiting request waits too long, and the group gives way then."""
+
+
 class UnknownReplyError(EventLMError):
     """There is no such reply, it is no longer kept, or it belongs to another owner."""
 
@@ -130,7 +134,9 @@ class Submission(Struct, frozen=True, kw_only=True):
     outputs are kept for a client that lost its connection. runs_on: whether a resumable reply goes on without a reader.
     limits: what the owner may use. account: where that is counted, if not with the owner's other use. request_id: a
     second id for look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the
-    owner. traceparent: the caller's span, for exported spans; it is not recorded.
+    owner. traceparent: the caller's span, for exported spans; it is not recorded. gives_way_ns: from 0 on, the group is
+    refused with a ModelBusyError while no replica of its model is up, and above 0 also once the oldest request that
+    waits for the model has waited so long.
 
     A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
     group has `search_tokens`, the most tokens of its prompts and outputs, and `search_sequences`, the most sequences at
@@ -151,6 +157,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     search_choices: int = 0
     traceparent: str = ""
     goes_on: bool = False
+    gives_way_ns: int = -1
 
     @property
     def stays_open(self) -> bool:

@@ -82,7 +82,7 @@ def check_request(request: Request, *, max_model_len: int, vocab_size: int) -> N
     params.check()
     _check_integers(request.scheduling, SCHEDULING_LIMITS)
     _check_choice("kind", request.scheduling.kind, get_args(RequestKind))
-    for name in ("model", "adapter", "service_class"):
+    for name in ("model", "adapter", "service_class", "asked_model"):
         _check_text(name, getattr(request.scheduling, name), MAX_NAME_LENGTH)
     _check_text("cache_salt", request.cache_salt)
     _check_text("grammar", params.grammar)

@@ -11,12 +11,13 @@ import structlog
 from aiohttp import web
 
 from eventlm.errors import EventLMError
-from eventlm.server.api import Api, BodyT, Caller, Exchange, decode_body
+from eventlm.server.api import Api, BodyT, Caller, decode_body
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response, read_body
 from eventlm.server.errors import TAKEN_OVER, ApiError, api_error, internal_error
 from eventlm.server.http.event_stream import EventStream
-from eventlm.server.middleware import GENERATION, REQUEST_ID, STREAM_ERROR, take_request_id
+from eventlm.server.middleware import ANSWERED_BY, GENERATION, REQUEST_ID, STREAM_ERROR, take_request_id
+from eventlm.server.model_rules import submit
 from eventlm.server.request_log import request_fields
 from eventlm.server.scheduling import CLASS_HEADER, SESSION_HEADER
 from eventlm.server.stream_events import StreamEvents
@@ -62,10 +63,12 @@ async def _answer(
     request: web.Request, api: Api[BodyT], received: Received[BodyT], closing: contextlib.AsyncExitStack
 ) -> web.StreamResponse:
     body, data, received_ns = received
-    context = request.app[CONTEXT].of_model(body.model)
-    exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
-    generation = await exchange.submit(context)
+    server = request.app[CONTEXT]
+    context, body, exchange, generation, answered_by = await submit(
+        server, api, body, data, caller(request), received_ns
+    )
     request[GENERATION] = generation
+    request[ANSWERED_BY] = answered_by
     ended = partial(api.ended, context, body, exchange.submission.owner, exchange.reply_format)
     if exchange.stream is None:
         try:

@@ -61,6 +61,8 @@ class Api(ABC, Generic[BodyT]):
     #: Whether bodies may have any content type, except those of web pages: a page can send some without being asked
     #: whether it may.
     takes_any_type: bool = False
+    #: Whether another model may answer a body too, without anybody noticing.
+    has_shadows: bool = True
 
     @abstractmethod
     def decode(self, data: bytes) -> BodyT:
@@ -191,8 +193,13 @@ class Exchange(NamedTuple):
 
 
 def decode_body(context: ServerContext, api: Api[BodyT], data: bytes) -> BodyT:
-    """The body in a request's bytes. Raises InputError."""
+    """The body in a request's bytes, for the model that it names. Raises InputError."""
     return api.decode_forwarded(data) if context.forwards_body(data) else api.decode(data)
+
+
+def decode_for(context: ServerContext, api: Api[BodyT], data: bytes) -> BodyT:
+    """The same for the model of a context."""
+    return api.decode_forwarded(data) if context.forwards else api.decode(data)
 
 
 def stream_again(
@@ -203,8 +210,9 @@ def stream_again(
     api = next(api for prefix, api in apis.items() if reply.submission.reply_id.startswith(prefix))
     generation.joins_outputs = not api.numbers_events
     state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
-    body = decode_body(context, api, state.body)
-    body.model = body.model or reply.group[0].scheduling.model
+    body = decode_for(context, api, state.body)
+    scheduling = reply.group[0].scheduling
+    body.model = body.model or scheduling.asked_model or scheduling.model
     body.service_tier = state.service_tier
     identity = ReplyIdentity(reply.submission.reply_id, state.created)
     replies = api.reply_format(context, body, reply.group, identity, state.echoes)

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
-from eventlm.engine.request import AT_SHUTDOWN, Request, Submission
+from eventlm.engine.request import AT_SHUTDOWN, ModelBusyError, Request, Submission
 from eventlm.errors import EventLMError, InputError, UnknownModelError
 from eventlm.metrics.components import HttpRequests
 from eventlm.models.facts import ModelFacts
@@ -248,9 +248,11 @@ class ServerContext:
             raise timed_out(f"The request's body did not come within {seconds} s.") from error
 
     async def submit(self, group: Sequence[Request], submission: Submission, *, prompt_param: str) -> Generation:
-        """Submit a group. Raises ApiError. The generation must be released."""
+        """Submit a group. Raises ApiError, and ModelBusyError if it gives way. The generation must be released."""
         try:
             generation = await generations.submit(self.engine, self.tokenizer, group, submission, self.formats)
+        except ModelBusyError:
+            raise
         except EventLMError as error:
             raise api_error(error, prompt_param=prompt_param) from error
         # The seq of the first arrival in the trace; further prompts of the body have the next ones.
@@ -278,6 +280,12 @@ class ServerContext:
         """
         self.enter()
         task = asyncio.create_task(self._read_to_the_end(generation, reading, fields, started_ns))
+        self._read_on.add(task)
+        task.add_done_callback(self._read_on.discard)
+
+    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what nobody waits for; a drain does not either."""
+        task = asyncio.create_task(work)
         self._read_on.add(task)
         task.add_done_callback(self._read_on.discard)
 

@@ -27,6 +27,7 @@ _EXPOSED = ", ".join(
         "x-request-id",
         "request-id",
         "retry-after",
+        "x-eventlm-model",
         *(f"x-ratelimit-{name}-{kind}" for kind in ("requests", "tokens") for name in ("limit", "remaining", "reset")),
     ]
 )

@@ -34,6 +34,9 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 REQUEST_ID = web.RequestKey("request_id", str)
 #: The generation of a request, once it is submitted.
 GENERATION = web.RequestKey("generation", Generation)
+#: The model that answers a request, if it is not the one that was asked for.
+ANSWERED_BY = web.RequestKey("answered_by", str)
+ANSWERED_BY_HEADER = "x-eventlm-model"
 API_KEY_HEADER = "x-api-key"
 #: Sent with every 401.
 ASK_FOR_KEY = {"WWW-Authenticate": "Bearer"}
@@ -72,12 +75,16 @@ def take_request_id(request: web.Request, named: str | None) -> None:
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Signal `on_response_prepare`: add the request's id and the state of its key's limits."""
+    """Signal `on_response_prepare`: add the request's id, the state of its key's limits and, if it is not the one asked
+    for, the model that answers.
+    """
     response.headers[REQUEST_ID_HEADER] = request[REQUEST_ID]
     response.headers["Server"] = SERVER_NAME
     generation = request.get(GENERATION)
     if generation is not None and generation.handles[0].rate_limits is not None:
         response.headers.update(rate_limit_headers(generation.handles[0].rate_limits))
+    if request.get(ANSWERED_BY):
+        response.headers[ANSWERED_BY_HEADER] = request[ANSWERED_BY]
 
 
 @web.middleware

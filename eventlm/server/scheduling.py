@@ -45,12 +45,13 @@ def scheduling_fields(
         "slo_ttft_ns": (slo.ttft_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         "slo_tpot_ns": (slo.tpot_ms or 0) * NANOSECONDS_PER_MILLISECOND,
         "drop_if_late": body.drop_if_late or False,
-        "session": _session(context, principal, session_header or body.session_id or body.prompt_cache_key),
+        "session": session_of(context, principal, session_header, body),
     }
 
 
-def _session(context: ServerContext, principal: Principal, name: str | int | None) -> int:
+def session_of(context: ServerContext, principal: Principal, session_header: str, body: RequestFields) -> int:
     """The number of an owner's session. The trace has it, and it says nothing of the name; 0: no session."""
+    name = session_header or body.session_id or body.prompt_cache_key
     if not name:
         return 0
     text = f"{principal.owner}\0{name}".encode(errors="surrogateescape")

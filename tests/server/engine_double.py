@@ -40,6 +40,7 @@ from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import (
     ClosingOutput,
     FinishedOutput,
+    ModelBusyError,
     OnOutput,
     PooledOutput,
     PromptLogprobsOutput,
@@ -108,6 +109,8 @@ class EngineDouble:
         self.max_model_len = 256
         self.server_id = "server-test"
         self.model_names = ["test", "org/test"]
+        #: Models that give way where they may.
+        self.busy: set[str] = set()
         self.script = script
         self.answer: list[AnswerDelta | AnswerEnd | BackendFailure] = [AnswerDelta("Hello", 1), AnswerEnd("stop")]
         self.step_seconds = 0.0
@@ -171,6 +174,8 @@ class EngineDouble:
         await asyncio.sleep(self.submit_seconds)
         if self.submit_error is not None:
             raise self.submit_error
+        if group[0].scheduling.model in self.busy and submission is not None and submission.gives_way_ns >= 0:
+            raise ModelBusyError("no replica is up")
         charge = charge_for(self.limiter, submission, group, self.now_ns()) if submission is not None else None
         handles = [self._handle(request, index, on_output) for index, request in enumerate(group)]
         sinks = [handle.put for handle in handles]

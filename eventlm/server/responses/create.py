@@ -29,6 +29,7 @@ class Responses(Api[ResponsesRequest]):
     prefix = "resp_"
     path = "/v1/responses"
     numbers_events = True
+    has_shadows = False
 
     def __init__(self, turn: Turn | None = None) -> None:
         self._turn = turn
