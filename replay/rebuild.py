@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from eventlm.config import CoreConfig, PluginSpec
+from eventlm.config.core import Forwarding
 from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.core.core import Core
@@ -171,6 +172,12 @@ def _changed_config(config: CoreConfig, settings: dict[str, Any]) -> CoreConfig:
         raise UsageError(
             f"--set {fixed[0]}: the trace's facts depend on the recorded {getattr(config, fixed[0])}, it cannot change"
         )
+    if config.forwards is not UNSET:
+        # Both have names of their own.
+        forwarding = {name: value for name, value in settings.items() if name in Forwarding.__struct_fields__}
+        forwards = replace_fields(config.forwards, forwarding, where="--set")
+        config = structs.replace(config, forwards=forwards)
+        settings = {name: value for name, value in settings.items() if name not in forwarding}
     changed = replace_fields(config, settings, where="--set")
     longest = context_capacity(changed.num_blocks, changed.block_size, changed.groups, changed.kv_shard_tokens or 0)
     if settings.get("max_model_len", 0) > longest:

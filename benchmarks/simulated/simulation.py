@@ -24,6 +24,7 @@ from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.events import Arrived, Event, Fact, Header, Launched, Marker, WorkerUp
+from eventlm.replay.cost.backend_model import BackendsCost
 from eventlm.replay.cost.files import load_cost_model
 from eventlm.replay.cost.model import CostModel, LinearCost
 from eventlm.replay.outcome import OutcomeCollector
@@ -214,6 +215,7 @@ def main() -> int:
                 if not measure_case(case, arguments.repetitions, Path(folder)):
                     missed.append(f"{case.name}: fewer than {TARGET_STEPS_PER_SECOND:,} steps/s")
     cost = load_cost_model(arguments.cost_model)
+    assert not isinstance(cost, BackendsCost)
     if arguments.azure:
         began = time.process_time()
         measure_file(arguments.azure, cost, arguments)

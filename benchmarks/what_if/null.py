@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.what_if.open_loop import MAX_MODEL_LEN, MIXES, capacity, draw_workload, run_workload
+from eventlm.replay.cost.fit import FitReport
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import WhatIfResult, what_if
@@ -92,7 +93,7 @@ def measure(setting: Setting, index: int, rate: float, folder: str, arguments: a
     result = what_if(run.folder, [Alternative(changes=Changes(policy={"type": setting.policy}))])
     assert result.null is not None
     fit = result.sets[0].fit
-    assert fit is not None
+    assert isinstance(fit, FitReport)
     errors = {name: errors_of(result, name) for name in METRICS}
     return setting._asdict() | {
         "requests": len(workload.requests),

@@ -15,8 +15,7 @@ from eventlm.errors import UsageError
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 if TYPE_CHECKING:
-    from eventlm.replay.cost.model import LinearCost
-    from eventlm.replay.cost.roofline import RooflineCost
+    from eventlm.replay.cost.files import FileCost
     from eventlm.replay.predicate.oracle import Budget
     from eventlm.replay.workload.workload import Workload
 
@@ -43,7 +42,7 @@ class Subject(NamedTuple):
 
     workload: Workload
     options: dict[str, Any]
-    cost: LinearCost | RooflineCost
+    cost: FileCost
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
 

@@ -30,6 +30,7 @@ ENGINE_OPTIONS = (
     "run_ahead_ms", "max_skips", "max_evictions", "predictor",
     "tensor_parallel_size", "pipeline_parallel_size", "kv_parallel_size", "kv_shard_tokens",
     "micro_batches",
+    "forward_retries", "retry_backoff_ms", "retry_budget_percent", "hedge_ms", "backend_cache_tokens",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
@@ -36,7 +36,7 @@ from eventlm.replay.branch.engine import (
 )
 from eventlm.replay.branch.pairing import RequestPair, pair_requests
 from eventlm.replay.branch.point import BranchPoint
-from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.backend_model import AnyCost
 from eventlm.replay.cost.recorded_steps import RecordedShapes, RecordedStep
 from eventlm.replay.outcome import OutcomeCollector
 from eventlm.replay.rebuild import Changes
@@ -78,8 +78,8 @@ def branch(
     *,
     run: RecordedRun | None = None,
     objectives: Objectives | None = None,
-    cost_model: CostModel | None = None,
-    cost_models: Mapping[str, CostModel] | None = None,
+    cost_model: AnyCost | None = None,
+    cost_models: Mapping[str, AnyCost] | None = None,
     num_draws: int = NUM_DRAWS,
     output: Path | str | None = None,
     strict: bool = False,
@@ -98,6 +98,11 @@ def branch(
     changes = changes or Changes()
     stage = stages_of(on_progress)
     with LogReader(path) as log:
+        if any(record.core.forwards is not UNSET for record in log.header.sets):
+            raise UsageError(
+                f"{path}: what is under way at backends in the middle of a run cannot go on in a branch; `eventlm "
+                "replay` runs the whole work under a change"
+            )
         given = given_costs(log.header, cost_model, cost_models or {})
         found = build_branch_engine(log.header, point, changes)
         unchanged = Changes(trust_local_plugins=changes.trust_local_plugins)
@@ -167,7 +172,7 @@ class _Rest(NamedTuple):
         self,
         name: str,
         found: BranchEngine,
-        costs: Sequence[Sequence[CostModel]],
+        costs: Sequence[Sequence[AnyCost]],
         folder: Path | str | None,
         on_progress: OnProgress | None,
     ) -> tuple[Simulated, list[Ran]]:
@@ -180,7 +185,7 @@ class _Rest(NamedTuple):
         self,
         name: str,
         found: BranchEngine,
-        costs: Sequence[CostModel],
+        costs: Sequence[AnyCost],
         draw: int,
         folder: Path | str | None,
         on_progress: OnProgress | None,
@@ -220,6 +225,7 @@ class _Rest(NamedTuple):
             name=name,
             description=found.engine.alternative.describe(),
             outcome=outcome,
+            num_seen=shapes.num_seen,
             num_outside=shapes.num_outside,
             notes=[*found.engine.notes, *left_out_swaps(run, point, found)],
             run_folder=str(trace.run_folder) if trace is not None else "",

@@ -14,7 +14,7 @@ from eventlm.engine.plugins.registry import ResolvedPlugin, resolve
 from eventlm.errors import InvariantError, UsageError
 from eventlm.events import Fact, Header, PluginRecord, PolicySwapped, ReplicasetRecord
 from eventlm.replay.branch.point import BranchPoint
-from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.backend_model import AnyCost
 from eventlm.replay.rebuild import FIXED_BY_SNAPSHOT, Changes, SetChanges, errors_of_set, rebuild
 from eventlm.replay.what_if.engine import (
     Alternative,
@@ -96,7 +96,7 @@ def _installed(parts: SetParts, policy: ResolvedPlugin) -> SetParts:
     return parts._replace(plugins=structs.replace(parts.plugins, policies=policies))
 
 
-def branch_header(run: RecordedRun, point: BranchPoint, found: BranchEngine, costs: Sequence[CostModel]) -> Header:
+def branch_header(run: RecordedRun, point: BranchPoint, found: BranchEngine, costs: Sequence[AnyCost]) -> Header:
     """The header of a branch: what it is of, after which line of which run, and which policies decide there."""
     name = found.engine.alternative.describe() or "unchanged"
     header = simulated_header(run, found.engine, name, costs)

@@ -7,10 +7,9 @@ overheads around steps.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
-from msgspec import Meta, Struct, structs, to_builtins
+from msgspec import Meta, Struct, structs
 
 from eventlm.core.predictor import NotNegative, Predictor, StepShape
 from eventlm.errors import UsageError
@@ -143,13 +142,6 @@ class LinearCost(Predictor, frozen=True, kw_only=True, tag="linear", forbid_unkn
     def hand_over_ns(self, shape: StepShape) -> int:
         """As the overheads say, whatever the shape."""
         return self.overheads.hand_over_ns
-
-
-def describe_costs(names: Sequence[str], costs: Sequence[CostModel]) -> dict[str, Any]:
-    """The cost models of replicasets as the header of a simulated run has them, by their names if there are several."""
-    if len(costs) == 1:
-        return {"cost_model": to_builtins(costs[0])}
-    return {"cost_models": {name: to_builtins(cost) for name, cost in zip(names, costs, strict=True)}}
 
 
 def draw(seed: int, replica: int, step: int) -> int:

@@ -12,7 +12,7 @@ from eventlm.config.load import load_config
 from eventlm.config.plugin_spec import format_plugin_spec, parse_plugin_spec
 from eventlm.errors import InvariantError
 from eventlm.events import Event, PluginFailed
-from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.backend_model import AnyCost
 from eventlm.replay.outcome import RunOutcome
 from eventlm.replay.simulate.engine import build_engine
 from eventlm.replay.simulate.simulation import simulate
@@ -61,7 +61,7 @@ def _spec(policy: PluginSpec | str) -> PluginSpec:
     return parse_plugin_spec(policy) if isinstance(policy, str) else policy
 
 
-def observe(workload: Workload, options: Mapping[str, Any], cost: CostModel, *, validates: bool = False) -> Observation:
+def observe(workload: Workload, options: Mapping[str, Any], cost: AnyCost, *, validates: bool = False) -> Observation:
     """Simulate. options: of the engine's configuration, by name. validates: check the core's invariants all along.
 
     Raises UsageError for an engine or a workload that makes no sense.
@@ -90,7 +90,7 @@ def observe(workload: Workload, options: Mapping[str, Any], cost: CostModel, *, 
     return Observation(workload, result.outcome, result.workload_index, num_plugin_failures)
 
 
-def pinned_options(workload: Workload, options: Mapping[str, Any], cost: CostModel) -> dict[str, Any]:
+def pinned_options(workload: Workload, options: Mapping[str, Any], cost: AnyCost) -> dict[str, Any]:
     """The options with everything that a simulation would else choose by the workload, so that a part of the workload
     meets the same engine. Raises UsageError as `observe` does.
     """

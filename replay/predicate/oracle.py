@@ -16,8 +16,7 @@ import xxhash
 
 from eventlm.errors import EventLMError, UsageError
 from eventlm.formatting import counted
-from eventlm.replay.cost.model import LinearCost
-from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.cost.files import FileCost
 from eventlm.replay.expressions.parser import parse
 from eventlm.replay.pool.pool import ProcessPool
 from eventlm.replay.predicate.environment import check_condition
@@ -78,7 +77,7 @@ class Oracle:
     def __init__(
         self,
         condition: str,
-        cost: LinearCost | RooflineCost,
+        cost: FileCost,
         *,
         num_jobs: int,
         budget: Budget = UNLIMITED,

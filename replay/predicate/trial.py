@@ -10,8 +10,8 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.errors import EventLMError
-from eventlm.replay.cost.model import CostModel, LinearCost
-from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.cost.backend_model import AnyCost
+from eventlm.replay.cost.files import FileCost
 from eventlm.replay.expressions.evaluation import holds, uses
 from eventlm.replay.expressions.parser import parse
 from eventlm.replay.expressions.syntax import Expression
@@ -28,7 +28,7 @@ class Trial(Struct, frozen=True, kw_only=True):
 
     workload: str
     options: dict[str, Any]
-    cost: LinearCost | RooflineCost
+    cost: FileCost
     condition: str
     with_figures: bool = False
 
@@ -60,7 +60,7 @@ def run_trial(trial: Trial) -> TrialResult:
 
 
 def simulated_environment(
-    workload: Workload, options: Mapping[str, Any], cost: CostModel, condition: Expression
+    workload: Workload, options: Mapping[str, Any], cost: AnyCost, condition: Expression
 ) -> OutcomeEnvironment:
     """What a condition is about. Raises UsageError for an engine or a workload that makes no sense."""
     validates = BROKEN in uses(condition).names
@@ -79,5 +79,5 @@ def holds_in(path: Path | str, condition: str, *, options: Mapping[str, Any], co
     """
     expression = parse(condition)
     check_condition(expression)
-    cost: LinearCost | RooflineCost = msgspec.convert(dict(cost_model), LinearCost | RooflineCost)
+    cost: FileCost = msgspec.convert(dict(cost_model), FileCost)
     return holds(expression, simulated_environment(read_workload(path), options, cost, expression))

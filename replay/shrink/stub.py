@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from eventlm.errors import UsageError
-from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.backend_model import AnyCost
 
 _TEMPLATE = '''\
 """{doc}"""
@@ -37,7 +37,7 @@ def test_{name}() -> None:
 
 
 def write_stub(
-    path: Path | str, workload: Path | str, condition: str, options: Mapping[str, Any], cost: CostModel
+    path: Path | str, workload: Path | str, condition: str, options: Mapping[str, Any], cost: AnyCost
 ) -> None:
     """Write a pytest file for a workload that has been written. Raises UsageError if it cannot be written.
 

@@ -13,8 +13,10 @@ from eventlm.core.shards import context_capacity, deal_out
 from eventlm.engine.predictor.fit import fit
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import UsageError
+from eventlm.replay.cost.backend_model import AnyCost, BackendsCost
 from eventlm.replay.cost.model import CostModel, LinearCost
 from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.simulate.backend_sets import backends_setup
 from eventlm.replay.workload.workload import Workload
 from eventlm.types import ceil_div
 from eventlm.worker.protocol import FAKE_MODEL, StepSample, WorkerSetup
@@ -32,11 +34,11 @@ _LONG_CHUNK_TOKENS = 2048
 
 
 class SimulatedSet(NamedTuple):
-    """A further replicaset of a simulated engine. cost: what its steps cost."""
+    """A further replicaset of a simulated engine. cost: what its steps cost, or a model of the servers that it is."""
 
     setup: EngineSetup
     predictor: list[int]
-    cost: CostModel
+    cost: AnyCost
 
 
 class SimulatedEngine(NamedTuple):
@@ -53,7 +55,7 @@ class SimulatedEngine(NamedTuple):
 def build_engine(
     config: Config,
     workload: Workload,
-    cost: CostModel,
+    cost: AnyCost,
     *,
     model_name: str = "simulated",
     recorded: CoreConfig | None = None,
@@ -62,10 +64,13 @@ def build_engine(
 
     Defaults: max_num_batched_tokens as recorded, or as on a CPU; num_blocks as recorded, or what fits the cost model's
     machine, or more than the workload can fill; max_model_len what the longest request needs, as far as the blocks
-    reach. Raises UsageError for an invalid configuration.
+    reach. A model of other servers makes the replicas such servers. Raises UsageError for an invalid configuration.
     """
     if not workload.requests:
         raise UsageError(f"{workload.source}: there is no request in this workload")
+    if isinstance(cost, BackendsCost):
+        setup = backends_setup(config, workload, cost, model_name=model_name, recorded=recorded)
+        return SimulatedEngine(setup, config.scheduler.predictor or cost.coefficients(), [])
     notes: list[str] = []
     num_blocks = _num_blocks(config, workload, cost, recorded, notes)
     scheduler = _with_budget(config.scheduler, recorded)

@@ -11,7 +11,7 @@ from msgspec import structs
 from eventlm.config import Config, CoreConfig
 from eventlm.config.replicasets import TOP_REPLICASET, check_sets, configs_of_replicasets, keys_of_further
 from eventlm.errors import UsageError
-from eventlm.replay.cost.model import CostModel
+from eventlm.replay.cost.backend_model import AnyCost
 from eventlm.replay.simulate.engine import SimulatedEngine, SimulatedSet, build_engine
 from eventlm.replay.workload.incidents import renumbered
 from eventlm.replay.workload.placement import place_requests
@@ -23,7 +23,7 @@ class PlacedEngine(NamedTuple):
     """An engine, the cost model of its first replicaset, and the workload that it gets."""
 
     engine: SimulatedEngine
-    cost: CostModel
+    cost: AnyCost
     workload: Workload
 
 
@@ -38,7 +38,7 @@ def recorded_defaults(workload: Workload) -> dict[str, Any]:
     return {"model": models.get(TOP_REPLICASET, ""), "replicasets": tables}
 
 
-def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str, CostModel]) -> PlacedEngine:
+def build_replicasets(config: Config, loaded: LoadedWorkload, costs: Mapping[str, AnyCost]) -> PlacedEngine:
     """Resolve a configuration as `build_engine` does, each replicaset with the requests that go to it.
 
     costs: by the names of the replicasets. Raises UsageError for an invalid configuration, and for requests that no

@@ -16,8 +16,9 @@ from eventlm.core.state.replicaset import SetParts
 from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.setup import EngineSetup, StartedSet, make_header, make_run_id
 from eventlm.events import Event, Header
-from eventlm.replay.cost.model import CostModel, describe_costs
+from eventlm.replay.cost.backend_model import AnyCost, BackendsCost, describe_costs
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
+from eventlm.replay.simulate.backend_sets import for_backends, started_backends
 from eventlm.replay.simulate.engine import SimulatedSet, in_ranks
 from eventlm.replay.simulate.simulator import Simulator, Subscriber
 from eventlm.replay.simulate.summary import SimulationSummary, summarize
@@ -46,7 +47,7 @@ class SimulationResult(Struct, frozen=True, kw_only=True):
 def simulate(
     workload: Workload,
     setup: EngineSetup,
-    cost: CostModel,
+    cost: AnyCost,
     *,
     predictor: Sequence[int],
     others: Sequence[SimulatedSet] = (),
@@ -70,8 +71,14 @@ def simulate(
     """
     began_ns = time.monotonic_ns()
     sets = [SimulatedSet(setup, list(predictor), cost), *others]
-    sets = [each._replace(cost=in_ranks(each.cost, each.setup.config.parallel)) for each in sets]
+    sets = [
+        each
+        if isinstance(each.cost, BackendsCost)
+        else each._replace(cost=in_ranks(each.cost, each.setup.config.parallel))
+        for each in sets
+    ]
     header = simulated_header(workload, sets)
+    workload = for_backends(workload, [each.setup.forwards for each in sets])
     workload = _without_cache_reads(workload, [each.setup.config.cache.prefix_cache for each in sets])
     first, *more = [
         SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor)) for each in sets
@@ -85,7 +92,7 @@ def simulate(
             core,
             workload,
             ModelledTiming([SetTiming(each.cost, each.setup.core) for each in sets]),
-            external_facts=for_engine(workload.incidents, [first, *more]),
+            external_facts=for_engine(workload.incidents, [first, *more], started_backends(sets)),
             closed_loop=closed_loop,
             checkpoint_events=CHECKPOINT_EVENTS if trace is not None else 0,
             subscribers=[

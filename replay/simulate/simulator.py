@@ -17,6 +17,7 @@ from eventlm.core.state.sequence import AdmittedRequest, State
 from eventlm.engine.core_loop import CoreLoop, MakeFacts, Shell
 from eventlm.events import (
     Admitted,
+    BackendState,
     Cancelled,
     Closing,
     Decision,
@@ -25,15 +26,20 @@ from eventlm.events import (
     Event,
     Fact,
     Finished,
+    Forwarded,
     GrammarReady,
     Header,
     Launched,
     Marker,
     Rejected,
+    Relayed,
     Snapshot,
     StepCompleted,
+    Streamed,
     TextEnded,
+    Withdrawn,
 )
+from eventlm.replay.simulate.backends import SimulatedBackends
 from eventlm.replay.simulate.clock import VirtualClock
 from eventlm.replay.simulate.requests import SimulatedRequests, SimulatedResult, Watched
 from eventlm.replay.simulate.timing import StepTimes, Timing
@@ -41,7 +47,7 @@ from eventlm.replay.simulate.under_way import UnderWay
 from eventlm.replay.workload.arrivals import ArrivalPlan, GroupArrival
 from eventlm.replay.workload.workload import NEVER, Workload, WorkloadRequest, resize_request
 from eventlm.system.collector import collector_off
-from eventlm.types import OnProgress
+from eventlm.types import OnProgress, SequenceId
 
 #: Gets every event in the order of the log.
 Subscriber = Callable[[Event], None]
@@ -91,10 +97,11 @@ class Simulator:
         self._loop = CoreLoop(
             core,
             self._clock,
-            Shell(self._publish, self._change_worker, self._carry_out, self._publish, self._take_markers),
+            Shell(self._take_fact, self._change_worker, self._carry_out, self._publish, self._take_markers),
             checkpoint_events=checkpoint_events,
             fires_timers=timing.fires_timers,
         )
+        self._backends = SimulatedBackends(timing.backends() or [None] * header.num_replicas, self)
         #: The future result of each launch in flight, by its seq.
         self._results: dict[int, tuple[SimulatedResult, StepTimes]] = {}
         #: Watched positions that the completion being applied reaches, by row.
@@ -115,6 +122,9 @@ class Simulator:
             Closing: self._closing,
             Finished: self._finished,
             Rejected: self._rejected,
+            Forwarded: self._forwarded,
+            Relayed: self._relayed,
+            Withdrawn: self._backends.withdraw,
         }
         if until_s == NEVER:
             self._loop.mark(header)
@@ -123,7 +133,7 @@ class Simulator:
         if under_way is not None:
             self._resume(under_way)
         for fact in external_facts:
-            self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [fact])  # type: ignore[misc]
+            self._at(fact.ts, fact.s, lambda seq, ts, fact=fact: [self._at_present(fact)])  # type: ignore[misc]
         self._plan_arrivals(self._plan.first())
 
     @property
@@ -198,6 +208,22 @@ class Simulator:
         self._loop.checkpoint()
         self._loop.mark(End(reason=reason))
 
+    def now_ns(self) -> int:
+        """The present time of the run."""
+        return self._clock.now_ns()
+
+    def at(self, due_ns: int, action: Callable[[], None]) -> None:
+        """Do something at a time that has not passed."""
+        self._clock.at(due_ns, action)
+
+    def put(self, fact: Fact) -> None:
+        """Apply a fact with the others of the present time."""
+        self._loop.put_fact(fact)
+
+    def _at_present(self, fact: Fact) -> Fact:
+        """A fact from outside as it is in this engine."""
+        return self._backends.measured(fact) if isinstance(fact, BackendState) else fact
+
     def _at(self, time_ns: int, rank: int, make: MakeFacts, is_due: IsDue | None = None) -> None:
         """Schedule facts, which are dropped if they no longer apply then."""
         time_ns = max(time_ns, self._clock.now_ns())
@@ -205,6 +231,11 @@ class Simulator:
             self._clock.at(time_ns, lambda: self._loop.put(make), rank)
         else:
             self._clock.at(time_ns, lambda: self._loop.put(make) if is_due() else None, rank)
+
+    def _take_fact(self, fact: Fact) -> None:
+        if isinstance(fact, Streamed):
+            self._backends.stream(fact)
+        self._publish(fact)
 
     def _publish(self, event: Event) -> None:
         for see in self._subscribers:
@@ -302,6 +333,18 @@ class Simulator:
             if row not in dropped:
                 self._reached(sample.request, sample.seq, sample.index, position, emitted.ts)
 
+    def _forwarded(self, forwarded: Forwarded) -> None:
+        number = self.workload_index[forwarded.request]
+        self._backends.forward(forwarded, self._workload.requests[number], number)
+
+    def _relayed(self, relayed: Relayed) -> None:
+        for (seq, index), before, total in self._backends.relay(relayed):
+            request = self._workload.requests[self.workload_index[seq]]
+            left = request.cancel.position if request.cancel is not None and request.cancel.index == index else 0
+            for position in {1: None, left: None}:
+                if before < position <= total:
+                    self._reached(request, seq, index, position, relayed.ts)
+
     def _admitted(self, admitted: Admitted) -> None:
         seq, now_ns = admitted.request, admitted.ts
         request = self._workload.requests[self.workload_index[seq]]
@@ -359,6 +402,7 @@ class Simulator:
     def _finished(self, finished: Finished) -> None:
         seq = finished.request
         self._live.leave(seq, finished.index)
+        self._backends.finish(SequenceId(seq, finished.index))
         self._num_unended[seq] -= 1
         if not self._num_unended[seq]:
             self._end(seq, finished.ts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple, Protocol
 
@@ -12,9 +13,11 @@ from eventlm.config import CoreConfig
 from eventlm.core.predictor import StepShape
 from eventlm.core.state.snapshot import StateSnapshot
 from eventlm.events import Launched, ReplicasetRecord
+from eventlm.replay.cost.backend_model import AnyCost, BackendsCost
 from eventlm.replay.cost.group_work import WorkOfSteps, most_of
 from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedStep
+from eventlm.replay.simulate.backends import ModelledBackend
 
 
 class StepTimes(Struct, frozen=True):
@@ -30,18 +33,20 @@ class StepTimes(Struct, frozen=True):
 
 
 class SetTiming(NamedTuple):
-    """What the steps of a replicaset cost, and its limits."""
+    """What the steps of a replicaset cost, or a model of the servers that it is; and its limits."""
 
-    cost: CostModel
+    cost: AnyCost
     core: CoreConfig
 
 
-def timings(sets: Sequence[ReplicasetRecord], costs: Sequence[CostModel]) -> list[SetTiming]:
+def timings(sets: Sequence[ReplicasetRecord], costs: Sequence[AnyCost]) -> list[SetTiming]:
     """Those of replicasets, each with its cost model in the stages and KV groups that it has. Raises UsageError if a
     model does not say what these cost.
     """
     return [
-        SetTiming(cost.in_parts(each.core.stages, each.core.groups), each.core)
+        SetTiming(
+            cost if isinstance(cost, BackendsCost) else cost.in_parts(each.core.stages, each.core.groups), each.core
+        )
         for each, cost in zip(sets, costs, strict=True)
     ]
 
@@ -60,6 +65,10 @@ class Timing(Protocol):
 
     def worker_up(self, replica: int, now_ns: int) -> None:
         """The replica has a new, idle worker."""
+        ...
+
+    def backends(self) -> list[ModelledBackend | None]:
+        """By replica, the model of the server that it is; None: it has a worker, or facts as recorded."""
         ...
 
 
@@ -83,8 +92,15 @@ class ModelledTiming:
         before: Iterable[RecordedStep] = (),
     ) -> None:
         of_replicas = [each for each in sets for _ in range(each.core.num_replicas)]
-        #: By replica.
-        self._costs = [each.cost for each in of_replicas]
+        #: By replica; None: it is another server, and has no steps.
+        self._costs = [None if isinstance(each.cost, BackendsCost) else each.cost for each in of_replicas]
+        self._backends: list[ModelledBackend | None] = []
+        for each in sets:
+            for number in range(each.core.num_replicas):
+                cost, look = each.cost, on_shape and partial(on_shape, len(self._backends))
+                self._backends.append(
+                    ModelledBackend(cost.of(number), cost.seed, look) if isinstance(cost, BackendsCost) else None
+                )
         self._work = WorkOfSteps([each.core for each in of_replicas])
         if start is not None:
             self._work.resume(start)
@@ -95,14 +111,14 @@ class ModelledTiming:
         for step in before:
             self._before[step.replica, step.epoch, step.step] = step
             ends_ns = [end_ns for _, end_ns in step.stages] or [step.end_ns]
-            free_ns, between_ns = self._free_ns[step.replica], self._costs[step.replica].overheads.between_ns
+            free_ns, between_ns = self._free_ns[step.replica], self._cost(step.replica).overheads.between_ns
             free_ns[:] = [
                 max(end_ns + between_ns, before_ns) for end_ns, before_ns in zip_longest(ends_ns, free_ns, fillvalue=0)
             ]
 
     def step(self, launched: Launched) -> StepTimes:
         replica = launched.replica
-        cost = self._costs[replica]
+        cost = self._cost(replica)
         overheads = cost.overheads
         works = self._work.of(launched)
         if self._before:
@@ -132,6 +148,14 @@ class ModelledTiming:
     def worker_up(self, replica: int, now_ns: int) -> None:
         self._free_ns[replica] = [now_ns] * max(len(self._free_ns[replica]), 1)
 
+    def backends(self) -> list[ModelledBackend | None]:
+        return self._backends
+
+    def _cost(self, replica: int) -> CostModel:
+        cost = self._costs[replica]
+        assert cost is not None
+        return cost
+
 
 class RecordedTiming:
     """As recorded; steps that the run does not have never complete."""
@@ -149,3 +173,7 @@ class RecordedTiming:
 
     def worker_up(self, replica: int, now_ns: int) -> None:
         """The times do not depend on it."""
+
+    def backends(self) -> list[ModelledBackend | None]:
+        """Their answers are among the recorded facts."""
+        return []

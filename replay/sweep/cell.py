@@ -13,8 +13,7 @@ import eventlm
 from eventlm._version import __version__
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.events.markers import BEHAVIOUR_VERSION
-from eventlm.replay.cost.model import LinearCost
-from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.cost.files import FileCost
 from eventlm.replay.simulate.summary import SimulationSummary
 from eventlm.system.whole_file import WholeFile
 
@@ -32,7 +31,7 @@ class CellSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     workload: str
     workload_hash: str
-    costs: dict[str, LinearCost | RooflineCost]
+    costs: dict[str, FileCost]
     options: dict[str, Any]
     load_ppm: int
     plugin_hashes: list[str]

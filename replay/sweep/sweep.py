@@ -20,8 +20,7 @@ from eventlm.core.shards import Layout
 from eventlm.engine.setup import resolve_plugins
 from eventlm.errors import UsageError
 from eventlm.formatting import counted
-from eventlm.replay.cost.model import LinearCost
-from eventlm.replay.cost.roofline import RooflineCost
+from eventlm.replay.cost.files import FileCost
 from eventlm.replay.pool.pool import ProcessPool
 from eventlm.replay.simulate.replicasets import build_replicasets
 from eventlm.replay.simulate.summary import SimulationSummary
@@ -64,7 +63,7 @@ class SweepPlan(Struct, frozen=True, kw_only=True):
     """
 
     workload_path: str
-    costs: dict[str, LinearCost | RooflineCost]
+    costs: dict[str, FileCost]
     configurations: list[Configuration]
     loads_ppm: list[int]
     limits: list[Limit]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import UNSET, Struct, structs
 
 from eventlm._version import __version__
 from eventlm.config import CoreConfig
 from eventlm.config.core import MAX_REPLICAS, check_together
 from eventlm.config.load import replace_fields
 from eventlm.config.plugin_spec import format_plugin_spec
+from eventlm.core.state.snapshot import ReplicaSnapshot
 from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
 from eventlm.events import (
+    BackendUp,
     Fact,
     Header,
     Paused,
@@ -25,12 +27,20 @@ from eventlm.events import (
     WorkerUp,
 )
 from eventlm.formatting import counted
-from eventlm.replay.cost.model import CostModel, describe_costs
+from eventlm.replay.cost.backend_model import AnyCost, describe_costs
 from eventlm.replay.rebuild import Changes, Rebuilt, SetChanges, check_set_names, errors_of_set, rebuild
 from eventlm.replay.workload.incidents import ranges_of_replicas, renumbered, sped_up
 from eventlm.replay.workload.recorded_run import RecordedRun
 
 MILLION = 1_000_000
+
+#: What a run at other servers does not show.
+_NOTES_OF_BACKENDS = [
+    "the backends' other clients are taken to be as they were, and what a backend preempts or drops of its own accord "
+    "is part of its noise",
+    "attempts fail as often as they did at that backend, the same ones on every engine; backends go down and come back "
+    "when they did",
+]
 
 
 class Alternative(Struct, frozen=True, kw_only=True):
@@ -148,7 +158,7 @@ def _with_replicas(config: CoreConfig, name: str, alternative: Alternative) -> C
 
 def check_limits(config: CoreConfig, changes: SetChanges) -> None:
     """Raise UsageError for changed limits that contradict each other, as at an engine's start."""
-    is_changed = bool(changes.settings.keys() & {"max_num_batched_tokens", "max_num_seqs"})
+    is_changed = config.forwards is UNSET and bool(changes.settings.keys() & {"max_num_batched_tokens", "max_num_seqs"})
     if is_changed and config.max_num_batched_tokens < config.max_num_seqs:
         raise UsageError(
             f"--set: max_num_batched_tokens {config.max_num_batched_tokens} is less than max_num_seqs "
@@ -169,7 +179,9 @@ def _notes(header: Header, sets: Sequence[ReplicasetRecord]) -> list[str]:
 def _notes_of_set(run: ReplicasetRecord, config: CoreConfig) -> list[str]:
     recorded = run.core
     notes = []
-    if config.num_replicas != recorded.num_replicas:
+    if config.forwards is not UNSET:
+        notes += _NOTES_OF_BACKENDS
+    elif config.num_replicas != recorded.num_replicas:
         notes.append(
             f"a step is taken to cost with {counted(config.num_replicas, 'replica')} what it cost with "
             f"{recorded.num_replicas}: each has a device, or cores, of its own"
@@ -210,7 +222,7 @@ def _changed_plugin_records(records: Sequence[PluginRecord], changes: SetChanges
     return found
 
 
-def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, costs: Sequence[CostModel]) -> Header:
+def simulated_header(run: RecordedRun, engine: AlternativeEngine, name: str, costs: Sequence[AnyCost]) -> Header:
     """The header of a simulated run, with the run that it is made from and the cost model of each replicaset."""
     description: dict[str, Any] = {
         "run": run.header.run,
@@ -238,13 +250,12 @@ def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]
     """The facts from outside that apply to the alternative, out of those that the run had."""
     changes = engine.alternative.changes
     before, here = ({each.name: each.core.num_replicas for each in sets} for sets in (run.header.sets, engine.sets))
-    ranges = ranges_of_replicas(here.values())
-    # By the first replica of each set, those that the run did not have.
-    later = {own.start: own[num_before:] for own, num_before in zip(ranges, before.values(), strict=True)}
+    facts = renumbered(_cold_start(run) + run.external_facts, before, here)
+    later = _further_replicas(facts, engine, before)
     found: list[Fact] = []
-    for fact in renumbered(_cold_start(run) + run.external_facts, before, here):
+    for fact in facts:
         found += left_swaps(fact, run.header, changes) if isinstance(fact, PolicySwapped) else [fact]
-        if isinstance(fact, WorkerUp):
+        if isinstance(fact, WorkerUp | BackendUp):
             found += [structs.replace(fact, replica=number, epoch=1) for number in later.pop(fact.replica, ())]
     # Their causes have other positions here.
     found = [structs.replace(fact, c=0) for fact in found]
@@ -252,6 +263,24 @@ def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]
     if factor_ppm == MILLION or not requests:
         return found
     return sped_up(found, first_ns=requests[0].arrival_ns, factor_ppm=factor_ppm)
+
+
+def _further_replicas(
+    facts: Sequence[Fact], engine: AlternativeEngine, before: Mapping[str, int]
+) -> dict[int, list[int]]:
+    """The replicas that the run did not have, by the one of their set with which they come up."""
+    found: dict[int, list[int]] = {}
+    alternative = engine.alternative
+    ranges = ranges_of_replicas([each.core.num_replicas for each in engine.sets])
+    for record, own in zip(engine.sets, ranges, strict=True):
+        if record.core.forwards is UNSET:
+            found[own.start] = [*own[before[record.name] :]]
+        elif alternative.replicas_of_sets.get(record.name, alternative.num_replicas) is not None:
+            # A run has replicas for backends that never came.
+            known = [fact.replica for fact in facts if isinstance(fact, BackendUp) and fact.replica in own]
+            if known:
+                found[known[0]] = [number for number in own if number not in known]
+    return found
 
 
 def left_swaps(fact: PolicySwapped, header: Header, changes: Changes) -> list[Fact]:
@@ -267,11 +296,7 @@ def _cold_start(run: RecordedRun) -> list[Fact]:
     start, now_ns = run.start, run.header.ts
     if start is None:
         return []
-    found: list[Fact] = [
-        WorkerUp(ts=now_ns, replica=index, epoch=replica.epoch)
-        for index, replica in enumerate(start.replicas)
-        if replica.up
-    ]
+    found: list[Fact] = [_up(index, replica, now_ns) for index, replica in enumerate(start.replicas) if replica.up]
     for index, (record, taken) in enumerate(zip(run.header.sets, start.sets, strict=True)):
         first = next(plugin.name for plugin in record.plugins if plugin.kind == "policy")
         if taken.policy != first:
@@ -281,3 +306,13 @@ def _cold_start(run: RecordedRun) -> list[Fact]:
     if start.paused:
         found.append(Paused(ts=now_ns))
     return found
+
+
+def _up(index: int, replica: ReplicaSnapshot, now_ns: int) -> Fact:
+    """The fact that a replica of a snapshot is up."""
+    capacity = replica.capacity
+    if capacity is UNSET:
+        return WorkerUp(ts=now_ns, replica=index, epoch=replica.epoch)
+    return BackendUp(
+        ts=now_ns, replica=index, epoch=replica.epoch, name=f"backend {index}", weight_ppm=capacity.weight_ppm
+    )

@@ -55,7 +55,7 @@ def null_test(
         under_way = UnderWay(seqs, launches_in_flight(state), run.fact_times_ns)
     first_s, end_s = core.next_seq, run.header.s + run.num_events
     # An engine's clock decides which of its timers fire together, and whether one does that was overtaken.
-    facts: list[Fact] = [*run.external_facts, *run.no_ops, *run.timers]
+    facts: list[Fact] = [*run.external_facts, *run.no_ops, *run.timers, *run.answers]
     with LogReader(path) as log:
         comparison = _Comparison(log.lines_from(first_s))
         simulator = Simulator(

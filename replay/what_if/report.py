@@ -10,8 +10,9 @@ import msgspec
 
 from eventlm.config.plugin_spec import format_plugin_spec
 from eventlm.formatting import counted
-from eventlm.replay.cost.fit import FitReport
+from eventlm.replay.cost.fit_backends import BackendsFit, ErrorsOfTimes
 from eventlm.replay.what_if.compare import MODEL_SUFFIX, SERVICE_CLASS_SUFFIX, Cell, Metric
+from eventlm.replay.what_if.costs import Fit
 from eventlm.replay.what_if.what_if import SetFound, Simulated, WhatIfResult
 from eventlm.replay.workload.recorded_policies import describe
 from eventlm.table import table
@@ -124,8 +125,9 @@ def _lines(result: WhatIfResult) -> Iterator[str]:
 
 
 def _head(result: WhatIfResult) -> Iterator[str]:
-    counts = f"{counted(result.recorded.num_requests, 'request')}, {counted(result.recorded.num_steps, 'step')}"
-    yield f"{result.path}: {counts}"
+    num_steps = result.recorded.num_steps
+    steps = f", {counted(num_steps, 'step')}" if num_steps else ""
+    yield f"{result.path}: {counted(result.recorded.num_requests, 'request')}{steps}"
     for index, found in enumerate(result.sets):
         core = found.record.core
         size = f"{counted(core.num_replicas, 'replica')}, each {counted(core.num_blocks, 'block')}"
@@ -153,15 +155,31 @@ def _whose(found: SetFound, result: WhatIfResult) -> str:
     return f"{found.record.name} ({found.record.core.models[0]}): " if len(result.sets) > 1 else ""
 
 
-def _cost(fit: FitReport | None) -> str:
+def _cost(fit: Fit | None) -> str:
     if fit is None:
         return "as given, not fitted to this run"
+    if isinstance(fit, BackendsFit):
+        return "; ".join(_backends(fit))
     held_out = f"held-out error {fit.mean:.1%} a step (median {fit.median:.1%}, p95 {fit.p95:.1%})"
     if fit.mean_near < fit.mean / 2:
         held_out += f", {fit.mean_near:.1%} with the machine's pace known"
     if not fit.mean:
         held_out = "too few for a held-out error"
     return "; ".join([f"fitted on {counted(fit.num_steps, 'step')}, {held_out}", *fit.notes])
+
+
+def _backends(fit: BackendsFit) -> Iterator[str]:
+    yield f"fitted on {counted(fit.num_answers, 'answer')} of {counted(fit.num_servers, 'backend')}"
+    yield f"held-out error of a first token {_errors(fit.first)}"
+    if fit.tokens is not None:
+        yield f"of the time between tokens {_errors(fit.tokens)}"
+    if fit.num_pooled:
+        yield f"{counted(fit.num_pooled, 'backend')} with too few answers, so fitted with the others"
+    yield from fit.notes
+
+
+def _errors(errors: ErrorsOfTimes) -> str:
+    return f"{errors.mean:.1%} (median {errors.median:.1%}, p95 {errors.p95:.1%})"
 
 
 def _headings(alternatives: Sequence[Simulated]) -> list[str]:
@@ -188,8 +206,9 @@ def _table(result: WhatIfResult, indices: range) -> Iterator[str]:
     rows.append(["requests lost", "", "", "", *(f"{each.num_lost:,}      " for each in won_lost)])
     rows.append(["not compared", "", "", "", *(f"{each.num_censored:,}      " for each in won_lost)])
     outside = [result.baseline, *(result.alternatives[index] for index in indices)]
-    shares = [f"{each.num_outside / max(each.outcome.num_steps, 1):.1%}" for each in outside]
-    rows.append(["steps unlike any recorded", "", shares[0], "", *(f"{share}      " for share in shares[1:])])
+    shares = [f"{each.num_outside / max(each.num_seen, 1):.1%}" for each in outside]
+    what = "steps" if result.recorded.num_steps else "attempts"
+    rows.append([f"{what} unlike any recorded", "", shares[0], "", *(f"{share}      " for share in shares[1:])])
     yield from table(columns, rows)
 
 

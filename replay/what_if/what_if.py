@@ -24,8 +24,8 @@ from eventlm.config.objectives import Objectives
 from eventlm.errors import EventLMError, ExitCode, UsageError
 from eventlm.events import Arrived, Gap, Header, ReplicasetRecord
 from eventlm.formatting import counted
+from eventlm.replay.cost.backend_model import AnyCost
 from eventlm.replay.cost.fit import FitReport
-from eventlm.replay.cost.model import CostModel
 from eventlm.replay.cost.recorded_steps import RecordedShapes
 from eventlm.replay.outcome import OutcomeCollector, RunOutcome
 from eventlm.replay.rebuild import Changes
@@ -33,7 +33,7 @@ from eventlm.replay.simulate.simulator import Simulator
 from eventlm.replay.simulate.timing import ModelledTiming, timings
 from eventlm.replay.simulate.trace import CHECKPOINT_EVENTS, SimulatedTrace
 from eventlm.replay.what_if.compare import Comparison, Ran, compare
-from eventlm.replay.what_if.costs import LooksAtShapes, draw_costs, given_costs, shapes_of_sets
+from eventlm.replay.what_if.costs import Fit, LooksAtShapes, draw_costs, given_costs, shapes_of_sets
 from eventlm.replay.what_if.engine import (
     Alternative,
     AlternativeEngine,
@@ -63,13 +63,14 @@ class NullTestError(EventLMError):
 class Simulated(Struct, frozen=True, kw_only=True):
     """A simulated run.
 
-    num_outside: steps whose shape lies outside those of the run. run_folder: where its trace lies; "" if none was asked
-    for. All this is of the first draw.
+    num_seen: its steps, and attempts at other servers; num_outside: those that lie outside those of the run.
+    run_folder: where its trace lies; "" if none was asked for. All this is of the first draw.
     """
 
     name: str
     description: str
     outcome: RunOutcome
+    num_seen: int
     num_outside: int
     notes: list[str]
     run_folder: str = ""
@@ -80,8 +81,8 @@ class SetFound(Struct, frozen=True, kw_only=True):
 
     record: ReplicasetRecord
     policies: list[PolicySpan]
-    cost: CostModel
-    fit: FitReport | None
+    cost: AnyCost
+    fit: Fit | None
 
 
 class WhatIfResult(Struct, frozen=True, kw_only=True):
@@ -110,8 +111,8 @@ def what_if(
     alternatives: Sequence[Alternative],
     *,
     objectives: Objectives | None = None,
-    cost_model: CostModel | None = None,
-    cost_models: Mapping[str, CostModel] | None = None,
+    cost_model: AnyCost | None = None,
+    cost_models: Mapping[str, AnyCost] | None = None,
     output: Path | str | None = None,
     window: TimeWindow | None = None,
     strict: bool = False,
@@ -165,7 +166,7 @@ def what_if(
     baseline = build_engine(header, same)
     base, base_ran = machine.simulate("baseline", baseline, None, stage("simulating the baseline"))
     unpaced_ran: list[Ran] = []
-    if follows_run and None in given:
+    if follows_run and any(isinstance(fit, FitReport) for fit in fits):
         unpaced = machine._replace(costs=draw_costs(run, given, follows_run=False)[0])
         _, unpaced_ran = unpaced.simulate("baseline", baseline, None, stage("simulating it at an even pace"))
     simulated = [
@@ -223,7 +224,7 @@ def _load_notes(loop: ClosedLoop | None, alternatives: Sequence[Alternative], ba
     return []
 
 
-def sets_found(run: RecordedRun, costs: Sequence[CostModel], fits: Sequence[FitReport | None]) -> list[SetFound]:
+def sets_found(run: RecordedRun, costs: Sequence[AnyCost], fits: Sequence[Fit | None]) -> list[SetFound]:
     """What the result says of each replicaset. costs: of the first draw."""
     return [
         SetFound(record=record, policies=policies, cost=cost, fit=fit)
@@ -276,7 +277,7 @@ class _Machine(NamedTuple):
     workloads: list[Workload]
     loop: ClosedLoop | None
     #: By draw and replicaset.
-    costs: Sequence[Sequence[CostModel]]
+    costs: Sequence[Sequence[AnyCost]]
     shapes: list[RecordedShapes]
     objectives: Objectives | None
     #: Indices in the workload of the requests that are compared, with their indices among these.
@@ -328,6 +329,7 @@ class _Machine(NamedTuple):
             name=name,
             description=alternative.describe(),
             outcome=ran.outcome,
+            num_seen=shapes.num_seen,
             num_outside=shapes.num_outside,
             notes=[*engine.notes, *swap_notes(self.run, alternative.changes)],
             run_folder=str(trace.run_folder) if trace is not None else "",

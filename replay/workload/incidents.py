@@ -13,6 +13,9 @@ from msgspec import structs
 from eventlm.core.state.replicaset import SetParts
 from eventlm.errors import UsageError
 from eventlm.events import (
+    BackendDown,
+    BackendState,
+    BackendUp,
     CacheFlushed,
     Desynced,
     Fact,
@@ -29,6 +32,9 @@ INCIDENTS = (
     WorkerUp,
     WorkerLost,
     Desynced,
+    BackendUp,
+    BackendDown,
+    BackendState,
     Paused,
     Resumed,
     PolicySwapped,
@@ -36,8 +42,10 @@ INCIDENTS = (
     CacheFlushed,
     FrontEndLost,
 )
-#: Incidents of one replica.
-OF_REPLICA = (WorkerUp, WorkerLost, Desynced)
+#: Incidents of one replica with a worker, and of one that is another server.
+OF_WORKER = (WorkerUp, WorkerLost, Desynced)
+OF_BACKEND = (BackendUp, BackendDown, BackendState)
+OF_REPLICA = (*OF_WORKER, *OF_BACKEND)
 #: Incidents of one replicaset, or of all.
 OF_SET = (PolicySwapped, PredictorSwapped, CacheFlushed)
 
@@ -72,27 +80,32 @@ def renumbered(incidents: Sequence[Fact], before: Mapping[str, int], here: Mappi
     return found
 
 
-def for_engine(incidents: Sequence[Fact], sets: Sequence[SetParts]) -> list[Fact]:
-    """The facts for an engine with these replicasets, in order.
+def for_engine(
+    incidents: Sequence[Fact], sets: Sequence[SetParts], backends: Mapping[int, BackendUp] | None = None
+) -> list[Fact]:
+    """The facts for an engine with these replicasets, in order. backends: the replicas that are other servers, with
+    their beginning.
 
-    A replica whose incidents do not begin with a worker has one from the start. Incidents of replicas that the engine
-    does not have are left out. Raises UsageError for a swap to a policy that is not installed.
+    A replica whose incidents do not begin with a worker, or a server, has one from the start. Incidents of replicas
+    that the engine does not have are left out, and those of workers where it has servers. Raises UsageError for a swap
+    to a policy that is not installed.
     """
     num_replicas = sum(each.config.num_replicas for each in sets)
+    servers = backends or {}
     begun: dict[int, Fact] = {}
     found: list[Fact] = []
     for fact in incidents:
         if isinstance(fact, PolicySwapped):
             _check_swap(fact, sets)
         if isinstance(fact, OF_REPLICA):
-            if fact.replica >= num_replicas:
+            if fact.replica >= num_replicas or isinstance(fact, OF_BACKEND) != (fact.replica in servers):
                 continue
             begun.setdefault(fact.replica, fact)
         found.append(fact)
     started: list[Fact] = [
-        WorkerUp(replica=replica, epoch=1)
+        servers.get(replica) or WorkerUp(replica=replica, epoch=1)
         for replica in range(num_replicas)
-        if not isinstance(begun.get(replica), WorkerUp)
+        if not isinstance(begun.get(replica), WorkerUp | BackendUp)
     ]
     return started + found
 
@@ -116,12 +129,12 @@ def sped_up(incidents: Sequence[Fact], *, first_ns: int, factor_ppm: int) -> lis
     found = []
     for fact in incidents:
         key = getattr(fact, "replica", "pause")
-        if isinstance(fact, WorkerUp | Resumed) and key in began:
+        if isinstance(fact, WorkerUp | BackendUp | Resumed) and key in began:
             before_ns, now_ns = began.pop(key)
             due_ns = now_ns + fact.ts - before_ns
         else:
             due_ns = fact.ts if fact.ts < first_ns else first_ns + (fact.ts - first_ns) * 1_000_000 // factor_ppm
-        if isinstance(fact, WorkerLost | Desynced | Paused):
+        if isinstance(fact, WorkerLost | Desynced | BackendDown | Paused):
             began.setdefault(key, (fact.ts, due_ns))
         found.append(structs.replace(fact, ts=due_ns))
     return sorted(found, key=lambda fact: (fact.ts, fact.s))

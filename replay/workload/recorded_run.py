@@ -29,17 +29,22 @@ from eventlm.events import (
     Event,
     Fact,
     Finished,
+    ForwardEnded,
+    ForwardFailed,
     Gap,
     GrammarReady,
     Header,
     Launched,
     Marker,
     Rejected,
+    Relayed,
     Snapshot,
     StepCompleted,
+    Streamed,
     TextEnded,
     TimerDue,
 )
+from eventlm.replay.cost.recorded_forwards import ForwardCollector
 from eventlm.replay.cost.recorded_steps import RecordedStep, StepCollector, by_set
 from eventlm.replay.workload.incidents import INCIDENTS
 from eventlm.replay.workload.recorded_policies import PolicySpan, recorded_policies
@@ -52,8 +57,10 @@ CUT_SHORT = frozenset({"cancelled", "deadline", "front_end_lost", "error"})
 
 
 class RecordedRun(Struct, frozen=True, kw_only=True):
-    """A recorded run. External facts, no-ops and timers are facts as in the log, with their times and positions.
+    """A recorded run. External facts, no-ops, timers and the facts of answers are as in the log, with their times and
+    positions.
 
+    forwards: the attempts at other servers; answers: what became of them.
     no_ops: facts without effect; only an exact repetition needs them. fact_times_ns: when each text end and cancel was
     applied, by its position. ends_ns: when each request of the workload ended or was rejected; -1: unknown.
     start: the state of the engine if the log begins in the middle of the run, else None. under_way and first_steps are
@@ -69,6 +76,8 @@ class RecordedRun(Struct, frozen=True, kw_only=True):
     markers: list[Marker]
     timers: list[TimerDue]
     steps: list[RecordedStep]
+    forwards: ForwardCollector
+    answers: list[Fact]
     fact_times_ns: dict[int, int]
     num_events: int
     last_ns: int
@@ -138,6 +147,8 @@ class _Reader:
         self.markers: list[Marker] = []
         self.timers: list[TimerDue] = []
         self.steps = StepCollector()
+        self.forwards = ForwardCollector()
+        self.answers: list[Fact] = []
         self.fact_times_ns: dict[int, int] = {}
         self.start: StateSnapshot | None = None
         self.under_way: dict[int, _Request] = {}
@@ -158,11 +169,16 @@ class _Reader:
             Cancelled: self._cancelled,
             GrammarReady: self._grammar_ready,
             TimerDue: self.timers.append,
+            Streamed: self.answers.append,
+            ForwardEnded: self.answers.append,
+            ForwardFailed: self.answers.append,
+            Relayed: self._relayed,
         }
 
     def apply(self, event: Event) -> None:
         self.last_ns = event.ts
         self.steps.apply(event)
+        self.forwards.apply(event)
         if isinstance(event, INCIDENTS):
             self.external_facts.append(event)
         elif isinstance(event, Marker):
@@ -237,6 +253,18 @@ class _Reader:
             if row in reasons and row not in dropped:
                 sample.worker_end, sample.worker_reason = len(sample.emitted_ns), reasons[row]
 
+    def _relayed(self, event: Relayed) -> None:
+        streamed = self.answers[-1] if self.answers else None
+        if not isinstance(streamed, Streamed):
+            # It lies in a gap.
+            return
+        dropped = set(event.dropped)
+        for row, (seq, index, _, total) in enumerate(streamed.rows):
+            request = self.live.get(seq)
+            if row not in dropped and request is not None:
+                sample = request.samples[index]
+                sample.emitted_ns += [event.ts] * (total - len(sample.emitted_ns))
+
     def _closing(self, event: Closing) -> None:
         request = self.live.get(event.request)
         if request is not None:
@@ -246,7 +274,11 @@ class _Reader:
         request = self.live.get(event.request)
         if request is None:
             return
-        request.samples[event.index].finish = event
+        sample = request.samples[event.index]
+        sample.finish = event
+        if event.reason not in CUT_SHORT and self.answers and self.answers[-1].s == event.c:
+            # Its server ended it, wherever that was.
+            sample.worker_end = event.position
         request.num_unfinished -= 1
         if not request.num_unfinished:
             request.end_ns = event.ts
@@ -337,6 +369,8 @@ def read_run(
             markers=reader.markers,
             timers=reader.timers,
             steps=reader.steps.steps,
+            forwards=reader.forwards,
+            answers=reader.answers,
             fact_times_ns=reader.fact_times_ns,
             num_events=log.num_lines,
             last_ns=reader.last_ns,

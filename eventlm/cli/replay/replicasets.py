@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.cli.simulate.flags import read_cost_model
 from eventlm.config import CoreConfig
+from eventlm.config.core import Forwarding
 from eventlm.config.options import did_you_mean
 from eventlm.config.plugin_spec import parse_plugin_spec, parse_value
 from eventlm.config.replicasets import split_replicaset_spec
 from eventlm.errors import UsageError
 
 if TYPE_CHECKING:
-    from eventlm.replay.cost.model import CostModel
+    from eventlm.replay.cost.backend_model import AnyCost
     from eventlm.replay.rebuild import SetChanges
 
 PLUGIN_KINDS = ("policy", "batcher", "router")
@@ -22,7 +23,7 @@ PLUGIN_KINDS = ("policy", "batcher", "router")
 SHORT_NAMES = {"blocks": "num_blocks"}
 #: Keys that change nothing of the core, and all others.
 REPLICAS, COST_MODEL, MODEL, CHANGES = "replicas", "cost_model", "model", "changes"
-_SETTINGS = (*SHORT_NAMES, *CoreConfig.__struct_fields__)
+_SETTINGS = (*SHORT_NAMES, *CoreConfig.__struct_fields__, *Forwarding.__struct_fields__)
 
 
 class OwnChanges(NamedTuple):
@@ -119,7 +120,7 @@ def changes_of(found: dict[str, OwnChanges]) -> dict[str, SetChanges]:
     return {name: own.changes for name, own in found.items() if own.changes != SetChanges()}
 
 
-def read_cost_models(path: str, of_all: str | None, found: dict[str, list[OwnChanges]]) -> dict[str, CostModel]:
+def read_cost_models(path: str, of_all: str | None, found: dict[str, list[OwnChanges]]) -> dict[str, AnyCost]:
     """By replicaset of the run at `path`, the cost models that were given: its own, else the one for all.
 
     Raises UsageError, and what LogReader raises.

@@ -18,8 +18,7 @@ from eventlm.types import parts_per_million
 
 if TYPE_CHECKING:
     from eventlm.config import Config
-    from eventlm.replay.cost.model import LinearCost
-    from eventlm.replay.cost.roofline import RooflineCost
+    from eventlm.replay.cost.files import FileCost
     from eventlm.replay.simulate.replicasets import PlacedEngine
     from eventlm.replay.workload.source import LoadedWorkload
 
@@ -28,7 +27,7 @@ WORKLOAD_HELP = "a workload file, a recorded trace or the folder of a run"
 COST_MODEL = "cost_model"
 COST_MODEL_HELP = (
     "what a step costs: a TOML file, a recorded run to fit a model to, or one of a100-llama3-8b, a100x4-llama3-70b, "
-    "h200-llama3-8b, h200x4-llama3-70b"
+    "h200-llama3-8b, h200x4-llama3-70b; with a run of backends, or backends:KEY=NUMBER,..., replicas are such servers"
 )
 #: Beyond that, arrivals come within a nanosecond of each other.
 MAX_SPEED_UP = 1_000_000
@@ -82,7 +81,7 @@ def parse_speed_up(text: str, flag: str) -> int:
     return factor_ppm
 
 
-def read_cost_model(text: str, replicaset: str = "") -> LinearCost | RooflineCost:
+def read_cost_model(text: str, replicaset: str = "") -> FileCost:
     """The model that `--cost-model` names, of this replicaset where it is a run with several; `latest` is the newest
     run. Raises UsageError, and what LogReader raises.
     """
@@ -109,7 +108,7 @@ class SimulatedConfig(NamedTuple):
 
     config: Config
     names: dict[str, str]
-    costs: dict[str, LinearCost | RooflineCost]
+    costs: dict[str, FileCost]
 
 
 def read_simulated_config(arguments: argparse.Namespace, loaded: LoadedWorkload) -> SimulatedConfig:
