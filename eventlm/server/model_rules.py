@@ -28,7 +28,7 @@ _log = structlog.get_logger("eventlm.server")
 _LAST = {"priority": LOWEST_PRIORITY, "deadline_ns": 0, "slo_ttft_ns": 0, "slo_tpot_ns": 0, "drop_if_late": False}
 
 
-class Submitted(NamedTuple, Generic[BodyT]):
+class AnsweredBody(NamedTuple, Generic[BodyT]):
     """What was submitted, and the context of the model that answers. answered_by: its name if it is not the one that
     was asked for.
     """
@@ -50,14 +50,14 @@ class _Choice(NamedTuple):
 
 async def submit(
     context: ServerContext, api: Api[BodyT], body: BodyT, data: bytes, caller: Caller, received_ns: int
-) -> Submitted[BodyT]:
+) -> AnsweredBody[BodyT]:
     """Submit a body that is `data`. The generation must be released. Raises InputError or ApiError."""
     asked = body.model or context.engine.model_names[0]
     rules = context.whole_config.models.get(asked)
     if rules is None:
         context = context.of_model(body.model)
         exchange = await Exchange.prepare(context, api, body, data, caller, received_ns)
-        return Submitted(context, body, exchange, await exchange.submit(context), "")
+        return AnsweredBody(context, body, exchange, await exchange.submit(context), "")
     shadow = rules.shadow if _is_drawn(context, caller, body, f"shadow of {asked}", rules.shadow_ppm) else ""
     for choice in _choices(context, asked, body, caller):
         own = context.of_model(choice.model)
@@ -77,7 +77,7 @@ async def submit(
             continue
         if shadow and api.has_shadows:
             context.run_beside(_answer_in_shadow(context, api, shadow, asked, data, caller, received_ns))
-        return Submitted(own, body, exchange, generation, choice.model if choice.route else "")
+        return AnsweredBody(own, body, exchange, generation, choice.model if choice.route else "")
     raise AssertionError("the last choice does not give way")
 
 

@@ -16,7 +16,7 @@ from eventlm.events import Arrived
 from eventlm.replay.workload.workload import NEVER, Cancel, Count, Patience, SequenceOutput, WorkloadRequest
 from eventlm.sampling_params import LARGEST_N
 from eventlm.scheduling_params import SchedulingParams
-from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND, RequestKind
+from eventlm.types import NANOSECONDS_PER_MILLISECOND, NANOSECONDS_PER_SECOND, ModelRoute, RequestKind
 
 #: 463 days. Rejects times since 1970.
 MAX_SECONDS = 40_000_000
@@ -77,6 +77,8 @@ class WorkloadLine(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid
     drop_if_late: bool = False
     offline: bool = False
     front_end: Count = 0
+    asked_model: str = ""
+    route: ModelRoute = ""
     search_parent: Name = 0
     seed: str = "0"
     s: Count = 0
