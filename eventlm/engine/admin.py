@@ -92,8 +92,8 @@ class ReplicaStatus(Struct, frozen=True, kw_only=True):
 
 class EngineStatus(Struct, frozen=True, kw_only=True):
     """An engine at a glance. `policies` are those that can be swapped in; `policy` is the one in force. `flushed`: the
-    answer to a flush only. `backends`: to what is asked of backends only. `num_at_lowest_priority`: of the requests,
-    those such as the lines of batches.
+    answer to a flush only. `replicas`: those with workers; `backends`: other servers, if any model has some.
+    `num_at_lowest_priority`: of the requests, those such as the lines of batches.
     """
 
     state: Literal["loading", "ready", "draining", "dead"]
@@ -210,14 +210,18 @@ def status_of(
             request.arrival.scheduling.priority == LOWEST_PRIORITY for request in state.requests.values()
         ),
         num_waiting=state.num_waiting,
-        replicas=[replica_status(replica) for replica in state.replicas],
+        replicas=replica_statuses(state),
         flushed=flushed,
         backends=backends,
     )
 
 
-def replica_status(replica: Replica) -> ReplicaStatus:
-    """A replica as it is now."""
+def replica_statuses(state: CoreState) -> list[ReplicaStatus]:
+    """The replicas with workers as they are now."""
+    return [_replica_status(replica) for replica in state.replicas if replica.capacity is None]
+
+
+def _replica_status(replica: Replica) -> ReplicaStatus:
     pool = replica.pool
     return ReplicaStatus(
         replica=replica.index,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import structlog
+from msgspec import UNSET
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
@@ -19,6 +20,7 @@ from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, AttemptId, BackendError
 from eventlm.engine.backends import actions as backend_actions
 from eventlm.engine.backends.actions import BackendAction
+from eventlm.engine.backends.backend_set import BackendSet, BackendStatus
 from eventlm.engine.backends.forwarder import HttpForwarder
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
@@ -381,21 +383,23 @@ class InferenceEngine:
         self._check_alive()
         if isinstance(action, Pause | Resume):
             self._tell_state()
-        return status_of(self.state, engine_core.core.state, flushed=flushed)
+        return status_of(self.state, engine_core.core.state, flushed=flushed, backends=self._list_backends() or UNSET)
+
+    @property
+    def _backend_sets(self) -> dict[str, BackendSet]:
+        sets = self._backends.sets
+        return {name: sets[number] for name, number in self._set_numbers.items() if number in sets}
+
+    def _list_backends(self) -> list[BackendStatus]:
+        return backend_actions.list_backends(self._backend_sets, self._require_engine_core().core.state)
 
     async def _administer_backends(self, action: BackendAction) -> EngineStatus:
-        sets = {
-            name: self._backends.sets[number]
-            for name, number in self._set_numbers.items()
-            if number in self._backends.sets
-        }
-        await backend_actions.carry_out(action, sets)
+        await backend_actions.carry_out(action, self._backend_sets)
         self._check_alive()
         # A backend that has just been added is up in the core after this.
         self._drain()
         self._check_alive()
-        state = self._require_engine_core().core.state
-        return status_of(self.state, state, backends=backend_actions.list_backends(sets, state))
+        return status_of(self.state, self._require_engine_core().core.state, backends=self._list_backends())
 
     async def resume(
         self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS

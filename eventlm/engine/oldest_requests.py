@@ -12,7 +12,7 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.core.state.step_plan import WaitCause
 from eventlm.core.wait_reason import find_present_wait_reason
-from eventlm.engine.admin import ReplicaStatus, replica_status
+from eventlm.engine.admin import ReplicaStatus, replica_statuses
 from eventlm.engine.request_registry import SampleState, sample_state
 from eventlm.scheduling_params import LOWEST_PRIORITY
 
@@ -24,20 +24,22 @@ class Wait(Struct, frozen=True, kw_only=True):
     """Why a sequence is in no step: see `eventlm.core.state.step_plan.WaitCause`.
 
     replica: the one that could take it first, -1 where none could. num_lacking: blocks that it lacks. other: the
-    request and the sample that it waits for, if it waits for one.
+    request and the sample that it waits for, if it waits for one. remaining_ns: of a backoff, until its next attempt.
     """
 
     cause: WaitCause
     replica: int
     num_lacking: int
     other: tuple[int, int] | None
+    remaining_ns: int = 0
 
 
 class ListedSequence(Struct, frozen=True, kw_only=True):
     """A sequence: the seq of its request's arrival in the trace, and which of the request's samples it is.
 
-    age_ns: since its arrival. replica: where it is or was resident, -1 before. num_restarts: how often it has lost its
-    blocks. wait: None while it is in a step.
+    age_ns: since its arrival. replica: where it is or was resident, -1 before; for other servers, as `GET
+    /admin/backends` numbers them. num_blocks: 0 there. num_restarts: how often it has lost its blocks, or an attempt
+    has failed. wait: None while it is in a step, or another server has it.
     """
 
     request: int
@@ -57,7 +59,8 @@ class ListedSequence(Struct, frozen=True, kw_only=True):
 class OldestRequests(Struct, frozen=True, kw_only=True):
     """The oldest sequences that wait and those that are resident, oldest first, and the engine at that moment.
 
-    policy: the one in force. num_requests, num_waiting: of all requests, and of all sequences that wait.
+    policy: the one in force. num_requests, num_waiting: of all requests, and of all sequences that wait. replicas:
+    those with workers.
     """
 
     paused: bool
@@ -81,7 +84,7 @@ def oldest_requests(state: CoreState, now_ns: int, limit: int) -> OldestRequests
         policy=state.policy_name,
         num_requests=len(state.requests),
         num_waiting=state.num_waiting,
-        replicas=[replica_status(replica) for replica in state.replicas],
+        replicas=replica_statuses(state),
         waiting=[_listed(state, sequence, now_ns) for sequence in islice(_waiting(state), limit)],
         running=[_listed(state, each, now_ns) for each in sorted(residents, key=attrgetter("id"))[:limit]],
     )
@@ -111,21 +114,34 @@ def _waiting(state: CoreState) -> Iterator[Sequence]:
 
 
 def _listed(state: CoreState, sequence: Sequence, now_ns: int) -> ListedSequence:
-    arrival = sequence.arrival
-    reason = find_present_wait_reason(state, sequence)
+    arrival, forwards = sequence.arrival, state.set_of(sequence).forwards
     return ListedSequence(
         request=sequence.request,
         index=sequence.index,
-        state=sample_state(sequence),
+        state=sample_state(state, sequence),
         age_ns=max(now_ns - arrival.ts, 0),
         service_class=arrival.scheduling.service_class,
         priority=arrival.scheduling.priority,
         replica=sequence.replica,
         prompt_tokens=sequence.prompt_tokens,
         output_tokens=sequence.num_output_tokens,
-        num_blocks=len(sequence.block_table),
+        num_blocks=0 if forwards is not None else len(sequence.block_table),
         num_restarts=max(sequence.residency - sequence.resident, 0),
-        wait=None
-        if reason is None
-        else Wait(cause=reason.cause, replica=reason.replica, num_lacking=reason.num_lacking, other=reason.other),
+        wait=_wait(state, sequence, now_ns),
+    )
+
+
+def _wait(state: CoreState, sequence: Sequence, now_ns: int) -> Wait | None:
+    reason = find_present_wait_reason(state, sequence)
+    if reason is None:
+        return None
+    forwards, remaining_ns = state.set_of(sequence).forwards, 0
+    if forwards is not None and reason.cause == "backoff":
+        remaining_ns = max(forwards.attempts[sequence.id].due_ns - now_ns, 0)
+    return Wait(
+        cause=reason.cause,
+        replica=reason.replica,
+        num_lacking=reason.num_lacking,
+        other=reason.other,
+        remaining_ns=remaining_ns,
     )

@@ -68,10 +68,11 @@ _STATES: dict[State, SampleState] = {
 }
 
 
-def sample_state(sequence: CoreSequence) -> SampleState:
-    """Where a sequence of the core is."""
+def sample_state(state: CoreState, sequence: CoreSequence) -> SampleState:
+    """Where a sequence of the core is. Between two attempts at other servers it waits."""
     found = _STATES[sequence.state]
-    return "preempted" if found == "waiting" and sequence.residency else found
+    is_own = state.set_of(sequence).forwards is None
+    return "preempted" if found == "waiting" and sequence.residency and is_own else found
 
 
 class SampleStatus(Struct, frozen=True, kw_only=True):
@@ -447,7 +448,7 @@ def _samples(seq: int, n: int, state: CoreState | None, rows: EndedRows) -> Iter
         row = rows.find(SequenceId(seq, index))
         found: SampleState = "finished"
         output_tokens = row.output_tokens if row is not None else 0
-        if live is not None and row is None:
+        if state is not None and live is not None and row is None:
             sequence = live.sequences[index]
-            found, output_tokens = sample_state(sequence), sequence.num_output_tokens
+            found, output_tokens = sample_state(state, sequence), sequence.num_output_tokens
         yield SampleStatus(request=seq, index=index, state=found, output_tokens=output_tokens, row=row)

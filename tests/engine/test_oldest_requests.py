@@ -10,7 +10,9 @@ from eventlm.core.state.snapshot import take
 from eventlm.engine.admin import Pause, Resume
 from eventlm.engine.oldest_requests import MAX_LISTED, ListedSequence, oldest_requests
 from eventlm.engine.request import EngineUnavailableError
+from eventlm.events import BackendDown, RetrySet
 from tests.core.rig import Rig, arrival
+from tests.core.test_forwarding import Backends
 from tests.engine.engines import SLOW, Reader, recorded, request, running, verified
 
 
@@ -64,6 +66,22 @@ def test_a_preempted_one_waits_and_says_so() -> None:
     found = oldest_requests(rig.state, rig.now_ns, limit=9)
     [listed] = [each for each in found.waiting if each.request == victim]
     assert (listed.state, listed.num_restarts, causes([listed])) == ("preempted", 1, ["sequence_limit"])
+
+
+def test_of_backends_it_says_which_has_no_room_and_when_the_next_attempt_is_due() -> None:
+    rig = Backends(1, limit=1)
+    failed, sent, waiting = rig.arrive(), rig.arrive(), rig.arrive()
+    rig.fail(failed)
+    found = oldest_requests(rig.state, rig.now_ns + 5, limit=9)
+    assert (identities(found.running), identities(found.waiting)) == ([(sent, 0)], [(failed, 0), (waiting, 0)])
+    assert causes(found.running + found.waiting) == [None, "backoff", "backend_limit"]
+    backoff = found.waiting[0]
+    [retry] = rig.of(RetrySet)
+    assert backoff.wait is not None
+    assert (backoff.wait.remaining_ns, backoff.state) == (retry.due_ns - rig.now_ns - 5, "waiting")
+    assert (backoff.num_restarts, found.running[0].num_blocks, found.replicas) == (1, 0, [])
+    rig.feed(BackendDown(replica=0, epoch=1, reason="drained"))
+    assert causes(oldest_requests(rig.state, rig.now_ns, limit=9).waiting) == ["backoff", "backend"]
 
 
 async def test_of_an_engine_and_looking_changes_nothing(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from eventlm.server.middleware import HEALTH_PATH, PING_PATH
 
 class Health(Struct, frozen=True, omit_defaults=True):
     """Reply of `/health` while requests are accepted; `paused`: they wait. waiting_for_room: replicas that wait until a
-    host has room for their workers, if there are any. unavailable: of several models those of which no worker is up.
+    host has room for their workers, if there are any. unavailable: of several models those of which no worker and no
+    backend is up.
     """
 
     status: Literal["ready", "paused"]
@@ -37,6 +38,8 @@ async def health(request: web.Request) -> web.Response:
     context.check_available()
     engine = context.engine
     if not engine.has_worker:
+        if context.forwards:
+            raise unavailable("No backend is up; requests wait for one.")
         if engine.num_waiting_for_room:
             raise unavailable("No host has room for a worker; requests wait for it.")
         raise unavailable("The worker was lost, and another one is being started; requests wait for it.")

@@ -56,7 +56,10 @@ async def test_the_whole_life_of_a_backend() -> None:
         reader.handle.cancel()
         await until(lambda: backends["a:1"].is_closed)
         assert [each.name for each in await do(engine, ListBackends())] == ["b:2"]
-        assert (await engine.administer(ReadStatus())).backends is UNSET
+        status = await engine.administer(ReadStatus())
+        assert status.backends == [b]
+        # Only those with workers are listed as replicas.
+        assert status.replicas == []
 
 
 async def test_one_that_does_not_answer_says_why() -> None:

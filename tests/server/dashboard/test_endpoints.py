@@ -137,7 +137,13 @@ def test_the_oldest_requests(guarded: RunningServer) -> None:
     guarded.engine.waiting = [LISTED] * 3
     found = guarded.request("GET", "/admin/look/requests?limit=2", headers=OPS).json()
     assert len(found["waiting"]) == 2
-    assert found["waiting"][0]["wait"] == {"cause": "blocks", "replica": 1, "num_lacking": 3, "other": [4, 0]}
+    assert found["waiting"][0]["wait"] == {
+        "cause": "blocks",
+        "replica": 1,
+        "num_lacking": 3,
+        "other": [4, 0],
+        "remaining_ns": 0,
+    }
     assert (found["policy"], found["num_waiting"]) == ("fcfs", 3)
     guarded.request("GET", "/admin/look/requests", headers=OPS)
     assert guarded.engine.limits == [2, 20]

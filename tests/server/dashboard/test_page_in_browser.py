@@ -16,7 +16,9 @@ from eventlm.engine.admin import ReplicaStatus
 from eventlm.engine.oldest_requests import ListedSequence, Wait
 from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import EngineUnavailableError
+from eventlm.events import BackendDown, BackendState
 from eventlm.metrics.aggregates import ClassMetrics, MetricsSnapshot
+from tests.metrics.test_forwarded import Measured
 from tests.processes import wait_until
 from tests.replay.index.runs import record_ranks
 from tests.server.auth.test_api_keys import TWO_KEYS, write
@@ -44,6 +46,7 @@ HOSTILE = [
     "w" * 200,
     "'\"`;--",
 ]
+BUSY = Wait(cause="backend_limit", replica=1, num_lacking=0, other=None)
 REPLICA = ReplicaStatus(
     replica=0,
     up=True,
@@ -135,6 +138,56 @@ def test_stages_and_kv_groups_are_shown(
     assert page.overflow() <= 0
 
 
+@pytest.fixture
+def gateway(guarded: RunningServer, monkeypatch: pytest.MonkeyPatch) -> RunningServer:
+    """A server of four backends and a free place: one is up, one busy, one drained, and one failed too often."""
+    quicken(guarded, 0.05)
+    rig = Measured(5, limit=4)
+    names = [HOSTILE[0], "10.0.0.2:8000", "10.0.0.3:8000", "10.0.0.4:8000"]
+    for replica, name in enumerate(names):
+        rig.feed(structs.replace(rig.up(replica, epoch=2, limit=4), name=name, kind="vllm"))
+    rig.feed(BackendDown(replica=4, epoch=1, reason="removed"))
+    rig.feed(BackendState(replica=1, epoch=2, running=7, waiting=3, kv_used_ppm=625_000))
+    at_first = rig.store.snapshot()
+    requests = [rig.arrive() for _ in range(8)]
+    for request, kind in zip(requests, ("connect", "server", "connect"), strict=False):
+        rig.fail(request, kind)
+    rig.feed(BackendDown(replica=2, epoch=2, reason="drained"))
+    rig.feed(BackendDown(replica=3, epoch=2, reason="3 failures in a row, the last: connect"))
+    for request in requests[3:]:
+        rig.stream(request)
+        rig.end(request)
+    guarded.engine.waiting = [structs.replace(LISTED, wait=BUSY)]
+    guarded.engine.running = [structs.replace(LISTED, request=4, state="running", replica=1, wait=None)]
+    snapshots = itertools.chain([at_first], itertools.repeat(rig.store.snapshot()))
+    monkeypatch.setattr(guarded.engine.store, "snapshot", lambda: next(snapshots))
+    return guarded
+
+
+@pytest.mark.parametrize("settings", [WIDE, PHONE | {"color_scheme": "dark"}])
+def test_backends_are_shown(gateway: RunningServer, open_dashboard: OpenDashboard, settings: dict[str, Any]) -> None:
+    page = open_dashboard(gateway.url, **settings).enter()
+    expect(page.page.locator(".verdict")).to_have_text("1 of 3 backends down")
+    expect(page.page.get_by_text("backend 10.0.0.2:8000 has as many requests as it may have").first).to_be_visible()
+    expect(page.figure("Attempts failed")).to_have_text("3")
+    # Nothing of steps and blocks.
+    expect(page.page.locator(".chart canvas")).to_have_count(8)
+    page.tab("Replicas").click()
+    rows = page.table("Backends").get_by_role("row")
+    # The free place is none of them.
+    expect(rows).to_have_count(5)
+    for number, words in enumerate((HOSTILE[0], "10.0.0.2:8000", "drained", "down: 3 failures in a row"), start=1):
+        expect(rows.nth(number)).to_contain_text(words)
+    expect(rows.nth(2)).to_contain_text("62.5%")
+    expect(rows.nth(1)).to_contain_text("connect 1")
+    expect(page.table("Replicas")).to_have_count(0)
+    assert page.page.locator("main img").count() == 0
+    assert page.serious_faults() == []
+    assert page.overflow() <= 0
+    page.tab("Requests").click()
+    expect(page.table("Requests that run").get_by_role("row").nth(1)).to_contain_text("10.0.0.2:8000")
+
+
 def test_one_process_has_neither_ranks_nor_stages(fed: RunningServer, open_dashboard: OpenDashboard) -> None:
     page = open_dashboard(fed.url, **WIDE).enter()
     page.tab("Replicas").click()
@@ -215,7 +268,7 @@ CAUSES: dict[Any, str] = {
     "backend_limit": "backend 1 has as many requests as it may have",
     "worker": "no worker is up",
     "backend": "no backend is up",
-    "backoff": "the next one is not due yet",
+    "backoff": "the next one is due in 1.5 s",
     "paused": "an operator",
     "draining": "still in flight",
     "grammar": "its grammar",
@@ -225,7 +278,7 @@ CAUSES: dict[Any, str] = {
 
 def test_every_cause_is_put_into_words(fed: RunningServer, open_dashboard: OpenDashboard) -> None:
     def listed(number: int, cause: Any) -> ListedSequence:
-        wait = Wait(cause=cause, replica=1, num_lacking=3, other=(4, 0))
+        wait = Wait(cause=cause, replica=1, num_lacking=3, other=(4, 0), remaining_ns=1_500_000_000)
         return structs.replace(LISTED, request=number, index=number % 2, wait=wait)
 
     fed.engine.waiting = [listed(number, cause) for number, cause in enumerate(CAUSES)]

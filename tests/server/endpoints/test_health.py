@@ -24,6 +24,13 @@ def test_ready_paused_and_draining(server: RunningServer, method_and_path: str) 
     assert server.request(method, path).status == 503
 
 
+def test_of_a_server_of_backends_it_says_so(server: RunningServer) -> None:
+    server.context.forwards = True
+    server.engine.has_worker = False
+    reply = server.request("GET", "/health")
+    assert (reply.status, reply.json()["error"]["message"]) == (503, "No backend is up; requests wait for one.")
+
+
 def test_replicas_that_wait_for_room_are_counted(server: RunningServer) -> None:
     server.engine.num_waiting_for_room = 2
     assert server.request("GET", "/health").json() == {"status": "ready", "waiting_for_room": 2}

@@ -1,8 +1,9 @@
-// Replicas and service classes, one in a row.
+// Replicas, backends and service classes, one in a row.
 
 import { h } from "preact";
 import { Card } from "./cards.js";
 import { formatDuration, formatNumber } from "./format.js";
+import { total } from "./frames.js";
 import { Table } from "./table.js";
 
 function number(title, value, format = formatNumber, note = undefined) {
@@ -45,15 +46,93 @@ const GROUP_COLUMNS = [
   number("Blocks", (row) => row.num_blocks),
 ];
 
-export function Replicas({ frames, latest, oldest }) {
-  if (!latest) return null;
-  const rows = latest.frame.replicas.map((replica, index) => ({
-    ...replica,
-    index,
-    num_cached_blocks: oldest?.replicas[index]?.num_cached_blocks,
-    preempted: sum(frames, ({ frame }) => frame.replicas[index]?.num_preemptions),
-    lost: sum(frames, ({ frame }) => frame.replicas[index]?.num_workers_lost),
-  }));
+const BACKEND_COLUMNS = [
+  { title: "Backend", value: (row) => row.name },
+  { title: "State", value: (row) => conditionOf(row) },
+  number("In flight", (row) => row.num_running, formatNumber, "Attempts of this server"),
+  number("Limit", (row) => row.limit || null, formatNumber, "How many it may have at once"),
+  number("Waiting", (row) => said(row.reported_waiting), formatNumber, "There, whoever sent them, if it says"),
+  number("KV cache", (row) => (row.reported_kv_ppm < 0 ? null : row.reported_kv_ppm / 1e4), formatPercent, "If it says"),
+  number("Tokens/s", (row) => row.generation_tokens_per_s),
+  number("TTFT p50", (row) => row.p50, formatDuration, "Since an attempt was sent, in the last second with one"),
+  number("TTFT p99", (row) => row.p99, formatDuration),
+  number("Answered", (row) => row.answered, formatNumber, "Since this page was opened, ten minutes at most"),
+  number("Failed", (row) => row.failed, formatNumber, "Attempts, since this page was opened, ten minutes at most"),
+  number("Retried", (row) => row.retried, formatNumber, "Failures after which a request was to be sent again"),
+  { title: "Failures", value: (row) => row.kinds || "–" },
+  { title: "Kind", value: (row) => row.kind || "–" },
+];
+
+const said = (value) => (value < 0 ? null : value);
+
+function conditionOf({ is_up, down_reason }) {
+  if (is_up || down_reason === "drained") return is_up ? "up" : "drained";
+  return down_reason ? `down: ${down_reason}` : "down";
+}
+
+function backendRows({ frames, latest }) {
+  return latest.frame.replicas.flatMap(({ backend, is_up, generation_tokens_per_s }, index) => {
+    if (!backend) return [];
+    const own = frames
+      .map(({ frame }) => frame.replicas[index]?.backend)
+      .filter((each) => each?.name === backend.name);
+    const failures = {};
+    for (const { failures: added } of own)
+      for (const [kind, count] of Object.entries(added)) failures[kind] = (failures[kind] ?? 0) + count;
+    return {
+      ...backend,
+      is_up,
+      generation_tokens_per_s,
+      p50: last(own, "p50"),
+      p99: last(own, "p99"),
+      answered: sum(own, (each) => each.num_answers),
+      failed: total(failures),
+      retried: sum(own, (each) => each.num_retries),
+      kinds: Object.entries(failures)
+        .map(([kind, count]) => `${kind} ${formatNumber(count)}`)
+        .join(", "),
+    };
+  });
+}
+
+function last(backends, percentile) {
+  return backends.findLast((each) => each.first_token_ns.count)?.first_token_ns[percentile] ?? null;
+}
+
+/** The replicas with workers, and the other servers. */
+export function Replicas(views) {
+  if (!views.latest) return null;
+  const { replicas } = views.latest.frame;
+  const hasOwn = replicas.some((each) => !each.forwards);
+  return [
+    replicas.some((each) => each.forwards) &&
+      h(
+        Card,
+        { key: "backends", title: "Backends" },
+        h(Table, {
+          caption: "Backends",
+          columns: BACKEND_COLUMNS,
+          rows: backendRows(views),
+          empty: "No backend has answered yet.",
+        }),
+      ),
+    (hasOwn || !replicas.length) && h(OwnReplicas, { key: "own", ...views }),
+  ];
+}
+
+function OwnReplicas({ frames, latest, oldest }) {
+  const cached = new Map(oldest?.replicas.map((each) => [each.replica, each.num_cached_blocks]));
+  const rows = latest.frame.replicas.flatMap((replica, index) =>
+    replica.forwards
+      ? []
+      : {
+          ...replica,
+          index,
+          num_cached_blocks: cached.get(index),
+          preempted: sum(frames, ({ frame }) => frame.replicas[index]?.num_preemptions),
+          lost: sum(frames, ({ frame }) => frame.replicas[index]?.num_workers_lost),
+        },
+  );
   const [first, ...others] = REPLICA_COLUMNS;
   const columns = rows.some((row) => row.ranks) ? [first, RANKS, ...others] : REPLICA_COLUMNS;
   return [

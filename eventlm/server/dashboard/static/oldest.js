@@ -16,21 +16,30 @@ const CAUSES = {
   blocks: ({ replica, num_lacking }) =>
     `replica ${replica} has ${formatNumber(num_lacking)} ${num_lacking === 1 ? "block" : "blocks"} too few`,
   sequence_limit: ({ replica }) => `all sequence slots of replica ${replica} are taken`,
-  avoided: ({ replica }) => `it has just failed on backend ${replica}, and the others have no room`,
-  backend_limit: ({ replica }) => `backend ${replica} has as many requests as it may have`,
+  avoided: ({ replica }, backends) => `it has just failed on ${backendOf(replica, backends)}, and the others have no room`,
+  backend_limit: ({ replica }, backends) => `${backendOf(replica, backends)} has as many requests as it may have`,
   worker: () => "no worker is up",
   backend: () => "no backend is up",
-  backoff: () => "an attempt has failed, and the next one is not due yet",
+  backoff: ({ remaining_ns }) => `an attempt has failed, and the next one is due in ${formatDuration(remaining_ns)}`,
   paused: () => "an operator has paused the engine",
   draining: () => "it was preempted, and steps of it are still in flight",
   grammar: () => "its grammar is being built",
   text_end: () => "the end of its text is being looked for",
 };
 
-/** Why a sequence waits, as a clause. One without a reason has just been taken into a step. */
-export function describeWait(wait) {
+/** Why a sequence waits, as a clause. One without a reason has just been taken into a step. backends: names by replica. */
+export function describeWait(wait, backends) {
   if (!wait) return "it is in a step";
-  return CAUSES[wait.cause]?.(wait) ?? wait.cause;
+  return CAUSES[wait.cause]?.(wait, backends) ?? wait.cause;
+}
+
+/** The names of backends by replica, of the latest frame. */
+export function backendNames(latest) {
+  return latest?.frame.replicas.map(({ backend }) => backend?.name) ?? [];
+}
+
+function backendOf(replica, backends) {
+  return `backend ${backends[replica] ?? replica}`;
 }
 
 function name(other) {
@@ -44,18 +53,24 @@ export function nameOf({ request, index }) {
 
 const REQUEST = { title: "Request", value: nameOf, note: "The number of its arrival in the trace" };
 const AGE = { title: "Age", value: (row) => row.age_ns, format: formatDuration, number: true };
-const WHY = { title: "Why it waits", value: (row) => describeWait(row.wait) };
-const LEFT_OUT = { title: "In no step because", value: (row) => (row.wait ? describeWait(row.wait) : "–") };
 const CLASS = { title: "Class", value: (row) => row.service_class || "–" };
 const PRIORITY = { title: "Priority", value: (row) => row.priority, number: true };
 const PROMPT = { title: "Prompt", value: (row) => row.prompt_tokens, format: formatNumber, number: true };
 const OUTPUT = { title: "Output", value: (row) => row.output_tokens, format: formatNumber, number: true };
 const RESTARTS = { title: "Restarts", value: (row) => row.num_restarts, number: true };
-const REPLICA = { title: "Replica", value: (row) => row.replica, number: true };
 const BLOCKS = { title: "Blocks", value: (row) => row.num_blocks, format: formatNumber, number: true };
 
-export function OldestTables({ oldest }) {
+export function OldestTables({ oldest, latest }) {
   if (!oldest) return h("p", { class: "note" }, "The requests are on their way.");
+  const backends = backendNames(latest);
+  const WHY = { title: "Why it waits", value: (row) => describeWait(row.wait, backends) };
+  const LEFT_OUT = {
+    title: "In no step because",
+    value: (row) => (row.wait ? describeWait(row.wait, backends) : "–"),
+  };
+  const WHERE = backends.some(Boolean)
+    ? { title: "Where", value: (row) => backends[row.replica] ?? `replica ${row.replica}` }
+    : { title: "Replica", value: (row) => row.replica, number: true };
   return [
     h(
       Card,
@@ -72,7 +87,7 @@ export function OldestTables({ oldest }) {
       { key: "running", title: "Running longest" },
       h(Table, {
         caption: "Requests that run",
-        columns: [REQUEST, AGE, REPLICA, PROMPT, OUTPUT, BLOCKS, CLASS, PRIORITY, RESTARTS, LEFT_OUT],
+        columns: [REQUEST, AGE, WHERE, PROMPT, OUTPUT, BLOCKS, CLASS, PRIORITY, RESTARTS, LEFT_OUT],
         rows: oldest.running,
         empty: "Nothing runs.",
       }),
