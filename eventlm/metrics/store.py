@@ -123,6 +123,11 @@ class MetricsStore:
             for identity, sequence in sorted(self._sequences.items())
         ]
 
+    def backend_name(self, replica: int) -> str:
+        """The address of the server that a replica stands for; empty if the log has not told it."""
+        backend = self._replicas[replica].metrics.backend
+        return "" if backend is None else backend.name
+
     @property
     def next_s(self) -> int:
         """The position after the last event taken in."""

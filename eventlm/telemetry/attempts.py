@@ -29,6 +29,8 @@ from eventlm.events import (
 )
 
 Identity = tuple[int, int]
+#: Ends of attempts that did not fail.
+NO_FAILURES = ("answered", "withdrawn", "cut")
 ForwardedPhase = Literal["prefill", "decode", "retry"]
 
 

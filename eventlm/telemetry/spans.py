@@ -3,8 +3,10 @@
     llm_request              a request, from its reception to its last end; its parent is the caller's span, if known
       sample                 each of its samples, if it has several
         edge, queue, prefill, decode, preempted, recompute, retry, text_end
+        attempt            to have another server answer it
 
-Phases follow each other without gaps, so their durations add up to the span above them. Attributes are those of the
+Phases follow each other without gaps, so their durations add up to the span above them. Attempts lie beside them, and
+one may begin while another goes on. Attributes are those of the
 semantic conventions for generative AI, those that vLLM and SGLang add (`gen_ai.latency.*`, in seconds, and
 `gen_ai.usage.*_tokens`), and our own with the prefix `eventlm.`. Ids are hashes of the run's name and the request, so
 that the same log always gives the same spans. A request that was live where the log begins is one from there on.
@@ -21,7 +23,7 @@ from msgspec import Struct
 from eventlm.events import Arrived, Event, Finished, Header, Preempted, Rejected
 from eventlm.metrics.rows import RelayedTokens, RequestRow, StepRow
 from eventlm.metrics.store import MetricsStore
-from eventlm.telemetry.attempts import TracedAttempt
+from eventlm.telemetry.attempts import NO_FAILURES, TracedAttempt
 from eventlm.telemetry.phases import PhaseFold, TracedSequence, TracedStep
 from eventlm.types import NANOSECONDS_PER_SECOND, RequestKind, TimeWindow
 
@@ -152,7 +154,7 @@ class SpanBuilder:
                 name=sequence.phase,
                 trace_id=self._trace_id(request),
                 span_id=self._id(request, index, sequence.phase, sequence.phase_ns),
-                parent_id=self._id(request, index) if sequence.arrival.n > 1 else self._id(request),
+                parent_id=self._parent_id(sequence.arrival, index),
                 start_ns=self._unix_start_ns + sequence.phase_ns,
                 end_ns=self._unix_start_ns + ns,
                 attributes=attributes,
@@ -254,22 +256,37 @@ class SpanBuilder:
         """Steps are no spans: they belong to many requests."""
 
     def attempt_ended(self, attempt: TracedAttempt) -> None:
-        """One at another server becomes an event of the request's span."""
+        """One at another server becomes a span beside the phases of its sequence."""
         request = self._requests.get(attempt.request)
         if request is None:
             return
         attributes: Attributes = {
             "eventlm.attempt": attempt.number,
-            "eventlm.sample": attempt.index,
             "eventlm.replica": attempt.replica,
             "eventlm.end": attempt.end,
-            "eventlm.seconds": (attempt.ended_ns - attempt.sent_ns) / NANOSECONDS_PER_SECOND,
+            "eventlm.hedge": str(attempt.is_hedge).lower(),
+            "gen_ai.usage.output_tokens": attempt.total - attempt.before,
         }
+        if backend := self._store.backend_name(attempt.replica):
+            attributes["server.address"] = backend
         if attempt.first_ns >= 0:
             attributes["eventlm.first_token_seconds"] = (attempt.first_ns - attempt.sent_ns) / NANOSECONDS_PER_SECOND
         if attempt.status:
             attributes["http.response.status_code"] = attempt.status
-        request.events.append(SpanEvent("attempt", self._unix_start_ns + attempt.ended_ns, attributes))
+        error = "" if attempt.end in NO_FAILURES else attempt.end
+        self._send(
+            attempt.request,
+            Span(
+                name="attempt",
+                trace_id=self._trace_id(attempt.request),
+                span_id=self._id(attempt.request, attempt.index, "attempt", attempt.number),
+                parent_id=self._parent_id(request.arrival, attempt.index),
+                start_ns=self._unix_start_ns + attempt.sent_ns,
+                end_ns=self._unix_start_ns + attempt.ended_ns,
+                attributes=attributes | ({"error.type": error} if error else {}),
+                error=error,
+            ),
+        )
 
     def request_ended(self, row: RequestRow) -> None:
         """Keep the row for the end of the sequence, which is the same event."""
@@ -280,6 +297,10 @@ class SpanBuilder:
 
     def tokens_relayed(self, row: RelayedTokens) -> None:
         """Nor are those of tokens."""
+
+    def _parent_id(self, arrival: Arrived, index: int) -> str:
+        """Of what lies below a sequence: its own span if its request has several, else the request's."""
+        return self._id(arrival.s, index) if arrival.n > 1 else self._id(arrival.s)
 
     def _trace_id(self, request: int) -> str:
         parent = self._parents[request]

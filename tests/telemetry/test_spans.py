@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from eventlm.bus.log_reader import LogReader
+from eventlm.events import Arrived, Forwarded, ForwardFailed
 from eventlm.metrics.rows import RequestRow
 from eventlm.telemetry.phases import UNFINISHED
 from eventlm.telemetry.spans import ROOT_NAME, Span, SpanBuilder, SpanContext
 from eventlm.types import TimeWindow
+from tests.replay.backend_runs import record_backends
 from tests.replay.branch_runs import without_first_half
 from tests.replay.explained_logs import read
 from tests.replay.golden import FOLDER
@@ -18,7 +21,7 @@ from tests.replay.traces import Objects, read_objects, tampered, write_objects
 from tests.replay.workload_runs import record
 
 TIGHT = FOLDER / "edf_tight.jsonl"
-PHASES = ("edge", "queue", "prefill", "decode", "preempted", "recompute", "text_end")
+PHASES = ("edge", "queue", "prefill", "decode", "preempted", "recompute", "retry", "text_end")
 
 
 def spans_of(path: Path, window: TimeWindow | None = None) -> list[Span]:
@@ -53,6 +56,37 @@ def test_a_request_that_was_live_where_the_log_begins_is_a_span_from_there_on(tm
     before = [span for span in roots if int(str(span.attributes["eventlm.request"])) < header.s]
     assert before
     assert {span.start_ns - int(header.unix_start_ns) for span in before} == {header.ts}
+
+
+@pytest.mark.parametrize("seed", [0, 1, 3])
+def test_an_attempt_at_another_server_is_a_span_beside_the_phases(tmp_path: Path, seed: int) -> None:
+    path = record_backends(tmp_path, seed)
+    events = read(path).events
+    spans = spans_of(path)
+    by_id = {span.span_id: span for span in spans}
+    assert len(by_id) == len(spans)
+    attempts = [span for span in spans if span.name == "attempt"]
+    sent = [event for event in events if isinstance(event, Forwarded)]
+    assert len(attempts) == len(sent)
+    n = {event.s: event.n for event in events if isinstance(event, Arrived)}
+    for span in attempts:
+        above = by_id[span.parent_id]
+        assert above.start_ns <= span.start_ns <= span.end_ns <= above.end_ns
+        root = by_id[above.parent_id] if above.name == "sample" else above
+        assert (above.name == "sample") == (n[int(str(root.attributes["eventlm.request"]))] > 1)
+        assert span.attributes["server.address"] == f"backend-{span.attributes['eventlm.replica']}:8000"
+        assert span.error == span.attributes.get("error.type", "")
+    ends = Counter(span.error for span in attempts)
+    failures = Counter(event.kind for event in events if isinstance(event, ForwardFailed))
+    # A failure of an attempt that does not count any more is none.
+    assert all(ends[kind] <= count for kind, count in failures.items())
+    assert sum(ends.values()) - ends[""] > 0
+    hedges = sum(span.attributes["eventlm.hedge"] == "true" for span in attempts)
+    assert hedges == sum(event.hedge for event in sent)
+    for span in spans:
+        below = [each for each in spans if each.parent_id == span.span_id and each.name in PHASES]
+        if below:
+            assert sum(each.end_ns - each.start_ns for each in below) == span.end_ns - span.start_ns
 
 
 def check_sums(trace: Path) -> None:
