@@ -18,7 +18,7 @@ class SessionAffinity(Router, frozen=True, kw_only=True):
     """
 
     #: How many more tokens (admitted and waiting) the replica of a session may have to do than the least loaded one.
-    spill_tokens: Annotated[int, Meta(ge=0)] = 32_768
+    spill_tokens: Annotated[int, Meta(ge=0)] = 8_192
 
     def route(self, request: RequestView, replicas: Seq[ReplicaView]) -> int | None:
         likely = (replicas[position] for position in contenders(replicas, 0))

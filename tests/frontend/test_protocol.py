@@ -8,8 +8,10 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config, ServerConfig
+from eventlm.config.backends import BackendSpec
 from eventlm.engine.admin import SwapPolicy
 from eventlm.engine.backend import AnswerDelta, AnswerUsage, BackendFailure, CallPart, ForwardedRequest
+from eventlm.engine.backends.actions import AddBackend
 from eventlm.engine.object_store.actions import (
     ChangeObject,
     DuplicateItemError,
@@ -168,6 +170,7 @@ def test_messages_of_the_engine_arrive_as_sent(message: Any) -> None:
         Call(6, CallOnReply("status", "cmpl-1", "somebody")),
         Call(7, CallOnReply("explain", "cmpl-1", "somebody")),
         Call(8, Administer(SwapPolicy("edf"))),
+        Call(8, Administer(AddBackend(spec=BackendSpec(url="http://a:1", key="k", weight=2.0), model="m"))),
         Call(9, CallOnObject(PutObject(kind="k", id="a", owner="me", data=b"\xff", items=[StoredItem("1", b"\0")]))),
         Call(10, CallOnObject(ChangeObject(kind="k", id="a", owner="me", items=[], hold=False, holder=2))),
         Call(11, CallOnObject(GetItem(owner="me", item_id="1"))),
