@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config.objectives import Objectives
@@ -37,6 +37,7 @@ from eventlm.replay.branch.engine import (
 from eventlm.replay.branch.pairing import RequestPair, pair_requests
 from eventlm.replay.branch.point import BranchPoint
 from eventlm.replay.cost.backend_model import AnyCost
+from eventlm.replay.cost.fit import FitReport
 from eventlm.replay.cost.recorded_steps import RecordedShapes, RecordedStep
 from eventlm.replay.outcome import OutcomeCollector
 from eventlm.replay.rebuild import Changes
@@ -98,11 +99,6 @@ def branch(
     changes = changes or Changes()
     stage = stages_of(on_progress)
     with LogReader(path) as log:
-        if any(record.core.forwards is not UNSET for record in log.header.sets):
-            raise UsageError(
-                f"{path}: what is under way at backends in the middle of a run cannot go on in a branch; `eventlm "
-                "replay` runs the whole work under a change"
-            )
         given = given_costs(log.header, cost_model, cost_models or {})
         found = build_branch_engine(log.header, point, changes)
         unchanged = Changes(trust_local_plugins=changes.trust_local_plugins)
@@ -124,7 +120,7 @@ def branch(
     costs = costs[:num_draws]
     base, base_ran = rest.simulate("baseline", baseline, costs, None, stage("simulating the rest of the run"))
     unpaced_ran: list[Ran] = []
-    if None in given:
+    if any(isinstance(fit, FitReport) for fit in fits):
         unpaced = draw_costs(run, given, follows_run=False)[0][:num_draws]
         _, unpaced_ran = rest.simulate("baseline", baseline, unpaced, None, stage("simulating it at an even pace"))
     simulated, ran = rest.simulate("branch", found, costs, output, stage("simulating the branch"))

@@ -7,12 +7,16 @@ engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import abc
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
 from msgspec import Struct, structs
 
 from eventlm.core.predictor import StepShape
+from eventlm.core.state.backend_state import Attempts
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import Sequence
 from eventlm.events import BackendState, Fact, Forwarded, ForwardEnded, ForwardFailed, Relayed, Streamed, Withdrawn
 from eventlm.replay.cost.backend_model import BackendCost, FailureRate
 from eventlm.replay.cost.model import MILLION, draw
@@ -79,7 +83,7 @@ def answer_of(request: WorkloadRequest, index: int) -> WholeAnswer:
 class _Attempt(Struct, eq=False):
     """A request that a server has. prompt_tokens: that its cache lacks. shown: output tokens before this attempt, told:
     with it so far. answer: all of it. first_ppm, token_ppm: times over those of the model. failure: it ends so, after
-    the tokens of `answer`. began_at: the server's progress at its first token.
+    the tokens of `answer`. began_at: the server's progress at its first token. waited_ns: how long ago it was sent.
     """
 
     name: AttemptName
@@ -91,6 +95,7 @@ class _Attempt(Struct, eq=False):
     token_ppm: int
     failure: FailureRate | None = None
     began_at: int = -1
+    waited_ns: int = 0
 
     @property
     def ends_at(self) -> int:
@@ -135,6 +140,11 @@ class SimulatedBackend:
         self._waiting[attempt.name] = attempt
         self._start_next()
 
+    def resume(self, attempt: _Attempt) -> None:
+        """Have a request whose answer has begun."""
+        self._run(attempt)
+        self._plan()
+
     def end(self, name: AttemptName) -> None:
         """Nobody wants this answer any more; nothing if it has none under way."""
         self._advance()
@@ -156,7 +166,7 @@ class SimulatedBackend:
             )
             self._prompts_ns = max(self._prompts_ns, now_ns) + cost.prefill_ns(attempt.prompt_tokens)
             self._stalled_ns = max(self._stalled_ns, now_ns) + cost.stall_ps * attempt.prompt_tokens // 1000
-            due_ns = now_ns + max(taken_ns * attempt.first_ppm // MILLION, 1)
+            due_ns = now_ns + max(taken_ns * attempt.first_ppm // MILLION - attempt.waited_ns, 1)
             self._agenda.at(due_ns, lambda attempt=attempt: self._begin(attempt))  # type: ignore[misc]
         self._plan()
 
@@ -164,13 +174,17 @@ class SimulatedBackend:
         """The first token of an answer."""
         if self._entering.pop(attempt.name, None) is None:
             return
+        self._run(attempt)
+        self._tell([attempt])
+        self._start_next()
+
+    def _run(self, attempt: _Attempt) -> None:
+        """It has just had the first token after those that were shown."""
         self._advance()
         if not self._running:
             self._told_at = self._progress
         attempt.began_at = self._progress
         self._running[attempt.name] = attempt
-        self._tell([attempt])
-        self._start_next()
 
     def _go_on(self, wake: int) -> None:
         if wake == self._wake:
@@ -179,7 +193,7 @@ class SimulatedBackend:
             self._tell(list(self._running.values()))
             self._start_next()
 
-    def _tell(self, attempts: Sequence[_Attempt]) -> None:
+    def _tell(self, attempts: abc.Sequence[_Attempt]) -> None:
         """Put the facts of what has come of some answers, and their ends."""
         rows, ended = [], []
         for attempt in attempts:
@@ -230,7 +244,7 @@ class SimulatedBackend:
 class SimulatedBackends:
     """All replicas of an engine that are other servers. models: by replica; None: its facts come from elsewhere."""
 
-    def __init__(self, models: Sequence[ModelledBackend | None], agenda: Agenda) -> None:
+    def __init__(self, models: abc.Sequence[ModelledBackend | None], agenda: Agenda) -> None:
         self._agenda = agenda
         self._models = models
         self._servers = [None if model is None else SimulatedBackend(model.cost, agenda) for model in models]
@@ -247,40 +261,51 @@ class SimulatedBackends:
         model, server = self._models[forwarded.replica], self._servers[forwarded.replica]
         if model is None or server is None:
             return
-        name = (*identity, forwarded.attempt)
-        cost = model.cost
-        prompt_tokens = max(request.arrival.prompt_tokens + shown - forwarded.cached_tokens, 0)
+        drawn = _Draws(model.seed, number * _SAMPLES + forwarded.index, forwarded.attempt)
+        attempt = _attempt((*identity, forwarded.attempt), request, shown, forwarded.cached_tokens, model.cost, drawn)
         if model.look is not None:
-            model.look(StepShape(prefill_tokens=prompt_tokens, num_decodes=server.num_answers))
-
-        def drawn(what: int, choices: int) -> int:
-            """One of so many numbers, for this attempt."""
-            key = number * _SAMPLES + forwarded.index
-            return draw(model.seed, key, forwarded.attempt * (_TOKENS + 1) + what) * choices >> 64
-
-        answer = answer_of(request, forwarded.index)
-        failure = _failure(cost, drawn(_FAILS, MILLION))
+            model.look(StepShape(prefill_tokens=attempt.prompt_tokens, num_decodes=server.num_answers))
+        failure = _failure(model.cost, drawn.one_of(_FAILS, MILLION))
         if failure is not None:
-            # Of these so many come after some tokens.
-            begins = drawn(_WHERE, MILLION) < failure.begun_ppm and answer.num_tokens > shown
-            if not begins:
+            num_tokens, reason = attempt.answer
+            if drawn.one_of(_WHERE, MILLION) >= failure.begun_ppm or num_tokens <= shown:
                 due_ns = self._agenda.now_ns() + failure.delay_ns
-                self._agenda.at(due_ns, lambda: self._agenda.put(failed(name, failure)))
+                self._agenda.at(due_ns, lambda: self._agenda.put(failed(attempt.name, failure)))
                 return
-            answer = WholeAnswer(shown + 1 + drawn(_WHERE, answer.num_tokens - shown), answer.reason)
-        firsts, tokens = cost.first_ratios_ppm, cost.token_ratios_ppm
-        server.forward(
-            _Attempt(
-                name=name,
-                prompt_tokens=prompt_tokens,
-                shown=shown,
-                told=shown,
-                answer=answer,
-                first_ppm=firsts[drawn(_FIRST, len(firsts))] if firsts else MILLION,
-                token_ppm=tokens[drawn(_TOKENS, len(tokens))] if tokens else MILLION,
-                failure=failure,
-            )
-        )
+            attempt.failure = failure
+            attempt.answer = WholeAnswer(shown + 1 + drawn.one_of(_WHERE, num_tokens - shown), reason)
+        server.forward(attempt)
+
+    def resume(self, state: CoreState, live: Mapping[int, WorkloadRequest]) -> None:
+        """Go on with the sequences that are under way where the simulation begins; what has not failed yet does not.
+        live: the first requests of the workload, by their seqs.
+        """
+        numbers = {seq: number for number, seq in enumerate(live)}
+        for replicaset in state.replicasets:
+            for identity, attempts in replicaset.forwards.attempts.items() if replicaset.forwards is not None else ():
+                seq, index = identity
+                self._resume(state.requests[seq].sequences[index], attempts, live[seq], numbers[seq])
+
+    def _resume(self, sequence: Sequence, attempts: Attempts, request: WorkloadRequest, number: int) -> None:
+        shown, now_ns = sequence.num_output_tokens, self._agenda.now_ns()
+        self._shown[sequence.id] = shown
+        replicas = self._replicas[sequence.id] = {}
+        of_attempts = ((attempts.current, sequence.replica), (attempts.hedge, attempts.hedge_replica))
+        for attempt, replica in of_attempts:
+            if not attempt:
+                continue
+            replicas[attempt] = replica
+            model, server = self._models[replica], self._servers[replica]
+            if model is None or server is None:
+                continue
+            drawn = _Draws(model.seed, number * _SAMPLES + sequence.index, attempt)
+            made = _attempt((*sequence.id, attempt), request, shown, sequence.cached_tokens, model.cost, drawn)
+            if shown:
+                made.shown -= 1
+                server.resume(made)
+            else:
+                made.waited_ns = now_ns - attempts.sent_ns
+                server.forward(made)
 
     def withdraw(self, withdrawn: Withdrawn) -> None:
         """An attempt is ended."""
@@ -317,6 +342,34 @@ class SimulatedBackends:
         server = self._servers[replica]
         if server is not None:
             server.end(name)
+
+
+class _Draws(NamedTuple):
+    """What is drawn for an attempt of a sequence: the same on every engine."""
+
+    seed: int
+    key: int
+    attempt: int
+
+    def one_of(self, what: int, choices: int) -> int:
+        """One of so many numbers."""
+        return draw(self.seed, self.key, self.attempt * (_TOKENS + 1) + what) * choices >> 64
+
+
+def _attempt(
+    name: AttemptName, request: WorkloadRequest, shown: int, cached_tokens: int, cost: BackendCost, drawn: _Draws
+) -> _Attempt:
+    """An attempt that does not fail."""
+    firsts, tokens = cost.first_ratios_ppm, cost.token_ratios_ppm
+    return _Attempt(
+        name=name,
+        prompt_tokens=max(request.arrival.prompt_tokens + shown - cached_tokens, 0),
+        shown=shown,
+        told=shown,
+        answer=answer_of(request, name[1]),
+        first_ppm=firsts[drawn.one_of(_FIRST, len(firsts))] if firsts else MILLION,
+        token_ppm=tokens[drawn.one_of(_TOKENS, len(tokens))] if tokens else MILLION,
+    )
 
 
 def _failure(cost: BackendCost, drawn: int) -> FailureRate | None:

@@ -152,6 +152,7 @@ class Simulator:
             self._num_unended[seq] = admitted.num_unfinished
             self._live.resume(request, admitted)
             self._resume_request(request, admitted, under_way.fact_times_ns)
+        self._backends.resume(state, {seq: self._workload.requests[n] for n, seq in enumerate(under_way.seqs)})
         self._workers = [replica.worker for replica in state.replicas]
         for launched in under_way.launches:
             self._launched(launched)

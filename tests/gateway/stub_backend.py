@@ -87,10 +87,12 @@ class StubBackend:
     """See the module. Use it in `async with`.
 
     num_tokens: of each answer, at most as many as the request allows. first_delay, token_delay: seconds before the
-    first token and before each other. tokens_per_chunk: in one event. max_concurrency: requests beyond wait in its own
-    queue; 0: none wait. key: the bearer key that it wants. cache_blocks: size of its prefix cache in blocks of
-    `block_characters`. reasoning: comes before each answer. calls: tool calls of each answer, (name, arguments).
-    metrics: whether `/metrics` is there. max_model_len: as it says. port: 0: any.
+    first token and before each other. prompt_token_delay: for each token of a prompt that is not cached, one prompt
+    after the other; running_delay: more before each token for each other request that runs. tokens_per_chunk: in one
+    event. max_concurrency: requests beyond wait in its own queue; 0: none wait. key: the bearer key that it wants.
+    cache_blocks: size of its prefix cache in blocks of `block_characters`. reasoning: comes before each answer. calls:
+    tool calls of each answer, (name, arguments). metrics: whether `/metrics` is there. max_model_len: as it says. port:
+    0: any.
     """
 
     kind: BackendKind = "vllm"
@@ -98,6 +100,8 @@ class StubBackend:
     num_tokens: int = 8
     first_delay: float = 0.0
     token_delay: float = 0.0
+    prompt_token_delay: float = 0.0
+    running_delay: float = 0.0
     tokens_per_chunk: int = 1
     max_concurrency: int = 0
     key: str = ""
@@ -128,6 +132,7 @@ class StubBackend:
     def __post_init__(self) -> None:
         self._cache: OrderedDict[str, None] = OrderedDict()
         self._room = asyncio.Condition()
+        self._prefill = asyncio.Lock()
         self._runner: web.AppRunner | None = None
 
     @property
@@ -271,6 +276,9 @@ class StubBackend:
         num_cached = self._look_up(base)
         if fault is not None and fault.kind == "hang":
             await asyncio.Event().wait()
+        if self.prompt_token_delay:
+            async with self._prefill:
+                await asyncio.sleep((len(base) // _CHARACTERS_PER_TOKEN - num_cached) * self.prompt_token_delay)
         await asyncio.sleep(self.first_delay)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -291,7 +299,7 @@ class StubBackend:
             if fault is not None and start >= fault.after:
                 break
             if start and self.token_delay:
-                await asyncio.sleep(self.token_delay)
+                await asyncio.sleep(self.token_delay + self.running_delay * (self.num_running - 1))
             part = tokens[start : start + step]
             await response.write(chunk.tokens(part, has_ids=wants_ids))
             await asyncio.sleep(0)
@@ -477,7 +485,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     for name, default in (("num_tokens", 64), ("tokens_per_chunk", 1), ("max_concurrency", 0), ("cache_blocks", 0)):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default)
-    for name in ("first_delay", "token_delay"):
+    for name in ("first_delay", "token_delay", "prompt_token_delay", "running_delay"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=float, default=0.0)
     asyncio.run(_serve(StubBackend(**vars(parser.parse_args()))))
 
