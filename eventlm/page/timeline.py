@@ -14,10 +14,16 @@ from numpy.typing import ArrayLike
 from eventlm.page.columns import pack_columns
 
 #: What a request can be doing; codes are places in this list. A `stalled` one is admitted, but in no step. An exchange
-#: is of a step, on its way to a lane.
-PHASES = ("waiting", "prefill", "decode", "preempted", "recompute", "swapped", "stalled", "exchange")
+#: is of a step, on its way to a lane. The last three are of a request that another server has, or had.
+PHASES = (
+    *("waiting", "prefill", "decode", "preempted", "recompute", "swapped", "stalled", "exchange"),
+    *("first token there", "streaming", "retry"),
+)
 #: What can happen; codes are places in this list. A gap is a stretch of which nothing was recorded.
-MARKS = ("preempted", "swapped out", "worker lost", "gap", "rejected", "failed", "cancelled")
+MARKS = (
+    *("preempted", "swapped out", "worker lost", "gap", "rejected", "failed", "cancelled"),
+    *("attempt failed", "backend down"),
+)
 
 _REQUESTS = ("arrived", "ended", "replica", "class")
 _INTERVALS = ("request", "phase", "start", "end", "first", "last")
@@ -38,6 +44,7 @@ def pack_timeline(
     unit_ns: int = 1,
     lanes: Mapping[str, ArrayLike] | None = None,
     lane_names: Sequence[str] = (),
+    lane_nouns: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The data of a timeline as an object for JSON.
 
@@ -53,6 +60,7 @@ def pack_timeline(
     lanes: what is drawn above the requests, by lane, then by start: `lane` (its place in lane_names), `step`, `phase`
         (its place in PHASES), `start` and `end`, `came` (since when the step could have begun in this lane), `tokens`
         and `most` (of a step that several lanes share, the lane's, and the most that one of them has; else 0).
+        lane_nouns: what `step` numbers in each lane: "step", as in all if it is empty, or "request".
 
     Raises ValueError for columns that are missing, out of order or out of range.
     """
@@ -88,7 +96,7 @@ def pack_timeline(
         for table, columns in arrays.items()
     }
     shown = {"end": end_ns, "names": list(names), "classes": list(classes), **packed}
-    return shown if lanes is None else shown | {"laneNames": list(lane_names)}
+    return shown if lanes is None else shown | {"laneNames": list(lane_names), "laneNouns": list(lane_nouns) or ["step"] * len(lane_names)}
 
 
 def _check_order(table: str, first: Any, second: Any) -> None:

@@ -41,6 +41,7 @@ class ForwardTimeline(Life):
     def __init__(self, sequence: Sequence, state: CoreState, names: Mapping[int, str]) -> None:
         super().__init__(sequence, state)
         self._names = names
+        self._generates = sequence.arrival.scheduling.kind == "generate"
         self._live: dict[int, _Attempt] = {}
 
     def resume(self, sequence: Sequence, last_ns: int, state: CoreState) -> None:
@@ -94,9 +95,10 @@ class ForwardTimeline(Life):
             self._emit(now_ns, attempt, "first_token")
             self.phase = "decode"
         attempt.last_ns = now_ns
-        attempt.num_tokens = num_tokens - attempt.num_before
-        if self.first_token_ns is None and self.sequence.arrival.scheduling.kind == "generate":
-            self.first_token_ns = now_ns
+        if self._generates:
+            attempt.num_tokens = num_tokens - attempt.num_before
+            if self.first_token_ns is None:
+                self.first_token_ns = now_ns
 
     def end(self, fact: ForwardEnded) -> None:
         """An attempt has answered to the end."""
@@ -155,8 +157,7 @@ class ForwardTimeline(Life):
         for attempt in list(self._live.values()):
             self._emit(now_ns, attempt, "cut_attempt" if attempt.first_ns is None else "streaming")
             self._close(attempt, now_ns, "cut")
-        generates = self.sequence.arrival.scheduling.kind == "generate"
-        return self.explanation(outcome, output_tokens if generates else 0, cached_tokens)
+        return self.explanation(outcome, output_tokens if self._generates else 0, cached_tokens)
 
     def _emit(self, end_ns: int, attempt: _Attempt, cause: Cause) -> None:
         self.emit(end_ns, self.phase, cause, replica=attempt.replica)

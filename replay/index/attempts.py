@@ -34,8 +34,8 @@ class ForwardedLives(Protocol):
         """A sequence that waited has been sent to a server. goes_on: it has tokens already."""
         ...
 
-    def note_answer(self, identity: Identity, replica: int, now_ns: int) -> None:
-        """A server has brought tokens of it."""
+    def note_answer(self, identity: Identity, replica: int, now_ns: int) -> bool:
+        """A server has brought tokens of it; False if it is no sequence of tokens."""
         ...
 
     def note_retry(self, identity: Identity, now_ns: int) -> None:
@@ -132,8 +132,8 @@ class AttemptsFold:
         columns = self.attempts.columns
         if columns["first_ns"][row] < 0:
             columns["first_ns"][row] = now_ns
-        columns["total"][row] = self._totals[identity] = total
-        self._lives.note_answer(identity, columns["replica"][row], now_ns)
+        if self._lives.note_answer(identity, columns["replica"][row], now_ns):
+            columns["total"][row] = self._totals[identity] = total
 
     def _ended(self, event: ForwardEnded) -> None:
         identity = (event.request, event.index)

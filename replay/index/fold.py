@@ -405,11 +405,11 @@ class RunFold:
         live.replica = columns["replica"][live.row] = replica
         self._begin(live, SequencePhase.DECODE if goes_on else SequencePhase.PREFILL, now_ns, replica)
 
-    def note_answer(self, identity: Identity, replica: int, now_ns: int) -> None:
-        """Another server has brought tokens of a sequence, or what stands for them."""
+    def note_answer(self, identity: Identity, replica: int, now_ns: int) -> bool:
+        """Another server has brought tokens of a sequence; False if it is no sequence of tokens."""
         live = self._live.get(identity)
         if live is None:
-            return
+            return False
         columns = self.requests.columns
         live.replica = columns["replica"][live.row] = replica
         if live.is_generating and columns["first_token_ns"][live.row] < 0:
@@ -417,6 +417,7 @@ class RunFold:
         self._last_token_ns[identity] = now_ns
         if live.phase is SequencePhase.PREFILL:
             self._begin(live, SequencePhase.DECODE, now_ns, replica)
+        return live.is_generating
 
     def note_retry(self, identity: Identity, now_ns: int) -> None:
         """A sequence waits to be sent to another server again."""

@@ -87,13 +87,14 @@ class GaugeSampler:
         pool = replica.pool
         oldest = min(queue[:1] + shared[:1], key=lambda each: each.id, default=None)
         blocks = (pool.num_available - pool.num_idle, pool.num_blocks - pool.num_available, pool.num_idle)
+        num_partial = replica.num_partial
         if replica.index in self._servers:
-            blocks = (_UNKNOWN, _UNKNOWN, _UNKNOWN)
+            num_partial, blocks = _UNKNOWN, (_UNKNOWN, _UNKNOWN, _UNKNOWN)
         row = (
             replica.index,
             len(queue) + len(shared),
             len(replica.running),
-            replica.num_partial,
+            num_partial,
             *blocks,
             len(replica.in_flight),
             _UNKNOWN if oldest is None else oldest.arrival.ts,

@@ -167,7 +167,7 @@ ATTEMPTS = Schema(
 DRAINS = Schema("drains", ("s", "next_s", "ts", "waiting", "live"))
 #: A replica after a drain (a row of `drains`), wherever anything differs from the row before. `waiting`: sequences in
 #: its queue and in that of all replicas. `held`: blocks in tables of residents; `cached`: in no table, but hittable;
-#: of other servers none of them is known.
+#: of other servers neither is known, nor who is `partial`.
 #: `oldest_ns`: the arrival of the oldest that waits. `head_*`: the most urgent one that waits; `head_cause` is a
 #: position in WAIT_CAUSES, or UNSEEN_CAUSE, `head_lacking` how many blocks it lacks.
 GAUGES = Schema(

@@ -112,14 +112,14 @@ def test_names_of_phases_and_marks_are_those_of_the_scripts() -> None:
         ({"intervals__request": [1, 0, 0]}, "intervals are not in order"),
         ({"intervals__start": [4, 0, 5]}, "intervals are not in order"),
         ({"steps__step": [1, 0]}, "steps are not in order"),
-        ({"intervals__phase": [0, 1, 8]}, "intervals: phase must be from 0 to 7"),
+        ({"intervals__phase": [0, 1, 11]}, "intervals: phase must be from 0 to 10"),
         ({"requests__class": [0, 1]}, "requests: class must be from 0 to 0"),
-        ({"marks__kind": [9]}, "marks: kind must be from 0 to 6"),
+        ({"marks__kind": [9]}, "marks: kind must be from 0 to 8"),
         ({"marks__request": [2]}, "marks: request must be from -1 to 1"),
         ({"intervals__request": [0, 0, 2]}, "intervals: request must be from 0 to 1"),
         ({"lanes__start": [4, 0]}, "lanes are not in order"),
         ({"lanes__lane": [0, 1]}, "lanes: lane must be from 0 to 0"),
-        ({"lanes__phase": [2, 8]}, "lanes: phase must be from 0 to 7"),
+        ({"lanes__phase": [2, 11]}, "lanes: phase must be from 0 to 10"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(columns: dict[str, Any], says: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from msgspec import structs
 
+from eventlm.look.findings.backends import find_down_backends, find_failing_backends
 from eventlm.look.findings.finding import Finding, RunColumns
 from eventlm.look.findings.queueing import find_head_of_line, find_rejections, find_saturation, find_starvation
 from eventlm.look.findings.replicas import find_failing_plugins, find_imbalance, find_lost_hits, find_lost_workers
@@ -24,6 +25,15 @@ _ALWAYS = (
 )
 #: These need what only the core's state shows.
 _OF_STATES = (find_head_of_line, find_stalls, find_imbalance, find_lost_hits)
+#: Of a replicaset of other servers, whose steps and blocks nobody knows.
+_OF_BACKENDS = (
+    find_saturation,
+    find_starvation,
+    find_rejections,
+    find_failing_backends,
+    find_down_backends,
+    find_failing_plugins,
+)
 #: What may follow from other findings of its replicaset comes after them.
 _CONSEQUENCES = ("saturation", "rejections")
 
@@ -34,10 +44,11 @@ def find_all(index: Index) -> list[Finding]:
     """
     if not len(index.drains):
         return []
-    finders = _ALWAYS + (_OF_STATES if index.facts.is_verified else ())
+    of_workers = _ALWAYS + (_OF_STATES if index.facts.is_verified else ())
     found = []
     for number, record in enumerate(index.header.sets):
         run = RunColumns(of_replicaset(index, number), number)
+        finders = _OF_BACKENDS if record.core.forwards else of_workers
         name = f"{record.name} ({record.core.models[0]}): " if len(index.header.sets) > 1 else ""
         found += [
             structs.replace(each, title=f"{name}{each.title}", replicaset=number)

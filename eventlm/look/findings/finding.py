@@ -27,6 +27,8 @@ FindingKind = Literal[
     "plugin_failing",
     "worker_lost",
     "rejections",
+    "backend_failing",
+    "backend_down",
 ]
 _PPM = 1_000_000
 UNKNOWN = "unknown"

@@ -100,6 +100,9 @@ def _words(cause: str) -> str:
         "token_budget": "room in a step",
         "batcher": "the batcher",
         "worker": "a worker",
+        "backend_limit": "a backend with room",
+        "avoided": "another backend",
+        "backend": "a backend",
     }.get(cause, cause.replace("_", " "))
 
 

@@ -15,6 +15,7 @@ from eventlm.errors import UsageError
 from eventlm.look.findings.find import find_all
 from eventlm.look.findings.finding import Finding
 from eventlm.look.report import alternatives, overview, pair
+from eventlm.look.report.backends import backend_rows
 from eventlm.look.report.finding_cards import cards
 from eventlm.look.report.measures import measure, percentile_rows
 from eventlm.look.report.ranks import StageTimes, group_rows, stage_rows
@@ -122,6 +123,7 @@ def report_data(index: Index, findings: list[Finding], path: str, window: TimeWi
         "stretches": stretch_columns(index),
         "series": over_time(index, base_ns),
         "replicas": overview.replica_rows(index, base_ns),
+        "backends": backend_rows(index, base_ns),
         "stages": stage_rows(index, stages, base_ns),
         "kvGroups": group_rows(index),
         "worst": list(dict.fromkeys([*worst, *named])),

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from eventlm.core.recorded_layouts import layouts_in_words
 from eventlm.formatting import counted
 from eventlm.look.findings.finding import lost_workers
+from eventlm.look.report.backends import num_failed
 from eventlm.look.report.measures import Measures
 from eventlm.look.words import percent, seconds
 from eventlm.replay.index.index import Index
@@ -82,15 +83,15 @@ def _sentence(text: str) -> str:
 
 def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, str]]:
     """The figures that are asked for first."""
-    requests, steps = index.requests, index.steps
+    requests, steps, attempts = index.requests, index.steps, index.attempts
     span_ns = max(index.facts.last_ns - base_ns, 1)
     is_done = _is_done(index)
-    tokens = int(steps["emitted"][is_done].sum())
+    tokens = int(steps["emitted"][is_done].sum()) + int((attempts["total"] - attempts["before"]).sum())
     busy_ns = int(steps["busy_ns"][is_done].sum())
     is_launched = requests["launched_ns"] >= 0
     prompts = int(requests["prompt_tokens"][is_launched].sum())
     hits = int(requests["cached_tokens"][is_launched].sum())
-    capacity = span_ns * index.header.num_replicas
+    num_workers = sum(not core.forwards for core in index.header.cores_of_replicas())
     unfinished = int((requests["ended_ns"] < 0).sum())
     rejected = int((index.marks["kind"] == MarkKind.REJECTED).sum())
     found = [
@@ -106,8 +107,21 @@ def headline(index: Index, measures: Measures, base_ns: int) -> list[dict[str, s
     found += [
         _figure("output tokens", f"{tokens:,}", f"{tokens * NANOSECONDS_PER_SECOND / span_ns:,.1f} a second"),
         _figure("prompt tokens admitted", f"{prompts:,}", f"{percent(hits * _PPM // max(prompts, 1))} from the cache"),
-        _figure("busy", percent(min(busy_ns * _PPM // capacity, _PPM)), f"{int(is_done.sum()):,} steps"),
-        _figure("preemptions", f"{int((index.marks['kind'] == MarkKind.PREEMPTED).sum()):,}"),
+    ]
+    if num_workers:
+        busy_ppm = min(busy_ns * _PPM // (span_ns * num_workers), _PPM)
+        found += [
+            _figure("busy", percent(busy_ppm), f"{int(is_done.sum()):,} steps"),
+            _figure("preemptions", f"{int((index.marks['kind'] == MarkKind.PREEMPTED).sum()):,}"),
+        ]
+    if num_workers < index.header.num_replicas:
+        retries = int((attempts["retry_ns"] >= 0).sum())
+        hedges = int(attempts["is_hedge"].sum())
+        found += [
+            _figure("attempts at backends", f"{len(attempts):,}", f"{hedges:,} hedges" if hedges else ""),
+            _figure("failed attempts", f"{num_failed(index):,}", f"{retries:,} to be tried again"),
+        ]
+    found += [
         _figure("longest queue", f"{int(index.drains['waiting'].max(initial=0)):,}", "sequences"),
     ]
     return found
@@ -176,7 +190,7 @@ def _value(value: Any) -> str:
 
 
 def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
-    """What each replica did."""
+    """What each replica with workers did."""
     steps, marks, requests = index.steps, index.marks, index.requests
     span_ns = max(index.facts.last_ns - base_ns, 1)
     durations = np.diff(index.drains["ts"], append=index.facts.last_ns)
@@ -184,6 +198,8 @@ def replica_rows(index: Index, base_ns: int) -> list[dict[str, Any]]:
     found = []
     sets = index.header.sets
     for replica, of in enumerate(index.header.sets_of_replicas()):
+        if sets[of].core.forwards:
+            continue
         own = (steps["replica"] == replica) & _is_done(index)
         num_steps = int(own.sum())
         busy_ns = int(steps["busy_ns"][own].sum())

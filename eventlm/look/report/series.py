@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from eventlm.look.findings.finding import lost_workers
+from eventlm.look.report.backends import tokens_until
 from eventlm.page.columns import pack_columns
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.tables import Column, MarkKind
@@ -20,6 +21,7 @@ _SECOND_NS = 1_000_000_000
 _MARKED = {
     MarkKind.WORKER_LOST: "worker lost",
     MarkKind.DESYNCED: "worker lost",
+    MarkKind.BACKEND_DOWN: "backend down",
     MarkKind.GAP: "gap",
     MarkKind.POLICY: "policy",
     MarkKind.PAUSED: "paused",
@@ -63,6 +65,8 @@ def over_time(index: Index, base_ns: int) -> dict[str, Any]:
 
 
 def _label(mark: dict[str, int], num_replicas: int) -> str:
+    if mark["kind"] == MarkKind.BACKEND_DOWN:
+        return f"backend {mark['replica']} down"
     if mark["rank"] < 0:
         return _MARKED[MarkKind(mark["kind"])]
     of = f" of replica {mark['replica']}" if num_replicas > 1 else ""
@@ -97,12 +101,14 @@ def thinned(times: Column, columns: dict[str, Column], max_points: int = MAX_POI
 
 def rates(index: Index, base_ns: int) -> dict[str, Column]:
     """By bucket of time: tokens a second; of steps the mean of sequences and of tokens, in hundredths, and of their
-    time; hits of the cache in ppm of prompt tokens; how many preemptions, arrivals and rejections. -1: no value.
+    time; hits of the cache in ppm of prompt tokens; how many preemptions, failed attempts, arrivals
+    and rejections. -1: no value.
     """
     steps, requests, marks = index.steps, index.requests, index.marks
     span_ns = max(index.facts.last_ns - base_ns, 1)
     is_done = steps["done_s"] >= 0
-    num_buckets = max(1, min(_MAX_RATE_BUCKETS, int(is_done.sum()), span_ns // 1_000_000))
+    num_parts = int(is_done.sum()) + len(index.attempts)
+    num_buckets = max(1, min(_MAX_RATE_BUCKETS, num_parts, span_ns // 1_000_000))
     edges = np.arange(num_buckets + 1) * span_ns // num_buckets
 
     def sums(times: Column, weights: Column | None = None) -> Column:
@@ -120,15 +126,20 @@ def rates(index: Index, base_ns: int) -> dict[str, Column]:
     prompts = sums(requests["launched_ns"][launched], requests["prompt_tokens"][launched])
     cached = sums(requests["launched_ns"][launched], requests["cached_tokens"][launched])
     is_rejected = marks["kind"] == MarkKind.REJECTED
+    prompt_tokens = a_second(sums(ends, (steps["tokens"] - steps["decodes"])[is_done]))
+    if not len(steps):
+        # What backends compute of prompts, and when, is not known.
+        prompt_tokens = np.full(num_buckets, -1)
     return {
         "time": edges[:-1],
-        "output": a_second(sums(ends, steps["emitted"][is_done])),
-        "prompt": a_second(sums(ends, (steps["tokens"] - steps["decodes"])[is_done])),
+        "output": a_second(sums(ends, steps["emitted"][is_done]) + np.diff(tokens_until(index, edges + base_ns))),
+        "prompt": prompt_tokens,
         "batch": _mean(100 * sums(ends, sizes), num_steps),
         "batch_tokens": _mean(100 * sums(ends, steps["tokens"][is_done]), num_steps),
         "step": _mean(sums(ends, took), num_steps),
         "hit_ppm": _mean(cached * _PPM, prompts),
         "preemptions": sums(marks["ts"][marks["kind"] == MarkKind.PREEMPTED]),
+        "failures": sums(marks["ts"][marks["kind"] == MarkKind.FORWARD_FAILED]),
         "arrivals": sums(requests["arrived_ns"][requests["index"] == 0]),
         "rejections": sums(marks["ts"][is_rejected]),
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from eventlm.look.report.backends import attempt_lanes
 from eventlm.look.report.measures import MEASURES, Measures
 from eventlm.look.report.ranks import StageTimes, lanes
 from eventlm.page.columns import pack_columns
@@ -22,6 +23,13 @@ _PHASES = {
     SequencePhase.PREEMPTED: "preempted",
     SequencePhase.RECOMPUTE: "recompute",
 }
+#: Of requests for other servers.
+_FORWARDED_PHASES = {
+    SequencePhase.QUEUE: "waiting",
+    SequencePhase.PREFILL: "first token there",
+    SequencePhase.DECODE: "streaming",
+    SequencePhase.RETRY: "retry",
+}
 _MARKS = {
     MarkKind.PREEMPTED: "preempted",
     MarkKind.REJECTED: "rejected",
@@ -30,9 +38,17 @@ _MARKS = {
     MarkKind.DESYNCED: "worker lost",
     MarkKind.GAP: "gap",
     MarkKind.CANCELLED: "cancelled",
+    MarkKind.FORWARD_FAILED: "attempt failed",
+    MarkKind.BACKEND_DOWN: "backend down",
 }
 #: Marks that are of one request.
-_OF_REQUESTS = (MarkKind.PREEMPTED, MarkKind.REJECTED, MarkKind.FAILED, MarkKind.CANCELLED)
+_OF_REQUESTS = (
+    MarkKind.PREEMPTED,
+    MarkKind.REJECTED,
+    MarkKind.FAILED,
+    MarkKind.CANCELLED,
+    MarkKind.FORWARD_FAILED,
+)
 
 
 def request_name(request: int, number: int, samples: int) -> str:
@@ -87,6 +103,13 @@ def timeline_data(index: Index, stages: StageTimes, base_ns: int) -> dict[str, A
     ordered = times.order
     starts = np.where(steps["start_ns"] >= 0, steps["start_ns"], steps["launched_ns"])[ordered]
     lane_names, of_lanes = lanes(index, stages, base_ns, end_ns)
+    lane_nouns = ["step"] * len(lane_names)
+    backends = attempt_lanes(index, base_ns, end_ns)
+    if backends.names:
+        added = backends.columns | {"lane": backends.columns["lane"] + len(lane_names)}
+        of_lanes = {name: np.concatenate([of_lanes.get(name, added[name][:0]), added[name]]) for name in added}
+        lane_names = [*lane_names, *backends.names]
+        lane_nouns += ["request"] * len(backends.names)
     return pack_timeline(
         requests={
             "arrived": arrived,
@@ -107,15 +130,15 @@ def timeline_data(index: Index, stages: StageTimes, base_ns: int) -> dict[str, A
         unit_ns=UNIT_NS,
         lanes=of_lanes if lane_names else None,
         lane_names=lane_names,
+        lane_nouns=lane_nouns,
     )
 
 
 def _intervals(index: Index, times: LaunchTimes, base_ns: int, end_ns: int) -> dict[str, Column]:
     phases = index.phases
-    codes = np.full(max(SequencePhase) + 1, -1, np.int64)
-    for phase, name in _PHASES.items():
-        codes[phase] = PHASES.index(name)
-    code = codes[phases["phase"]]
+    are_servers = np.array([bool(each.core.forwards) for each in index.header.sets])
+    is_forwarded = are_servers[index.requests["replicaset"]][phases["row"]]
+    code = np.where(is_forwarded, _codes(_FORWARDED_PHASES)[phases["phase"]], _codes(_PHASES)[phases["phase"]])
     rows = np.flatnonzero((code >= 0) & (phases["row"] >= 0))
     rows = rows[np.lexsort((phases["start_ns"][rows], phases["row"][rows]))]
     request = phases["row"][rows]
@@ -135,6 +158,14 @@ def _intervals(index: Index, times: LaunchTimes, base_ns: int, end_ns: int) -> d
         "first": np.where(first >= 0, first, meanwhile),
         "last": np.where(first >= 0, np.maximum(last, first), np.maximum(until, meanwhile - 1)),
     }
+
+
+def _codes(names: dict[SequencePhase, str]) -> Column:
+    """By phase, the code of its name; -1: it is not drawn."""
+    codes = np.full(max(SequencePhase) + 1, -1, np.int64)
+    for phase, name in names.items():
+        codes[phase] = PHASES.index(name)
+    return codes
 
 
 def _marks(index: Index, times: LaunchTimes, base_ns: int, end_ns: int) -> dict[str, Column]:

@@ -14,6 +14,9 @@ export const PHASES = [
   { name: "swapped", weight: 3, pattern: (x, y) => x % 4 < 2 && y % 4 < 2 },
   { name: "stalled", weight: 3, pattern: (x, y) => (x - y + 8) % 4 === 0 },
   { name: "exchange", weight: 2, pattern: (x, y) => (x + y) % 2 === 0 },
+  { name: "first token there", weight: 2, pattern: (x) => x % 4 === 0 },
+  { name: "streaming", weight: 1, pattern: () => false },
+  { name: "retry", weight: 3, pattern: (x, y) => (x + y) % 8 === 0 || (x - y + 8) % 8 === 0 },
 ];
 /** A mark that is not `small` goes through all rows that it concerns. */
 export const MARKS = [
@@ -24,12 +27,14 @@ export const MARKS = [
   { name: "rejected", small: true, glyph: "⊘" },
   { name: "failed", small: true, glyph: "!" },
   { name: "cancelled", small: true, glyph: "◻" },
+  { name: "attempt failed", small: true, glyph: "↻" },
+  { name: "backend down", small: false, glyph: "▽" },
 ];
 export const PATTERN_SIZE = 8;
 /** How strongly a pixel is painted, by how much of it is covered. */
 export const LEVELS = 8;
 
-export const PHASE_COLOURS = PHASES.map(({ name }) => `phase-${name}`);
+export const PHASE_COLOURS = PHASES.map(({ name }) => `phase-${name.replaceAll(" ", "-")}`);
 
 /**
  * For each phase, level and place in the pattern, the colour of a pixel as an ImageData has it.

@@ -70,7 +70,8 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
       "div",
       { class: "tools" },
       h(Choice, { label: "Order by", value: by, options: ORDERS, onChange: setBy }),
-      h(Choice, { label: "Along", value: unit, options: ["time", "steps"], onChange: setUnit }),
+      model.steps.rows > 0 &&
+        h(Choice, { label: "Along", value: unit, options: ["time", "steps"], onChange: setUnit }),
       h(
         "span",
         { class: "buttons" },
@@ -87,7 +88,7 @@ export function Timeline({ model, selected = null, onSelect, from = null, to = n
         {
           class: "lanes",
           role: "img",
-          "aria-label": `Steps of ${lanes.names.join(", ")}`,
+          "aria-label": `${labelOf(lanes)} of ${lanes.names.filter(Boolean).join(", ")}`,
           style: { height: `${heightOfLanes(lanes)}px` },
           onPointerMove: (event) => live.onPointerOverLanes(event),
           onPointerLeave: () => live.onPointerLeave(),
@@ -134,6 +135,11 @@ function Choice({ label, value, options, onChange }) {
       options.map((each) => h("option", { key: each, value: each, selected: each === value }, each)),
     ),
   );
+}
+
+/** What lanes have. */
+function labelOf({ nouns }) {
+  return nouns[0] === "step" ? "Steps" : "Requests";
 }
 
 function Legend({ dark, model }) {

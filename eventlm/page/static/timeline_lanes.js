@@ -1,4 +1,5 @@
-// Lanes above the requests of a timeline: which step each stage or KV group of a replica had, and which waited for it.
+// Lanes above the requests of a timeline: which step each stage or KV group of a replica had, and which waited for it;
+// or which requests a backend had.
 
 import { formatDuration, formatNumber } from "./format.js";
 import { lowerBound } from "./timeline_model.js";
@@ -62,17 +63,23 @@ function drawStarts(context, { columns, first }, lane, view, size) {
 
 /** What each lane does at a time, in words. */
 export function describeLanes(lanes, time) {
-  return lanes.names.map((name, lane) => `${name}: ${describeLane(lanes, lane, time)}`).join("; ");
+  let named = "";
+  return lanes.names
+    .map((name, lane) => {
+      named = name || named;
+      return `${named}: ${describeLane(lanes, lane, time)}`;
+    })
+    .join("; ");
 }
 
-function describeLane({ columns, free, first }, lane, time) {
+function describeLane({ columns, free, first, nouns }, lane, time) {
   const { step, start, end, came, tokens, most } = columns;
   const next = lowerBound(start, time + 1, first[lane], first[lane + 1]);
   const now = next - 1;
   const does = [];
   if (now >= first[lane] && time < end[now]) {
     const part = most[now] ? `${formatNumber(tokens[now])} tokens of ` : "";
-    does.push(`${part}step ${step[now]} for ${formatDuration(end[now] - start[now])}`);
+    does.push(`${part}${nouns[lane]} ${step[now]} for ${formatDuration(end[now] - start[now])}`);
   }
   for (let row = next; row < first[lane + 1] && came[row] <= time; row++) {
     const verb = time < free[row] ? "waits" : "is on its way";

@@ -8,7 +8,7 @@ export async function unpackTimeline(packed) {
   const [requests, intervals, steps, marks] = await Promise.all(
     [packed.requests, packed.intervals, packed.steps, packed.marks].map(unpackColumns),
   );
-  const lanes = packed.lanes ? lanesOf(await unpackColumns(packed.lanes), packed.laneNames) : null;
+  const lanes = packed.lanes && lanesOf(await unpackColumns(packed.lanes), packed.laneNames, packed.laneNouns);
   // Where a step interval ends on an axis of steps.
   const lastEnd = intervals.last.map((last) => last + 1);
   let stepsEnd = 1;
@@ -24,7 +24,7 @@ export async function unpackTimeline(packed) {
     intervals,
     steps,
     marks,
-    lanes,
+    lanes: lanes ?? null,
     firstInterval: firstRows(intervals.request, requests.rows),
     firstOfReplica,
     axes: {
@@ -35,11 +35,11 @@ export async function unpackTimeline(packed) {
 }
 
 /**
- * The lanes of stages and KV groups. columns: a row for each step in each. free: since when a lane could begin a step
- * that was there before; until then the step waits, and from then to its start it is exchanged. `steps` and `waits` are
- * what `paint` takes.
+ * The lanes of stages, KV groups and backends. columns: a row for each step in each. free: since when a lane could
+ * begin a step that was there before; until then the step waits, and from then to its start it is exchanged. `steps` and
+ * `waits` are what `paint` takes.
  */
-function lanesOf(columns, names) {
+function lanesOf(columns, names, nouns) {
   const { rows, lane, phase, start, end, came, tokens, most } = columns;
   const free = new Float64Array(rows);
   const steps = { phase: new Int32Array(2 * rows), start: new Float64Array(2 * rows), end: new Float64Array(2 * rows) };
@@ -62,6 +62,7 @@ function lanesOf(columns, names) {
   const model = (intervals, perRow) => ({ intervals, firstInterval: first.map((each) => each * perRow), axes: {} });
   return {
     names,
+    nouns,
     columns,
     free,
     first,

@@ -41,7 +41,8 @@ export function OverTime({ data }) {
 /** What `Chart` takes, with the title of the card. Gauges that the index does not have are left out. */
 function chartsOf(known, { gauges, rates }) {
   const gauge = (label, name, kind = "step") => known.includes(name) && { label, values: gauges[name], kind };
-  const rate = (label, name, scale = 1) => ({ label, values: valuesOf(rates[name], scale), kind: "step" });
+  const rate = (label, name, scale = 1) =>
+    rates[name].some((value) => value >= 0) && { label, values: valuesOf(rates[name], scale), kind: "step" };
   const of = (card, title, x, lines, format) => ({ card, title, x, series: lines.filter(Boolean), format });
   return [
     of("Queue", "Sequences", gauges.time, [
@@ -62,6 +63,7 @@ function chartsOf(known, { gauges, rates }) {
     of("Arrivals and losses", "Count in each stretch of time", rates.time, [
       rate("arrivals", "arrivals"),
       rate("preemptions", "preemptions"),
+      rate("failed attempts", "failures"),
       rate("rejections", "rejections"),
     ]),
   ].filter((chart) => chart.series.length > 0);
@@ -93,11 +95,37 @@ export function Replicas({ data }) {
     { title: "Lost", value: (row) => row.lost, format: formatNumber, number: true, note: "workers" },
   ];
   return [
-    h(Card, { title: "Replicas" }, h(Table, { caption: "Replicas", columns, rows: data.replicas })),
+    data.replicas.length > 0 &&
+      h(Card, { title: "Replicas" }, h(Table, { caption: "Replicas", columns, rows: data.replicas })),
+    data.backends.length > 0 && h(Backends, { rows: data.backends }),
     data.stages.length > 0 && h(Stages, { rows: data.stages }),
     data.kvGroups.length > 0 && h(KvGroups, { rows: data.kvGroups }),
     data.series.numReplicas > 1 && h(ReplicaCharts, { data }),
   ];
+}
+
+function Backends({ rows }) {
+  const count = (title, value, note) => ({ title, value, format: formatNumber, number: true, note });
+  const duration = (title, value, note) => ({ title, value, format: formatDuration, number: true, note });
+  const columns = [
+    { title: "Backend", value: (row) => row.replica, format: String },
+    { title: "Address", value: (row) => row.backend || "–" },
+    count("Attempts", (row) => row.attempts),
+    count("Answered", (row) => row.answered),
+    count("Failed", (row) => row.failed),
+    { title: "Failures", value: (row) => row.failures || "–", note: "by kind" },
+    count("Retries", (row) => row.retries, "after failures here"),
+    count("Hedges", (row) => row.hedges, "sent here"),
+    count("Withdrawn", (row) => row.withdrawn, "another was faster"),
+    duration("TTFT p50", (row) => row.ttftP50, "there, from the sending"),
+    duration("TTFT p99", (row) => row.ttftP99, "there"),
+    count("Output", (row) => row.output, "tokens"),
+    { title: "Hits", value: (row) => row.hitPpm && row.hitPpm / 1e6, format: formatHits, number: true },
+    count("Running", (row) => row.running, "mean"),
+    count("Limit", (row) => row.limit, "the highest"),
+    count("Down", (row) => row.downs, "times"),
+  ];
+  return h(Card, { title: "Backends" }, h(Table, { caption: "Backends", columns, rows }));
 }
 
 function Stages({ rows }) {

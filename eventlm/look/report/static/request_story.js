@@ -16,6 +16,7 @@ export function RequestStory({ data, run, row, onSelect }) {
   const story = data.stories[row];
   const phases = useMemo(() => phasesOf(run, row), [run, row]);
   const shared = useMemo(() => sharedSteps(run, row), [run, row]);
+  const hasSteps = phases.some(({ steps }) => steps);
   const card = useRef(null);
   // The reader's eyes are on the timeline or the table above, which may fill the window.
   useEffect(() => card.current.scrollIntoView({ block: "nearest" }), [row]);
@@ -48,13 +49,13 @@ export function RequestStory({ data, run, row, onSelect }) {
             { title: "Phase", value: (each) => each.phase },
             { title: "From", value: (each) => each.start, format: (ns) => formatTime(ns), number: true },
             { title: "For", value: (each) => each.duration, format: formatDuration, number: true },
-            { title: "Steps", value: (each) => each.steps, format: formatNumber, number: true },
+            ...(hasSteps ? [{ title: "Steps", value: (each) => each.steps, format: formatNumber, number: true }] : []),
           ],
           rows: phases,
           empty: "It was rejected, or its life is not in the log.",
         }),
       ),
-      h(
+      hasSteps && h(
         "div",
         {},
         h("h3", {}, "Requests in the same steps"),
