@@ -96,7 +96,9 @@ def pack_timeline(
         for table, columns in arrays.items()
     }
     shown = {"end": end_ns, "names": list(names), "classes": list(classes), **packed}
-    return shown if lanes is None else shown | {"laneNames": list(lane_names), "laneNouns": list(lane_nouns) or ["step"] * len(lane_names)}
+    if lanes is None:
+        return shown
+    return shown | {"laneNames": list(lane_names), "laneNouns": list(lane_nouns) or ["step"] * len(lane_names)}
 
 
 def _check_order(table: str, first: Any, second: Any) -> None:

@@ -1,4 +1,4 @@
-"""What replicas that are other servers did: lanes of attempts for the timeline, their sums, and the tokens they sent."""
+"""What other servers did: lanes of attempts for the timeline, their sums, and the tokens that they sent."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ export async function unpackTimeline(packed) {
 
 /**
  * The lanes of stages, KV groups and backends. columns: a row for each step in each. free: since when a lane could
- * begin a step that was there before; until then the step waits, and from then to its start it is exchanged. `steps` and
- * `waits` are what `paint` takes.
+ * begin a step that was there before; until then the step waits, and from then to its start it is exchanged. `steps`
+ * and `waits` are what `paint` takes.
  */
 function lanesOf(columns, names, nouns) {
   const { rows, lane, phase, start, end, came, tokens, most } = columns;
