@@ -17,7 +17,7 @@ from eventlm.engine.request import ModelBusyError, Submission
 from eventlm.errors import EventLMError
 from eventlm.scheduling_params import LOWEST_PRIORITY
 from eventlm.server.api import Api, BodyT, Caller, Exchange, decode_for
-from eventlm.server.context import ServerContext
+from eventlm.server.context import LATEST_TAG, ServerContext
 from eventlm.server.scheduling import session_of
 from eventlm.text.generation import Generation
 from eventlm.types import ModelRoute
@@ -53,6 +53,7 @@ async def submit(
 ) -> AnsweredBody[BodyT]:
     """Submit a body that is `data`. The generation must be released. Raises InputError or ApiError."""
     asked = body.model or context.engine.model_names[0]
+    asked = asked if asked in context.engine.model_names else asked.removesuffix(LATEST_TAG)
     rules = context.whole_config.models.get(asked)
     if rules is None:
         context = context.of_model(body.model)
@@ -73,7 +74,7 @@ async def submit(
         try:
             generation = await exchange.submit(own)
         except ModelBusyError as error:
-            _log.info("model gives way", model=choice.model, reason=str(error))
+            _log.debug("model gives way", model=choice.model, reason=str(error))
             continue
         if shadow and api.has_shadows:
             context.run_beside(_answer_in_shadow(context, api, shadow, asked, data, caller, received_ns))
@@ -127,3 +128,5 @@ async def _answer_in_shadow(
             own.release(generation)
     except EventLMError as error:
         _log.debug("a shadow was not answered", model=model, reason=str(error))
+    except Exception:
+        _log.exception("a shadow failed: this is a defect, please report it", model=model)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -92,6 +93,35 @@ def test_what_the_shadow_cannot_do_harms_nobody(ruled: Callable[..., RunningServ
     server = ruled(shadow=OTHER, shadow_percent=100)
     server.context.engine.model_names.remove(OTHER)
     assert ask(server).json()["choices"]
+
+
+def test_responses_fall_back_too_in_the_background_as_well(ruled: Callable[..., RunningServer]) -> None:
+    server = ruled(fallback=OTHER, shadow=OTHER, shadow_percent=100)
+    server.engine.busy = {"test"}
+    for fields in ({}, {"background": True}):
+        reply = server.post("/v1/responses", {"model": "test", "input": "x", "max_output_tokens": 3, **fields})
+        assert (reply.status, reply.json()["model"], reply.headers["x-eventlm-model"]) == (200, "test", OTHER)
+    # A copy of a conversation's turn would be another turn of it.
+    assert routes(server) == [(OTHER, "test", "fallback")] * 2
+
+
+def test_a_stream_of_a_fallback_is_resumed_under_the_name_that_was_asked_for(
+    start_server: Callable[..., RunningServer],
+) -> None:
+    server = start_server(resume_seconds=60)
+    server.context.whole_config = Config(models={"test": ModelRules(fallback=OTHER)})
+    server.engine.busy = {"test"}
+    stream = server.post("/v1/completions", {"model": "test", "prompt": "x", "max_tokens": 3, "stream": True})
+    [reply_id] = set(re.findall(rb'"id":"(cmpl-\w+)"', stream.data))
+    again = server.request("GET", f"/v1/stream/{reply_id.decode()}?from=0")
+    assert set(re.findall(rb'"model":"([^"]+)"', again.data)) == {b"test"}
+
+
+def test_ollama_s_tag_is_no_part_of_a_name(ruled: Callable[..., RunningServer]) -> None:
+    server = ruled(fallback=OTHER)
+    server.engine.busy = {"test"}
+    reply = server.post("/api/generate", {"model": "test:latest", "prompt": "x", "stream": False})
+    assert (reply.json()["model"], reply.headers["x-eventlm-model"]) == ("test:latest", OTHER)
 
 
 def test_by_default_no_model_gives_way() -> None:

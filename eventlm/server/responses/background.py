@@ -20,7 +20,8 @@ from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.errors import ApiError, api_error
 from eventlm.server.http.event_stream import EventStream
-from eventlm.server.middleware import GENERATION
+from eventlm.server.middleware import ANSWERED_BY, GENERATION
+from eventlm.server.model_rules import submit
 from eventlm.server.reply_format import StreamFormat
 from eventlm.server.request_log import request_fields
 from eventlm.server.responses.protocol import ResponsesRequest
@@ -41,14 +42,15 @@ async def run_in_background(
 ) -> web.StreamResponse:
     """Submit a response and answer before it has begun. Ends the turn, now or when the response is over."""
     body, data, received_ns = received
-    context = request.app[CONTEXT].of_model(body.model)
     try:
-        exchange = await Exchange.prepare(context, api, body, data, caller(request), received_ns)
-        generation = await exchange.submit(context)
+        context, _, exchange, generation, answered_by = await submit(
+            request.app[CONTEXT], api, body, data, caller(request), received_ns
+        )
     except BaseException:
         await turn.end()
         raise
     request[GENERATION] = generation
+    request[ANSWERED_BY] = answered_by
     assert isinstance(exchange.reply_format, ResponseReplies)
     queued = exchange.reply_format.response
     try:
