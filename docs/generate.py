@@ -132,8 +132,10 @@ def _events(kinds: tuple[type[Event], ...], old: str) -> str:
     nested: dict[str, type] = {}
     for kind in sorted(kinds, key=lambda each: str(each.__struct_config__.tag)):
         parts += [f"### `{kind.__struct_config__.tag}`", *_struct(kind, old, nested)]
-    for name, struct in sorted(nested.items()):
-        parts += [f"### {name}", *_struct(struct, old, {})]
+    shown: set[str] = set()
+    while more := sorted(nested.keys() - shown):
+        shown.add(more[0])
+        parts += [f"### {more[0]}", *_struct(nested[more[0]], old, nested)]
     return "\n\n".join(parts)
 
 
