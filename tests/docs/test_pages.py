@@ -35,6 +35,11 @@ _ROOTS = ("benchmarks/", "docs/", "eventlm/", "examples/", "kernels/", "policies
 _LOOP = re.compile(r"^ *(?:until|while) [^\n]*(?:;|\n) *do\b", re.M)
 #: What only a user has.
 _INVENTED = {"my_package.shortest:Shortest"}
+#: Flags of vLLM, SGLang and llama.cpp.
+_OF_BACKENDS = {
+    "--embeddings", "--enable-auto-tool-choice", "--enable-metrics", "--metrics", "--reasoning-parser",
+    "--tool-call-parser",
+}  # fmt: skip
 COMMANDS = [command for page in PAGES for command in commands(page)]
 
 
@@ -105,7 +110,7 @@ def test_commands_in_the_text_have_the_flags_that_they_name(page: Path) -> None:
 def test_flags_in_the_text_exist(page: Path) -> None:
     """Of some command, of a benchmark or of a tool that the page is about."""
     known = flags_of_the_program() | flags_of_the_benchmarks()
-    others = {"--init", "--stop-timeout", "--build-arg", "--hypothesis-seed"}
+    others = {"--init", "--stop-timeout", "--build-arg", "--hypothesis-seed"} | _OF_BACKENDS
     for code in inline_code(page.read_text()):
         if code.startswith("--"):
             flag = re.split(r"[ =,]", code)[0]
