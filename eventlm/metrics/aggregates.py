@@ -67,6 +67,10 @@ class BackendMetrics(_Sums, kw_only=True, gc=False):
         """Whether it was removed and has answered what it had."""
         return self.down_reason == REMOVED and not self.num_running
 
+    def forget_reports(self) -> None:
+        """What its own metrics said is not true any more."""
+        self.reported_running = self.reported_waiting = self.reported_kv_ppm = -1
+
     def since(self, before: BackendMetrics | None) -> BackendMetrics:
         """What was added to an earlier copy, with gauges as they are; all of it if that is of another server."""
         added = self.copy()

@@ -118,7 +118,7 @@ class ForwardFold:
         backend.kind, backend.down_reason = event.kind, ""
         first = event.max_concurrency or (replica.core.forwards.first_limit if replica.core.forwards else 0)
         backend.limit = min(first, replica.core.max_num_seqs)
-        backend.reported_running = backend.reported_waiting = backend.reported_kv_ppm = -1
+        backend.forget_reports()
 
     def _down(self, event: BackendDown) -> None:
         replica = self._live.replicas[event.replica]
@@ -126,7 +126,10 @@ class ForwardFold:
             return
         replica.epoch = event.epoch
         replica.metrics.is_up = False
-        self._backend(event.replica).down_reason = event.reason
+        backend = self._backend(event.replica)
+        backend.down_reason = event.reason
+        # Nobody asks it for its load any more.
+        backend.forget_reports()
         for sequence in self._live.sequences.values():
             if sequence.home == event.replica and sequence.phase is Phase.WAITING:
                 self._live.set_home(sequence, -1)

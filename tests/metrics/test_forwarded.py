@@ -179,6 +179,7 @@ def test_what_a_server_says_and_whether_it_is_up() -> None:
     request = rig.arrive()
     rig.feed(BackendDown(replica=0, epoch=1, reason="removed"))
     assert (rig.replica().is_up, rig.backend().down_reason, rig.backend().is_gone) == (False, "removed", False)
+    assert (rig.backend().reported_running, rig.backend().num_running) == (-1, 1)
     rig.end(request)
     assert rig.backend().is_gone
     rig.feed(BackendUp(replica=0, epoch=2, name="other:8000"))

@@ -73,51 +73,58 @@ def test_no_two_panels_overlap() -> None:
         taken |= cells
 
 
-def load(server: Server, stop: threading.Event) -> None:
-    """Requests with deadlines and objectives, until the end."""
+def load(server: Server, stop: threading.Event, fields: dict[str, Any]) -> None:
+    """Requests until the end."""
     for number in itertools.count():
         if stop.is_set():
             return
         server.complete(
-            prompt=f"a prompt of some length, the {number % 3}th, which comes again", max_tokens=24, service_tier="gold"
+            prompt=f"a prompt of some length, the {number % 3}th, which comes again", max_tokens=24, **fields
         )
 
 
 @pytest.fixture
-def loaded_server(tmp_path: Path) -> Iterator[Server]:
-    folder = tmp_path / "server"
+def loaded_servers(tmp_path: Path) -> Iterator[list[Server]]:
+    """One under requests with deadlines and objectives, and a gateway in front of it."""
+    folder, front = tmp_path / "server", tmp_path / "gateway"
     folder.mkdir()
+    front.mkdir()
     server = Server(
         folder, "--model", "fake", "--fake", "base_ns=3000000", "--replicas", "2", "--api-servers", "1",
         "--service-class", "gold:deadline_ms=500,slo_ttft_ms=500", "--otlp-endpoint", "http://127.0.0.1:9",
     )  # fmt: skip
     stop = threading.Event()
+    threads: list[threading.Thread] = []
+    servers = [server]
     try:
         server.wait_ready()
-        threads = [threading.Thread(target=load, args=(server, stop)) for _ in range(3)]
-        for thread in threads:
-            thread.start()
-        yield server
+        servers.append(Server(front, "--backend", server.url, "--probe-interval-ms", "200"))
+        servers[1].wait_ready()
+        for each, fields in ((server, {"service_tier": "gold"}), (server, {"service_tier": "gold"}), (servers[1], {})):
+            threads.append(threading.Thread(target=load, args=(each, stop, fields)))
+            threads[-1].start()
+        yield servers
     finally:
         stop.set()
         for thread in threads:
             thread.join()
-        server.close()
+        for each in reversed(servers):
+            each.close()
 
 
 @needs_prometheus
 @pytest.mark.long
-def test_every_query_has_data(tmp_path: Path, loaded_server: Server, unused_tcp_port: int) -> None:
-    files = monitoring_files("eventlm", loaded_server.url.removeprefix("http://"), Thresholds())
-    files["prometheus.yml"] = files["prometheus.yml"].replace("scrape_interval: 5s", "scrape_interval: 200ms")
+def test_every_query_has_data(tmp_path: Path, loaded_servers: list[Server], unused_tcp_port: int) -> None:
+    first, second = (json.dumps(server.url.removeprefix("http://")) for server in loaded_servers)
+    files = monitoring_files("eventlm", json.loads(first), Thresholds())
+    scraped = files["prometheus.yml"].replace("scrape_interval: 5s", "scrape_interval: 200ms")
+    files["prometheus.yml"] = scraped.replace(f"[{first}]", f"[{first}, {second}]")
     write_files(tmp_path, files)
     expressions = [
         expression.replace("$job", "eventlm").replace("$instance", ".*").replace("$__rate_interval", "30s")
         for row in panel_rows()
         for panel in row.panels
         for expression, _ in panel.queries
-        # There are none behind this server.
-        if "eventlm:backend_" not in expression
     ]
     with running_prometheus(tmp_path, unused_tcp_port) as prometheus:
         waiting = list(expressions)
