@@ -91,10 +91,12 @@ def _engine_of_set(found: ReplicasetRecord, ranks: str) -> str:
 def _figures(s: SimulationSummary, slo: str) -> list[tuple[str, str]]:
     seconds = s.duration_ns / 1e9
     speed = f", {seconds * 1e9 / s.wall_ns:,.0f} times as fast" if s.wall_ns else ""
+    steps = f"{s.num_steps:,}, replicas busy {s.busy_ppm / 1e4:.1f} %; {s.steps_per_second:,.0f} steps/s here"
     found = [
         ("requests", _requests(s)),
         ("duration", f"{seconds:,.1f} s simulated in {s.wall_ns / 1e9:,.2f} s{speed}"),
-        ("steps", f"{s.num_steps:,}, replicas busy {s.busy_ppm / 1e4:.1f} %; {s.steps_per_second:,.0f} steps/s here"),
+        # Other servers tell of none.
+        *([("steps", steps)] if s.num_steps else []),
         ("tokens", f"{s.prompt_tokens:,} prompt, {s.output_tokens:,} output"),
         ("requests/s", f"{s.requests_per_second:.2f}"),
         ("output tokens/s", f"{s.output_tokens_per_second:,.1f}"),

@@ -36,6 +36,25 @@ def test_the_report(run_here: RunHere, workload: str) -> None:
     assert any(line.startswith("257 to 1,024 ") for line in lines)
 
 
+def test_backends(run_here: RunHere, workload: str, tmp_path: Path) -> None:
+    numbers = "backends:prefill_tokens_per_s=8000,token_ms=12,slots=4"
+    flags = ("--cost-model", numbers, "--replicas", "2", "--router", "least_loaded", "--record", str(tmp_path / "sims"))
+    code, output, errors = run_here("simulate", workload, *flags)
+    assert (code, errors) == (0, "")
+    assert "2 replicas" in output
+    assert "sequences ran to the end" in output
+    assert "steps" not in output
+    run = tmp_path / "sims" / "latest"
+    assert verify(run).exit_code == 0
+    code, output, _ = run_here("replay", str(run), "--replicas", "4", "--set", "max_attempts=1")
+    assert code == 0
+    assert "answers of 2 backends" in output
+    assert "attempts unlike any recorded" in output
+    code, _, errors = run_here("replay", str(run), "--router", "pull", "--cost-model", MODEL)
+    assert code == 2
+    assert "its cost model must be one of backends" in errors
+
+
 def test_several_replicasets(run_here: RunHere, workload: str) -> None:
     sets = ["--replicaset", f"big:cost_model={MODEL}", "--replicaset", "small:cost_model=a100-llama3-8b,replicas=2"]
     with open(workload) as file:

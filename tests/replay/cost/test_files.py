@@ -8,9 +8,11 @@ import pytest
 
 from eventlm.core.predictor import StepShape
 from eventlm.errors import UsageError
+from eventlm.replay.cost.backend_model import BackendCost, BackendsCost, FailureRate
 from eventlm.replay.cost.files import built_in_cost_models, fit_trace, load_cost_model
 from eventlm.replay.cost.model import LinearCost, Overheads
 from eventlm.replay.cost.roofline import RooflineCost
+from tests.replay.backend_world import World, shared_prefixes
 from tests.replay.replicaset_runs import made_sets
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -100,3 +102,48 @@ def test_a_run_of_several_replicasets_gives_each_its_own(tmp_path: Path) -> None
         UsageError, match="of its name, and the run has main, small; give each simulated replicaset one"
     ):
         load_cost_model(str(path), "other")
+
+
+def test_a_run_of_backends_gives_a_model_of_each(tmp_path: Path) -> None:
+    path = World(tmp_path, shared_prefixes(1, num_requests=200, per_second=20), num_backends=2).run()
+    cost = load_cost_model(str(path))
+    assert isinstance(cost, BackendsCost)
+    assert [each.name for each in cost.backends] == ["simulated-0", "simulated-1"]
+    assert all(each.token_ps > 5_000_000_000 for each in cost.backends)
+
+
+def test_a_file_of_backends(tmp_path: Path) -> None:
+    path = tmp_path / "servers.toml"
+    path.write_text('type = "backends"\n[[backends]]\nname = "a"\ntoken_ps = 7\n[[backends]]\nslots = 2\n')
+    assert load_cost_model(str(path)) == BackendsCost(
+        backends=[BackendCost(name="a", token_ps=7), BackendCost(slots=2)]
+    )
+    path.write_text('type = "backends"\nbackends = []\n')
+    with pytest.raises(UsageError, match="backends: expected `array` of length >= 1"):
+        load_cost_model(str(path))
+
+
+def test_backends_in_numbers() -> None:
+    found = load_cost_model("backends:first_ms=5,prefill_tokens_per_s=8000,token_ms=12,more_token_ms=0.2,slots=32")
+    expected = BackendCost(
+        first_ns=5_000_000, prefill_ps=125_000_000, token_ps=12_000_000_000, token_running_ps=200_000_000, slots=32
+    )
+    assert found == BackendsCost(backends=[expected])
+    failing = load_cost_model("backends:token_ms=1,failed_percent=2.5")
+    assert isinstance(failing, BackendsCost)
+    assert failing.backends[0].failures == [FailureRate(kind="server", rate_ppm=25_000, status=500)]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ("", "unknown key ''; known: first_ms"),
+        ("slot=2", "unknown key 'slot'; did you mean slots"),
+        ("token_ms=-1", "token_ms must be a number from 0 to 1e9"),
+        ("token_ms=nan", "token_ms must be a number"),
+        ("slots", "slots must be a number"),
+    ],
+)
+def test_numbers_that_make_no_sense(numbers: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        load_cost_model(f"backends:{numbers}")

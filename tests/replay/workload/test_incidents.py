@@ -9,7 +9,17 @@ from eventlm.core.predictor import Predictor
 from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.engine.plugins.registry import resolve
 from eventlm.errors import UsageError
-from eventlm.events import CacheFlushed, Fact, Paused, PolicySwapped, Resumed, WorkerLost, WorkerUp
+from eventlm.events import (
+    BackendDown,
+    BackendUp,
+    CacheFlushed,
+    Fact,
+    Paused,
+    PolicySwapped,
+    Resumed,
+    WorkerLost,
+    WorkerUp,
+)
 from eventlm.replay.workload.incidents import for_engine, renumbered, sped_up
 
 
@@ -80,3 +90,20 @@ def test_outages_last_as_long_in_a_faster_load() -> None:
         (Resumed, 215),
         (WorkerUp, 300),
     ]
+
+
+def test_workers_and_backends_have_their_own_incidents() -> None:
+    lost, down = WorkerLost(ts=5, replica=0, epoch=1), BackendDown(ts=6, replica=1, epoch=1, reason="x")
+    late = BackendUp(ts=7, replica=2, epoch=4, name="c:1")
+    begin = {replica: BackendUp(replica=replica, epoch=1, name=f"{replica}:1") for replica in range(3)}
+    sets = [parts(3)]
+    assert for_engine([lost, down, late], sets, begin) == [begin[0], begin[1], down, late]
+    assert for_engine([lost, down, late], sets) == [*(WorkerUp(replica=n, epoch=1) for n in range(3)), lost]
+
+
+def test_outages_of_backends_last_as_long_as_they_did() -> None:
+    facts: list[Fact] = [
+        BackendDown(ts=100, replica=1, epoch=1, reason="x"),
+        BackendUp(ts=160, replica=1, epoch=2, name="b:1"),
+    ]
+    assert [fact.ts for fact in sped_up(facts, first_ns=0, factor_ppm=2_000_000)] == [50, 110]
