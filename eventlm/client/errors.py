@@ -85,6 +85,8 @@ def from_transport(url: str, error: BaseException, *, timeout_seconds: float) ->
         case aiohttp.ClientConnectorCertificateError():
             kind, what = "connection", f"{url} shows a certificate that is not trusted ({error.certificate_error})"
             what += "; if it is your own, name its file in SSL_CERT_FILE"
+        case aiohttp.ClientConnectorSSLError():
+            kind, what = "connection", f"{url} does not speak TLS ({error.os_error}); is its address an http: one?"
         case aiohttp.ClientConnectorError():
             kind, what = "connection", f"cannot connect to {url}: {_reason(error.os_error)}; is the server running?"
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():

@@ -358,6 +358,13 @@ async def test_an_answer_goes_on_where_another_backend_stopped(kind: Any) -> Non
             )
 
 
+async def test_a_backend_without_tls() -> None:
+    async with StubBackend() as stub, connected(stub.url.replace("http:", "https:")) as client:
+        with pytest.raises(BackendError, match=r"does not speak TLS .* an http: one") as caught:
+            await client.ask()
+    assert caught.value.kind == "connect"
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes its certificate with openssl")
 async def test_certificates(tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "own")
