@@ -9,13 +9,13 @@ import signal
 import socket
 import subprocess
 import sys
-import tomllib
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from eventlm.config.load import load_config
+from eventlm.config.model_rules import check_model_rules
 from eventlm.config.replicasets import configs_of_replicasets
 from tests.docs.pages import REPOSITORY
 from tests.processes import PATIENCE_SECONDS
@@ -88,7 +88,9 @@ def test_the_unit_takes_the_command_of_the_page() -> None:
 def test_the_models_of_the_page_are_a_configuration(tmp_path: Path) -> None:
     file = tmp_path / "eventlm.toml"
     file.write_text(block("Several models", "toml"))
-    assert tomllib.loads(file.read_text()).keys() == {"replicasets"}
-    sets = configs_of_replicasets(load_config(file, {}))
+    config = load_config(file, {})
+    sets = configs_of_replicasets(config)
+    check_model_rules(config.models, ["large", "next", "smollm2"], [])
     assert sets["large"].gateway.backend == ["dns:large.internal:8000"]
     assert sets["small"].gateway.backend == []
+    assert config.models["large"].canary_percent == 5
