@@ -53,11 +53,11 @@ class ForwardFold:
             Withdrawn: self._withdrawn,
         }
 
-    def begin(self, first: int, host: Mapping[str, Any]) -> None:
+    def begin(self, first: int, num_replicas: int, host: Mapping[str, Any]) -> None:
         """A replicaset whose replicas begin with number `first`. host: of the header, with the backends of the start,
-        some of which may never be up.
+        some of which may never be up. A what-if may have fewer.
         """
-        for index, described in enumerate(host.get("backends", ()), start=first):
+        for index, described in enumerate(host.get("backends", [])[:num_replicas], start=first):
             name, kind = BackendSpec(url=described["url"]).name, described.get("kind", "")
             self._live.replicas[index].metrics.backend = BackendMetrics(name=name, kind=kind)
 

@@ -232,7 +232,7 @@ class MetricsStore:
             forwards = core.forwards is not UNSET
             self._sets.append(SetOfReplicas(first, core.models[0], core.blocks_per_replica, layouts[first], forwards))
             self._replicas += [LiveReplica(ReplicaMetrics.of(core), core) for _ in range(core.num_replicas)]
-            self._forwards.begin(first, each.host)
+            self._forwards.begin(first, core.num_replicas, each.host)
 
     def _skip_gap(self) -> None:
         """Events are missing. Sequences that were live before them may have ended since, so drop them all."""

@@ -203,7 +203,8 @@ def test_a_cancelled_sequence_frees_its_server() -> None:
 def test_the_header_names_those_that_never_came_up() -> None:
     core = Backends(2).state.replicasets[0].config
     store = MetricsStore()
-    host = {"backends": [{"url": "http://a:1", "kind": "vllm"}, {"url": "http://b:2"}]}
+    # The third belongs to a run of which this one is a what-if.
+    host = {"backends": [{"url": "http://a:1", "kind": "vllm"}, {"url": "http://b:2"}, {"url": "http://c:3"}]}
     store.apply(
         Header(run="r", unix_start_ns="0", code_version="0", core=core, plugins=[], predictor=[0] * 5, host=host)
     )
