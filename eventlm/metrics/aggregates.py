@@ -6,6 +6,7 @@ Times are nanoseconds. `histograms` and `families` declare how /metrics shows th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 from msgspec import Struct, field
@@ -200,7 +201,7 @@ class SetOfReplicas(Struct, frozen=True):
     forwards: bool = False
 
 
-class MetricsSnapshot(Struct, frozen=True, kw_only=True):
+class MetricsSnapshot(Struct, frozen=True, kw_only=True, dict=True):
     """All sums of the store at one moment.
 
     duration_ns: what the log covers, which is less than the run if its first segments are not kept. num_unseen:
@@ -236,6 +237,15 @@ class MetricsSnapshot(Struct, frozen=True, kw_only=True):
         sets = [self.set_of(0), *self.others] if self.replicas else []
         for of_set, last in zip(sets, [*(each.first for each in self.others), len(self.replicas)], strict=False):
             yield of_set, self.replicas[of_set.first : last]
+
+    @cached_property
+    def engines(self) -> list[tuple[SetOfReplicas, int, ReplicaMetrics]]:
+        """The replicas with workers, and of each set of other servers the sums, by the number of the first replica."""
+        found = []
+        for of_set, replicas in self.by_set():
+            own = [ReplicaMetrics.total(replicas)] if of_set.forwards else replicas
+            found += [(of_set, index, each) for index, each in enumerate(own, start=of_set.first)]
+        return found
 
     @property
     def total_blocks(self) -> int:

@@ -46,13 +46,7 @@ STATES = ("loading", "ready", "draining", "dead")
 
 
 def _replicas(metrics: EngineMetrics) -> Iterator[tuple[list[str], ReplicaMetrics]]:
-    log = metrics.log
-    for of_set, replicas in log.by_set():
-        if of_set.forwards:
-            yield [of_set.model, str(of_set.first)], ReplicaMetrics.total(replicas)
-            continue
-        for index, replica in enumerate(replicas, start=of_set.first):
-            yield [of_set.model, str(index)], replica
+    return (([of_set.model, str(index)], replica) for of_set, index, replica in metrics.log.engines)
 
 
 class _Part(NamedTuple):
