@@ -57,10 +57,12 @@ class SseDecoder:
     """Turns a stream's bytes, cut anywhere, into the data of its events."""
 
     def __init__(self) -> None:
-        #: A line that has not ended yet.
-        self._rest = b""
+        #: Parts of a line that has not ended yet.
+        self._rest: list[bytes] = []
         #: `data` lines of an event that has not ended yet.
         self._lines: list[bytes] = []
+        #: Bytes taken of that event, or of that line if it is the first.
+        self.num_pending = 0
         self._ended_in_cr = False
         self._at_start = True
 
@@ -68,8 +70,14 @@ class SseDecoder:
         """Take bytes; the data of the events that they complete."""
         if self._at_start or self._ended_in_cr or b"\r" in data:
             data = self._normalize(data)
-        lines = (self._rest + data).split(b"\n")
-        self._rest = lines.pop()
+        lines = data.split(b"\n")
+        self._rest.append(lines[0])
+        if len(lines) == 1:
+            self.num_pending += len(data)
+            return []
+        lines[0] = b"".join(self._rest)
+        rest = lines.pop()
+        self._rest = [rest]
         events: list[bytes] = []
         pending = self._lines
         for line in lines:
@@ -83,6 +91,7 @@ class SseDecoder:
                 pending.append(b"")
             elif line.startswith(b"error:"):
                 events.append(b'{"error":' + line[6:] + b"}")
+        self.num_pending = self.num_pending + len(data) if pending else len(rest)
         return events
 
     def end(self) -> list[bytes]:
@@ -92,9 +101,9 @@ class SseDecoder:
     def _normalize(self, data: bytes) -> bytes:
         """`data` with LF at the end of each line, without a byte order mark at the stream's start."""
         if self._at_start:
-            data, self._rest = self._rest + data, b""
+            data, self._rest = b"".join([*self._rest, data]), []
             if len(data) < len(_BYTE_ORDER_MARK) and _BYTE_ORDER_MARK.startswith(data):
-                self._rest = data
+                self._rest = [data]
                 return b""
             self._at_start = False
             data = data.removeprefix(_BYTE_ORDER_MARK)

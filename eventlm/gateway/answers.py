@@ -14,6 +14,8 @@ from eventlm.types import FinishReason
 _REASONS: dict[str, FinishReason] = {"length": "length", "tool_calls": "tool_calls", "function_call": "tool_calls"}
 #: What vLLM and SGLang say of an answer that they gave up.
 _GIVEN_UP = ("abort", "error")
+#: Far above the longest that a server means: a whole tool call, or log-probabilities of many tokens.
+_MAX_EVENT_BYTES = 16 * 2**20
 
 
 class _Logprobs(Struct):
@@ -56,7 +58,11 @@ class AnswerReader:
 
     def feed(self, data: bytes) -> AnswerDelta | None:
         """Take bytes; what they bring, joined. None if that is nothing yet."""
-        return self._read(self._decoder.feed(data))
+        delta = self._read(self._decoder.feed(data))
+        if self._decoder.num_pending > _MAX_EVENT_BYTES:
+            line = f"{self._url} sent an event of more than {_MAX_EVENT_BYTES >> 20} MiB"
+            self._fail(BackendError(line, "protocol"))
+        return delta
 
     def finish(self) -> AnswerDelta | None:
         """The stream has ended; what it ended in without a blank line."""

@@ -50,6 +50,8 @@ _KEEPALIVE_SECONDS = 4.0
 #: How long a connection may stay open after an answer before it is given up.
 _END_PATIENCE_SECONDS = 1.0
 _READ_BYTES = 256 * 1024
+#: Most of a reply that is no stream, and what is read of one with an error status.
+_MAX_BODY_BYTES, _MAX_ERROR_BYTES = 16 * 2**20, 2**20
 #: Kinds without metrics of a known form.
 _WITHOUT_METRICS = ("openai", "ollama")
 
@@ -134,7 +136,7 @@ class HttpBackend:
         url = (self._api if path.startswith("/v1/") else self._root) + path.removeprefix("/v1")
         deadline = _deadline(_PAGE_SECONDS)
         async with self._reply("GET", url, deadline, _PAGE_SECONDS) as response, asyncio.timeout_at(deadline):
-            return await response.read()
+            return await _read_body(url, response)
 
     async def _generate(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
@@ -148,7 +150,7 @@ class HttpBackend:
             content = response.content
             if response.content_type in ("application/json", "text/html"):
                 async with asyncio.timeout_at(deadline):
-                    raise self._no_answer(url, await response.read(), "with a stream of events")
+                    raise self._no_answer(url, await _read_body(url, response), "with a stream of events")
             reader = AnswerReader(url, key=self._spec.key)
             is_begun = False
             with Silence(content, deadline, attempt.first_seconds) as silence:
@@ -181,7 +183,7 @@ class HttpBackend:
         url, deadline = self._url(attempt), _deadline(attempt.first_seconds)
         async with self._posted(url, self._embedding_body(attempt), attempt, deadline) as response:
             async with asyncio.timeout_at(deadline):
-                body = await response.read()
+                body = await _read_body(url, response)
         delta, ended = self._embedding(url, body)
         yield delta
         yield ended
@@ -209,7 +211,7 @@ class HttpBackend:
             try:
                 if response.status != 200:
                     async with asyncio.timeout_at(deadline):
-                        body = await response.read()
+                        body = await _read_start(response, _MAX_ERROR_BYTES)
                     raise from_status(url, response.status, response.reason, body, response.headers, key=self._spec.key)
                 yield response
             finally:
@@ -294,10 +296,27 @@ def _deadline(seconds: float) -> float:
     return asyncio.get_running_loop().time() + seconds
 
 
+async def _read_body(url: str, response: aiohttp.ClientResponse) -> bytes:
+    """All of a reply. Raises BackendError if that is more than any server means to send."""
+    body = await _read_start(response, _MAX_BODY_BYTES + 1)
+    if len(body) > _MAX_BODY_BYTES:
+        raise BackendError(f"{url} answered with more than {_MAX_BODY_BYTES >> 20} MiB", "protocol")
+    return body
+
+
+async def _read_start(response: aiohttp.ClientResponse, num_bytes: int) -> bytes:
+    """A reply, or so many bytes of it."""
+    body = bytearray()
+    while len(body) < num_bytes and (data := await response.content.readany()):
+        body += data
+    return bytes(body[:num_bytes])
+
+
 async def _read_to_end(response: aiohttp.ClientResponse) -> None:
     with suppress(TimeoutError, aiohttp.ClientError), closing(response):
         async with asyncio.timeout(_END_PATIENCE_SECONDS):
-            await response.content.read()
+            while await response.content.readany():
+                pass
 
 
 async def _note_reuse(session: aiohttp.ClientSession, context: SimpleNamespace, params: Any) -> None:

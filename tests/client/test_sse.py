@@ -64,3 +64,12 @@ def test_an_event_is_there_when_its_blank_line_is() -> None:
     assert decoder.feed(b"\n") == [b"a"]
     assert decoder.feed(b"data: b\r\n\r") == [b"b"]
     assert decoder.feed(b"\ndata: c\n\n") == [b"c"]
+
+
+def test_bytes_of_an_event_that_has_not_ended_are_counted() -> None:
+    decoder = SseDecoder()
+    counts = []
+    for data in (b"data: 12", b"34", b"\ndata: 5", b"\n\n: a comment\n\n", b"data"):
+        decoder.feed(data)
+        counts.append(decoder.num_pending)
+    assert counts == [8, 10, 18, 0, 4]

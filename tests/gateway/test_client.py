@@ -9,12 +9,13 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from msgspec import structs
 
 from eventlm.config.backends import BackendSpec
@@ -244,6 +245,51 @@ async def test_a_new_connection_that_is_closed_is_a_failure() -> None:
 
 
 _COMPLETION_END = b'data: {"choices":[{"index":0,"text":"a","finish_reason":"stop"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("status", [200, 400, 429])
+async def test_endless_bodies(status: int) -> None:
+    """Of an error the status still counts."""
+    async with scripted_server(_endless(b"x", status=status)) as url, connected(url, model="m") as client:
+        for request in (CHAT, {"input": "x"}):
+            error, _ = await failure(client, request)
+            assert error.kind == {200: "protocol", 400: "refused", 429: "overloaded"}[status]
+            assert len(str(error)) < 1000
+        with pytest.raises(BackendError, match="more than 16 MiB" if status == 200 else "xxx…$"):
+            await client.ask()
+
+
+@pytest.mark.parametrize("endless", [b"x", b"data: xxxxxxxxxxxxxxxxxxxxxxxxxxx\n"])
+async def test_an_event_without_an_end(endless: bytes) -> None:
+    """What came before is shown."""
+    start = b'data: {"choices":[{"index":0,"text":"a"}]}\n\ndata: '
+    handler = _endless(endless, start=start, content_type="text/event-stream")
+    async with scripted_server(handler) as url, connected(url, model="m") as client:
+        error, text = await failure(client, COMPLETION)
+    assert (error.kind, text) == ("protocol", "a")
+    assert "sent an event of more than 16 MiB" in str(error)
+
+
+async def test_nothing_is_kept_of_what_comes_behind_an_answer() -> None:
+    handler = _endless(b"x", start=_COMPLETION_END, content_type="text/event-stream")
+    async with scripted_server(handler) as url, connected(url, model="m") as client:
+        assert (await answer(client, COMPLETION))[0] == "a"
+
+
+def _endless(part: bytes, *, start: bytes = b"", status: int = 200, content_type: str = "application/json") -> Handler:
+    """Answer with bytes until the client leaves."""
+
+    async def handler(request: Any) -> Any:
+        await request.read()
+        response = web.StreamResponse(status=status, headers={"Content-Type": content_type})
+        await response.prepare(request)
+        await response.write(start)
+        with suppress(ConnectionError):
+            while True:
+                await response.write(part * (2**17 // len(part)))
+        return response
+
+    return handler
 
 
 async def test_nobody_answers() -> None:
