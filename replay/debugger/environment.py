@@ -116,5 +116,8 @@ class PositionEnvironment:
 
 
 def gauges_of(state: CoreState, replica: int) -> dict[str, Any]:
-    """The gauges that a replica has right now, inside a drain too."""
-    return {name: read(state, state.replicas[replica]) for name, read in _OF_REPLICA.items() if name in GAUGES}
+    """The gauges that a replica has right now, inside a drain too; -1 for what nobody knows of another server."""
+    found = {name: read(state, state.replicas[replica]) for name, read in _OF_REPLICA.items() if name in GAUGES}
+    if state.replicas[replica].capacity is not None:
+        found |= dict.fromkeys(("partial", "free", "cached", "held"), -1)
+    return found

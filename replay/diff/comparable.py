@@ -16,12 +16,16 @@ from eventlm.events import (
     Decision,
     Emitted,
     Finished,
+    Forwarded,
     Launched,
     PluginFailed,
     Preempted,
     Rejected,
+    Relayed,
+    RetrySet,
     Routed,
     TimerSet,
+    Withdrawn,
 )
 
 #: The number of a pair. Negative: a request from before the log begins, by the order of mention. Text: the seq of a
@@ -75,6 +79,12 @@ def comparable(event: Decision, names: ComparableNames) -> Comparable | None:
         case Preempted():
             by = (names.of(event.by[0]), event.by[1]) if event.by is not None else None
             return Comparable(("preempt", event.replica), (names.of(event.request), event.index, event.reason, by))
+        case Forwarded() | RetrySet() | Withdrawn():
+            if not names.is_paired(event.request):
+                return None
+            return Comparable(("request", names.of(event.request)), _of_attempt(event))
+        case Relayed():
+            return Comparable("relay", (event.num_tokens, *event.dropped))
         case PluginFailed():
             return Comparable("plug-in", event.error)
         case Admitted() | Rejected() | Routed() | Closing() | Finished() | TimerSet():
@@ -92,6 +102,17 @@ def _launch(event: Launched, names: ComparableNames) -> Hashable:
         tuple((row, first, len(blocks)) for row, first, blocks in event.blocks),
         tuple((names.of(request), index) for request, index in event.forget),
     )
+
+
+def _of_attempt(event: Forwarded | RetrySet | Withdrawn) -> Hashable:
+    """When it may be sent again is a matter of time, as `ts` is."""
+    match event:
+        case Forwarded():
+            return ("forward", event.index, event.replica, event.attempt, event.cached_tokens, event.hedge)
+        case RetrySet():
+            return ("retry", event.index, event.replica, event.attempt)
+        case Withdrawn():
+            return ("withdraw", event.index, event.replica, event.attempt)
 
 
 def _of_request(event: Admitted | Rejected | Routed | Closing | Finished | TimerSet) -> Hashable:

@@ -11,12 +11,16 @@ from eventlm.events import (
     Emitted,
     Event,
     Finished,
+    Forwarded,
     Launched,
     PluginFailed,
     Preempted,
     Rejected,
+    Relayed,
+    RetrySet,
     Routed,
     TimerSet,
+    Withdrawn,
 )
 from eventlm.replay.diff.comparable import ComparableNames, Name
 
@@ -115,6 +119,15 @@ def _action(event: Event | None, names: ComparableNames) -> str:
             )
         case TimerSet():
             return f"sets a timer for {name}"
+        case Forwarded():
+            hedge = ", beside another attempt," if event.hedge else ""
+            return f"sends {name}{hedge} to backend {event.replica} (attempt {event.attempt})"
+        case RetrySet():
+            return f"lets {name} wait to be sent again after attempt {event.attempt} at backend {event.replica}"
+        case Withdrawn():
+            return f"withdraws attempt {event.attempt} of {name} at backend {event.replica}"
+        case Relayed():
+            return f"relays {event.num_tokens} tokens of backends"
         case PluginFailed():
             return f"notes that a plug-in failed ({event.error})"
     raise TypeError(f"no decision: {event}")

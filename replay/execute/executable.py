@@ -69,6 +69,12 @@ def check_executable(path: Path | str) -> Header:
     """The header of a trace that can be re-executed. Raises UsageError if it cannot, and what LogReader raises."""
     with LogReader(path) as reader:
         header = reader.header
+        for each in header.sets:
+            if each.core.forwards:
+                raise UsageError(
+                    f"{reader.path}: requests for {each.core.models[0]} were forwarded to other servers, which have "
+                    "the model, so the run cannot be executed here; `eventlm replay` without --execute verifies it"
+                )
         try:
             for number in range(len(header.sets)):
                 computed(header, number)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from eventlm.core.admission import measure
 from eventlm.core.poison_requests import is_held_back
+from eventlm.core.state.backend_state import Attempts, Forwards
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.plan_witness import ChunkAsked, PlanEntry
 from eventlm.core.state.replica import Replica
@@ -61,8 +62,9 @@ class Inquiry(Struct, frozen=True):
 def find_constraints(inquiry: Inquiry) -> list[Constraint]:
     """First those of the whole engine, then those of each replica that could take the sequence."""
     found = list(_of_engine(inquiry))
+    is_forwarded = inquiry.state.set_of(inquiry.sequence).forwards is not None
     for replica in takers_of(inquiry.state, inquiry.sequence):
-        found += _of_replica(inquiry, replica)
+        found += [_of_backend(inquiry, replica)] if is_forwarded else _of_replica(inquiry, replica)
     return found
 
 
@@ -81,7 +83,8 @@ def _of_engine(inquiry: Inquiry) -> Iterator[Constraint]:
             name="text_end", verdict="stops", detail=f"it has ended with `{sequence.closing_reason}`", decides=True
         )
     drains = sequence.state is State.WAITING and sequence.in_flight > 0
-    if drains or sequence.residency > int(sequence.resident):
+    is_forwarded = state.set_of(sequence).forwards is not None
+    if not is_forwarded and (drains or sequence.residency > int(sequence.resident)):
         yield Constraint(
             name="draining",
             verdict="stops" if drains else "met",
@@ -96,11 +99,53 @@ def _of_engine(inquiry: Inquiry) -> Iterator[Constraint]:
         detail=f"the engine is{'' if state.paused else ' not'} paused",
         decides=_is(inquiry, "paused"),
     )
+    forwards = state.set_of(sequence).forwards
+    if forwards is not None:
+        yield _backoff(inquiry, forwards)
+    if _is(inquiry, "backend"):
+        yield Constraint(name="backend", verdict="stops", detail="none that could take it is up", decides=True)
     if _is(inquiry, "worker"):
         replicas = state.set_of(sequence).replicas
         num_up = sum(replica.up for replica in replicas)
         detail = f"{num_up} of {counted(len(replicas), 'worker')} up"
         yield Constraint(name="worker", verdict="stops", value=num_up, limit=len(replicas), detail=detail, decides=True)
+
+
+def _backoff(inquiry: Inquiry, forwards: Forwards) -> Constraint:
+    attempts = forwards.attempts.get(inquiry.sequence.id, Attempts())
+    rests = inquiry.sequence.id in forwards.resting
+    detail = f"{counted(attempts.number, 'attempt')} so far"
+    if rests:
+        left_ms = (attempts.due_ns - inquiry.state.now_ns) / NANOSECONDS_PER_MILLISECOND
+        detail += f", the next is due in {left_ms:,.1f} ms"
+    return Constraint(
+        name="backoff",
+        verdict="stops" if rests else "met",
+        value=attempts.number,
+        limit=forwards.config.max_attempts,
+        detail=detail,
+        decides=_is(inquiry, "backoff"),
+    )
+
+
+def _of_backend(inquiry: Inquiry, replica: Replica) -> Constraint:
+    """Of a replica that is another server only its load is known."""
+    if not replica.up or replica.capacity is None:
+        return Constraint(name="backend", verdict="stops", replica=replica.index, detail="it is not up")
+    limit = replica.capacity.limit
+    detail = f"it has {replica.num_sent:,} of at most {counted(limit, 'request')}"
+    if _is(inquiry, "avoided", replica.index):
+        detail += ", but the latest attempt has failed there"
+        return Constraint(name="avoided", verdict="stops", replica=replica.index, detail=detail, decides=True)
+    return Constraint(
+        name="backend_limit",
+        verdict="met" if replica.has_room() or inquiry.sequence.resident else "stops",
+        replica=replica.index,
+        value=replica.num_sent,
+        limit=limit,
+        detail=detail,
+        decides=_is(inquiry, "backend_limit", replica.index),
+    )
 
 
 def _of_replica(inquiry: Inquiry, replica: Replica) -> Iterator[Constraint]:

@@ -31,6 +31,10 @@ _NAMES: dict[ConstraintName, str] = {
     "trial": "trial alone",
     "head_of_line": "head of the line",
     "sequence_limit": "sequence limit",
+    "avoided": "failed there",
+    "backend_limit": "limit of the backend",
+    "backend": "backend",
+    "backoff": "backoff",
     "blocks": "blocks",
     "state_slots": "state slots",
     "token_budget": "token budget",
@@ -63,6 +67,8 @@ def describe_next_step(found: NextStep | None, since_ns: int) -> str:
     cause = f"on event {found.fact_s} (`{found.fact}`)" if found.fact else f"on event {found.fact_s}"
     if found.ended:
         return f"It was in no later step: it ended with `{found.ended}` {after}, {cause}."
+    if found.step < 0:
+        return f"Next it was sent to backend {found.replica} {after}, {cause}."
     row = f"with a chunk of {counted(found.num_tokens, 'token')}" if found.num_tokens else "with a decode"
     left = [
         f"{named(each.sequence)} {each.how}" + (f" ({counted(each.num_blocks, 'block')})" if each.num_blocks else "")
@@ -96,13 +102,16 @@ def _opening(found: Why) -> str:
 
 
 def _verdict(found: Why) -> str:
+    if found.cause is None and found.is_forwarded:
+        return f"Backend {found.replica} has it."
     if found.cause is None:
         steps = " and ".join(map(str, found.steps))
         return f"It is in step{'s' * (len(found.steps) > 1)} {steps} of replica {found.replica}."
     where = f" (replica {found.replica})" if found.replica >= 0 else ""
     reason = next((each for each in found.constraints if each.decides), None)
     detail = f": {reason.detail}" if reason is not None and reason.detail else ""
-    return f"It is in no step. {CAUSES[found.cause].capitalize()}{where}{detail}."
+    nowhere = "No backend has it" if found.is_forwarded else "It is in no step"
+    return f"{nowhere}. {CAUSES[found.cause].capitalize()}{where}{detail}."
 
 
 def _constraints(found: Why) -> Iterator[str]:

@@ -12,7 +12,7 @@ from itertools import dropwhile
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogLine, LogReader
-from eventlm.events import Closing, Fact, Finished, Launched, Preempted
+from eventlm.events import Closing, Fact, Finished, Forwarded, Launched, Preempted
 from eventlm.events.codec import DECISION_TAGS, FACT_TAGS
 from eventlm.replay.explain.timeline import rows_of
 from eventlm.types import SequenceId
@@ -34,7 +34,8 @@ class Departure(Struct, frozen=True, kw_only=True):
 
 
 class NextStep(Struct, frozen=True, kw_only=True):
-    """The first launch with a row of the sequence, or its end, if that came before.
+    """The first launch with a row of the sequence, or its end, if that came before. Of one for other servers the first
+    time that it is sent to one, which is `replica`; then `step` is -1.
 
     ended: the reason of its end, "" if it is in a step; then the step's fields are as of the launch, num_tokens is the
     length of its chunk, 0 for a decode. s, ts: of that decision.
@@ -90,15 +91,15 @@ def find_next_step(
             assert isinstance(launched, Launched)
             if identity in rows_of(launched):
                 return _found(launched, identity, drain)
-        elif line.tag in ("finish", "closing") and name in line.body:
+        elif line.tag in ("finish", "closing", "forward") and name in line.body:
             end = line.event()
-            assert isinstance(end, Finished | Closing)
+            assert isinstance(end, Finished | Closing | Forwarded)
             if (end.request, end.index) == identity:
                 return _found(end, identity, drain)
     return None
 
 
-def _found(decision: Launched | Finished | Closing, identity: SequenceId, drain: list[LogLine]) -> NextStep:
+def _found(decision: Launched | Finished | Closing | Forwarded, identity: SequenceId, drain: list[LogLine]) -> NextStep:
     facts = [event for line in drain if line.tag in FACT_TAGS and isinstance(event := line.event(), Fact)]
     # Of a drain that began before the search its first facts are not there.
     fact = facts[-1] if facts else None
@@ -108,8 +109,8 @@ def _found(decision: Launched | Finished | Closing, identity: SequenceId, drain:
         index=identity.index,
         s=decision.s,
         ts=decision.ts,
-        ended="" if isinstance(decision, Launched) else decision.reason,
-        replica=decision.replica if isinstance(decision, Launched) else -1,
+        ended="" if isinstance(decision, Launched | Forwarded) else decision.reason,
+        replica=decision.replica if isinstance(decision, Launched | Forwarded) else -1,
         step=decision.step if isinstance(decision, Launched) else -1,
         num_tokens=rows_of(decision)[identity].num_tokens if isinstance(decision, Launched) else 0,
         fact_s=decision.c if fact is None else fact.s,

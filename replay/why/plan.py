@@ -119,7 +119,11 @@ def _turn_object(turn: PlannedTurn) -> dict[str, Any]:
 def describe_plan(state: CoreState, turns: Seq[PlannedTurn]) -> Iterator[str]:
     """Lines on every turn of the latest drain."""
     if not turns:
-        why = "the engine is paused" if state.paused else "no replica with a worker had room for a step"
+        why = "no replica with a worker had room for a step"
+        if state.paused:
+            why = "the engine is paused"
+        elif all(each.forwards is not None for each in state.replicasets):
+            why = "backends plan their own steps, and whoever waits is sent to one as soon as it has room"
         yield f"nothing was planned at {seconds(state.now_ns)}: {why}"
     for number, turn in enumerate(turns):
         if number:

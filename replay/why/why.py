@@ -30,7 +30,8 @@ class Why(Struct, frozen=True, kw_only=True):
     cause: why it is in no step, None if it is in one. replica: the one that the cause is about, -1 for the engine;
     num_lacking, other: as of `WaitReason`. steps: those in flight with a row of it.
     num_tokens: prompt and confirmed output. launched_tokens: of the prefill_tokens of its present prompt phase.
-    pool: of the replica that the cause, or the sequence, is on; None if there is no such.
+    pool: of the replica that the cause, or the sequence, is on; None if there is no such, or it is another server.
+    is_forwarded: its replicas are other servers; it is in no step there, but one of them may have it.
     """
 
     request: int
@@ -54,6 +55,7 @@ class Why(Struct, frozen=True, kw_only=True):
     constraints: list[Constraint]
     place: PlaceInLine | None
     pool: PoolUse | None
+    is_forwarded: bool = False
 
 
 def why(
@@ -73,6 +75,7 @@ def why(
     inquiry = Inquiry(state, sequence, reason, plans, witness)
     replica = _replica_in_question(state, sequence, reason)
     on = replica.index if replica is not None else -1
+    is_forwarded = state.set_of(sequence).forwards is not None
     return Why(
         request=request,
         index=index,
@@ -85,16 +88,17 @@ def why(
         max_total_tokens=sequence.max_total_tokens,
         prefill_tokens=sequence.prefill_tokens,
         launched_tokens=sequence.launched_tokens,
-        num_blocks=len(sequence.block_table),
-        num_preemptions=sequence.residency - int(sequence.resident) if not sequence.ended else 0,
+        num_blocks=0 if is_forwarded else len(sequence.block_table),
+        num_preemptions=0 if is_forwarded or sequence.ended else sequence.residency - int(sequence.resident),
         steps=_steps_with(state, sequence),
         cause=None if reason is None else reason.cause,
         replica=on if reason is None else reason.replica,
         num_lacking=0 if reason is None else reason.num_lacking,
         other=None if reason is None else reason.other,
         constraints=find_constraints(inquiry),
-        place=find_place(state, sequence, replica),
-        pool=None if replica is None or sequence.ended else find_pool_use(replica),
+        place=None if is_forwarded and sequence.resident else find_place(state, sequence, replica),
+        pool=None if replica is None or sequence.ended or is_forwarded else find_pool_use(replica),
+        is_forwarded=is_forwarded,
     )
 
 

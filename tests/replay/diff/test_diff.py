@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.replay.diff.diff import METRICS, TraceDiff, diff, read_side
+from tests.replay.backend_runs import backends_of, record_backends
 from tests.replay.golden import BROKEN, FOLDER
 from tests.replay.traces import Objects, indices, read_objects, record, small_machine, tampered, write_objects
 from tests.replay.workload_runs import record as record_random
@@ -179,3 +180,13 @@ def test_another_host_is_reported_and_is_no_difference(tmp_path: Path) -> None:
         ("host.threads", None, 4),
     ]
     assert found.is_identical
+
+
+def test_runs_of_other_servers(tmp_path: Path) -> None:
+    path = record_backends(tmp_path, 9)
+    same = compare(path, path)
+    assert same.first is None
+    machine = backends_of(9)
+    slower = machine._replace(backends=machine.backends._replace(decode_ns=3_000_000, fails=0.5))
+    other = compare(path, record_backends(tmp_path / "other", 9, machine=slower))
+    assert other.first is not None

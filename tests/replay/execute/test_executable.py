@@ -11,6 +11,7 @@ import pytest
 from eventlm.config import WorkerConfig
 from eventlm.errors import TraceCorruptError, UsageError
 from eventlm.replay.execute.executable import check_executable, computed, recorded_model
+from tests.replay.backend_runs import record_backends
 from tests.replay.executions import execute_fake, record_with_tokens
 from tests.replay.traces import Objects, tampered
 
@@ -70,3 +71,9 @@ def test_the_header_says_which_model_ran(run: Path) -> None:
     change_trace(run, lambda objects: objects[0].update(config={"model": {"model": 5}}))
     with pytest.raises(UsageError, match=r"names no model that can be read \(Expected `str`.*give its folder with"):
         recorded_model(check_executable(run))
+
+
+def test_what_other_servers_have_computed_is_refused(tmp_path: Path) -> None:
+    path = record_backends(tmp_path, 9)
+    with pytest.raises(UsageError, match="requests for backends were forwarded to other servers"):
+        check_executable(path)
