@@ -20,8 +20,9 @@ from eventlm.server.batches.folder import BATCHES
 from eventlm.server.batches.worker import BatchWorker
 from eventlm.server.context import ServerContext
 from eventlm.server.cors import check_origins
-from eventlm.server.http.connection import Connect, Gate
-from eventlm.server.http.tls import Tls, TlsListener
+from eventlm.server.http.connection import Gate
+from eventlm.server.http.listener import Listener
+from eventlm.server.http.tls import Tls
 from eventlm.tasks import completed
 
 #: Length of the queue of connections to accept. The system may have a lower limit.
@@ -43,9 +44,8 @@ class HttpServer:
         self._runner = web.AppRunner(
             make_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=1.0
         )
-        self._servers: list[asyncio.Server] = []
         self._gate: Gate | None = None
-        self._tls_listener: TlsListener | None = None
+        self._listener: Listener | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -73,19 +73,9 @@ class HttpServer:
 
     async def _listen(self, gate: Gate) -> tuple[str, int]:
         """Accept connections. Returns the address in use."""
-        config, tls = self._context.config, self._context.tls
-        if tls is not None:
-            sockets = list(self._sockets) or (await bind_sockets(config, 1))[0]
-            self._tls_listener = TlsListener(gate, tls, sockets)
-        elif self._sockets:
-            loop = asyncio.get_running_loop()
-            self._servers = [
-                await loop.create_server(gate.connect, sock=bound, backlog=BACKLOG) for bound in self._sockets
-            ]
-        else:
-            self._servers = [await _bind(config, gate.connect)]
-        bound = sockets[0] if tls is not None else self._servers[0].sockets[0]
-        host, port = bound.getsockname()[:2]
+        sockets = self._sockets or (await bind_sockets(self._context.config, 1))[0]
+        self._listener = Listener(gate, self._context.tls, sockets)
+        host, port = sockets[0].getsockname()[:2]
         return host, port
 
     async def drain(self, cut: asyncio.Event) -> None:
@@ -94,10 +84,8 @@ class HttpServer:
 
     async def close(self) -> None:
         """Stop listening and close what is open."""
-        for server in self._servers:
-            server.close()
-        if self._tls_listener is not None:
-            await self._tls_listener.close()
+        if self._listener is not None:
+            await self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,7 +100,7 @@ async def check_config(config: ServerConfig) -> None:
     """
     check_origins(config)
     Tls.of(config)
-    server = await _bind(config, asyncio.Protocol)
+    server = await _bind(config)
     server.close()
     await server.wait_closed()
 
@@ -124,7 +112,7 @@ async def bind_sockets(config: ServerConfig, num_processes: int) -> list[list[so
     """
     # With SO_REUSEPORT a second server of the same user could bind the port, so check without it first.
     await check_config(config)
-    server = await _bind(config, asyncio.Protocol, reuse_port=True, start_serving=False)
+    server = await _bind(config, reuse_port=True, start_serving=False)
     first = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
     server.close()
     await server.wait_closed()
@@ -148,14 +136,13 @@ def _twin(bound: socket.socket) -> socket.socket:
 
 async def _bind(
     config: ServerConfig,
-    connect: Connect,
     *,
     reuse_port: bool = False,
     start_serving: bool = True,
 ) -> asyncio.Server:
     try:
         return await asyncio.get_running_loop().create_server(
-            connect,
+            asyncio.Protocol,
             config.host,
             config.port,
             backlog=BACKLOG,

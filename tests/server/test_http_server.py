@@ -192,7 +192,7 @@ def test_drain_waits_until_a_reply_has_left(server: RunningServer) -> None:
     server.engine.script = lambda request, index: [[120] * 500_000]
     body = json.dumps({"model": "test", "prompt": "hi", "max_tokens": 500_000}).encode()
     # So that most of the reply waits in the server until it is read.
-    server._server._servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server._server._listener._sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.settimeout(PATIENCE_SECONDS)

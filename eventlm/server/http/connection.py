@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
 
@@ -226,10 +225,6 @@ class Connection(web.RequestHandler):
         response.force_close()
         _log.info("bad request", request_id=identity, status=status, error=type(exc).__name__)
         return response
-
-
-#: Makes the protocol of an accepted connection.
-Connect = Callable[[], asyncio.BaseProtocol]
 
 
 def _raw_reply(chance: Chance, error: ApiError) -> bytes:

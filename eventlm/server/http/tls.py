@@ -1,21 +1,15 @@
-"""TLS: the certificate and its key, which can be reloaded while the server runs, and the listener."""
+"""TLS: the certificate and its key, which can be reloaded while the server runs."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import socket
 import ssl
 
 import structlog
 
 from eventlm.config import ServerConfig
 from eventlm.errors import UsageError
-from eventlm.server.http.connection import LINGER_SECONDS, Connection, Gate
 
 _log = structlog.get_logger("eventlm.server")
-#: Pause before the next attempt to accept when the system has no free descriptors or memory.
-_NO_ROOM_SECONDS = 0.1
 
 
 class Tls:
@@ -98,69 +92,3 @@ class _PasswordNeededError(Exception):
 
 def _no_password() -> str:
     raise _PasswordNeededError
-
-
-class TlsListener:
-    """Accepts connections at listening sockets. They count as soon as they are accepted.
-
-    A handshake has `header_timeout_seconds`. A connection too many is closed before it, since a reply would need one.
-    """
-
-    def __init__(self, gate: Gate, tls: Tls, sockets: list[socket.socket]) -> None:
-        self._gate = gate
-        self._tls = tls
-        self._sockets = sockets
-        for each in sockets:
-            each.setblocking(False)
-        loop = asyncio.get_running_loop()
-        self._acceptors = [loop.create_task(self._accept(each), name="TLS listener") for each in sockets]
-        self._handshakes: set[asyncio.Task[None]] = set()
-
-    async def close(self) -> None:
-        """Accept no more connections and close those in a handshake."""
-        await _end(self._acceptors)
-        # The last accepted connections have begun their handshakes by now.
-        await _end(list(self._handshakes))
-        for each in self._sockets:
-            each.close()
-
-    async def _accept(self, listening: socket.socket) -> None:
-        loop, gate = asyncio.get_running_loop(), self._gate
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except ConnectionError:
-                continue
-            except OSError:
-                # Too few descriptors or too little memory. Connections wait in the queue meanwhile.
-                await asyncio.sleep(_NO_ROOM_SECONDS)
-                continue
-            if gate.num_connections >= gate.config.max_connections:
-                gate.note_refusal()
-                accepted.close()
-                continue
-            connection = gate.connect()
-            gate.handshakes.add(connection)
-            task = loop.create_task(self._secure(accepted, connection), name="TLS handshake")
-            self._handshakes.add(task)
-            task.add_done_callback(self._handshakes.discard)
-
-    async def _secure(self, accepted: socket.socket, connection: Connection) -> None:
-        try:
-            # The client does not speak TLS, leaves, or takes too long.
-            with contextlib.suppress(OSError):
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: connection,
-                    accepted,
-                    ssl=self._tls.context,
-                    ssl_handshake_timeout=float(self._gate.config.header_timeout_seconds),
-                    ssl_shutdown_timeout=LINGER_SECONDS,
-                )
-        finally:
-            self._gate.handshakes.discard(connection)
-
-
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
