@@ -131,7 +131,7 @@ async def _serve(config: Config) -> None:
     with_workers = [own for own in configs if num_own_workers(own)]
     launchers = [resolve_launcher(own.parallel.launcher) for own in with_workers]
     # Workers inherit the limit.
-    server, few_files = raise_file_limit(config.server)
+    server, few_files = raise_file_limit(config.server, forwards=any(own.gateway.backend for own in configs))
     config = structs.replace(config, server=server)
     # They load torch, which takes as long as everything else up to the engine's start, and a core each.
     num_workers = 0
@@ -243,22 +243,24 @@ def _choose_record(config: Config) -> tuple[Config, list[str]]:
     return structs.replace(config, record=structs.replace(config.record, record=folder)), warnings
 
 
-def raise_file_limit(config: ServerConfig) -> tuple[ServerConfig, list[str]]:
+def raise_file_limit(config: ServerConfig, *, forwards: bool) -> tuple[ServerConfig, list[str]]:
     """Let this process and its children open as many files as there may be connections; where the system's limit is
-    lower, a configuration of fewer connections and a warning.
+    lower, a configuration of fewer connections and a warning. forwards: to backends, over connections of this process.
 
     Shells allow a process 1,024 files although the system would give it many more.
     """
     from msgspec import structs
 
-    needed = config.max_connections + _OTHER_FILES
+    # With front ends, those of clients are not in this process.
+    num_each = 2 if forwards and not config.api_servers else 1
+    needed = num_each * config.max_connections + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     if allowed == needed:
         return config, []
-    fewer = max(allowed - _OTHER_FILES, 1)
+    fewer = max((allowed - _OTHER_FILES) // num_each, 1)
     warning = (
         f"at most {fewer} connections: --max-connections {config.max_connections} needs {needed} open files and the "
         f"system allows {hard}; raise that (ulimit -Hn) or lower the connections"
