@@ -1,12 +1,13 @@
-"""Work that an event can end."""
+"""Work that an event can end, and work in bounded parts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+ItemT = TypeVar("ItemT")
 
 
 async def completed(work: Awaitable[T], stop: asyncio.Event) -> asyncio.Future[T] | None:
@@ -23,3 +24,14 @@ async def completed(work: Awaitable[T], stop: asyncio.Event) -> asyncio.Future[T
         for each in (task, stopped):
             each.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+async def gathered(work: Callable[[ItemT], Awaitable[T]], items: Iterable[ItemT], *, at_once: int) -> list[T]:
+    """The results of `work` for each item, in their order; it is under way for `at_once` of them at most."""
+    places = asyncio.Semaphore(at_once)
+
+    async def one(item: ItemT) -> T:
+        async with places:
+            return await work(item)
+
+    return await asyncio.gather(*(one(item) for item in items))

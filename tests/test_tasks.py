@@ -1,4 +1,4 @@
-"""Work that an event can end."""
+"""Work that an event can end, and work in bounded parts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from eventlm.tasks import completed
+from eventlm.tasks import completed, gathered
 
 
 async def test_work_that_ends_first_gives_its_result() -> None:
@@ -38,3 +38,19 @@ async def test_what_the_work_raises_is_raised() -> None:
 
     with pytest.raises(ValueError, match="wrong"):
         await completed(work(), asyncio.Event())
+
+
+async def test_work_is_under_way_for_so_many_at_once() -> None:
+    under_way: list[int] = []
+    most = 0
+
+    async def work(item: int) -> int:
+        nonlocal most
+        under_way.append(item)
+        most = max(most, len(under_way))
+        await asyncio.sleep(0)
+        under_way.remove(item)
+        return -item
+
+    assert await gathered(work, range(10), at_once=3) == [-item for item in range(10)]
+    assert most == 3

@@ -18,9 +18,11 @@ from eventlm.config.backends import BackendSpec, parse_backend
 from eventlm.config.core import MAX_REPLICAS
 from eventlm.config.replicasets import configs_of_replicasets
 from eventlm.engine.backend import BackendError, BackendFacts, Connect, Watch
+from eventlm.engine.backends.backend_set import MAX_ASKED_AT_ONCE
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import UsageError
+from eventlm.tasks import gathered
 from eventlm.worker.protocol import FAKE_MODEL
 
 #: How long a backend may take for its answers at a start.
@@ -82,7 +84,7 @@ async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, 
     with errors_of_set(name, is_alone=is_alone):
         check_options_of_set(config)
         specs, watches = await _find_specs(config)
-        answers = await asyncio.gather(*(_ask(spec, connect, seconds) for spec in specs))
+        answers = await gathered(partial(_ask, connect, seconds), specs, at_once=MAX_ASKED_AT_ONCE)
         problems = [_problem(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
         for problem, answer in zip(problems, answers, strict=True):
             if isinstance(answer, BackendError) and _is_lasting(answer):
@@ -118,7 +120,7 @@ async def _find_specs(config: Config) -> tuple[list[BackendSpec], list[Watch]]:
     return list(found.values()), watches
 
 
-async def _ask(spec: BackendSpec, connect: Connect, seconds: float) -> BackendFacts | BackendError:
+async def _ask(connect: Connect, seconds: float, spec: BackendSpec) -> BackendFacts | BackendError:
     client = connect(spec)
     try:
         async with asyncio.timeout(seconds):

@@ -19,6 +19,10 @@ from eventlm.engine.backends.controller import BackendController, BackendOwner, 
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events.forwarding import REMOVED
+from eventlm.tasks import gathered
+
+#: Each has a deadline for its answers, and this process reads them all.
+MAX_ASKED_AT_ONCE = 64
 
 log = structlog.get_logger("eventlm.backend")
 
@@ -112,7 +116,7 @@ class BackendSet:
 
     async def start(self) -> None:
         """Ask all of them. Those that do not answer are down and asked again while the engine runs."""
-        await asyncio.gather(*(each.ask() for each in self._controllers.values()))
+        await gathered(BackendController.ask, self._controllers.values(), at_once=MAX_ASKED_AT_ONCE)
 
     def run(self) -> None:
         """The run has begun: send requests."""

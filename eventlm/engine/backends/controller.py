@@ -32,6 +32,9 @@ from eventlm.types import parts_per_million
 #: Failures of these kinds say that something is wrong with the backend, and not only with a request or its load.
 _OF_BACKENDS = ("connect", "timeout", "broken", "server", "protocol")
 
+#: Backends are looked at in so many turns, and not all at the same moment.
+_PROBE_PHASES = 64
+
 WhyNot = Callable[[BackendSpec, BackendFacts], str]
 
 log = structlog.get_logger("eventlm.backend")
@@ -228,8 +231,10 @@ class BackendController:
 
     async def _look_after(self) -> None:
         """Ask one that is down whether it is back, and one that is up for its load."""
+        interval = self._probing.interval_seconds
+        await asyncio.sleep(interval * (self.index % _PROBE_PHASES) / _PROBE_PHASES)
         while True:
-            await asyncio.sleep(self._probing.interval_seconds)
+            await asyncio.sleep(interval)
             if self.is_drained:
                 continue
             try:
