@@ -40,7 +40,9 @@ OPENVINO_SERVER = Path(__file__).with_name("openvino_server.py")
 
 
 class Target(NamedTuple):
-    """What a server is started for. `num_clients` is the most at once; with `is_avx2` no wider vectors are used."""
+    """What a server is started for. `num_clients` is the most at once; with `is_avx2` no wider vectors are used.
+    `context_tokens`: of each client, in llama.cpp.
+    """
 
     model: ModelName
     precision: Precision
@@ -48,6 +50,7 @@ class Target(NamedTuple):
     port: int
     peers: Peers
     is_avx2: bool = False
+    context_tokens: int = CONTEXT_TOKENS
 
 
 class ServerError(Exception):
@@ -87,7 +90,7 @@ def llama_command(target: Target) -> list[str]:
         "--model": str(file),
         "--port": target.port,
         "--parallel": target.num_clients,
-        "--ctx-size": CONTEXT_TOKENS * target.num_clients,
+        "--ctx-size": target.context_tokens * target.num_clients,
         "--threads": num_threads,
         "--threads-batch": num_threads,
         "--flash-attn": "auto",
