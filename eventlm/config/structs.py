@@ -548,7 +548,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     retry_backoff_ms: Annotated[
         int,
         Meta(ge=1, le=3_600_000),
-        "time before the first of them, doubled for each further one; longer if the backend asks for that",
+        "time before the first of them, doubled for each further one; longer if the only backend asks for that",
     ] = 250
     retry_budget_percent: Annotated[
         int, Meta(ge=0, le=100), "most further attempts, in percent of the requests, and ten more"

@@ -5,8 +5,8 @@ what the server's prefix cache is taken to hold. The turn of each server with ro
 for a step does (see `eventlm.core.state.turns`), the one with the least load first.
 
 A failed attempt costs its share of a budget and waits: twice as long with each further attempt, less up to a half that
-the request's seed draws, and after what the server asked for. Nothing is sent again once tokens were shown, unless the
-next server can go on from them.
+the request's seed draws; where there is no other server, after what the failed one asked for. Nothing is sent again
+once tokens were shown, unless the next server can go on from them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from eventlm.events import (
 )
 from eventlm.types import SequenceId
 
-#: The longest wait of the backoff itself.
+#: The longest wait of the backoff itself, and the longest that a server may ask for. A longer one is the client's.
 MOST_BACKOFF_NS = 60_000_000_000
 _PPM = 1_000_000
 
@@ -73,25 +73,23 @@ def forward_next(state: CoreState, replica: Replica) -> bool:
 
 
 def _next_candidate(replicaset: Replicaset, replica: Replica) -> Candidate | None:
-    """The most urgent of those that may go there. One that has just failed there waits for another server, if one is
-    up.
+    """The most urgent of those that may go there. Of those that any server may take, one that has just failed there
+    waits for another server, if one is up. Nobody else takes those of its own line.
     """
     attempts = _forwards(replicaset).attempts
-    found: Candidate | None = None
-    for queue in (replica.queue, replicaset.shared_queue):
-        candidate = queue.peek()
-        while (
-            candidate is not None
-            and len(replicaset.tally.ups) > 1
-            and (known := attempts.get(candidate.sequence.id)) is not None
-            and known.avoided == replica.index
-        ):
-            queue.pass_over()
-            candidate = queue.peek()
-        queue.end_plan()
-        if candidate is not None and (found is None or candidate.urgency < found.urgency):
-            found = candidate
-    return found
+    shared = replicaset.shared_queue
+    found = shared.peek()
+    while (
+        found is not None
+        and len(replicaset.tally.ups) > 1
+        and (known := attempts.get(found.sequence.id)) is not None
+        and known.avoided == replica.index
+    ):
+        shared.pass_over()
+        found = shared.peek()
+    shared.end_plan()
+    own = replica.queue.peek()
+    return own if own is not None and (found is None or own.urgency < found.urgency) else found
 
 
 def _note_forward(
@@ -147,6 +145,8 @@ def backend_down(state: CoreState, fact: BackendDown) -> None:
         return
     replica.stop_worker()
     replicaset = state.set_of(replica)
+    # Whoever avoided another server may have no choice now.
+    replicaset.note_all()
     for sequence in replica.queue.members[:]:
         replica.leave_line(sequence)
         sequence.home = -1
@@ -155,15 +155,14 @@ def backend_down(state: CoreState, fact: BackendDown) -> None:
 
 
 def backend_state(state: CoreState, fact: BackendState) -> None:
-    """A server that says that requests wait there has been sent too many, whoever sent them."""
+    """A server that says that requests wait there has been sent too many."""
     replica = _backend_of(state, fact.replica)
     if fact.epoch != replica.worker:
         return
     capacity = _capacity(replica)
     capacity.running, capacity.waiting, capacity.kv_used_ppm = fact.running, fact.waiting, fact.kv_used_ppm
-    if capacity.waiting > 0:
-        capacity.note_queue(state.next_seq, state.next_seq)
-        replica.note_capacity()
+    capacity.note_waiting(replica.num_sent, state.next_seq)
+    replica.note_capacity()
 
 
 def stream(state: CoreState, fact: Streamed) -> None:
@@ -224,12 +223,16 @@ def forward_failed(state: CoreState, fact: ForwardFailed) -> None:
 
 
 def _retry_or_end(state: CoreState, sequence: Sequence, attempts: Attempts, fact: ForwardFailed) -> None:
-    forwards = _forwards(state.set_of(sequence))
-    due_ns = state.now_ns + fact.retry_after_ns + _backoff_ns(forwards, sequence, attempts.number)
+    replicaset, replica = state.set_of(sequence), state.replicas[sequence.replica]
+    forwards = _forwards(replicaset)
+    is_alone = len(replicaset.tally.ups) == int(replica.up)
+    asked_ns = fact.retry_after_ns if is_alone else 0
+    due_ns = state.now_ns + asked_ns + _backoff_ns(forwards, sequence, attempts.number)
     deadline_ns = sequence.arrival.scheduling.deadline_ns and _deadline_ns(sequence)
     has_tokens = sequence.num_output_tokens > 0
     if (
         fact.kind == "refused"
+        or asked_ns > MOST_BACKOFF_NS
         or attempts.number >= forwards.config.max_attempts
         or (has_tokens and not fact.can_continue)
         or (not has_tokens and 0 < deadline_ns <= due_ns)
@@ -237,10 +240,9 @@ def _retry_or_end(state: CoreState, sequence: Sequence, attempts: Attempts, fact
     ):
         finish(state, sequence, "error", sequence.num_output_tokens)
         return
-    replica = state.replicas[sequence.replica]
     replica.vacate(sequence)
     sequence.transition(State.WAITING)
-    state.set_of(sequence).num_waiting += 1
+    replicaset.num_waiting += 1
     attempts.current, attempts.avoided, attempts.due_ns = 0, replica.index, due_ns
     sequence.home = sequence.replica = -1
     forwards.resting[sequence.id] = sequence
@@ -286,7 +288,7 @@ def _hedge(state: CoreState, sequence: Sequence, attempts: Attempts) -> None:
     replicaset = state.set_of(sequence)
     others = [replicaset.replicas[index - replicaset.first] for index in replicaset.tally.ups]
     others = [each for each in others if each.index != sequence.replica and each.has_room()]
-    if not others or not _forwards(replicaset).pay():
+    if state.paused or not others or not _forwards(replicaset).pay():
         return
     replica = min(others, key=lambda each: (each.weigh(each.admitted_tokens), each.index))
     attempts.number += 1

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from eventlm.config.core import Forwarding
+from eventlm.core.forwarding import MOST_BACKOFF_NS
 from eventlm.core.plugin import Router
 from eventlm.core.state import snapshot
 from eventlm.errors import InvariantError
@@ -23,6 +24,7 @@ from eventlm.events import (
     Forwarded,
     ForwardEnded,
     ForwardFailed,
+    Paused,
     RetrySet,
     Streamed,
     TimerDue,
@@ -186,6 +188,29 @@ def test_where_no_other_server_is_up_the_same_one_is_tried() -> None:
     assert rig.of(Forwarded)[0].replica == 0
 
 
+def test_who_waits_for_another_server_goes_back_once_that_is_gone() -> None:
+    rig = Backends(2, limit=1)
+    first, second = rig.arrive(), rig.arrive()
+    rig.fail(first)
+    rig.wait()
+    assert not rig.of(Forwarded)
+    rig.feed(BackendDown(replica=1, epoch=1, reason="drained"))
+    assert rig.under_way == {(first, 0, 2): 0, (second, 0, 1): 1}
+
+
+def test_nobody_avoids_the_server_in_whose_line_he_is() -> None:
+    rig = Backends(2, router=RoundRobin(), limit=1)
+    rig.feed(BackendDown(replica=1, epoch=1, reason="drained"))
+    first = rig.arrive()
+    rig.fail(first)
+    second = rig.arrive()
+    rig.wait()
+    assert rig.sequence(first).home == 0
+    rig.feed(rig.up(1, epoch=2, limit=1))
+    rig.end(second)
+    assert rig.under_way == {(first, 0, 2): 0}
+
+
 @pytest.mark.parametrize("router", [Pull(), RoundRobin(), PrefixAffinity()])
 def test_no_router_sends_it_where_it_has_just_failed(router: Router) -> None:
     rig = Backends(2, router=router)
@@ -204,6 +229,21 @@ def test_what_a_server_asks_for_is_added_to_the_wait() -> None:
     rig.fail(request, "overloaded", retry_after_ns=7 * SECOND)
     [retry] = rig.of(RetrySet)
     assert 7 * SECOND < retry.due_ns - rig.now_ns <= 7 * SECOND + Forwarding().backoff_ns
+
+
+def test_another_server_is_not_waited_for() -> None:
+    rig = Backends(2)
+    request = rig.arrive(deadline_ns=SECOND)
+    rig.fail(request, "overloaded", retry_after_ns=7 * SECOND)
+    [retry] = rig.of(RetrySet)
+    assert retry.due_ns - rig.now_ns <= Forwarding().backoff_ns
+
+
+def test_nobody_waits_as_long_as_a_server_likes() -> None:
+    rig = Backends(1)
+    request = rig.arrive()
+    rig.fail(request, "overloaded", retry_after_ns=MOST_BACKOFF_NS + 1)
+    assert rig.finished() == [(request, 0, "error", 0)]
 
 
 def test_waits_grow_and_differ_between_requests() -> None:
@@ -243,7 +283,7 @@ def test_after_tokens_only_what_can_go_on_is_sent_again(can_continue: bool) -> N
 
 
 def test_no_attempt_follows_the_deadline() -> None:
-    rig = Backends(2)
+    rig = Backends(1)
     request = rig.arrive(deadline_ns=SECOND)
     rig.fail(request, retry_after_ns=2 * SECOND)
     assert rig.finished() == [(request, 0, "error", 0)]
@@ -330,6 +370,14 @@ def test_a_request_with_tokens_is_not_hedged() -> None:
     rig = Backends(2, forwards=HEDGES)
     request = rig.arrive(deadline_ns=SECOND)
     rig.stream(request)
+    rig.wait()
+    assert not rig.of(Forwarded)
+
+
+def test_a_paused_engine_sends_no_second_attempt() -> None:
+    rig = Backends(2, forwards=HEDGES)
+    rig.arrive(deadline_ns=SECOND)
+    rig.feed(Paused())
     rig.wait()
     assert not rig.of(Forwarded)
 
@@ -476,6 +524,9 @@ def test_random_troubles_lose_and_double_nothing(seed: int) -> None:
                 by_ns = arrived[request].scheduling.deadline_ns
                 assert not by_ns or shown.get((request, index)) or retry.due_ns < arrived[request].ts + by_ns
                 assert can_continue or not shown.get((request, index))
+                replica = rig.state.replicas[retry.replica]
+                if len(rig.state.replicasets[0].tally.ups) > replica.up:
+                    after_ns = 0
                 assert retry.due_ns >= rig.now_ns + after_ns + forwards.backoff_ns // 2
                 due_ns[request, index] = retry.due_ns
         elif action == "cancel" and rig.state.requests:

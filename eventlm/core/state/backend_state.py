@@ -19,6 +19,8 @@ RETRY_PPM = 1_000_000
 QUEUED_FACTOR = 4
 #: And so long at least: less is no queue worth fighting.
 QUEUED_NS = 200_000_000
+#: A backend that runs so many times as many as wait there takes those up with its next step.
+_RUNNING_TO_WAITING = 16
 #: Stands for what a request costs beside its prompt.
 _FIXED_TOKENS = 32
 
@@ -26,7 +28,7 @@ _FIXED_TOKENS = 32
 class BackendCapacity(Struct):
     """How many requests a backend may have at once. A limit that is not known is found by trying: it doubles while all
     goes well, and after the first sign of a queue there it grows by one for each load of that size (additive increase)
-    and falls by three tenths with each such sign (multiplicative decrease).
+    and falls by three tenths with each such sign (multiplicative decrease), or by what waits there if that is known.
 
     limit_milli: now, in thousandths. most: it never grows beyond that. weight_ppm: share of the load against others'.
     num_hedges: second attempts that it has, whose sequences are resident elsewhere. running, waiting, kv_used_ppm: as
@@ -53,7 +55,7 @@ class BackendCapacity(Struct):
     def note_success(self, num_running: int) -> None:
         """An answer is complete, of so many that the backend had. The limit grows only where it is used."""
         if 2 * num_running >= self.limit:
-            step = 1000 if self.is_doubling else 1_000_000 // self.limit_milli
+            step = 1000 if self.is_doubling else max(1_000_000 // self.limit_milli, 1)
             self.limit_milli = min(self.limit_milli + step, 1000 * self.most)
 
     def note_queue(self, sent: int, now: int) -> None:
@@ -62,6 +64,21 @@ class BackendCapacity(Struct):
         """
         if sent > self.decreased_at:
             self.limit_milli = max(self.limit_milli * 7 // 10, 1000)
+            self.is_doubling = False
+            self.decreased_at = now
+
+    def note_waiting(self, num_sent: int, now: int) -> None:
+        """Its metrics have come. Of those that wait there, by their share of all that it has, some are ours: the limit
+        falls to what else it has of ours. A few that came since its last step are no queue.
+        """
+        running = max(self.running, 0)
+        too_many = self.waiting - running // _RUNNING_TO_WAITING
+        if too_many <= 0:
+            return
+        num_ours = too_many * num_sent // max(running + self.waiting, num_sent)
+        if num_ours:
+            enough_milli = min(self.limit_milli, 1000 * (num_sent - num_ours))
+            self.limit_milli = max(self.limit_milli * 7 // 10, enough_milli, 1000)
             self.is_doubling = False
             self.decreased_at = now
 

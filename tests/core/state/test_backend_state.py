@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from eventlm.config.core import Forwarding
 from eventlm.core.state.backend_state import GIVEN_PPM, MOST_SAVED_PPM, QUEUED_NS, BackendCapacity, Forwards
 
@@ -38,6 +40,38 @@ def test_what_was_sent_before_a_decrease_is_no_sign_of_a_further_queue() -> None
     capacity.note_queue(sent=5, now=9)
     capacity.note_queue(sent=8, now=10)
     assert capacity.limit == 7
+
+
+@pytest.mark.parametrize(
+    ("num_sent", "running", "waiting", "limit"),
+    [
+        # All is ours: as many as run are enough.
+        (16, 12, 4, 12),
+        (16, 2, 14, 11),
+        # Less than the limit was sent.
+        (4, 1, 3, 11),
+        # As good as nothing of it is ours.
+        (1, 50, 20, 16),
+        (0, 50, 20, 16),
+        # Between two steps there is always somebody.
+        (64, 64, 4, 16),
+        (16, -1, 2, 14),
+        (16, 16, 0, 16),
+        (16, 16, -1, 16),
+    ],
+)
+def test_a_limit_falls_to_what_does_not_wait(num_sent: int, running: int, waiting: int, limit: int) -> None:
+    capacity = BackendCapacity(100, 16_000, running=running, waiting=waiting)
+    capacity.note_waiting(num_sent, 9)
+    assert capacity.limit == limit
+    assert capacity.is_doubling == (limit == 16)
+
+
+def test_a_limit_stays_above_what_others_have_wait_there() -> None:
+    capacity = BackendCapacity(100, 16_000, running=40, waiting=10)
+    for position in range(100):
+        capacity.note_waiting(capacity.limit, position)
+    assert capacity.limit > 4
 
 
 def test_only_first_tokens_far_slower_than_the_quickest_have_queued() -> None:
