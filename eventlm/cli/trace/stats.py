@@ -33,6 +33,10 @@ _ROW_NAMES = {
 }
 
 
+_REPLICA_COLUMNS = (
+    "replicas", "steps completed", "busy", "output tokens", "sequences", "cache hits", "preemptions", "workers lost",
+)  # fmt: skip
+_BACKEND_COLUMNS = ("backends", "attempts", "answers", "failures", "withdrawn", "hedges", "output tokens", "cache hits")
 #: Columns of classes and replicasets, each a quantile of a metric.
 _PART_TIMES = {
     "TTFT p50, ms": ("prefill_e2e_time", "p50"),
@@ -125,18 +129,21 @@ def render(stats: TraceStats) -> Iterator[str]:
         if rows:
             yield ""
             yield from table([title, *_COLUMNS], rows)
-    yield ""
     if stats.snapshot.classes:
+        yield ""
         yield from _class_table(stats)
-        yield ""
     if stats.replicasets:
-        yield from _replicaset_table(stats)
         yield ""
-    yield from _replica_table(stats)
-    for name, rows in (("stages", _stage_rows(stats)), ("KV groups", _group_rows(stats))):
+        yield from _replicaset_table(stats)
+    for columns, rows in (
+        (_REPLICA_COLUMNS, _replica_rows(stats)),
+        (_BACKEND_COLUMNS, _backend_rows(stats)),
+        (("stages", *_RANK_COLUMNS["stages"]), _stage_rows(stats)),
+        (("KV groups", *_RANK_COLUMNS["KV groups"]), _group_rows(stats)),
+    ):
         if rows:
             yield ""
-            yield from table([name, *_RANK_COLUMNS[name]], rows)
+            yield from table([*columns], rows)
     operations = _operation_rows(stats)
     if operations:
         yield ""
@@ -227,9 +234,10 @@ def _class_table(stats: TraceStats) -> Iterator[str]:
     yield from table(columns, rows)
 
 
-def _replica_table(stats: TraceStats) -> Iterator[str]:
-    columns = ["replicas", "steps completed", "busy", "output tokens", "sequences", "cache hits", "preemptions"]
-    rows = [
+def _replica_rows(stats: TraceStats) -> list[list[str]]:
+    """Each replica with workers."""
+    forwards = [each.core.forwards for each in stats.header.sets for _ in range(each.core.num_replicas)]
+    return [
         [
             str(index),
             f"{replica.num_steps:,}",
@@ -241,8 +249,26 @@ def _replica_table(stats: TraceStats) -> Iterator[str]:
             f"{replica.num_workers_lost:,}",
         ]
         for index, replica in enumerate(stats.snapshot.replicas)
+        if not forwards[index]
     ]
-    yield from table([*columns, "workers lost"], rows)
+
+
+def _backend_rows(stats: TraceStats) -> list[list[str]]:
+    """Each replica that is another server, as it was at the end."""
+    return [
+        [
+            backend.name,
+            f"{backend.num_attempts:,}",
+            f"{backend.num_answers:,}",
+            f"{sum(backend.failures.values()):,}",
+            f"{backend.num_withdrawn:,}",
+            f"{backend.num_hedges:,}",
+            f"{backend.generation_tokens:,}",
+            _share(backend.cached_tokens, backend.prompt_tokens),
+        ]
+        for replica in stats.snapshot.replicas
+        if (backend := replica.backend) is not None
+    ]
 
 
 def _stage_rows(stats: TraceStats) -> list[list[str]]:

@@ -27,10 +27,11 @@ from eventlm.cli.trace.plots import (
     _over_time,
 )
 from eventlm.cli.trace.stats import _ROW_NAMES
-from eventlm.events import Arrived, Emitted, Finished, Launched, Rejected, StepCompleted
+from eventlm.events import Arrived, Emitted, Finished, Forwarded, Launched, Rejected, StepCompleted
 from eventlm.metrics.trace_metrics import REQUEST_METRICS, STEP_METRICS, Series, trace_stats
 from tests.bus.traces import header, lines
 from tests.engine.test_step_ops import record
+from tests.replay.backend_runs import record_backends
 from tests.replay.golden import FOLDER
 from tests.replay.replicaset_runs import made_sets
 from tests.replay.traces import tampered
@@ -238,3 +239,17 @@ def test_each_of_several_replicasets_has_a_row(tmp_path: Path, capsys: pytest.Ca
     of_sets = [found["replicasets"][name]["prefill_e2e_time"]["count"] for name in ("main", "small")]
     assert sum(of_sets) == found["distributions"]["prefill_e2e_time"]["count"]
     assert min(of_sets) > 5
+
+
+@pytest.mark.parametrize(("seed", "has_workers"), [(3, False), (1, True)])
+def test_each_backend_has_a_row(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int, has_workers: bool
+) -> None:
+    run = record_backends(tmp_path, seed)
+    tables = stats(capsys, str(run)).strip().split("\n\n")
+    named = {table.split()[0]: table.splitlines()[1:] for table in tables}
+    assert ("replicas" in named) == has_workers
+    events = [line.event() for line in LogReader(run / "trace.jsonl")]
+    attempts = Counter(event.replica for event in events if isinstance(event, Forwarded))
+    shown = [int(row.split()[1].replace(",", "")) for row in named["backends"]]
+    assert sorted(filter(None, shown)) == sorted(attempts.values())
