@@ -70,6 +70,7 @@ def test_a_lost_backend_costs_no_request(tmp_path: Path, free_ports: dict[str, s
     assert process.returncode == 0, errors
     assert "100 sent, 100 succeeded" in output
     assert re.search(r"[\d,]+ events, [\d,]+ decisions verified", output)
+    assert len(re.findall(r"^127\.0\.0\.1:\d+ +\d+ ", output, re.M)) == 2
     [down] = re.findall(r'"t":"backend_down".*"reason":"([^"]*)"', output)
     assert "failures in a row" in down
     assert "the slowest 3 of 100 sequences" in output
