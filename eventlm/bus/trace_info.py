@@ -9,7 +9,7 @@ from typing import Literal
 from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader, TornTail
-from eventlm.events import Arrived, Emitted, Finished, Header, Launched, Rejected
+from eventlm.events import Arrived, Emitted, Finished, Header, Launched, Rejected, Relayed
 from eventlm.events.codec import DECISION_TAGS, FACT_TAGS
 from eventlm.types import OnProgress
 
@@ -81,7 +81,7 @@ def info(path: Path | str, *, strict: bool = False, on_progress: OnProgress | No
             match event:
                 case Arrived():
                     num_prompt_tokens += event.prompt_tokens
-                case Emitted():
+                case Emitted() | Relayed():
                     num_output_tokens += event.num_tokens
                 case Launched():
                     num_steps += 1

@@ -145,6 +145,9 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
     kinds = {"fact": info.num_facts, "decision": info.num_decisions, "marker": info.num_markers}
     in_kinds = ", ".join(counted(number, noun) for noun, number in kinds.items())
     num_finished = sum(info.finish_reasons.values())
+    steps = f"{info.num_steps:,} launched, {counted(info.num_preemptions, 'preemption')}"
+    num_attempts, num_failed = (info.events_by_tag.get(tag, 0) for tag in ("forward", "forward_failed"))
+    attempts = f"{num_attempts:,} at backends, {num_failed:,} failed"
     return [
         ("trace", f"{check.path}, {counted(check.num_bytes, 'byte')}, {END_IN_WORDS[check.end_state]}"),
         ("run", f"{header.run}, started {started}, {info.duration_ns / NANOSECONDS_PER_SECOND:,.3f} s"),
@@ -155,7 +158,8 @@ def _info_rows(info: TraceInfo) -> list[tuple[str, str]]:
         ("requests", f"{info.num_requests:,}, {info.num_rejected:,} rejected{_counts(info.reject_reasons)}"),
         ("finished", f"{counted(num_finished, 'sequence')}{_counts(info.finish_reasons)}"),
         ("tokens", f"{info.num_prompt_tokens:,} prompt (of all that arrived), {info.num_output_tokens:,} output"),
-        ("steps", f"{info.num_steps:,} launched, {counted(info.num_preemptions, 'preemption')}"),
+        *([("steps", steps)] if info.num_steps or not num_attempts else []),
+        *([("attempts", attempts)] if num_attempts else []),
     ]
 
 
@@ -163,10 +167,13 @@ def _set_rows(found: ReplicasetRecord) -> list[tuple[str, str]]:
     core = found.core
     blocks = f"{counted(core.num_blocks, 'block')} of {counted(core.block_size, 'token')}"
     in_each = f" in each of {core.groups} KV groups" if core.groups > 1 else ""
+    replicas = ("replicas", f"{core.num_replicas}, each {blocks}{in_each}")
+    if core.forwards:
+        replicas = ("backends", f"up to {core.num_replicas}, each taken to cache {blocks}")
     return [
         ("models", ", ".join(core.models)),
         ("plug-ins", ", ".join(map(plugin_in_words, found.plugins))),
-        ("replicas", f"{core.num_replicas}, each {blocks}{in_each}"),
+        replicas,
     ]
 
 

@@ -11,6 +11,7 @@ from eventlm.cli.main import main
 from eventlm.events import PluginRecord
 from eventlm.models.fetch import pull as pull_module
 from tests.bus.traces import events, header, lines
+from tests.replay.backend_runs import record_backends
 
 NUM_EVENTS = 40
 
@@ -119,3 +120,13 @@ def test_pull_prints_the_folder_alone(
 def test_an_unknown_model_cannot_be_pulled(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "gpt5"]) == 2
     assert "no model is known as 'gpt5' (known: smollm2, smollm2:bf16, or" in capsys.readouterr().err
+
+
+def test_the_numbers_of_a_run_of_backends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trace", "info", str(record_backends(tmp_path, 9))]) == 0
+    out = capsys.readouterr().out
+    rows = dict(line.split(maxsplit=1) for line in out.splitlines() if line[:1].isalpha())
+    assert rows["backends"] == "up to 3, each taken to cache 200 blocks of 4 tokens"
+    assert rows["attempts"].startswith("37 at backends, ")
+    assert "steps" not in rows
+    assert "replicas" not in rows
