@@ -187,7 +187,9 @@ def _notes_of_set(run: ReplicasetRecord, config: CoreConfig) -> list[str]:
             f"{recorded.num_replicas}: each has a device, or cores, of its own"
         )
     num_blocks = config.blocks_per_replica * config.num_replicas
-    if 0 < run.block_table_size < num_blocks:
+    # A run has replicas for backends that never came.
+    is_as_large = config.forwards is not UNSET and config.num_replicas == recorded.num_replicas
+    if 0 < run.block_table_size < num_blocks and not is_as_large:
         notes.append(
             f"the run kept the names of {run.block_table_size:,} blocks, and here are {num_blocks:,}: a prefix that "
             "came back after its name was forgotten looks new, so more would be hit than is shown"

@@ -30,6 +30,20 @@ def workload(tmp_path: Path) -> str:
     return write_made_workload(tmp_path / "W.jsonl", prompt_tokens=400)
 
 
+def test_backends(run_here: RunHere, workload: str) -> None:
+    numbers = "backends:prefill_tokens_per_s=4000,token_ms=10,slots=4"
+    flags = ("--router", "pull", "--router", "round_robin", "--replicas", "1", "--replicas", "2", "--hedge-ms", "50")
+    code, output, _ = run_here(
+        "sweep", workload, "--cost-model", numbers, *flags, "--loads", "1", "--output", "out", "--jobs", "1", "--json"
+    )
+    assert code == 0
+    found = json.loads(output)
+    assert len(found["configurations"]) == 4
+    for each in found["configurations"]:
+        summary = each["loads"][0]["summary"]
+        assert (summary["num_complete"], summary["num_steps"]) == (40, 0)
+
+
 def test_several_replicasets(run_here: RunHere, workload: str, tmp_path: Path) -> None:
     sets = ["--replicaset", f"big:cost_model={MODEL}", "--replicaset", "small:cost_model=h200-llama3-8b,policy=edf"]
     arguments = ("sweep", workload, *sets, "--output", "out", "--policy", "fcfs", "--policy", "lrs", "--loads", "1")
