@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from eventlm.events import Emitted, Event, Finished, Launched, StepCompleted
+from eventlm.events import Emitted, Event, Finished, Launched, Relayed, StepCompleted, Streamed
 from eventlm.metrics.live import Identity, producing_rows
 
 
@@ -50,6 +50,9 @@ class TokenArrivals:
         self._ranges: dict[Identity, list[_StepRange]] = {}
         self._launches: dict[int, Launched] = {}
         self._completed: StepCompleted | None = None
+        #: Of forwarded sequences, the times of their tokens so far.
+        self._relayed: dict[Identity, list[int]] = {}
+        self._streamed: list[tuple[int, int, int, int]] = []
 
     def see(self, event: Event) -> None:
         """Take the next event."""
@@ -57,11 +60,21 @@ class TokenArrivals:
             self._launches[event.s] = event
         elif isinstance(event, StepCompleted):
             self._completed = event
+        elif isinstance(event, Streamed):
+            self._streamed = event.rows
+        elif isinstance(event, Relayed):
+            self._relay(event)
         elif isinstance(event, Emitted) and self._completed is not None:
             launched = self._launches.pop(self._completed.c, None)
             if launched is not None:
                 rows = producing_rows(launched, self._completed.produced, event.dropped)
                 self._step(event.replica, rows, event.ts)
+
+    def _relay(self, event: Relayed) -> None:
+        for row, (request, index, _, total) in enumerate(self._streamed):
+            if row not in event.dropped:
+                times_ns = self._relayed.setdefault((request, index), [])
+                times_ns += [event.ts] * (total - len(times_ns))
 
     def _step(self, replica: int, rows: list[Identity], now_ns: int) -> None:
         times_ns = self._times_ns.setdefault(replica, [])
@@ -84,6 +97,10 @@ class TokenArrivals:
     def take(self, finished: Finished) -> list[int]:
         """Removes and returns the token times of a sequence that has just finished, without dropped tokens."""
         identity = (finished.request, finished.index)
+        if (relayed := self._relayed.pop(identity, None)) is not None:
+            # What a server counts only at the end came with it.
+            relayed += [finished.ts] * (finished.position - len(relayed))
+            return relayed[: finished.position]
         for replica, since in self._since.items():
             if identity in since:
                 self._leave(replica, identity, len(self._times_ns[replica]))

@@ -8,7 +8,7 @@ import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriter
-from eventlm.events import Emitted, Finished, Launched, StepCompleted
+from eventlm.events import Emitted, Finished, Launched, Relayed, StepCompleted, Streamed
 from eventlm.replay.fluidity import TokenArrivals, tokens_in_time
 from eventlm.system.system import real_system
 from tests.simulation import Simulation
@@ -60,3 +60,11 @@ def test_times_of_tokens(tmp_path: Path, seed: int) -> None:
                     num_compared += 1
             times.see(event)
     assert num_compared or log.header.core.max_tokens_per_row > 1
+
+
+def test_tokens_of_other_servers_have_the_times_at_which_they_were_relayed() -> None:
+    arrivals = TokenArrivals()
+    for ts, total, dropped in ((10, 1, []), (20, 4, []), (30, 5, [0])):
+        arrivals.see(Streamed(ts=ts, rows=[(3, 0, 1, total)]))
+        arrivals.see(Relayed(ts=ts, num_tokens=1, dropped=dropped))
+    assert arrivals.take(Finished(ts=40, request=3, index=0, reason="stop", position=5)) == [10, 20, 20, 20, 40]
