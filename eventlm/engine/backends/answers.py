@@ -9,6 +9,7 @@ from msgspec import structs
 from eventlm.engine.backend import (
     AnswerDelta,
     AnswerEnd,
+    AnswerUsage,
     AttemptId,
     BackendError,
     BackendFailure,
@@ -114,8 +115,9 @@ class Answers:
         answer = self._answers.get(SequenceId(name.request, name.index))
         num_tokens = 0
         if answer is not None:
+            ended = structs.replace(ended, usage=_of_whole(ended.usage, answer.num_before))
             answer.ended = ended
-            num_tokens = max(answer.num_before + ended.usage.completion, answer.num_tokens)
+            num_tokens = max(ended.usage.completion, answer.num_tokens)
         return ForwardEnded(
             request=name.request,
             index=name.index,
@@ -149,3 +151,12 @@ class Answers:
         if answer.ended is not None:
             return structs.replace(output, usage=answer.ended.usage, stop_reason=answer.ended.stop_reason)
         return structs.replace(output, failure=answer.failure) if output.reason == "error" else output
+
+
+def _of_whole(usage: AnswerUsage, num_before: int) -> AnswerUsage:
+    """The counts of a whole answer. To the backend that went on with it, what was shown before was prompt."""
+    if not num_before:
+        return usage
+    prompt = max(usage.prompt - num_before, -1)
+    completion = usage.completion + num_before if usage.completion >= 0 else -1
+    return structs.replace(usage, prompt=prompt, completion=completion, cached=min(usage.cached, prompt))

@@ -67,7 +67,17 @@ def test_a_second_attempt_counts_on() -> None:
     assert (failed.kind, failed.status, failed.retry_after_ns, failed.can_continue) == ("broken", 500, 7, True)
     begun(2, answers)
     ended = answers.end(AttemptId(3, 0, 2), AnswerEnd("length", AnswerUsage(9, 3, 4)))
-    assert (ended.num_tokens, ended.prompt_tokens, ended.cached_tokens, ended.reason) == (5, 9, 4, "length")
+    assert (ended.num_tokens, ended.prompt_tokens, ended.cached_tokens, ended.reason) == (5, 7, 4, "length")
+
+
+def test_what_a_second_attempt_was_given_of_the_answer_counts_as_output() -> None:
+    answers = begun()
+    relayed(answers, AnswerDelta("abcd", 4))
+    begun(2, answers)
+    ended = answers.end(AttemptId(3, 0, 2), AnswerEnd("length", AnswerUsage(prompt=14, completion=6, cached=12)))
+    assert (ended.num_tokens, ended.prompt_tokens, ended.cached_tokens) == (10, 10, 10)
+    output = answers.finish(SequenceId(3, 0), FinishedOutput(0, "length", 10, 0))
+    assert output.usage == AnswerUsage(prompt=10, completion=10, cached=10)
 
 
 def test_only_plain_text_can_be_continued() -> None:
