@@ -60,3 +60,13 @@ def test_load(text: bytes, load: BackendLoad | None) -> None:
 def test_cache_tokens() -> None:
     assert parse_cache_tokens(VLLM) == 16 * 150
     assert parse_cache_tokens(SGLANG) == 0
+
+
+def test_cache_tokens_as_vllm_0_32_says() -> None:
+    """Several labels have the names of the two as a part."""
+    line = (
+        b'vllm:cache_config_info{_block_size_resolved="True",block_size="128",effective_attention_block_size="64",'
+        b'kv_cache_size_tokens="46592",mamba_block_size="None",num_cpu_blocks="None",num_gpu_blocks="364",'
+        b'num_gpu_blocks_override="None"} 1.0\n'
+    )
+    assert parse_cache_tokens(line) == 46592
