@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Meta, Raw, Struct
 
 from eventlm.client.sse import TokenUsage
 
 DONE = b"[DONE]"
+
+#: Of a token, or a position in a list.
+Index = Annotated[int, Meta(ge=0, lt=1 << 31)]
 
 
 class FunctionPart(Struct, frozen=True):
@@ -22,7 +25,7 @@ class FunctionPart(Struct, frozen=True):
 class ToolCallPart(Struct, frozen=True):
     """A part of a tool call; some servers leave out the index of the only one."""
 
-    index: int | None = None
+    index: Index | None = None
     function: FunctionPart | None = None
 
 
@@ -44,7 +47,7 @@ class ChunkChoice(Struct, frozen=True):
     delta: ChunkDelta | None = None
     finish_reason: str | None = None
     logprobs: Raw = Raw()
-    token_ids: list[int] | None = None
+    token_ids: list[Index] | None = None
     stop_reason: Any = None
     matched_stop: Any = None
 

@@ -8,6 +8,7 @@ from msgspec import Raw, Struct
 from eventlm.client.chunks import DONE, Chunk, ChunkChoice, ChunkDelta, decode_chunk
 from eventlm.client.sse import SseDecoder, TokenUsage
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, BackendError, CallPart
+from eventlm.gateway.counts import MOST, count_of
 from eventlm.gateway.failures import from_event
 from eventlm.types import FinishReason
 
@@ -110,12 +111,13 @@ class AnswerReader:
             if choice.finish_reason:
                 self._reason = choice.finish_reason
                 stop = choice.stop_reason if choice.stop_reason is not None else choice.matched_stop
-                self._stop_reason = stop if isinstance(stop, str | int) else None
+                is_token = isinstance(stop, int) and 0 <= stop <= MOST
+                self._stop_reason = stop if is_token or isinstance(stop, str) else None
         if chunk.usage is not None:
             self._usage = chunk.usage
-            if chunk.choices and chunk.usage.completion_tokens is not None:
+            if chunk.choices and (num_tokens := count_of(chunk.usage.completion_tokens)) >= 0:
                 # The backend counts all so far.
-                self._num_tokens = max(self._num_tokens, chunk.usage.completion_tokens)
+                self._num_tokens = max(self._num_tokens, num_tokens)
                 return
         if has_output:
             self._num_tokens += sum(len(choice.token_ids or ()) for choice in chunk.choices or ()) or 1
@@ -189,12 +191,8 @@ def _usage(usage: TokenUsage | None) -> AnswerUsage:
         return AnswerUsage()
     prompt, output = usage.prompt_tokens_details, usage.completion_tokens_details
     return AnswerUsage(
-        _known(usage.prompt_tokens),
-        _known(usage.completion_tokens),
-        _known(prompt.cached_tokens if prompt is not None else None),
-        _known(output.reasoning_tokens if output is not None else None),
+        count_of(usage.prompt_tokens),
+        count_of(usage.completion_tokens),
+        count_of(prompt.cached_tokens if prompt is not None else None),
+        count_of(output.reasoning_tokens if output is not None else None),
     )
-
-
-def _known(count: int | None) -> int:
-    return -1 if count is None else count

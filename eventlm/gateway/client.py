@@ -34,6 +34,7 @@ from eventlm.engine.backend import (
 from eventlm.errors import UsageError
 from eventlm.gateway import continuation, discovery
 from eventlm.gateway.answers import AnswerReader
+from eventlm.gateway.counts import count_of
 from eventlm.gateway.failures import from_event, from_status, from_transport
 from eventlm.gateway.load import parse_load
 from eventlm.gateway.silence import Silence
@@ -277,10 +278,8 @@ class HttpBackend:
             data = base64.b64decode(vector, validate=True) if isinstance(vector, str) else _little_endian(vector)
         except ValueError as error:
             raise self._no_answer(url, body, "with one embedding") from error
-        num_tokens = answer.usage.prompt_tokens if answer.usage is not None else None
-        return AnswerDelta(embedding=data), AnswerEnd(
-            "complete", AnswerUsage(prompt=-1 if num_tokens is None else num_tokens)
-        )
+        num_tokens = count_of(answer.usage.prompt_tokens if answer.usage is not None else None)
+        return AnswerDelta(embedding=data), AnswerEnd("complete", AnswerUsage(prompt=num_tokens))
 
     def _no_answer(self, url: str, body: bytes, expected: str) -> BackendError:
         """The error for a reply with status 200 that is something else."""

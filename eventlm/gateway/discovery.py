@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from eventlm.config.backends import BackendKind, BackendSpec
 from eventlm.engine.backend import BackendError, BackendFacts
+from eventlm.gateway.counts import count_of
 from eventlm.gateway.load import parse_cache_tokens
 
 #: Gets a path below the server's root. Raises BackendError.
@@ -129,9 +130,9 @@ async def ask(spec: BackendSpec, get: Get) -> Discovered:
         kind=kind,
         version=version,
         models=[each.id for each in models],
-        max_model_len=_max_model_len(model, pages),
-        max_concurrency=slots,
-        cache_tokens=cache_tokens,
+        max_model_len=count_of(_max_model_len(model, pages), unknown=0),
+        max_concurrency=count_of(slots, unknown=0),
+        cache_tokens=count_of(cache_tokens, unknown=0),
         server_id=pages.version.server_id if pages.version is not None else "",
     )
     return Discovered(facts, spec.model or model.id)

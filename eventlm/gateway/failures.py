@@ -25,6 +25,8 @@ _KINDS: dict[ErrorKind, FailureKind] = {
 }
 #: Statuses of a backend that takes no more at present. 425: it has just started.
 _OVERLOADED = (425, 429, 503)
+#: Whoever says more means never.
+_MOST_RETRY_AFTER_SECONDS = 86_400
 #: Statuses that say nothing about the request: the backend was too slow or in between, or wants another key.
 _OF_BACKEND = (401, 402, 403, 407, 408, 409)
 #: `501`: a function that was not turned on.
@@ -89,7 +91,7 @@ def from_status(
         line,
         kind,
         status=status,
-        retry_after_ns=0 if retry_after is None else round(retry_after * NANOSECONDS_PER_SECOND),
+        retry_after_ns=round(min(retry_after or 0.0, _MOST_RETRY_AFTER_SECONDS) * NANOSECONDS_PER_SECOND),
         param=param,
         code=code,
     )

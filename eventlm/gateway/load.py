@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from eventlm.engine.backend import BackendLoad
-from eventlm.types import parts_per_million
+from eventlm.gateway.counts import count_of
 
 #: Names of the same in vLLM (eventlm has its names), SGLang and llama.cpp. The older ones come last.
 _RUNNING = (b"vllm:num_requests_running", b"sglang:num_running_reqs", b"llamacpp:requests_processing")
@@ -17,13 +17,14 @@ _KV_USED = (
     b"sglang:token_usage",
     b"llamacpp:kv_cache_usage_ratio",
 )
+_NUMBER = rb"[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?"
 _SAMPLE = re.compile(
-    rb"^(" + b"|".join(_RUNNING + _WAITING + _KV_USED) + rb")(?:\{(.*)\})?[ \t]+([0-9.eE+-]+)", re.MULTILINE
+    rb"^(" + b"|".join(_RUNNING + _WAITING + _KV_USED) + rb")(?:\{(.*)\})?[ \t]+(" + _NUMBER + b")", re.MULTILINE
 )
 #: Engines apart from each other. Samples that differ in other labels only, such as the rank, are of the same requests.
 _ENGINE = re.compile(rb'\b(?:model_name|engine|dp_rank)="[^"]*"')
 _CACHE_CONFIG = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_LABEL = re.compile(rb'\b(block_size|num_gpu_blocks)="([0-9]+)"')
+_LABEL = re.compile(rb'\b(block_size|num_gpu_blocks)="([0-9]{1,18})"')
 
 
 def parse_load(text: bytes) -> BackendLoad | None:
@@ -37,9 +38,9 @@ def parse_load(text: bytes) -> BackendLoad | None:
         return None
     running, waiting, used = (_first(samples, names) for names in (_RUNNING, _WAITING, _KV_USED))
     return BackendLoad(
-        running=round(sum(running)) if running else -1,
-        waiting=round(sum(waiting)) if waiting else -1,
-        kv_used_ppm=parts_per_million(sum(used) / len(used)) if used else -1,
+        running=count_of(sum(running)) if running else -1,
+        waiting=count_of(sum(waiting)) if waiting else -1,
+        kv_used_ppm=count_of(1_000_000 * sum(used) / len(used)) if used else -1,
     )
 
 

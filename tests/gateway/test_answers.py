@@ -9,6 +9,7 @@ import pytest
 
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, AnswerUsage, BackendError, CallPart
 from eventlm.gateway.answers import AnswerReader
+from eventlm.gateway.counts import MOST
 
 
 def event(choice: dict[str, Any] | None = None, **more: Any) -> bytes:
@@ -54,6 +55,23 @@ def test_parts_of_an_answer(size: int) -> None:
     assert ended == AnswerEnd("tool_calls", AnswerUsage(9, 11, 4, 2))
     if size == 1000:
         assert len(deltas) < 3
+
+
+def test_numbers_that_are_no_counts() -> None:
+    deltas, ended = read(
+        event({"text": "a", "finish_reason": "stop", "stop_reason": 10**30}, **usage(-3)),
+        event(None, **usage(10**30, prompt_tokens_details={"cached_tokens": -1})),
+    )
+    assert [delta.num_tokens for delta in deltas] == [1]
+    assert ended == AnswerEnd("stop", AnswerUsage(9, MOST, -1, -1))
+
+
+@pytest.mark.parametrize(
+    "choice", [{"token_ids": [10**30]}, {"delta": {"tool_calls": [{"index": -1, "function": {"name": "f"}}]}}]
+)
+def test_numbers_that_are_no_positions(choice: dict[str, Any]) -> None:
+    with pytest.raises(BackendError, match="an event that is no chunk"):
+        read(event(choice))
 
 
 def test_tokens_as_the_backend_counts_them() -> None:

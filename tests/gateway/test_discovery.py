@@ -9,6 +9,7 @@ import pytest
 
 from eventlm.config.backends import BackendSpec
 from eventlm.engine.backend import BackendError, BackendFacts
+from eventlm.gateway.counts import MOST
 from eventlm.gateway.discovery import Discovered, ask
 
 MODEL = {"data": [{"id": "m"}]}
@@ -139,3 +140,10 @@ async def test_no_answer_is_not_no_page() -> None:
 
     with pytest.raises(BackendError, match="gone"):
         await ask(BackendSpec(url="http://h"), get)
+
+
+async def test_numbers_that_are_no_counts() -> None:
+    props = {"default_generation_settings": {"n_ctx": 10**30}, "total_slots": -1}
+    discovered, _ = await found({"/v1/models": MODEL, "/props": props})
+    facts = discovered.facts
+    assert (facts.max_concurrency, facts.max_model_len, facts.cache_tokens) == (0, MOST, 0)

@@ -39,6 +39,14 @@ def test_errors_in_older_forms() -> None:
     assert str(error) == "The model's server does not take this request (HTTP 400)."
 
 
+@pytest.mark.parametrize(
+    ("asked", "seconds"), [("0.5", 0.5), ("1e300", 86_400), ("1000000000000", 86_400), ("-4", 0), ("nan", 0)]
+)
+def test_how_long_a_backend_wants_us_to_wait(asked: str, seconds: float) -> None:
+    error = from_status("http://h", 429, "", b"", {"Retry-After": asked}, key="")
+    assert error.retry_after_ns == seconds * 1e9
+
+
 def test_a_key_is_cut_out() -> None:
     assert without_key("key abc is wrong", "abc") == "key *** is wrong"
     assert without_key("no key", "") == "no key"

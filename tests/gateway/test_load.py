@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventlm.engine.backend import BackendLoad
+from eventlm.gateway.counts import MOST
 from eventlm.gateway.load import parse_cache_tokens, parse_load
 
 VLLM = b"""\
@@ -49,6 +50,9 @@ LLAMACPP = b"llamacpp:requests_processing 4\nllamacpp:requests_deferred 2\nllama
         (b"process_cpu_seconds_total 3\n", None),
         (b"# vllm:num_requests_running 3\n", None),
         (b"vllm:num_requests_running Nan\n", None),
+        (b"vllm:num_requests_running .\nvllm:num_requests_running +Inf\n", None),
+        (b"vllm:num_requests_running -5\nvllm:num_requests_waiting 1e400\n", BackendLoad(0, MOST, -1)),
+        (b"vllm:num_requests_waiting 1e30\nsglang:token_usage 1e300\n", BackendLoad(-1, MOST, MOST)),
         (b"<html>", None),
         (b"", None),
     ],
@@ -60,6 +64,7 @@ def test_load(text: bytes, load: BackendLoad | None) -> None:
 def test_cache_tokens() -> None:
     assert parse_cache_tokens(VLLM) == 16 * 150
     assert parse_cache_tokens(SGLANG) == 0
+    assert parse_cache_tokens(b'vllm:cache_config_info{block_size="%s",num_gpu_blocks="5"} 1\n' % (b"9" * 5000)) == 0
 
 
 def test_cache_tokens_as_vllm_0_32_says() -> None:
