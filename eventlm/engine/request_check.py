@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, get_args
 
+from msgspec import UNSET
+
 from eventlm.config import CoreConfig
 from eventlm.engine.request import (
     ContextLengthError,
@@ -66,6 +68,8 @@ def check_group(
     """As `check_request` for each; also raises GroupSizeError for a group that not even an idle engine admits."""
     for request in group:
         check_request(request, max_model_len=core.max_model_len, vocab_size=vocab_size)
+        if (request.forwarded is None) != (core.forwards is UNSET):
+            raise RequestFieldError("forwarded", "given for a model that other servers run, and for no other")
     num_sequences = (submission and submission.search_sequences) or sum(request.n for request in group)
     most = most_sequences(core)
     # Waiting would not help.

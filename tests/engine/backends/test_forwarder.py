@@ -7,8 +7,10 @@ import random
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from eventlm.engine.backend import AnswerUsage, BackendError, BackendLoad
+from eventlm.engine.request import RequestFieldError
 from eventlm.events import BackendDown, BackendState, BackendUp, Finished, Forwarded, ForwardEnded, ForwardFailed
 from tests.engine.backends.engines import TextReader, ask, forwarded_request, running_backends, status, submit
 from tests.engine.backends.fake_backend import WORDS, failing, silent_after
@@ -144,6 +146,13 @@ async def test_what_its_metrics_say_is_in_the_log(tmp_path: Path) -> None:
         await until(lambda: replica.capacity is not None and replica.capacity.running == 3)
     assert any(isinstance(event, BackendState) and event.running == 3 for event in recorded(engine))
     verified(engine)
+
+
+async def test_a_request_without_what_is_forwarded_is_refused_and_the_others_go_on() -> None:
+    async with running_backends("a:1") as (engine, _):
+        with pytest.raises(RequestFieldError, match="'forwarded': it must be given for a model that other servers run"):
+            await engine.submit([structs.replace(forwarded_request(), forwarded=None)])
+        assert (await ask(engine, forwarded_request())).reasons == ["stop"]
 
 
 async def test_the_more_urgent_goes_first_where_there_is_no_room() -> None:
