@@ -21,18 +21,21 @@ from eventlm.types import SequenceId
 
 
 class Answer:
-    """The answer for one sequence, by all of its attempts. seed: of the sequence. num_tokens, texts, token_ids: what
+    """The answer for one sequence, by all of its attempts. seed: of the sequence. prompt_tokens: of its prompt, as they
+    are counted here. num_tokens, texts, token_ids: what
     was shown; token_ids None: a server did not tell all of them. is_plain: whether that is text alone, so that another
     attempt can go on from it. num_before: tokens before the present attempt. ended: its end, once it has come. failure:
     of the latest attempt that failed.
     """
 
     __slots__ = (
-        "ended", "failure", "is_plain", "num_before", "num_tokens", "request", "seed", "texts", "token_ids",
+        "ended", "failure", "is_plain", "num_before", "num_tokens", "prompt_tokens", "request", "seed", "texts",
+        "token_ids",
     )  # fmt: skip
 
-    def __init__(self, request: ForwardedRequest, seed: int) -> None:
+    def __init__(self, request: ForwardedRequest, seed: int, prompt_tokens: int) -> None:
         self.request = request
+        self.prompt_tokens = prompt_tokens
         self.seed = seed
         self.num_tokens = 0
         self.num_before = 0
@@ -72,7 +75,7 @@ class Answers:
             return
         for index in range(request.n):
             seed = (request.sampling.noise_seed + index) % 2**63
-            self._answers[SequenceId(seq, index)] = Answer(request.forwarded, seed)
+            self._answers[SequenceId(seq, index)] = Answer(request.forwarded, seed, len(request.prompt_token_ids))
 
     def forget(self, identity: SequenceId) -> None:
         """A sequence was not admitted."""

@@ -16,8 +16,11 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.engine.backend import Attempt, AttemptId, BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.backends.controller import BackendController, BackendOwner, Probing
+from eventlm.engine.backends.prompt_times import PromptTimes
+from eventlm.engine.predictor.source import BACKEND_COEFFICIENTS
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import EventLMError, UsageError
+from eventlm.events import PredictorSwapped
 from eventlm.events.forwarding import REMOVED
 from eventlm.tasks import gathered
 
@@ -55,12 +58,15 @@ class BackendStatus(Struct, frozen=True, kw_only=True):
 class BackendSet:
     """The backends of one replicaset. Each takes a free replica; a removed one leaves it once it has no requests."""
 
-    def __init__(self, setup: EngineSetup, owner: BackendOwner, *, model: str = "") -> None:
+    def __init__(self, setup: EngineSetup, owner: BackendOwner, *, number: int = 0, model: str = "") -> None:
         assert setup.connect is not None
         self._connect: Connect = setup.connect
         self._config: GatewayConfig = setup.config.gateway
         self._owner = owner
+        self._number = number
         self._model = model
+        #: None: an operator has said how long prompts take.
+        self._prompt_times = None if setup.config.scheduler.predictor else PromptTimes(BACKEND_COEFFICIENTS[1])
         self._served_name = setup.core.models[0]
         self._models = setup.backend_models
         self._probing = Probing(self._config.probe_interval_ms / 1000, self._config.max_failures)
@@ -133,8 +139,8 @@ class BackendSet:
         await asyncio.gather(*others, return_exceptions=True)
         await asyncio.gather(*(each.stop() for each in self._controllers.values()))
 
-    def forward(self, replica: int, name: AttemptId, answer: Answer) -> None:
-        """Send a request to a backend."""
+    def forward(self, replica: int, name: AttemptId, answer: Answer, num_cached: int) -> None:
+        """Send a request to a backend, whose cache is taken to hold so many tokens of its prompt."""
         attempt = Attempt(
             request=answer.request,
             seed=answer.seed,
@@ -150,7 +156,18 @@ class BackendSet:
             told = "the backend that had begun this answer failed, and no other one can go on from there"
             self._owner.attempt_failed(name, BackendError(told, "refused"))
             return
-        controller.forward(name, attempt)
+        sent_ns, num_tokens = self._owner.now_ns(), answer.prompt_tokens - num_cached
+
+        def note_first() -> None:
+            if not attempt.num_tokens:
+                self._note_first(self._owner.now_ns() - sent_ns, num_tokens)
+
+        controller.forward(name, attempt, note_first)
+
+    def _note_first(self, taken_ns: int, num_tokens: int) -> None:
+        token_ps = None if self._prompt_times is None else self._prompt_times.note(taken_ns, num_tokens)
+        if token_ps is not None:
+            self._owner.put_fact(PredictorSwapped(coefficients=[0, token_ps, 0, 0, 0], replicaset=self._number))
 
     def end(self, replica: int, name: AttemptId) -> None:
         """End a request there; nothing if it is over."""
@@ -165,7 +182,8 @@ class BackendSet:
         """Take in a backend while the engine runs. Raises UsageError if it is there, or there is no room."""
         controller = self._place(spec)
         await controller.ask()
-        if self._controllers.get(controller.index) is controller:
+        # It may have been removed meanwhile.
+        if self._controllers.get(controller.index) is controller and controller.index not in self._removing:
             controller.run()
 
     def drain(self, name: str, *, drains: bool) -> None:

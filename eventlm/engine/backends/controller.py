@@ -48,6 +48,10 @@ class BackendOwner(Protocol):
         """As BackendFacts has it, of this server."""
         ...
 
+    def now_ns(self) -> int:
+        """The run's clock."""
+        ...
+
     def put_fact(self, fact: Fact) -> None:
         """Queue a fact."""
         ...
@@ -137,10 +141,10 @@ class BackendController:
             log.warning("backend is down", **self._names, reason=self.problem)
         self._task = asyncio.create_task(self._look_after(), name=f"backend {self.name}")
 
-    def forward(self, name: AttemptId, attempt: Attempt) -> None:
-        """Send a request there."""
+    def forward(self, name: AttemptId, attempt: Attempt, on_first: Callable[[], None] = lambda: None) -> None:
+        """Send a request there. on_first: called when the answer begins."""
         # Not in the context of the request that happens to wake the engine: its id would be in our log.
-        self._attempts[name] = asyncio.create_task(self._forward(name, attempt), context=Context())
+        self._attempts[name] = asyncio.create_task(self._forward(name, attempt, on_first), context=Context())
 
     def end(self, name: AttemptId) -> None:
         """End a request there; nothing if it is over. No fact follows."""
@@ -203,13 +207,16 @@ class BackendController:
             self.problem = str(error)
             self._put_down(f"{self.num_failures} failures in a row, the last: {error.kind}")
 
-    async def _forward(self, name: AttemptId, attempt: Attempt) -> None:
+    async def _forward(self, name: AttemptId, attempt: Attempt, on_first: Callable[[], None]) -> None:
         """Pass one answer on. Whoever ends it cancels the task, which closes the answer."""
-        owner = self._owner
+        owner, has_begun = self._owner, False
         try:
             async with contextlib.aclosing(self.backend.forward(attempt)) as parts:
                 async for part in parts:
                     if isinstance(part, AnswerDelta):
+                        if not has_begun:
+                            has_begun = True
+                            on_first()
                         owner.answer_went_on(name, part)
                         continue
                     self.num_failures = 0

@@ -19,7 +19,7 @@ class HttpForwarder:
 
     def __init__(self, setups: Sequence[EngineSetup], owner: BackendOwner) -> None:
         self.sets = {
-            number: BackendSet(setup, owner, model=setup.core.models[0] if len(setups) > 1 else "")
+            number: BackendSet(setup, owner, number=number, model=setup.core.models[0] if len(setups) > 1 else "")
             for number, setup in enumerate(setups)
             if setup.forwards
         }
@@ -56,7 +56,7 @@ class HttpForwarder:
         _, replicas = self._under_way.setdefault(identity, (answer, {}))
         replicas[forwarded.attempt] = forwarded.replica
         self._set_of_replica[forwarded.replica].forward(
-            forwarded.replica, AttemptId(*identity, forwarded.attempt), answer
+            forwarded.replica, AttemptId(*identity, forwarded.attempt), answer, forwarded.cached_tokens
         )
 
     def withdraw(self, withdrawn: Withdrawn) -> None:

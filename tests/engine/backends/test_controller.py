@@ -33,6 +33,9 @@ class Owner:
         self.failures: list[BackendError] = []
         self.num_changes = 0
 
+    def now_ns(self) -> int:
+        return 0
+
     def put_fact(self, fact: Fact) -> None:
         self.facts.append(fact)
 
