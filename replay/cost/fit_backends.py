@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 #: A server with fewer answers has the model of its kind.
 MIN_ANSWERS = 30
 #: Values that represent the distribution of the noise.
-MAX_RATIOS = 256
+MAX_RATIOS = 128
 #: Relative errors above so many medians of them count in proportion only.
 LARGE_ERRORS = 3.0
 _NUM_ROUNDS = 5
