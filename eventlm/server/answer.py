@@ -132,9 +132,10 @@ async def send_events(
             data = events.take(await generation.take())
             if data:
                 # Until the first event, an error is still a reply with its own status.
-                if not stream.is_started:
-                    await stream.start()
-                stream.send(data)
+                if stream.is_started:
+                    stream.send(data)
+                else:
+                    await stream.start(data)
                 if stream.is_full:
                     await generation.read_until(stream.drain())
         error = events.error

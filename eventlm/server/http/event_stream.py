@@ -38,8 +38,8 @@ class EventStream:
         """Whether the status of the reply was sent."""
         return self._writer is not None
 
-    async def start(self) -> None:
-        """Begin the reply."""
+    async def start(self, data: bytes = b"") -> None:
+        """Begin the reply; its head leaves with the first bytes, if there are any."""
         transport = self._transport()
         transport.set_write_buffer_limits(high=self._max_waiting_bytes)
         connection = transport.get_extra_info("socket")
@@ -51,7 +51,10 @@ class EventStream:
         writer = await self.response.prepare(self._request)
         assert isinstance(writer, StreamWriter)
         self._writer = writer
-        writer.send_headers()
+        if data:
+            await writer.write(data, drain=False)
+        else:
+            writer.send_headers()
 
     async def write(self, data: bytes) -> None:
         """Send bytes, and wait if the buffer is full."""
@@ -86,13 +89,8 @@ class EventStream:
 
     async def end(self, data: bytes) -> None:
         """Send the last bytes, and wait until the kernel has taken all."""
-        assert self._writer is not None
-        transport = self._transport()
-        transport.set_write_buffer_limits(high=0)
-        self._send(self._writer, data)
-        self._writer.set_eof()
-        await self._writer.drain()
-        await self.response.write_eof()
+        self._transport().set_write_buffer_limits(high=0)
+        await self.response.write_eof(data)
 
     def _transport(self) -> asyncio.Transport:
         transport = self._request.transport
