@@ -2,7 +2,7 @@
 
     python -m benchmarks.gateway.overhead [--loads paced full many] [--streams 256] [--requests 1024] [--tokens 64]
                                           [--token-ms 50] [--rounds 3] [--many-backends 1000] [--many-streams 10000]
-                                          [--many-tokens 30] [--many-token-ms 2000]
+                                          [--many-tokens 24] [--many-token-ms 5000]
 
 `paced`: each of the streams gets a token every --token-ms, and a new request when its last one has ended. `full`: the
 backend sends as fast as it is read. The ways take turns in each round; first tokens are compared within a round, and
@@ -148,9 +148,9 @@ def main() -> int:
     for name, default in (("streams", 256), ("requests", 1024), ("tokens", 64), ("rounds", 3)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--token-ms", type=float, default=50.0)
-    for name, default in (("many-backends", 1000), ("many-streams", 10_000), ("many-tokens", 30)):
+    for name, default in (("many-backends", 1000), ("many-streams", 10_000), ("many-tokens", 24)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--many-token-ms", type=float, default=2000.0)
+    parser.add_argument("--many-token-ms", type=float, default=5000.0)
     arguments = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
