@@ -61,6 +61,8 @@ def _fields_of(struct: type[Struct]) -> dict[str, tuple[type, Value]]:
     return found
 
 
+#: What `forward` and `backend_state` say of a server has these names too. In a condition they mean the gauges.
+NAMES_OF_GAUGES = ("running", "waiting")
 #: Of `arrive`: those of its scheduling parameters.
 _SCHEDULING = _fields_of(SchedulingParams)
 
@@ -73,6 +75,9 @@ def _all_fields() -> dict[str, dict[str, tuple[type, Value]]]:
     # A request's number is that of its arrival.
     found[_tag(Arrived)] |= {"request": (int, None), **_SCHEDULING}
     found[_tag(Preempted)][PREEMPTOR] = (int, None)
+    for fields in found.values():
+        for name in NAMES_OF_GAUGES:
+            fields.pop(name, None)
     return found
 
 

@@ -83,7 +83,7 @@ def test_every_combination_of_plugins_comes_up() -> None:
     import random
 
     seen = set()
-    for seed in range(48):
+    for seed in range(60):
         machine = draw_machine(random.Random(seed), seed)
         seen.add((machine.policies[0]["type"], machine.batcher["type"], machine.router["type"]))
     assert seen == {(policy, batcher, router) for policy in POLICIES for batcher in BATCHERS for router in ROUTERS}
