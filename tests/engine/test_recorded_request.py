@@ -53,6 +53,8 @@ FIELDS: dict[str, Any] = {
 }
 #: What only the edge looks at; it has done so when the trace is there.
 EDGE_FIELDS = {"visible_token_ids", "message_format", "beams"}
+#: What other servers are sent: no worker here could run it again.
+NOT_RECORDED = {"forwarded"}
 
 
 def live_requests() -> LiveRequests:
@@ -69,7 +71,7 @@ def arrive(live: LiveRequests, seq: int, request: Request) -> tuple[Arrived, Pro
 
 
 def test_nothing_is_lost_on_the_way() -> None:
-    assert {field.name for field in structs.fields(Request)} == FIELDS.keys() | EDGE_FIELDS
+    assert {field.name for field in structs.fields(Request)} == FIELDS.keys() | EDGE_FIELDS | NOT_RECORDED
     request = Request(**FIELDS)
     first, second = live_requests(), live_requests()
     arrived, line = arrive(first, 3, request)
