@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator
 import structlog
 
 from eventlm.config.backends import BackendSpec, DnsBackends, FileBackends, read_backends_file
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 
 log = structlog.get_logger("eventlm.backend")
 
@@ -21,7 +21,9 @@ async def list_backends(source: DnsBackends | FileBackends) -> list[BackendSpec]
         return read_backends_file(source)
     found = await addresses_of(source.host)
     if not found:
-        raise UsageError(f"--backend dns:{source.host}:{source.port}: the name {source.host} is not known")
+        message = f"--backend dns:{source.host}:{source.port}: the name {source.host} is not known"
+        # A headless Service has no addresses until a pod is ready.
+        raise UsageError(message, exit_code=ExitCode.FAILED)
     return [source.at(address) for address in found]
 
 

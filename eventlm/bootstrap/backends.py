@@ -21,7 +21,7 @@ from eventlm.engine.backend import BackendError, BackendFacts, Connect, Watch
 from eventlm.engine.backends.backend_set import MAX_ASKED_AT_ONCE
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.setup import EngineSetup
-from eventlm.errors import UsageError
+from eventlm.errors import ExitCode, UsageError
 from eventlm.tasks import gathered
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -92,7 +92,9 @@ async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, 
         if all(problems):
             shown = "; ".join(problems[:_MAX_SHOWN])
             more = f"; and {len(problems) - _MAX_SHOWN} more" if len(problems) > _MAX_SHOWN else ""
-            raise UsageError(f"no backend answers: {shown}{more}" if problems else "--backend: there is no backend")
+            message = f"no backend answers: {shown}{more}" if problems else "--backend: there is no backend"
+            # One may come up later.
+            raise UsageError(message, exit_code=ExitCode.FAILED)
         found = [
             FoundBackend(spec, answer if isinstance(answer, BackendFacts) else None)
             for spec, answer in zip(specs, answers, strict=True)

@@ -126,10 +126,11 @@ class ForwardFold:
             return
         replica.epoch = event.epoch
         replica.metrics.is_up = False
-        backend = self._backend(event.replica)
-        backend.down_reason = event.reason
-        # Nobody asks it for its load any more.
-        backend.forget_reports()
+        # There is nothing to say of a backend that was added, and removed before it was up.
+        if (backend := replica.metrics.backend) is not None:
+            backend.down_reason = event.reason
+            # Nobody asks it for its load any more.
+            backend.forget_reports()
         for sequence in self._live.sequences.values():
             if sequence.home == event.replica and sequence.phase is Phase.WAITING:
                 self._live.set_home(sequence, -1)

@@ -130,7 +130,10 @@ def _head(result: WhatIfResult) -> Iterator[str]:
     yield f"{result.path}: {counted(result.recorded.num_requests, 'request')}{steps}"
     for index, found in enumerate(result.sets):
         core = found.record.core
-        size = f"{counted(core.num_replicas, 'replica')}, each {counted(core.num_blocks, 'block')}"
+        blocks = counted(core.num_blocks, "block")
+        size = f"{counted(core.num_replicas, 'replica')}, each {blocks}"
+        if core.forwards:
+            size = f"up to {counted(core.num_replicas, 'backend')}, each taken to cache {blocks}"
         yield from _labelled(
             "" if index else "recorded", f"{_whose(found, result)}{', '.join(_plugins(found))}; {size}"
         )
@@ -259,7 +262,9 @@ def _bar(metric: Metric, bar: float | None, value: float | None) -> str:
 
 def _cell(metric: Metric, cell: Cell, *, has_bar: bool) -> str:
     """The value, its error bar, and the difference from the baseline: percent, points of a share, or a number."""
-    bar = f" ±{_bar(metric, cell.error_bar, cell.value):<6}" if has_bar else ""
+    bar = ""
+    if has_bar:
+        bar = " " * 8 if cell.error_bar is None else f" ±{_bar(metric, cell.error_bar, cell.value):<6}"
     if cell.value is None or cell.difference is None:
         return f"{_value(metric, cell.value)}{' ' * len(bar)}      "
     if not cell.is_significant:

@@ -16,7 +16,7 @@ from eventlm.config import Config
 from eventlm.config.backends import BackendSpec
 from eventlm.config.load import load_config
 from eventlm.engine.backend import BackendError, BackendFacts
-from eventlm.errors import CheckpointError, UsageError
+from eventlm.errors import CheckpointError, ExitCode, UsageError
 from tests.engine.backends.fake_backend import FakeBackend
 
 A, B = "http://127.0.0.1:1001", "http://127.0.0.1:1002"
@@ -98,6 +98,22 @@ def test_each_set_is_asked() -> None:
 def test_without_any_answer_each_is_named() -> None:
     message = error_of(config_of(A, B), {A: down(A), B: NEVER})
     assert message == f"no backend answers: cannot reach {A}: connection refused; {B} did not answer within 0.05 s"
+
+
+@pytest.mark.parametrize(
+    ("backend", "answers", "code"),
+    [
+        (A, {A: down(A)}, ExitCode.FAILED),
+        ("dns:nowhere.invalid:80", {}, ExitCode.FAILED),
+        (A, {A: BackendError(f"{A} wants another key (HTTP 401)", "server", status=401)}, ExitCode.USAGE),
+    ],
+)
+def test_a_service_manager_starts_it_again_where_a_backend_may_come_up(
+    backend: str, answers: dict[str, Answer], code: ExitCode
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        ask(config_of(backend), answers)
+    assert caught.value.exit_code == code
 
 
 def tls_error() -> BackendError:

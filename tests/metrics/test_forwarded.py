@@ -212,6 +212,14 @@ def test_the_header_names_those_that_never_came_up() -> None:
     assert [(each.name, each.kind) for each in found if each] == [("a:1", "vllm"), ("b:2", "")]
 
 
+def test_one_that_is_removed_before_it_was_up_is_none() -> None:
+    core = Backends(2).state.replicasets[0].config
+    store = MetricsStore()
+    store.apply(Header(run="r", unix_start_ns="0", code_version="0", core=core, plugins=[], predictor=[0] * 5))
+    store.apply(BackendDown(replica=1, epoch=1, reason="removed"))
+    assert [each.backend for each in store.snapshot().replicas] == [None, None]
+
+
 # --- random runs
 
 

@@ -208,12 +208,15 @@ def _replicaset_table(stats: TraceStats) -> Iterator[str]:
     for each in stats.header.sets:
         replicas = stats.snapshot.replicas[first : first + each.core.num_replicas]
         first += each.core.num_replicas
+        # Of those that stand for backends, some are spare.
+        used = [replica for replica in replicas if not each.core.forwards or replica.backend is not None]
         counts = [
-            len(replicas),
+            len(used),
             sum(sum(replica.finish_reasons.values()) for replica in replicas),
             sum(sum(replica.reject_reasons.values()) for replica in replicas),
         ]
-        busy = _share(sum(replica.busy_ns for replica in replicas), stats.snapshot.duration_ns * len(replicas))
+        busy_ns = sum(replica.busy_ns for replica in replicas)
+        busy = "-" if each.core.forwards else _share(busy_ns, stats.snapshot.duration_ns * len(replicas))
         tokens = f"{sum(replica.generation_tokens for replica in replicas):,}"
         times = _times_of_part(stats.replicasets[each.name])
         rows.append([each.name, each.core.models[0], *(f"{count:,}" for count in counts), busy, tokens, *times])

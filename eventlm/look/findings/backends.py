@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from eventlm.events.forwarding import DRAINED, REMOVED
 from eventlm.formatting import counted
 from eventlm.look.findings.finding import Finding, RunColumns
 from eventlm.look.words import percent
@@ -53,9 +54,11 @@ def _has_failed(run: RunColumns, request: int, index: int) -> bool:
 
 
 def find_down_backends(run: RunColumns) -> Iterator[Finding]:
-    """Backends went down."""
+    """Backends went down, and no operator had asked for it."""
     marks = run.index.marks
     rows = np.flatnonzero((marks["kind"] == MarkKind.BACKEND_DOWN) & np.isin(marks["replica"], run.replicas))
+    texts = map(run.index.name, marks["text"][rows].tolist())
+    rows = rows[np.array([text not in (DRAINED, REMOVED) for text in texts], bool)]
     if not len(rows):
         return
     reasons = Counter(run.index.name(text) for text in marks["text"][rows].tolist())

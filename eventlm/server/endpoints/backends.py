@@ -96,7 +96,7 @@ def _parse(text: str) -> BackendSpec:
     try:
         spec = parse_backend(text)
     except UsageError as error:
-        raise InputError("backend", sentence(str(error).removeprefix("--backend "))) from error
+        raise InputError("backend", f"{str(error).removeprefix('--backend ')}.") from error
     if not isinstance(spec, BackendSpec):
         raise InputError("backend", f"{hide_keys(text)}: dns: and file: are for --backend; give a URL.")
     return spec

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from eventlm.events.forwarding import DRAINED
+from eventlm.look.findings.backends import find_down_backends
 from eventlm.look.findings.find import find_all
+from eventlm.look.findings.finding import RunColumns
 from eventlm.replay.index.open import open_index
 from tests.replay.backend_runs import backends_of, record_backends
 from tests.simulation import Chaos
@@ -36,3 +41,11 @@ def test_failing_attempts_and_backends_that_go_down_are_found(tmp_path: Path) ->
 
 def test_backends_that_answer_are_no_finding(tmp_path: Path) -> None:
     assert not {"backend_failing", "backend_down"} & set(found(tmp_path, 0, 0))
+
+
+def test_a_backend_that_an_operator_drained_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = record_backends(tmp_path, 9, chaos=Chaos(kills=40, cancels=0), num_requests=60)
+    run = RunColumns(open_index(path))
+    assert list(find_down_backends(run))
+    monkeypatch.setattr(run.index, "name", lambda _: DRAINED)
+    assert not list(find_down_backends(run))

@@ -139,6 +139,7 @@ def test_slots_are_found_where_servers_tell_when_others_wait(asked: WhatIfResult
 def test_the_report_says_what_cannot_be_told(asked: WhatIfResult) -> None:
     text = " ".join(render(asked).split())
     assert "answers of 2 backends; held-out error of a first token" in text
+    assert "up to 2 backends, each taken to cache " in text
     assert "the backends found" in text
     assert "other clients are taken to be as they were" in text
     assert "attempts unlike any recorded" in text

@@ -56,7 +56,7 @@ def test_what_is_wrong_is_said_without_the_key(guarded: RunningServer) -> None:
         reply = guarded.post(PATH, {"backend": backend}, OPS)
         assert_error(reply, 400, INVALID, "backend", "invalid_value", message=message)
         assert "sk-secret" not in str(reply.json())
-        assert not reply.json()["error"]["message"].startswith("--backend")
+        assert reply.json()["error"]["message"].startswith((backend.split(",")[0], "key_", "ca_"))
     assert_error(guarded.post(PATH, {}, OPS), 400, INVALID, "backend", "missing_required_parameter")
     assert not guarded.engine.actions
 
