@@ -568,6 +568,9 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     max_failures: Annotated[
         PositiveCount, "failures in a row after which a backend gets no requests until it answers a probe"
     ] = 5
+    outage_seconds: Annotated[
+        PositiveCount, "how long a request waits for a backend while none is up, before it fails with a 503"
+    ] = 30
 
 
 class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ from eventlm.engine.backends import actions as backend_actions
 from eventlm.engine.backends.actions import BackendAction
 from eventlm.engine.backends.backend_set import BackendSet, BackendStatus
 from eventlm.engine.backends.forwarder import HttpForwarder
+from eventlm.engine.backends.outage import Outages
 from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.engine_run import EngineRun, ReadySet, RunParts
@@ -114,6 +115,13 @@ class InferenceEngine:
         self.objects = Objects(self.object_store.carry_out)
         self._replicas = Replicas(system, self.setups, self, self._replica_dead)
         self._backends = HttpForwarder(self.setups, self)
+        self._outages = Outages(
+            is_up=lambda number: self._backends.sets[number].is_up,
+            later=self._while_alive,
+            now_ns=self.now_ns,
+            state=lambda: None if self._engine_core is None else self._engine_core.core.state,
+            end=self._end_waiting,
+        )
         #: Grammars of live requests. The replicas report their workers to it.
         self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
         self._limiter = RateLimiter()
@@ -512,6 +520,18 @@ class InferenceEngine:
     def backends_changed(self) -> None:
         """As BackendOwner.backends_changed."""
         self._tell_state()
+        for number in self._backends.sets:
+            self._outages.note(number, self.setups[number].config.gateway.outage_seconds)
+
+    def _end_waiting(self, number: int, requests: list[int]) -> None:
+        """No backend of a set has been up for too long: end what waits for one."""
+        model = self.setups[number].core.models[0]
+        error = EngineUnavailableError(f"no backend of the model {model!r} is up")
+        engine_core = self._require_engine_core()
+        for request in requests:
+            engine_core.live.fail_request(request, error)
+            self.cancel(request, AT_SHUTDOWN)
+        log.error("requests have waited too long for a backend", model=model, requests=len(requests))
 
     def _on_run_axis(self, time_ns: int) -> int:
         return max(time_ns - self.origin_ns, 0)

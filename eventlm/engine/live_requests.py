@@ -197,6 +197,11 @@ class LiveRequests:
     def _of_replica(self, replica: int) -> ServedModel:
         return self._sets[bisect_right(self._first_replicas, replica) - 1]
 
+    def fail_request(self, seq: int, error: EventLMError) -> None:
+        """End one request with this error; nothing if it has left. It must be cancelled."""
+        if seq in self._requests:
+            self._requests[seq].fail(error)
+
     def fail_set(self, number: int, error: EventLMError) -> list[int]:
         """A replicaset cannot go on: end its requests with this error. Returns them; they must be cancelled."""
         failed = []
