@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from eventlm.text.tools.message import CallDelta, MessageDelta, MessageFormat, parse_message
-from tests.text.tools.cuttings import NAMES, formats
+from eventlm.text.tools.message import CallDelta, MessageDelta, MessageFormat
+from tests.text.tools.cuttings import NAMES, formats, parse_message
 
 
 def parse(text: str, tool_parser: str = "hermes") -> tuple[str, list[tuple[str, str]]]:

@@ -6,8 +6,8 @@ import pytest
 
 from eventlm.text.chat_template import ChatTemplate
 from eventlm.text.tools.formats import DeepSeekR1, Qwen3
-from eventlm.text.tools.message import MessageFormat, parse_message
-from tests.text.tools.cuttings import formats
+from eventlm.text.tools.message import MessageFormat
+from tests.text.tools.cuttings import formats, parse_message
 
 TEMPLATE = ChatTemplate(
     "{% for message in messages %}{{ message.content.split('</think>')[-1] }}{% endfor %}"
