@@ -124,8 +124,8 @@ def _values(parts: list[str], where: str, environment: Mapping[str, str] | None)
     texts: dict[str, str] = {}
     for part in parts:
         key, equals, value = (each.strip() for each in part.partition("="))
-        if not equals or not value:
-            raise UsageError(f"{where}: behind the address go KEY=VALUE, with keys {', '.join(BACKEND_KEYS)}")
+        if not equals or not value or hide_keys(part) == REDACTED:
+            raise UsageError(f"{where}: after the address come KEY=VALUE, with keys {', '.join(BACKEND_KEYS)}")
         if key not in BACKEND_KEYS:
             raise UsageError(f"{where}: unknown key {key!r}; known: {', '.join(BACKEND_KEYS)}")
         if key in texts:

@@ -11,6 +11,7 @@ REDACTED = "***"
 _SECRET_KEY = re.compile(r"(?!key_(env|file)$).*(key|secret|password|auth).*", re.I)
 _USER = re.compile(r"(//)[^/,@]*@")
 _NUMBER = re.compile(r"[0-9.]+")
+_WORD = re.compile(r"[A-Za-z_]+")
 
 
 def hide(value: object) -> str:
@@ -21,7 +22,9 @@ def hide(value: object) -> str:
 def hide_keys(text: str) -> str:
     """A backend's spec, or a replicaset's, without its keys: `http://10.0.0.2:8000,key=***`."""
     first, *parts = _USER.sub(rf"\1{REDACTED}@", text).split(",")
-    if "=" in first:
+    if "?" in first:
+        first = f"{first[: first.index('?')]}?{REDACTED}"
+    elif "=" in first:
         start = first.rfind(":", 0, first.index("=")) + 1
         first = first[:start] + _hide_part(first[start:])
     return ",".join([first, *map(_hide_part, parts)])
@@ -36,7 +39,7 @@ def hide_keys_of(value: object) -> object:
 
 def _hide_part(part: str) -> str:
     key, equals, value = part.partition("=")
-    if not equals:
-        # A key without `key=`. Numbers are those of a list.
+    if not equals or not _WORD.fullmatch(key.strip()) or (value and not value.strip("=")):
+        # A secret without `key=`, which may end with the `=` of base64. Numbers are those of a list.
         return part if _NUMBER.fullmatch(part.strip()) or not part.strip() else REDACTED
     return f"{key}={REDACTED}" if value and _SECRET_KEY.fullmatch(key.strip()) else part
