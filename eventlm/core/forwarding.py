@@ -292,7 +292,8 @@ def _hedge(state: CoreState, sequence: Sequence, attempts: Attempts) -> None:
         return
     replica = min(others, key=lambda each: (each.weigh(each.admitted_tokens), each.index))
     attempts.number += 1
-    attempts.hedge, attempts.hedge_replica, attempts.hedge_sent = attempts.number, replica.index, state.next_seq
+    attempts.hedge, attempts.hedge_replica = attempts.number, replica.index
+    attempts.hedge_sent, attempts.hedge_sent_ns = state.next_seq, state.now_ns
     _capacity(replica).num_hedges += 1
     replica.note_capacity()
     num_cached = replica.prefix_tokens(sequence, replica.config.block_size)
@@ -318,7 +319,7 @@ def _move_to_hedge(state: CoreState, sequence: Sequence, attempts: Attempts) -> 
     state.replicas[sequence.replica].vacate(sequence)
     sequence.transition(State.WAITING)
     fit = measure(replica, sequence)
-    attempts.current, attempts.sent, attempts.sent_ns = attempts.hedge, attempts.hedge_sent, state.now_ns
+    attempts.current, attempts.sent, attempts.sent_ns = attempts.hedge, attempts.hedge_sent, attempts.hedge_sent_ns
     end_hedge(state, attempts)
     replica.settle(sequence, [block for block, _ in fit.hits], fit.first_group, max(fit.num_lacking, 0))
     sequence.launched_tokens = sequence.prefill_tokens

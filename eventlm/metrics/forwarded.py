@@ -77,7 +77,8 @@ class ForwardFold:
                     self._begin_attempt(sequence, attempts.current, sequence.replica, attempts.sent_ns)
                     sequence.attempts[attempts.current].has_answered = sequence.output_tokens > 0
                 if attempts.hedge:
-                    self._begin_attempt(sequence, attempts.hedge, attempts.hedge_replica, taken.now_ns, is_hedge=True)
+                    hedge = attempts.hedge, attempts.hedge_replica, attempts.hedge_sent_ns
+                    self._begin_attempt(sequence, *hedge, is_hedge=True)
 
     def finish(self, sequence: LiveSequenceMetrics, event: Finished) -> int:
         """A sequence ends, and with it its attempts. Returns how much of its prompt its server's cache held."""

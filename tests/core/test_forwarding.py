@@ -356,6 +356,18 @@ def test_of_two_attempts_the_first_to_answer_counts(winner: int) -> None:
     assert rig.finished() == [(request, 0, "stop", 2)]
 
 
+def test_the_first_token_of_a_hedge_is_timed_from_when_it_was_sent() -> None:
+    rig = Backends(2, forwards=HEDGES)
+    request = hedged(rig)
+    sent_ns = rig.now_ns
+    rig.feed(ForwardFailed(request=request, index=0, attempt=1, kind="connect"), at=sent_ns + SECOND)
+    rig.feed(Streamed(rows=[(request, 0, 2, 1)]), at=sent_ns + 2 * SECOND)
+    capacity = rig.state.replicas[1].capacity
+    assert capacity is not None
+    num_tokens = rig.sequence(request).prompt_tokens + 32
+    assert capacity.ns_per_token == 2 * SECOND // num_tokens
+
+
 @pytest.mark.parametrize("failed", [1, 2])
 def test_a_failed_attempt_of_two_leaves_the_other(failed: int) -> None:
     rig = Backends(2, forwards=HEDGES)

@@ -95,9 +95,9 @@ class BackendCapacity(Struct):
 
 class Attempts(Struct):
     """The attempts of one sequence. number: how many there were. current: the one that its residency stands for; 0:
-    none, it waits. sent, sent_ns: position in the log, and time, of that one. hedge, hedge_replica, hedge_sent: a
-    second one that is under way elsewhere. avoided: where the last one failed, -1: nowhere. due_ns: when it may be sent
-    again after that.
+    none, it waits. sent, sent_ns: position in the log, and time, of that one. hedge, hedge_replica, hedge_sent,
+    hedge_sent_ns: a second one that is under way elsewhere. avoided: where the last one failed, -1: nowhere. due_ns:
+    when it may be sent again after that.
     """
 
     number: int = 0
@@ -107,6 +107,7 @@ class Attempts(Struct):
     hedge: int = 0
     hedge_replica: int = -1
     hedge_sent: int = 0
+    hedge_sent_ns: int = 0
     avoided: int = -1
     due_ns: int = 0
 
