@@ -28,11 +28,12 @@ async def list_backends(source: DnsBackends | FileBackends) -> list[BackendSpec]
 
 
 async def watch(source: DnsBackends | FileBackends, *, seconds: float) -> AsyncGenerator[list[BackendSpec]]:
-    """All backends of a source, now and whenever they may have changed; it is looked at every so many seconds.
+    """All backends of a source, now and every so many seconds.
 
-    While it cannot be read, which is logged, nothing changes.
+    While it cannot be read, which is logged, those of before.
     """
     state: object = ()
+    specs: list[BackendSpec] | None = None
     while True:
         if (found := await _state(source)) != state:
             state = found
@@ -40,8 +41,8 @@ async def watch(source: DnsBackends | FileBackends, *, seconds: float) -> AsyncG
                 specs = await list_backends(source)
             except UsageError as error:
                 log.warning("backends cannot be listed; those that are there stay", reason=str(error))
-            else:
-                yield specs
+        if specs is not None:
+            yield specs
         await asyncio.sleep(seconds)
 
 
@@ -49,7 +50,8 @@ async def addresses_of(host: str) -> list[str]:
     """Those of a name or an address, in order; none if it is not known."""
     try:
         infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):
+        # The latter: a label of the name is empty or too long.
         return []
     return sorted({str(info[4][0]) for info in infos})
 

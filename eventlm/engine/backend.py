@@ -210,7 +210,7 @@ class Backend(Protocol):
         ...
 
 
-#: All backends of a list that may change: those of now, and those of later after each change.
+#: All backends of a list that may change, again and again.
 Watch = Callable[[], AsyncIterator[list[BackendSpec]]]
 #: Makes the client of a backend.
 Connect = Callable[[BackendSpec], Backend]

@@ -76,6 +76,8 @@ class BackendSet:
         self._controllers: dict[int, BackendController] = {}
         #: By replica.
         self._removing: dict[int, asyncio.Task[None]] = {}
+        #: Names of a list for which there is no room yet.
+        self._not_added: set[str] = set()
         self._watches = setup.watches
         self._watching: list[asyncio.Task[None]] = []
         self._is_running = False
@@ -205,7 +207,7 @@ class BackendSet:
 
     async def follow(self, specs: Iterable[BackendSpec], known: Iterable[BackendSpec]) -> list[BackendSpec]:
         """Take in those of a list that are new, and remove those that were `known` from it and are not there any more.
-        Returns those that it has now.
+        Returns those that it has now; what it could not add is tried again with the next list.
         """
         wanted = {spec.name: spec for spec in specs}
         before = {spec.name: spec for spec in known}
@@ -216,14 +218,33 @@ class BackendSet:
         kept = []
         for name, spec in wanted.items():
             if name in before or name in present:
-                kept.append(spec)
+                if name in before or self._stays(spec):
+                    kept.append(spec)
                 continue
             try:
                 await self.add(spec)
                 kept.append(spec)
             except UsageError as error:
-                log.warning("a backend could not be added", backend=name, reason=str(error))
+                level = "debug" if name in self._not_added else "warning"
+                getattr(log, level)("a backend could not be added", backend=name, reason=str(error))
+                self._not_added.add(name)
+        self._not_added -= {spec.name for spec in kept} | (before.keys() - wanted.keys())
         return kept
+
+    def _stays(self, spec: BackendSpec) -> bool:
+        """Whether a backend that is here will go on to be. One that is leaving is taken back if it has requests still:
+        addresses can be missing from an answer of DNS for a moment.
+        """
+        controller = self._find(spec.name)
+        task = self._removing.get(controller.index)
+        if task is None:
+            return True
+        if controller.backend.spec != spec or not controller.num_attempts:
+            return False
+        task.cancel()
+        del self._removing[controller.index]
+        controller.drain(drains=False)
+        return True
 
     async def _follow(self, watch: Watch) -> None:
         known: list[BackendSpec] = []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
+from structlog.testing import capture_logs
 
 from eventlm.config.backends import BackendSpec
 from eventlm.engine.backend import BackendFacts
 from eventlm.engine.backends.backend_set import UnknownBackendError
 from eventlm.errors import UsageError
 from tests.engine.backends.engines import ask, forwarded_request, running_backends, status, submit
-from tests.engine.backends.fake_backend import WORDS, silent_after
+from tests.engine.backends.fake_backend import WORDS, silent_after, three_words
 from tests.processes import until
 
 A, B, C = (BackendSpec(url=f"http://{name}") for name in ("a:1", "b:2", "c:3"))
@@ -68,6 +70,44 @@ async def test_a_list_is_followed_and_what_others_added_stays() -> None:
         await own.add(C)
         assert await own.follow([A], known) == [A]
         await until(lambda: own.specs == [A, C])
+
+
+async def test_one_that_is_back_on_a_list_before_it_has_left_stays() -> None:
+    async with running_backends("a:1", limit=1) as (engine, backends):
+        own, a = engine._backends.sets[0], backends["a:1"]
+        a.answer = silent_after(1)
+        reader = await submit(engine, forwarded_request())
+        await reader.until("one ")
+        specs = own.specs
+        known = await own.follow([], specs)
+        assert [each.state for each in status(engine)] == ["leaving"]
+        # With another weight it has to leave first.
+        assert await own.follow([structs.replace(specs[0], weight=2)], known) == []
+        assert await own.follow(specs, known) == specs
+        a.answer = three_words
+        reader.handle.cancel()
+        assert (await ask(engine, forwarded_request())).texts == ["".join(WORDS)]
+        assert [each.state for each in status(engine)] == ["up"]
+
+
+async def test_one_without_room_is_added_once_there_is_some() -> None:
+    async with running_backends("a:1", max_backends=1) as (engine, backends):
+        own, a = engine._backends.sets[0], backends["a:1"]
+        a.answer = silent_after(1)
+        reader = await submit(engine, forwarded_request())
+        await reader.until("one ")
+        with capture_logs() as logs:
+            known = await own.follow([B], [A])
+            known = await own.follow([B], known)
+        assert known == []
+        assert [each["log_level"] for each in logs if each["event"] == "a backend could not be added"] == [
+            "warning",
+            "debug",
+        ]
+        reader.handle.cancel()
+        await until(lambda: not own.specs)
+        assert await own.follow([B], known) == [B]
+        assert [(each.name, each.state) for each in status(engine)] == [("b:2", "up")]
 
 
 async def test_names_are_checked() -> None:
