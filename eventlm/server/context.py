@@ -42,6 +42,8 @@ _log = structlog.get_logger("eventlm.server")
 LATEST_TAG = ":latest"
 #: Time for the final writes of handlers whose requests were cancelled.
 FINAL_WRITES_SECONDS = 5.0
+#: They hold their bodies, and places in the queue of a model that others may ask for.
+MAX_SHADOWS = 256
 
 
 class _Named(msgspec.Struct):
@@ -127,6 +129,7 @@ class ServerContext:
         self._live: dict[int, Generation] = {}
         #: Readers of generations whose clients are gone and may resume.
         self._read_on: set[asyncio.Task[None]] = set()
+        self._shadows: set[asyncio.Task[None]] = set()
 
     def _set_text(self) -> None:
         """Set what reads and writes the model's texts. A backend finds calls and reasoning itself."""
@@ -283,11 +286,16 @@ class ServerContext:
         self._read_on.add(task)
         task.add_done_callback(self._read_on.discard)
 
-    def run_beside(self, work: Coroutine[Any, Any, None]) -> None:
+    @property
+    def has_room_for_shadow(self) -> bool:
+        """Whether fewer than `MAX_SHADOWS` are under way."""
+        return len(self._shadows) < MAX_SHADOWS
+
+    def run_shadow(self, work: Coroutine[Any, Any, None]) -> None:
         """Run what nobody waits for; a drain does not either."""
         task = asyncio.create_task(work)
-        self._read_on.add(task)
-        task.add_done_callback(self._read_on.discard)
+        self._shadows.add(task)
+        task.add_done_callback(self._shadows.discard)
 
     async def _read_to_the_end(
         self,
@@ -318,9 +326,10 @@ class ServerContext:
 
     async def close(self) -> None:
         """End generations without a reader, and release the threads."""
-        for task in self._read_on:
+        tasks = self._read_on | self._shadows
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._read_on, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for context in (self, *self._others.values()):
             context.requests.close()
 

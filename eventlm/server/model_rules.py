@@ -76,8 +76,8 @@ async def submit(
         except ModelBusyError as error:
             _log.debug("model gives way", model=choice.model, reason=str(error))
             continue
-        if shadow and api.has_shadows:
-            context.run_beside(_answer_in_shadow(context, api, shadow, asked, data, caller, received_ns))
+        if shadow and api.has_shadows and context.has_room_for_shadow:
+            context.run_shadow(_answer_in_shadow(context, api, shadow, asked, data, caller, received_ns))
         return AnsweredBody(own, body, exchange, generation, choice.model if choice.route else "")
     raise AssertionError("the last choice does not give way")
 
@@ -112,14 +112,14 @@ def _routed(exchange: Exchange, choice: _Choice, asked: str) -> Exchange:
 async def _answer_in_shadow(
     context: ServerContext, api: Api[BodyT], model: str, asked: str, data: bytes, caller: Caller, received_ns: int
 ) -> None:
-    """Have another model answer too, after everything else, and throw the answer away."""
+    """Have another model answer too if it is up, after everything else, and throw the answer away."""
     own = context.of_model(model)
     try:
         exchange = await Exchange.prepare(own, api, decode_for(own, api, data), data, caller, received_ns)
         exchange = _routed(exchange, _Choice(model, "shadow", -1), asked)
         group = [each.with_scheduling(**_LAST) for each in exchange.group]
         # It costs its owner nothing, and nobody can ask for it.
-        submission = Submission(reply_id=f"shadow-{exchange.submission.reply_id}")
+        submission = Submission(reply_id=f"shadow-{exchange.submission.reply_id}", gives_way_ns=0)
         generation = await exchange._replace(group=group, submission=submission).submit(own)
         try:
             while not generation.is_over:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from eventlm.config import Config, ServiceClass
 from eventlm.config.model_rules import ModelRules
@@ -87,6 +88,20 @@ def test_a_shadow_gets_a_copy_after_everything_else(ruled: Callable[..., Running
     assert (shadow.scheduling.priority, shadow.scheduling.deadline_ns) == (LOWEST_PRIORITY, 0)
     # It is read to its end, and its text is looked at, because its stop string must be.
     wait_until(lambda: any(request == 1 for request, *_ in server.engine.text_ends))
+
+
+def test_no_shadow_waits_for_a_model_that_is_down_and_there_are_not_too_many(
+    ruled: Callable[..., RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = ruled(shadow=OTHER, shadow_percent=100)
+    server.engine.busy = {OTHER}
+    with capture_logs() as logs:
+        ask(server)
+        wait_until(lambda: any(each["event"] == "a shadow was not answered" for each in logs))
+    monkeypatch.setattr("eventlm.server.context.MAX_SHADOWS", 0)
+    server.engine.busy = set()
+    ask(server)
+    assert routes(server) == [("test", "", "")] * 2
 
 
 def test_what_the_shadow_cannot_do_harms_nobody(ruled: Callable[..., RunningServer]) -> None:
