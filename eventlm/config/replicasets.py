@@ -24,7 +24,7 @@ _OF_ITS_MODEL = ("revision", "served_model_name", "predictor")
 #: Options that only own workers have. A set of backends does not take them from the top, and has none of its own.
 OF_OWN_WORKERS = (
     *(name for name in ModelConfig.__struct_fields__ if name not in ("served_model_name", "max_model_len")),
-    "num_blocks", "kv_memory", "kv_cache_dtype", "state_slots", "state_interval",
+    "num_blocks", "kv_memory", "kv_cache_dtype", "state_slots", "state_interval", "isolate_prefix_cache",
     "batcher", "replicas", "max_num_batched_tokens", "max_steps_in_flight", "max_decodes_in_flight_per_seq",
     "run_ahead_ms", "predictor", "predictor_cache",
     *(name for name in WorkerConfig.__struct_fields__ if name != "heartbeat_timeout_seconds"),
