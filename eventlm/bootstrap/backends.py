@@ -169,7 +169,7 @@ def _common_names(answers: Sequence[tuple[BackendSpec, BackendFacts]]) -> list[s
         if not set(common) & set(own):
             raise UsageError(
                 f"{first[0]} serves {', '.join(common)} and {url} {', '.join(own)}, and requests go by one name: if "
-                "they are one model, put model=NAME behind each URL, else make them two replicasets"
+                "they are one model, put model=NAME after each URL, else make them two replicasets"
             )
         common = [name for name in common if name in own]
     return common

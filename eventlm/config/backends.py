@@ -204,7 +204,7 @@ def _root_url(place: str, where: str) -> str:
     if "@" in url.netloc:
         raise UsageError(f"{where}: a URL has no user here; give the API key with key=, key_env= or key_file=")
     if url.query or url.fragment:
-        raise UsageError(f"{where}: the URL ends with the API's root; leave out what is behind ? or #")
+        raise UsageError(f"{where}: the URL ends with the API's root; leave out what comes after ? or #")
     path = url.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return f"{url.scheme}://{url.netloc.lower()}{path}"
 

@@ -523,7 +523,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 "hide": hide_keys_of,
             }
         ),
-        "a server that runs the model in place of own workers (vLLM, SGLang, llama.cpp, Ollama, eventlm or another "
+        "a server that runs the model instead of own workers (vLLM, SGLang, llama.cpp, Ollama, eventlm or another "
         "with OpenAI's API), such as http://10.0.0.2:8000,max_concurrency=64; keys: key, key_env or key_file (API "
         "key), kind, model, max_concurrency, weight, ca_file, verify=false. dns:HOST:PORT: all addresses of a name; "
         "file:PATH: a file with a spec in each line, read again when it changes; may be repeated",
@@ -531,27 +531,27 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokenizer: Annotated[
         str,
         Meta(extra={"metavar": "MODEL"}),
-        "folder or Hugging Face repository of the tokenizer of the backends' model, which counts prompts exactly and "
-        "by which prefixes are routed; empty: both go by pieces of text",
+        "folder or Hugging Face repository of the backends' tokenizer, for exact counts of prompts and for prefix "
+        "routing; empty: both use pieces of four bytes",
     ] = ""
     max_backends: Annotated[
         int,
         Meta(ge=0, le=MAX_REPLICAS),
-        "most backends at once, with those that are added while the server runs; 0: those at the start and 16 more",
+        "most backends at once, including those added while the server runs; 0: those at the start and 16 more",
     ] = 0
     backend_cache_tokens: Annotated[
-        PositiveCount, "tokens that the prefix cache of a backend is taken to hold if it does not say"
+        PositiveCount, "size of a backend's prefix cache, in tokens, if the backend does not report it"
     ] = 262_144
     forward_retries: Annotated[
-        int, Meta(ge=0, le=100), "further attempts for a request that failed at a backend before it had any output"
+        int, Meta(ge=0, le=100), "retries of a request that failed at a backend before it had any output"
     ] = 2
     retry_backoff_ms: Annotated[
         int,
         Meta(ge=1, le=3_600_000),
-        "time before the first of them, doubled for each further one; longer if the only backend asks for that",
+        "time before the first retry, doubled for each further one; longer if the only backend asks for that",
     ] = 250
     retry_budget_percent: Annotated[
-        int, Meta(ge=0, le=100), "most further attempts, in percent of the requests, and ten more"
+        int, Meta(ge=0, le=100), "most retries, in percent of the requests, and ten more"
     ] = 20
     hedge_ms: Annotated[
         int,
@@ -563,7 +563,7 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ] = 300
     silence_timeout_seconds: Annotated[PositiveCount, "how long it may be silent after that"] = 60
     probe_interval_ms: Annotated[
-        int, Meta(ge=10, le=3_600_000), "time between two looks at a backend's health and load"
+        int, Meta(ge=10, le=3_600_000), "time between checks of a backend's health and load"
     ] = 2000
     max_failures: Annotated[
         PositiveCount, "failures in a row after which a backend gets no requests until it answers a probe"

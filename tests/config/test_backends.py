@@ -88,7 +88,7 @@ def test_a_key_comes_from_a_variable_or_a_file_as_well(tmp_path: Path) -> None:
         ("http://h:x", "this is no URL"),
         ("http://h h:1", "a URL has no spaces"),
         (f"http://me:{KEY}@h:1", "--backend http://***@h:1: a URL has no user here"),
-        (f"http://h:1?key={KEY}", "leave out what is behind ?"),
+        (f"http://h:1?key={KEY}", "leave out what comes after ?"),
         (f"http://h:1,{KEY}", "--backend http://h:1,***: after the address come KEY=VALUE"),
         ("http://h:1,c2VjcmV0==", "--backend http://h:1,***: after the address come KEY=VALUE"),
         ("http://h:1,kind=", "after the address come KEY=VALUE"),

@@ -32,8 +32,8 @@ _OF_THIS_HOST = ("key_env", "key_file", "ca_file")
 
 
 class BackendRequest(Struct, kw_only=True):
-    """Body of `POST /admin/backends`. backend: as behind `--backend`: `URL,KEY=VALUE,...`. model: which one's backends
-    it joins; needed where several models have some.
+    """Body of `POST /admin/backends`. backend: as for `--backend`: `URL,KEY=VALUE,...`. model: whose backend it
+    becomes; needed if several models have backends.
     """
 
     backend: str
@@ -56,18 +56,18 @@ async def list_backends(request: web.Request) -> web.Response:
 
 
 async def add_backend(request: web.Request) -> web.Response:
-    """Take in a backend. It gets requests as soon as it answers."""
+    """Add a backend. It gets requests as soon as it answers."""
     body = decode_request(await read_body(request), BackendRequest, {})
     return await _act(request, AddBackend(spec=_parse(body.backend), model=body.model))
 
 
 async def remove_backend(request: web.Request) -> web.Response:
-    """Let a backend go once it has answered what it has."""
+    """Remove a backend once it has finished the requests it has."""
     return await _act(request, RemoveBackend(name=request.match_info["name"], model=_model(request)))
 
 
 async def drain_backend(request: web.Request) -> web.Response:
-    """Send a backend nothing more. It answers what it has."""
+    """Send a backend no more requests. It finishes those it has."""
     return await _act(request, DrainBackend(name=request.match_info["name"], model=_model(request)))
 
 
@@ -106,7 +106,9 @@ def _model(request: web.Request) -> str:
     return read_query(request, _Query).model
 
 
-_MODEL = Parameter("model", "query", str, "Of which model; needed where several have a backend of this name.")
+_MODEL = Parameter(
+    "model", "query", str, "The model whose backend it is; needed if several have a backend of this name."
+)
 _NAME = "/admin/backends/{name:.+}"
 
 
