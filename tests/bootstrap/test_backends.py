@@ -145,7 +145,7 @@ def test_names_of_the_model() -> None:
     assert name(config_of(A, f"{B},model=x", served_model_name="s"), facts("x"), facts("y")) == ["s"]
     assert name(config_of(f"{A},model=x", f"{B},model=y"), facts("x"), facts("y")) == ["x"]
     assert error_of(config_of(A, B), {A: facts("x"), B: facts("y", "z")}) == (
-        f"{A} serves x and {B} y, z, and requests go by one name: if they are one model, put model=NAME behind each "
+        f"{A} serves x and {B} y, z, and requests go by one name: if they are one model, put model=NAME after each "
         "URL, else make them two replicasets"
     )
     for config in (config_of(f"{A},model=x", B), config_of(A, B, served_model_name="s")):
