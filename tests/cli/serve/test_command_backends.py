@@ -102,7 +102,6 @@ async def test_a_file_of_backends_is_followed(start_server: StartServer, tmp_pat
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--backend", NOBODY], f"no backend answers: cannot connect to {NOBODY}/v1/models: Connection refused"),
         (["--backend", NOBODY, "--model", "fake"], "--model is for own workers, and --backend is given"),
         (["--backend", NOBODY, "--port", "9"], f"--backend {NOBODY} is the address of this server itself"),
         (["--backend", f"{NOBODY},key={KEY},quick=1"], "unknown key 'quick'"),
@@ -114,6 +113,12 @@ def test_mistakes(run_here: RunHere, flags: list[str], message: str) -> None:
     assert (code, errors.count("\n")) == (ExitCode.USAGE, 1), errors
     assert message in errors
     assert KEY not in errors
+
+
+def test_a_start_without_any_backend_may_be_tried_again(run_here: RunHere) -> None:
+    code, _, errors = run_here("serve", "--port", "0", "--backend", NOBODY)
+    assert (code, errors.count("\n")) == (ExitCode.FAILED, 1), errors
+    assert f"no backend answers: cannot connect to {NOBODY}/v1/models: Connection refused" in errors
 
 
 async def test_backends_that_do_not_fit(run_here: RunHere, tmp_path: Path) -> None:
