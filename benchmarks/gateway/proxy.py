@@ -1,4 +1,4 @@
-"""A plain proxy in aiohttp, which passes on what comes: the least that a hop in Python costs.
+"""A plain proxy in aiohttp, which passes on what it gets: the lowest cost of a hop in Python.
 
     python -m benchmarks.gateway.proxy http://127.0.0.1:8001
 

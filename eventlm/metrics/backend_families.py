@@ -50,7 +50,7 @@ BACKEND_FAMILIES: tuple[Family, ...] = (
              lambda b: int(b.sums.down_reason != DRAINED)),
     _backend(GAUGE, "eventlm:backend_requests_running", "Attempts under way there.", lambda b: b.sums.num_running),
     _backend(GAUGE, "eventlm:backend_request_limit", "How many may be, as of the last one.", lambda b: b.sums.limit),
-    Family(GAUGE, "eventlm:backend_reported_running", "Requests that it runs, as it says, whoever sent them.", BACKEND,
+    Family(GAUGE, "eventlm:backend_reported_running", "Requests that it says it runs, from all clients.", BACKEND,
            _reported("reported_running"), is_optional=True),
     Family(GAUGE, "eventlm:backend_reported_waiting", "Requests that wait there, as it says.", BACKEND,
            _reported("reported_waiting"), is_optional=True),

@@ -111,7 +111,7 @@ def panel_rows() -> list[PanelRow]:
                    (rate("eventlm:backend_hedges_won"), "hedges that answered")]),
             Panel("Prefix cache hits of backends", "Of the prompt tokens that they answered, as they count them.",
                   "percentunit", [(f"{cached} / ({prompt} > 0)", "{{backend}}")]),
-            Panel("What backends say", "Requests that wait there, whoever sent them, and KV cache in use.", "short",
+            Panel("What backends say", "Requests that wait there, from all clients, and KV cache in use.", "short",
                   [(gauge("eventlm:backend_reported_waiting", by=backend), "{{backend}} waiting"),
                    (gauge("eventlm:backend_kv_cache_usage", by=backend), "{{backend}} KV cache")]),
         ]),

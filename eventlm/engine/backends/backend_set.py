@@ -39,7 +39,7 @@ class BackendStatus(Struct, frozen=True, kw_only=True):
 
     name: host and port. model: of its replicaset. replica: which one it is to the scheduler. state: `leaving`: removed,
     and answers what it has. num_requests: that it has of this server. limit: how many it may have now. num_waiting:
-    requests that wait there, whoever sent them; -1: it does not say. num_failures: in a row. problem: why it is down.
+    requests that wait there, from all clients; -1: it does not say. num_failures: in a row. problem: why it is down.
     """
 
     name: str
@@ -80,7 +80,6 @@ class BackendSet:
         self._not_added: set[str] = set()
         self._watches = setup.watches
         self._watching: list[asyncio.Task[None]] = []
-        self._is_running = False
         for spec in setup.backends:
             self._place(spec)
 
@@ -128,7 +127,6 @@ class BackendSet:
 
     def run(self) -> None:
         """The run has begun: send requests."""
-        self._is_running = True
         for each in self._controllers.values():
             each.run()
         self._watching = [asyncio.create_task(self._follow(each), name="watch of backends") for each in self._watches]
