@@ -15,7 +15,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
-from eventlm.core.state.validate import validate, validate_liveness
+from eventlm.core.state.validate import validate_liveness, validate_part
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, AttemptId, BackendError
 from eventlm.engine.backends.answers import Answer
 from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
@@ -276,7 +276,8 @@ class EngineCore:
     def _drained(self) -> None:
         self._num_drains += 1
         if self._validate_every and self._num_drains % self._validate_every == 0:
-            validate(self.core.state)
+            # Nobody is to wait for a pass over all blocks.
+            validate_part(self.core.state, self._num_drains // self._validate_every)
             validate_liveness(self.core.state)
         ops, self._ops = self._ops, []
         for marker in ops:

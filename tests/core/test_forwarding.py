@@ -144,7 +144,7 @@ def test_prefixes_go_where_they_were_sent_before() -> None:
 
 def test_a_prompt_longer_than_the_cache_is_sent_all_the_same() -> None:
     rig = Backends(1, num_blocks=4, max_model_len=1000)
-    request = rig.arrive(prompt_tokens=100, blocks=list(range(25)))
+    request = rig.arrive(prompt_tokens=100, blocks=list(range(1, 26)))
     assert rig.of(Forwarded)
     other = rig.arrive(prompt_tokens=100, blocks=list(range(50, 75)))
     assert rig.of(Forwarded)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 import zlib
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from itertools import chain
 from weakref import WeakValueDictionary
 
@@ -341,36 +341,44 @@ class BlockPool:
                 self.references[block] += 1
         self._digest = int(taken.digest, 16)
 
-    def problems(self, tables: list[list[int]]) -> list[str]:
-        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is."""
+    def problems(self, tables: list[list[int]], blocks: range | None = None) -> list[str]:
+        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is. blocks: those to look
+        at one by one, if not at all.
+        """
+        if blocks is None:
+            blocks = range(self.num_blocks)
         references, names, tree = self.references, self._name, self.tree
-        counts = [0] * self.num_blocks
-        for table in tables:
-            for block in table:
-                counts[block] += 1
+        counts = Counter(block for table in tables for block in table if block in blocks)
+        idle, free = self._idle, [set(each) for each in self._free]
         found = []
-        if counts != references:
-            wrong = [block for block in range(self.num_blocks) if counts[block] != references[block]]
-            found.append(f"references of blocks {wrong[:8]} differ from the tables'")
-        idle: list[list[int]] = [[] for _ in self._idle]
-        free: list[list[int]] = [[] for _ in self._free]
-        for block, name in enumerate(names):
-            if not counts[block]:
-                (idle if name else free)[self.group_of(block)].append(block)
-        if list(map(sorted, self._idle)) != idle or list(map(sorted, self._free)) != free:
-            found.append("free or idle blocks are not those without a reference")
-        if self.num_groups > 1:
-            nodes = sorted((parent, name) for name, (_, parent) in tree.items())
-            if nodes != sorted((parent, name) for parent, below in self._children.items() for name in below):
-                found.append("the children of names in the tree are not those whose parent they are")
-        for name, (block, parent) in tree.items():
-            if names[block] != name:
-                found.append(f"block {block} is not the one that the tree names {name}")
-            if parent == ROOT:
-                continue
-            above = tree.get(parent)
-            if above is None:
-                found.append(f"block {block} ({name}) has lost its parent {parent}")
-            elif references[above[0]] < references[block]:
-                found.append(f"block {block} is held more often than its parent {above[0]}")
+        if sum(map(len, free)) + self.num_idle + self.num_blocks - references.count(0) != self.num_blocks:
+            found.append("the free, idle and held blocks are not all of its blocks, each once")
+        if len(tree) != self.num_blocks - names.count(0):
+            found.append(f"the tree has {len(tree)} names, and the blocks have others")
+        if self.num_groups > 1 and sum(map(len, self._children.values())) != len(tree):
+            found.append("the children of names in the tree are not those whose parent they are")
+        for block in blocks:
+            name, count, group = names[block], counts[block], self.group_of(block)
+            if count != references[block]:
+                found.append(f"block {block} has {references[block]} references, and is in {count} tables")
+            if (block in free[group], block in idle[group]) != (not count and not name, not count and name != 0):
+                found.append(f"block {block} is in the wrong list of free or idle blocks")
+            if name:
+                found += self._node_problems(block, name)
+        return found
+
+    def _node_problems(self, block: int, name: int) -> list[str]:
+        node = self.tree.get(name)
+        if node is None or node[0] != block:
+            return [f"block {block} is not the one that the tree names {name}"]
+        found, parent = [], node[1]
+        if self.num_groups > 1 and name not in self._children.get(parent, ()):
+            found.append(f"block {block} ({name}) is not among the children of its parent {parent}")
+        if parent == ROOT:
+            return found
+        above = self.tree.get(parent)
+        if above is None:
+            found.append(f"block {block} ({name}) has lost its parent {parent}")
+        elif self.references[above[0]] < self.references[block]:
+            found.append(f"block {block} is held more often than its parent {above[0]}")
         return found

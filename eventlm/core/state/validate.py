@@ -1,4 +1,4 @@
-"""The invariants of the core, checked whole. After every event in tests, sampled in production."""
+"""The invariants of the core: all of them after every event in tests, and a part now and then in production."""
 
 from __future__ import annotations
 
@@ -16,11 +16,31 @@ from eventlm.core.state.sequence import Sequence, State
 from eventlm.errors import InvariantError, LivenessError
 from eventlm.types import SequenceId, ceil_div
 
+#: Blocks of a pool that are checked at a time while an engine serves.
+_PART_BLOCKS = 2048
+
 
 def validate(state: CoreState) -> None:
     """Raises InvariantError with all that is wrong with the state; it costs a pass over everything."""
-    sequences = [s for request in state.requests.values() for s in request.sequences]
     found: list[str] = []
+    for replica in state.replicas:
+        found += _pool_problems(replica)
+    for replicaset in state.replicasets:
+        found += _index_problems(replicaset)
+    _check(state, found)
+
+
+def validate_part(state: CoreState, turn: int) -> None:
+    """The same, of all sequences and of a few blocks, which are others each turn: pools may have millions."""
+    replica = state.replicas[turn % len(state.replicas)]
+    num_parts = ceil_div(replica.pool.num_blocks, _PART_BLOCKS)
+    first = turn // len(state.replicas) % num_parts * _PART_BLOCKS
+    _check(state, _pool_problems(replica, range(first, min(first + _PART_BLOCKS, replica.pool.num_blocks))))
+
+
+def _check(state: CoreState, found: list[str]) -> None:
+    """Raises InvariantError if there is anything wrong beside what was `found`, or that."""
+    sequences = [s for request in state.requests.values() for s in request.sequences]
     for replica in state.replicas:
         found += _replica_problems(replica)
     found += _place_problems(state, sequences)
@@ -54,10 +74,15 @@ def validate_liveness(state: CoreState) -> None:
                 raise LivenessError(f"after event {state.next_seq - 1}: nothing is in flight, but {sequence} waits")
 
 
+def _pool_problems(replica: Replica, blocks: range | None = None) -> list[str]:
+    tables = [sequence.block_table for sequence in replica.running]
+    return [f"replica {replica.index}: {problem}" for problem in replica.pool.problems(tables, blocks)]
+
+
 def _replica_problems(replica: Replica) -> list[str]:
     where = f"replica {replica.index}: "
     config = replica.config
-    found = [where + problem for problem in replica.pool.problems([s.block_table for s in replica.running])]
+    found = []
     if replica.states is not None:
         residents = [s.id for s in replica.running]
         found += [where + problem for problem in replica.states.problems(residents, replica.pool.tree)]
@@ -185,13 +210,17 @@ def _set_problems(replicaset: Replicaset, sequences: list[Sequence]) -> list[str
             for replica in replicaset.replicas
             if replica.awaited != Counter(name for s in _awaiting(replica) for name in s.block_names)
         ]
-    prefixes = replicaset.prefixes
-    if prefixes is not None:
-        held = _table([replica.pool.tree for replica in replicaset.replicas])
-        awaited = _table([replica.awaited for replica in replicaset.replicas])
-        if (prefixes.held, prefixes.awaited) != (held, awaited):
-            found.append(f"the index of replicaset {replicaset.index} differs from its replicas")
     return found
+
+
+def _index_problems(replicaset: Replicaset) -> list[str]:
+    prefixes = replicaset.prefixes
+    if prefixes is None:
+        return []
+    held = _table([replica.pool.tree for replica in replicaset.replicas])
+    awaited = _table([replica.awaited for replica in replicaset.replicas])
+    same = (prefixes.held, prefixes.awaited) == (held, awaited)
+    return [] if same else [f"the index of replicaset {replicaset.index} differs from its replicas"]
 
 
 def _forwards_problems(replicaset: Replicaset, forwards: Forwards, sequences: dict[SequenceId, Sequence]) -> list[str]:

@@ -239,7 +239,7 @@ def test_a_flush_takes_blocks_that_no_sequence_holds() -> None:
 def test_problems_are_seen() -> None:
     pool = BlockPool(4)
     user = fill(pool, [1, 11])
-    assert "references of blocks" in pool.problems([])[0]
+    assert "references, and is in 0 tables" in pool.problems([])[0]
     assert pool.problems([user.table]) == []
     del pool.tree[1]
     assert any("lost its parent" in problem for problem in pool.problems([user.table]))

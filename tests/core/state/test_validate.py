@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from eventlm.core.state.sequence import State
-from eventlm.core.state.validate import validate, validate_liveness
+from eventlm.core.state.validate import validate, validate_liveness, validate_part
 from eventlm.errors import InvariantError, LivenessError
 from eventlm.events import Paused
 from tests.core.rig import MILLISECOND, Rig, arrival
@@ -79,8 +79,8 @@ def _tree(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(("damage", "said"), [
-    (_leak, "references of blocks"),
-    (_share, "references of blocks"),
+    (_leak, "has 1 references, and is in 0 tables"),
+    (_share, "references, and is in 2 tables"),
     (_count, "are counted"),
     (_closing, "are counted"),
     (_lose_from_queue, "wrong number of places"),
@@ -100,6 +100,19 @@ def test_damage_is_named(damage: Callable[[Rig], None], said: str) -> None:
         validate(rig.state)
     assert raised.value.exit_code == 11
     assert f"after event {rig.core.next_seq - 1}" in str(raised.value)
+
+
+def test_parts_in_turn_are_the_whole() -> None:
+    rig = Rig(num_blocks=5000)
+    damaged = [1000, 2500, 4999]
+    for block in damaged:
+        rig.state.replicas[0].pool.references[block] += 1
+    for turn in range(6):
+        with pytest.raises(InvariantError) as raised:
+            validate_part(rig.state, turn)
+        assert [block for block in damaged if f"block {block} has 1 references" in str(raised.value)] == [
+            damaged[turn % 3]
+        ]
 
 
 def test_a_step_that_is_planned_after_a_long_one_is_named() -> None:
