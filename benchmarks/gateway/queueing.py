@@ -1,14 +1,15 @@
 """First tokens of urgent requests when the queue is the gateway's, beside llama.cpp's own queue, on the same arrivals.
 
-    python -m benchmarks.gateway.queueing [--requests 96] [--load 1.2] [--slots 4] [--policies fcfs edf lrs]
-                                          [--rounds 2]
+    python -m benchmarks.gateway.queueing [--requests 96] [--load 1.2] [--slots 4] [--ahead 2]
+                                          [--policies fcfs edf lrs] [--rounds 2]
 
 llama.cpp's server runs the default model with so many slots (`benchmarks/peers.py` says where it comes from). Three
 requests of four are short and have a deadline of half a second, the others are long and have one of twenty seconds.
 They arrive at random (Poisson), --load times as fast as the server answers a batch of the same mix, so that a queue
-builds up, and its end is waited for. Each gateway sends the server no more than it has slots for. The ways take turns
-in each round, with the same arrivals; tokens/s are those of the whole mix up to its last answer, and `of own` is within
-a round. Printed are medians of the rounds.
+builds up, and its end is waited for. Each gateway sends the server --ahead more than it has slots for: a slot that ends
+can be filled only between two steps, and stays empty for one if nothing is there by then. The ways take turns in each
+round, with the same arrivals and other prompts, since the server keeps what it has computed; tokens/s are those of the
+whole mix up to its last answer, and `of own` is within a round. Printed are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -65,16 +66,18 @@ class Measured(NamedTuple):
     tokens_per_second: float
 
 
-def draw(num_requests: int, rate: float, seed: int) -> list[LoadRequest]:
-    """The requests, `rate` a second; 0: all at once. Prompts are random tokens."""
-    rng = random.Random(seed)
+def draw(num_requests: int, rate: float, seed: int, way: str = "") -> list[LoadRequest]:
+    """The requests, `rate` a second; 0: all at once. Prompts are random tokens, and each way has its own: the server
+    keeps what it has computed in a cache.
+    """
+    rng, words = random.Random(seed), random.Random(f"{seed} {way}")
     now, requests = 0.0, []
     for index in range(num_requests):
         now += rng.expovariate(rate) if rate else 0.0
         kind = MIX[index % len(MIX)]
         body = {
             "model": MODEL,
-            "prompt": [rng.randrange(1000, 40_000) for _ in range(kind.prompt_tokens)],
+            "prompt": [words.randrange(1000, 40_000) for _ in range(kind.prompt_tokens)],
             "max_tokens": kind.output_tokens,
             "ignore_eos": True,
             "temperature": 0,
@@ -131,7 +134,13 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Measured]
         stack.callback(server.stop)
         urls = {OWN_QUEUE: server.url}
         for policy in arguments.policies:
-            flags = [*backend_flags([server.url], arguments.slots), "--policy", policy, "--served-model-name", MODEL]
+            flags = [
+                *backend_flags([server.url], arguments.slots + arguments.ahead),
+                "--policy",
+                policy,
+                "--served-model-name",
+                MODEL,
+            ]
             urls[policy] = stack.enter_context(Gateway(folder / policy, *flags)).urls[0]
         batch = draw(len(MIX) * arguments.slots, 0.0, seed=0)
         # Nothing that is measured is done for the first time.
@@ -141,16 +150,17 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Measured]
         print(f"{rate:.2f} requests/s", flush=True)
         found = []
         for number in range(arguments.rounds):
-            requests = draw(arguments.requests, rate, seed=number + 1)
             names = [*urls][number % len(urls) :] + [*urls][: number % len(urls)]
-            found.append({name: measure(urls[name], requests) for name in names})
+            found.append(
+                {name: measure(urls[name], draw(arguments.requests, rate, number + 1, name)) for name in names}
+            )
         return found
 
 
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("requests", 96), ("slots", 4), ("rounds", 2)):
+    for name, default in (("requests", 96), ("slots", 4), ("ahead", 2), ("rounds", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--load", type=float, default=1.2, help="arrivals, of what the server answers")
     parser.add_argument("--policies", nargs="+", default=["fcfs", "edf", "lrs"])
