@@ -342,8 +342,8 @@ class BlockPool:
         self._digest = int(taken.digest, 16)
 
     def problems(self, tables: list[list[int]], blocks: range | None = None) -> list[str]:
-        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is. blocks: those to look
-        at one by one, if not at all.
+        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is. blocks: the ones to
+        look at singly, if not all.
         """
         if blocks is None:
             blocks = range(self.num_blocks)
