@@ -20,7 +20,7 @@ from eventlm.events import Event, StepCompleted
 from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.system.system import real_system
 from tests.simulation import DIGEST_KEY, Simulation
-from tests.system.memory_disk import MemoryDisk
+from tests.world.disk import WorldDisk
 
 RUN, OLD_RUN = "20250102-000000-aaaaaa", "20250101-000000-aaaaaa"
 
@@ -46,7 +46,7 @@ def content_of(disk: Disk, run_folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_is_recorded_and_read_back_in_memory(tmp_path: Path) -> None:
-    disk, folder = MemoryDisk(), Path("/runs")
+    disk, folder = WorldDisk().of("test"), Path("/runs")
     events = record(disk, folder, RUN)
     assert events == record(SYSTEM_DISK, tmp_path, RUN)
     assert content_of(disk, folder / RUN) == content_of(SYSTEM_DISK, tmp_path / RUN)
@@ -59,7 +59,7 @@ def test_a_run_is_recorded_and_read_back_in_memory(tmp_path: Path) -> None:
 
 
 def test_old_segments_are_removed_in_memory() -> None:
-    disk, folder = MemoryDisk(), Path("/runs")
+    disk, folder = WorldDisk().of("test"), Path("/runs")
     record(disk, folder, OLD_RUN)
     events = record(disk, folder, RUN, keep_bytes=60_000, keep_all_runs=True)
     assert sorted(disk.list(folder)) == [RUN, "latest"]
@@ -72,7 +72,7 @@ def test_old_segments_are_removed_in_memory() -> None:
 
 
 def test_a_torn_trace_is_repaired_in_memory() -> None:
-    disk, run_folder = MemoryDisk(), Path("/runs") / RUN
+    disk, run_folder = WorldDisk().of("test"), Path("/runs") / RUN
     record(disk, run_folder.parent, RUN)
     trace = run_folder / TRACE_NAME
     file = disk.append(trace)
@@ -87,7 +87,7 @@ def test_a_torn_trace_is_repaired_in_memory() -> None:
 
 @pytest.fixture(params=["memory", "system"])
 def disk(request: pytest.FixtureRequest) -> Disk:
-    return MemoryDisk() if request.param == "memory" else SYSTEM_DISK
+    return WorldDisk().of("test") if request.param == "memory" else SYSTEM_DISK
 
 
 def test_a_new_file_that_is_removed_before_it_is_locked_is_made_again(
