@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from msgspec import Raw
@@ -15,56 +13,18 @@ from eventlm.bus.log_reader import LogReader, read_history
 from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.run_folder import NEXT_NAME, TRACE_NAME, closed_segments
 from eventlm.errors import TraceCorruptError, UsageError
-from eventlm.events import End, Event, Gap, Snapshot, UserMark
+from eventlm.events import Event, Snapshot, UserMark
 from eventlm.events.codec import encode_body
 from eventlm.system.clock import SystemClock
 from eventlm.system.system import real_system
 from tests.bus import traces
 from tests.bus.crashes import Killed, die_at
-
-
-class Recorder:
-    """Writes notes, and starts segments as an engine core does."""
-
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.problems: list[str] = []
-        self.writer = LogWriter(real_system(), folder, "run", on_problem=self.problems.append, **options)
-        self.events: list[Event] = []
-        self.writer.append(self._add(traces.header()))
-        self.writer.flush()
-
-    def _add(self, event: Event) -> bytes:
-        self.events.append(event)
-        return encode_body(event)
-
-    def note(self, num_notes: int = 1) -> None:
-        """One write of some notes."""
-        for _ in range(num_notes):
-            self.writer.append(self._add(UserMark(s=len(self.events), text="x" * 100)))
-        self.writer.flush()
-
-    def turn(self) -> bool:
-        """Start a segment, with a gap if there is one."""
-        writer, missing = self.writer, (self.writer.next_s, len(self.events) - 1)
-
-        def lines() -> Iterator[bytes]:
-            yield self._add(traces.header(s=len(self.events), previous_h=previous_h))
-            if problem:
-                yield self._add(Gap(s=len(self.events), first=missing[0], last=missing[1], reason=problem))
-            yield self._add(Snapshot(s=len(self.events), state=Raw(b"{}")))
-
-        previous_h, problem = writer.previous_h, writer.problem
-        return writer.start_segment(len(self.events), lines())
-
-    def end(self) -> None:
-        """Close the log cleanly."""
-        self.writer.append(self._add(End(s=len(self.events))))
-        self.writer.close()
+from tests.bus.noted_run import NotedRun
 
 
 @pytest.fixture
-def recorder(tmp_path: Path) -> Recorder:
-    return Recorder(tmp_path)
+def recorder(tmp_path: Path) -> NotedRun:
+    return NotedRun(tmp_path)
 
 
 def read(folder: Path) -> list[Event]:
@@ -72,7 +32,7 @@ def read(folder: Path) -> list[Event]:
         return [line.event() for line in reader]
 
 
-def test_a_run_in_segments_reads_as_one_log(recorder: Recorder) -> None:
+def test_a_run_in_segments_reads_as_one_log(recorder: NotedRun) -> None:
     folder = recorder.writer.run_folder
     for _ in range(4):
         recorder.note(3)
@@ -111,7 +71,7 @@ def test_a_segment_is_due_by_the_bytes_after_its_snapshot(tmp_path: Path) -> Non
 def test_a_process_that_dies_while_a_segment_begins_leaves_a_readable_run(tmp_path: Path, has_links: bool) -> None:
     for fail_at in range(50):
         folder = tmp_path / str(fail_at)
-        recorder = Recorder(folder)
+        recorder = NotedRun(folder)
         recorder.note(3)
         assert recorder.turn()
         recorder.note(3)
@@ -139,7 +99,7 @@ def _refuse(*_: object) -> None:
     raise OSError(errno.EPERM, os.strerror(errno.EPERM))
 
 
-def test_a_segment_that_is_missing_in_the_middle_is_an_error_and_one_at_the_start_is_not(recorder: Recorder) -> None:
+def test_a_segment_that_is_missing_in_the_middle_is_an_error_and_one_at_the_start_is_not(recorder: NotedRun) -> None:
     folder = recorder.writer.run_folder
     for _ in range(3):
         recorder.note(3)
@@ -204,7 +164,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 @pytest.mark.parametrize("can_truncate", [True, False])
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_what_a_full_disk_does_not_take_becomes_a_gap(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, clock: list[float], room: int, can_truncate: bool, code: int
+    recorder: NotedRun, monkeypatch: pytest.MonkeyPatch, clock: list[float], room: int, can_truncate: bool, code: int
 ) -> None:
     folder, writer = recorder.writer.run_folder, recorder.writer
     recorder.note(3)
@@ -249,7 +209,7 @@ def test_what_a_full_disk_does_not_take_becomes_a_gap(
 
 
 def test_a_disk_that_fills_up_within_the_new_segment_leaves_the_run_as_it_was(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+    recorder: NotedRun, monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:
     folder = recorder.writer.run_folder
     recorder.note(3)
@@ -271,7 +231,7 @@ def test_a_disk_that_fills_up_within_the_new_segment_leaves_the_run_as_it_was(
         assert reader.gaps[0].first == num_written
 
 
-def test_where_no_file_can_be_made_the_last_segment_goes_on(recorder: Recorder, clock: list[float]) -> None:
+def test_where_no_file_can_be_made_the_last_segment_goes_on(recorder: NotedRun, clock: list[float]) -> None:
     folder = recorder.writer.run_folder
     recorder.note()
     folder.joinpath(NEXT_NAME).mkdir()
@@ -282,7 +242,7 @@ def test_where_no_file_can_be_made_the_last_segment_goes_on(recorder: Recorder, 
     assert read(folder) == recorder.events
 
 
-def test_a_closed_segment_is_not_read_while_it_is_gone(recorder: Recorder) -> None:
+def test_a_closed_segment_is_not_read_while_it_is_gone(recorder: NotedRun) -> None:
     recorder.note()
     recorder.turn()
     recorder.note()
