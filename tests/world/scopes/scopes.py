@@ -1,0 +1,96 @@
+"""The small worlds that are searched: of 2 replicas with 5 blocks and 2 steps in flight, if they say nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eventlm.config.core import Forwarding
+from eventlm.core.plugin import Policy, Router
+from eventlm.policies.dynamic import Dynamic
+from eventlm.policies.edf import Edf
+from eventlm.policies.fcfs import Fcfs
+from eventlm.policies.least_loaded import LeastLoaded
+from eventlm.policies.lpm import Lpm
+from eventlm.policies.lrs import Lrs
+from eventlm.policies.prefix_affinity import PrefixAffinity
+from eventlm.policies.pull import Pull
+from eventlm.policies.round_robin import RoundRobin
+from eventlm.policies.session_affinity import SessionAffinity
+from eventlm.policies.space_sharing import SpaceSharing
+from tests.world.scopes.world import Arrivals, Scope, requests
+
+SECOND_NS = 1_000_000_000
+#: Deadlines that differ by more than the margin of every policy below: who has the first may evict who has the second.
+URGENT_NS, PATIENT_NS = 10 * SECOND_NS, 100 * SECOND_NS
+POLICIES: dict[str, Policy] = {"fcfs": Fcfs(), "edf": Edf(), "lrs": Lrs(evict_margin=0), "lpm": Lpm()}
+ROUTERS: dict[str, Router] = {
+    "pull": Pull(),
+    "round-robin": RoundRobin(),
+    "least-loaded": LeastLoaded(),
+    "prefix-affinity": PrefixAffinity(),
+    "session-affinity": SessionAffinity(spill_tokens=0),
+}
+ONE = {"num_replicas": 1}
+
+#: Two grow until their blocks are too few for both, and prompts and what is generated can be hit by the other; a third
+#: one is urgent.
+GROWING = (requests(2, 5, count=2, deadline_ns=PATIENT_NS, session=1), requests(4, 2, deadline_ns=URGENT_NS, session=2))
+CHUNKED = (requests(5, 2, count=2, deadline_ns=PATIENT_NS), requests(3, 2, deadline_ns=URGENT_NS))
+EQUAL = (requests(3, 3, count=3),)
+SAMPLED = (requests(3, 3, n=2), requests(3, 3))
+FOUR = (requests(2, 5, count=2, deadline_ns=PATIENT_NS), requests(4, 2, count=2, deadline_ns=URGENT_NS))
+WATCHED = (requests(2, 4, has_text_ends=True), requests(3, 3, waits_for_grammar=True), requests(2, 3, front_end=1))
+LATE = (requests(3, 3, count=2, deadline_ns=URGENT_NS, drop_if_late=True), requests(4, 3))
+HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
+FORWARDED = {
+    "forwards": Forwarding(max_attempts=3, backoff_ns=SECOND_NS, hedge_ns=5 * SECOND_NS, first_limit=1),
+    "max_num_seqs": 2,
+}
+
+
+def _scope(name: str, arrivals: tuple[Arrivals, ...], chances: str, **parts: Any) -> Scope:
+    """chances: their names, each as often as it may come; `end*`: as often as it can."""
+    names = chances.split()
+    counts = {each.rstrip("*"): -1 if each.endswith("*") else names.count(each) for each in names}
+    return Scope(name, arrivals, counts, **parts)
+
+
+#: What `make test` searches.
+SMALL = [
+    _scope("one-fcfs", GROWING, "cancel lose", limits=ONE),
+    _scope("one-edf", GROWING, "cancel lose", policies=(Edf(),), limits=ONE),
+    _scope("one-lrs", GROWING, "cancel lose", policies=(Lrs(evict_margin=0),), limits=ONE),
+    _scope("equal", EQUAL, "cancel"),
+    _scope("watched", WATCHED, "", limits=ONE),
+    _scope("late", LATE, "", limits=ONE),
+    _scope("forwarded", HEDGED, "fail", limits=FORWARDED),
+]
+#: What `make soak` searches too.
+SOAK = [
+    *(_scope(name, GROWING, "cancel lose end*", policies=(policy,)) for name, policy in POLICIES.items()),
+    *(_scope(f"chunked-{name}", CHUNKED, "cancel lose end*", policies=(each,)) for name, each in POLICIES.items()),
+    *(_scope(name, GROWING, "cancel lose end", router=router) for name, router in ROUTERS.items()),
+    _scope("dynamic", CHUNKED, "cancel lose end*", batcher=Dynamic(min_chunk_tokens=1, target_ms=2.1)),
+    _scope(
+        "space-sharing",
+        CHUNKED,
+        "cancel lose end*",
+        batcher=SpaceSharing(min_chunk_tokens=1, target_ms=2.1, min_long_steps=0),
+    ),
+    _scope("sampled", SAMPLED, "cancel lose"),
+    _scope("swapped", GROWING, "cancel lose swap", policies=(Edf(), Lrs(evict_margin=0))),
+    _scope("paused", GROWING, "lose pause flush replace"),
+    _scope("watched-all", WATCHED, "cancel lose end* text* refuse front_end"),
+    _scope("late-all", LATE, "cancel lose end*"),
+    _scope("joined", EQUAL, "cancel lose", joins=True),
+    _scope("speculating", GROWING, "cancel lose end*", limits={"max_tokens_per_row": 2}),
+    _scope("pipeline", GROWING, "cancel lose", limits={"num_stages": 2, "max_num_seqs": 1}),
+    _scope("groups", GROWING, "cancel lose", limits={"num_kv_groups": 2, "kv_shard_tokens": 2, "num_blocks": 3}),
+    _scope("poison", EQUAL, "crash crash lose", limits={"max_losses": 3}),
+    _scope("silent", GROWING, "cancel none none", limits=ONE),
+    _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),
+    _scope("hedged", LATE, "cancel fail down", limits=FORWARDED),
+    _scope("four-fcfs", FOUR, "cancel lose lose"),
+    _scope("four-edf", FOUR, "cancel lose lose", policies=(Edf(),)),
+    _scope("four-lrs", FOUR, "cancel lose lose", policies=(Lrs(evict_margin=0),)),
+]

@@ -1,0 +1,281 @@
+"""Searches a small world whole, breadth first, and says what is wrong with it by the shortest way there.
+
+1. **Safety.** Every state satisfies `validate`, and after a marked fact `validate_liveness`; no fact makes the core
+   raise.
+2. **Liveness.** From every state all requests that have come end by what is owed alone: steps complete, workers
+   come back, texts are looked at. No cancel and no further request is needed, and in whatever order that comes, it does
+   not go on for ever.
+3. **The digest is right**: of some states that were found again, the second copy leads to the same states.
+
+Of a state its digest, the state it was first reached from, and the number of the move are kept. Whole states are kept
+only until they are expanded.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from array import array
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import json
+
+from eventlm.core.state.validate import validate, validate_liveness
+from eventlm.errors import InvariantError
+from eventlm.events import Decision, Finished, Preempted, Rejected
+from tests.world.scopes.canonical import digest
+from tests.world.scopes.copies import copy, pack, unpack
+from tests.world.scopes.world import Move, Scope, World
+
+#: Of so many states found again, one is expanded as well.
+_TWINS_EVERY = 997
+_REPORT_EVERY = 20_000
+#: So many worlds wait as they are, 12 KB each.
+_MOST_UNPACKED = 100_000
+#: No such state.
+_NONE = 0xFFFFFFFF
+
+
+class Violation(AssertionError):
+    """A state that must not be. path: the numbers of the moves that lead to it."""
+
+    def __init__(self, scope: Scope, path: list[int], problem: str) -> None:
+        self.path = path
+        moves = ",".join(map(str, path))
+        facts = "\n".join(f"  {number:2}  {fact}" for number, fact in zip(path, facts_of(scope, path), strict=True))
+        super().__init__(
+            f"scope {scope.name}, {len(path)} facts: {problem}\n{facts}\n"
+            f"To reproduce: python -m tests.world.scopes {scope.name} --path {moves}"
+        )
+
+
+@dataclass
+class Result:
+    """What a search came to."""
+
+    num_states: int = 0
+    num_transitions: int = 0
+    depth: int = 0
+    num_twins: int = 0
+    seconds: float = 0.0
+    #: Whether every state was expanded.
+    is_whole: bool = True
+    #: How often each kind of decision was made.
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Result) -> None:
+        """Sum up."""
+        self.num_states += other.num_states
+        self.num_transitions += other.num_transitions
+        self.num_twins += other.num_twins
+        self.depth = max(self.depth, other.depth)
+        self.seconds += other.seconds
+        self.is_whole &= other.is_whole
+        self.seen.update(other.seen)
+
+    def __str__(self) -> str:
+        rate = self.num_states / max(self.seconds, 1e-9)
+        return (
+            f"{self.num_states:,} states, {self.num_transitions:,} transitions, depth {self.depth}, "
+            f"{self.num_twins:,} twins compared, {self.seconds:.1f} s ({rate:,.0f} states/s)"
+            + ("" if self.is_whole else ", NOT WHOLE")
+        )
+
+
+class _Frontier(NamedTuple):
+    """A state that is to be expanded."""
+
+    state: int
+    world: World | bytes
+    depth: int
+
+
+class Search:
+    """One search. most_states: it stops there; then the search is not whole, and says nothing of liveness."""
+
+    def __init__(self, scope: Scope, *, most_states: int = 0, report: Callable[[Result], None] | None = None) -> None:
+        self.scope = scope
+        self.result = Result()
+        self._most = most_states
+        self._report = report
+        self._known: dict[int, int] = {}
+        #: Of each state: the one that it was first reached from, and by which of that one's moves.
+        self._parent = array("I")
+        self._move = array("H")
+        #: Whether all requests that have come have ended.
+        self._done = array("B")
+        #: The transitions by what is owed.
+        self._from = array("I")
+        self._to = array("I")
+        self._frontier: deque[_Frontier] = deque()
+
+    def run(self) -> Result:
+        """Raises Violation for the first that is found."""
+        # Worlds have no circles, and there are many of them.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            return self._run()
+        finally:
+            if was_enabled:
+                gc.enable()
+
+    def _run(self) -> Result:
+        began = time.perf_counter()
+        world = self.scope.begin()
+        self._known[digest(world)] = 0
+        self._parent.append(_NONE)
+        self._move.append(0)
+        self._done.append(world.is_done)
+        self._frontier.append(_Frontier(0, world, 0))
+        while self._frontier:
+            if self._most and len(self._known) >= self._most:
+                self.result.is_whole = False
+                break
+            item = self._frontier.popleft()
+            self.result.depth = item.depth
+            self._expand(item)
+            if self._report is not None and self.result.num_states // _REPORT_EVERY < len(self._known) // _REPORT_EVERY:
+                self._sum_up(began)
+                self._report(self.result)
+        self._sum_up(began)
+        if self.result.is_whole:
+            self._check_liveness()
+        self._sum_up(began)
+        return self.result
+
+    def _sum_up(self, began: float) -> None:
+        self.result.num_states = len(self._known)
+        self.result.seconds = time.perf_counter() - began
+
+    def _expand(self, item: _Frontier) -> None:
+        world = unpack(item.world) if isinstance(item.world, bytes) else item.world
+        moves = world.moves()
+        for number, move in enumerate(moves):
+            # The last one may have the original.
+            after = world if number + 1 == len(moves) else copy(world)
+            try:
+                decisions = after.apply(move)
+            except InvariantError as error:
+                raise self._violation(item.state, number, str(error)) from error
+            self.result.seen.update(map(_kind_of, decisions))
+            found = digest(after)
+            known = self._known.get(found)
+            self.result.num_transitions += 1
+            if known is None:
+                known = self._add(item, number, after, found)
+            elif self.result.num_transitions % _TWINS_EVERY == 0:
+                self._compare(known, after, [*self._path(item.state), number])
+            if move.is_owed:
+                self._from.append(item.state)
+                self._to.append(known)
+
+    def _add(self, item: _Frontier, number: int, world: World, found: int) -> int:
+        state = world.core.state
+        try:
+            validate(state)
+            if not state.drain_open:
+                validate_liveness(state)
+        except InvariantError as error:
+            raise self._violation(item.state, number, str(error)) from error
+        known = self._known[found] = len(self._parent)
+        self._parent.append(item.state)
+        self._move.append(number)
+        self._done.append(world.is_done)
+        kept = world if len(self._frontier) < _MOST_UNPACKED else pack(world)
+        self._frontier.append(_Frontier(known, kept, item.depth + 1))
+        return known
+
+    def _compare(self, state: int, world: World, path: list[int]) -> None:
+        """Whether a world that seems to be a known state goes on as that one does."""
+        self.result.num_twins += 1
+        theirs, ours = _next_digests(replay(self.scope, self._path(state))), _next_digests(world)
+        if ours != theirs:
+            known = ",".join(map(str, self._path(state)))
+            raise Violation(self.scope, path, f"it goes on otherwise than its twin, to which the moves {known} lead")
+
+    def _violation(self, state: int, number: int, problem: str) -> Violation:
+        return Violation(self.scope, [*self._path(state), number], problem)
+
+    def _path(self, state: int) -> list[int]:
+        """The numbers of the moves that lead to a state."""
+        path = []
+        while self._parent[state] != _NONE:
+            path.append(self._move[state])
+            state = self._parent[state]
+        return path[::-1]
+
+    def _check_liveness(self) -> None:
+        """The states that must come to rest by what is owed: those that have, and those all of whose next ones must."""
+        source, target = np.frombuffer(self._from, dtype=np.uint32), np.frombuffer(self._to, dtype=np.uint32)
+        rests = np.frombuffer(self._done, dtype=np.uint8).astype(bool)
+        num_states = len(rests)
+        num_moves = np.bincount(source, minlength=num_states)
+        while True:
+            num_resting = np.bincount(source[rests[target]], minlength=num_states)
+            further = ~rests & (num_moves > 0) & (num_resting == num_moves)
+            if not further.any():
+                break
+            rests |= further
+        if rests.all():
+            return
+        can = np.frombuffer(self._done, dtype=np.uint8).astype(bool)
+        num_before = -1
+        while num_before != (num_before := int(can.sum())):
+            can[source[can[target]]] = True
+        # Where nothing leads on at all, it is plainest what is wrong.
+        leads_on = np.bincount(source[source != target], minlength=num_states) > 0
+        candidates = [~can & ~leads_on, ~can, ~rests]
+        first = int(next(np.flatnonzero(each)[0] for each in candidates if each.any()))
+        what = "what is owed may go on for ever" if can[first] else "some request can end no more"
+        world = replay(self.scope, self._path(first))
+        waiting = [str(s) for each in world.core.state.requests.values() for s in each.sequences]
+        raise Violation(self.scope, self._path(first), f"{what}: {', '.join(waiting)}")
+
+
+def _next_digests(world: World) -> list[int]:
+    found = []
+    for move in world.moves():
+        after = copy(world)
+        after.apply(move)
+        found.append(digest(after))
+    return found
+
+
+def _kind_of(decision: Decision) -> str:
+    """Such as `Finished length`."""
+    kind = type(decision).__name__
+    return f"{kind} {decision.reason}" if isinstance(decision, Preempted | Finished | Rejected) else kind
+
+
+def replay(scope: Scope, path: list[int], note: Callable[[Move, list[Decision]], None] | None = None) -> World:
+    """The world after a path of moves, by their numbers. note: called after each.
+
+    Raises InvariantError where the search would find a violation, IndexError for a move that there is not.
+    """
+    world = scope.begin()
+    for number in path:
+        move = world.moves()[number]
+        decisions = world.apply(move)
+        if note is not None:
+            note(move, decisions)
+        validate(world.core.state)
+        if move.is_marked:
+            validate_liveness(world.core.state)
+    return world
+
+
+def facts_of(scope: Scope, path: list[int]) -> list[str]:
+    """The facts of a path as JSON. The core may refuse the last one."""
+    facts: list[str] = []
+    world = scope.begin()
+    for position, number in enumerate(path):
+        move = world.moves()[number]
+        facts.append(json.encode(move.fact).decode() + ("" if move.is_marked else "  (goes on in one drain)"))
+        if position + 1 < len(path):
+            world.apply(move)
+    return facts

@@ -1,0 +1,204 @@
+"""Small worlds of the core, searched whole; and what is wrong on purpose is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from eventlm.core import core as core_module
+from eventlm.core.core import Core
+from eventlm.core.state.block_pool import BlockPool
+from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.replica import Replica
+from eventlm.events import Fact, TextEnded
+from tests.world.scopes import canonical, search
+from tests.world.scopes.__main__ import main
+from tests.world.scopes.canonical import digest
+from tests.world.scopes.copies import CHANGED, copy, pack, unpack
+from tests.world.scopes.scopes import SMALL, SOAK
+from tests.world.scopes.search import Result, Search, Violation, facts_of, replay
+from tests.world.scopes.world import Scope, World
+
+SCOPES = {scope.name: scope for scope in (*SMALL, *SOAK)}
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Result]:
+    return {scope.name: Search(scope).run() for scope in SMALL}
+
+
+def test_nothing_is_wrong_in_any_state_of_small_worlds(results: dict[str, Result]) -> None:
+    for name, result in results.items():
+        print(f"{name}: {result}")
+    assert all(result.is_whole and result.num_states > 500 for result in results.values())
+    assert sum(result.num_twins for result in results.values()) > 10
+
+
+def test_all_that_can_happen_happens(results: dict[str, Result]) -> None:
+    seen: Counter[str] = sum((result.seen for result in results.values()), Counter())
+    assert {
+        "Closing", "Finished cancelled", "Finished deadline", "Finished error", "Finished length", "Launched",
+        "Preempted admission", "Preempted lost", "Preempted memory", "RetrySet", "TimerSet", "Withdrawn",
+    } <= seen.keys()  # fmt: skip
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("scope", SOAK, ids=lambda scope: scope.name)
+def test_nothing_is_wrong_in_any_state_of_larger_worlds(scope: Scope) -> None:
+    result = Search(scope).run()
+    print(result)
+    assert result.is_whole
+
+
+def found(scope: Scope) -> Violation:
+    with pytest.raises(Violation) as raised:
+        Search(scope).run()
+    return raised.value
+
+
+def test_a_block_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockPool, "release_all", lambda self, table: self.release(table[:0:-1]))
+    violation = found(SCOPES["one-fcfs"])
+    # A worker comes up, a request arrives and is cancelled.
+    assert sorted(fact.split('"')[3] for fact in facts_of(SCOPES["one-fcfs"], violation.path)) == [
+        "arrive", "cancel", "worker_up",
+    ]  # fmt: skip
+    assert "references" in str(violation)
+
+
+def test_a_wake_that_is_skipped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Replica, "complete", lambda self: self.in_flight.popleft())
+    assert "nothing is in flight" in str(found(SCOPES["equal"]))
+
+
+def test_a_request_that_can_end_no_more_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No single state shows it: each has something that can come next."""
+
+    def ignore(state: CoreState, fact: Fact) -> None: ...
+
+    monkeypatch.setitem(core_module._HANDLERS, TextEnded, ignore)
+    violation = found(SCOPES["watched"])
+    assert "some request can end no more" in str(violation)
+    assert "CLOSING" in str(violation)
+
+
+def test_what_goes_on_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps without a token may follow each other, and from each state another order ends all."""
+    moves = World.moves
+    monkeypatch.setattr(
+        World,
+        "moves",
+        lambda self: [each._replace(is_owed=each.is_owed or each.costs == "none") for each in moves(self)],
+    )
+    violation = found(dataclasses.replace(SCOPES["equal"], chances={"none": -1}))
+    assert "may go on for ever" in str(violation)
+
+
+def test_a_digest_that_leaves_something_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_replica = canonical._of_replica
+
+    def without_steps(*args: Any) -> Any:
+        return [part for position, part in enumerate(of_replica(*args)) if position != 5]
+
+    monkeypatch.setattr(canonical, "_of_replica", without_steps)
+    monkeypatch.setattr(search, "_TWINS_EVERY", 1)
+    assert "twin" in str(found(SCOPES["equal"]))
+
+
+def test_a_violation_says_how_to_reproduce_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as wrong:
+        wrong.setattr(BlockPool, "release_all", lambda self, table: self.release(table[:0:-1]))
+        assert main(["one-fcfs"]) == 1
+    command = capsys.readouterr().out.partition("python -m tests.world.scopes ")[2].splitlines()[0]
+    assert main(command.split()) == 0
+    assert '"t":"cancel"' in capsys.readouterr().out
+
+
+def test_the_command_names_the_scopes_that_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["nothing"]) == 2
+    assert "one-fcfs" in capsys.readouterr().err
+
+
+def test_a_path_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["equal", "--path", "0,99"]) == 2
+    assert "'0,99'" in capsys.readouterr().err
+
+
+def worlds(scope: Scope) -> list[World]:
+    """Some of each depth: always the first, the last or the middle one of the moves."""
+    found = []
+    for choice in (0.0, 0.5, 0.99):
+        world = scope.begin()
+        for _ in range(14):
+            moves = world.moves()
+            if not moves:
+                break
+            world.apply(moves[int(choice * len(moves))])
+            found.append(copy(world))
+    return found
+
+
+@pytest.mark.parametrize("name", ["prefix-affinity", "hedged", "late-all", "watched-all", "groups", "joined"])
+def test_a_copy_goes_on_alone_and_alike(name: str) -> None:
+    for world in worlds(SCOPES[name]):
+        before, known = digest(world), world.core.digests()
+        for number in range(len(world.moves())):
+            copied, unpacked = copy(world), unpack(pack(world))
+            assert copied.apply(copied.moves()[number]) == unpacked.apply(unpacked.moves()[number])
+            assert digest(copied) == digest(unpacked)
+            assert copied.core.digests() == unpacked.core.digests()
+            assert (digest(world), world.core.digests()) == (before, known)
+
+
+#: What is not changed in place although it could be.
+REPLACED = {"plans", "latest_plans", "decisions", "requests", "_numbers"}
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether nothing of it can change in place."""
+    if isinstance(value, tuple):
+        return all(map(is_fixed, value))
+    if isinstance(value, Struct):
+        return bool(value.__struct_config__.frozen)
+    return value is None or isinstance(value, int | str | bytes)
+
+
+@pytest.mark.parametrize("name", ["prefix-affinity", "hedged", "late-all", "watched-all", "groups"])
+def test_copies_share_only_what_never_changes(name: str) -> None:
+    for world in worlds(SCOPES[name]):
+        seen: dict[int, Any] = {}
+        _look(world, seen)
+        assert {type(each) for each in seen.values()} >= {World, Core, CoreState, BlockPool}
+
+
+def _look(value: Any, seen: dict[int, Any]) -> None:
+    """At all objects that are copied."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            _look(each, seen)
+    elif isinstance(value, dict):
+        for each in value.values():
+            _look(each, seen)
+    elif type(value) in CHANGED and id(value) not in seen:
+        seen[id(value)] = value
+        changed = CHANGED[type(value)]
+        for attribute in getattr(value, "__slots__", None) or vars(value):
+            inner = getattr(value, attribute)
+            if attribute in changed.flat:
+                content = inner.values() if isinstance(inner, dict) else inner
+                assert all(map(is_fixed, content)), (type(value), attribute)
+            elif attribute in changed.deep:
+                _look(inner, seen)
+            elif attribute not in REPLACED:
+                assert is_fixed(inner), (type(value), attribute)
+
+
+def test_a_path_leads_to_the_same_state_again() -> None:
+    scope = SCOPES["one-edf"]
+    assert digest(replay(scope, [0, 0, 1])) == digest(replay(scope, [0, 0, 1]))
