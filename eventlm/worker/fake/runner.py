@@ -15,6 +15,7 @@ from eventlm.errors import EventLMError
 from eventlm.events import Launched
 from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.fake.extras import fake_extras
+from eventlm.worker.fake.kv_content import KvContent
 from eventlm.worker.fake.rank import FakeRank
 from eventlm.worker.fake.states import FakeStates
 from eventlm.worker.fake.tokens import (
@@ -46,7 +47,9 @@ _FAULTS: dict[str, type[Exception]] = {"die": FakeDeath, "raise": EventLMError, 
 
 
 class FakeRunner:
-    """Executes launches as a model runner does. Raises DesyncError like one, and what its `FakeRank` does."""
+    """Executes launches as a model runner does. Raises DesyncError like one and where blocks do not hold the context of
+    a row, and what its `FakeRank` does.
+    """
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class FakeRunner:
         self._epoch = epoch
         self._rank = FakeRank(layout or Layout(), rank)
         self._table = SequenceTable(block_size=block_size, num_blocks=num_blocks, state_slots=state_slots)
+        self._kv = KvContent(block_size)
         self._states = FakeStates(state_slots) if parameters.recurrent else None
         #: None as long as no sequence has a grammar: most runs load no llguidance.
         self._grammars: FakeGrammars | None = None
@@ -74,6 +78,7 @@ class FakeRunner:
         self._rank.take_results(launch, payload)
         rows = self._table.apply(launch, payload)
         self._rank.check_rows(launch)
+        self._kv.compute(launch, rows)
         self._update_grammars(launch, payload)
         self._suffer(launch)
         tokens: list[list[int]] = []
@@ -93,6 +98,8 @@ class FakeRunner:
             if (beside := fake_extras(number, row, produced, draw)) is not None:
                 extras.append(beside)
         self._table.record(rows, payload.forced or tokens)
+        if launch.most or payload.forced:
+            self._kv.accept(rows, payload.forced or tokens)
         self._rank.note(launch.step, rows, payload.forced or tokens)
         return StepOutput(tokens, ends, extras, self._ops(launch, rows))
 
