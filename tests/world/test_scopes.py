@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from eventlm.core import core as core_module
 from eventlm.core.core import Core
+from eventlm.core.state import snapshot
 from eventlm.core.state.block_pool import BlockPool
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
@@ -36,6 +37,7 @@ def test_nothing_is_wrong_in_any_state_of_small_worlds(results: dict[str, Result
         print(f"{name}: {result}")
     assert all(result.is_whole and result.num_states > 500 for result in results.values())
     assert sum(result.num_twins for result in results.values()) > 10
+    assert sum(result.num_restored for result in results.values()) > 100
 
 
 def test_all_that_can_happen_happens(results: dict[str, Result]) -> None:
@@ -107,6 +109,12 @@ def test_a_digest_that_leaves_something_out_is_found(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(canonical, "_of_replica", without_steps)
     monkeypatch.setattr(search, "_TWINS_EVERY", 1)
     assert "twin" in str(found(SCOPES["equal"]))
+
+
+def test_a_snapshot_that_leaves_something_out_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "_restore_timers", lambda state, timers: None)
+    monkeypatch.setattr(search, "_RESTORED_EVERY", 1)
+    assert "restored from a snapshot" in str(found(SCOPES["late"]))
 
 
 def test_a_violation_says_how_to_reproduce_it(

@@ -5,7 +5,8 @@
 2. **Liveness.** From every state all requests that have come end by what is owed alone: steps complete, workers
    come back, texts are looked at. No cancel and no further request is needed, and in whatever order that comes, it does
    not go on for ever.
-3. **The digest is right**: of some states that were found again, the second copy leads to the same states.
+3. **Snapshots are whole**: a core that is restored from one decides the same next. Of some states that is looked at.
+4. **The digest is right**: of some states that were found again, the second copy leads to the same states.
 
 Of a state its digest, the state it was first reached from, and the number of the move are kept. Whole states are kept
 only until they are expanded.
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import json
 
+from eventlm.core.core import Core
 from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.errors import InvariantError
 from eventlm.events import Decision, Finished, Preempted, Rejected
@@ -34,8 +36,10 @@ from tests.world.scopes.world import Move, Scope, World
 #: Of so many states found again, one is expanded as well.
 _TWINS_EVERY = 997
 _REPORT_EVERY = 20_000
+#: Of so many states, one is restored from its snapshot.
+_RESTORED_EVERY = 97
 #: So many worlds wait as they are, 12 KB each.
-_MOST_UNPACKED = 100_000
+_MOST_UNPACKED = 50_000
 #: No such state.
 _NONE = 0xFFFFFFFF
 
@@ -61,6 +65,7 @@ class Result:
     num_transitions: int = 0
     depth: int = 0
     num_twins: int = 0
+    num_restored: int = 0
     seconds: float = 0.0
     #: Whether every state was expanded.
     is_whole: bool = True
@@ -72,16 +77,16 @@ class Result:
         self.num_states += other.num_states
         self.num_transitions += other.num_transitions
         self.num_twins += other.num_twins
+        self.num_restored += other.num_restored
         self.depth = max(self.depth, other.depth)
         self.seconds += other.seconds
         self.is_whole &= other.is_whole
         self.seen.update(other.seen)
 
     def __str__(self) -> str:
-        rate = self.num_states / max(self.seconds, 1e-9)
         return (
             f"{self.num_states:,} states, {self.num_transitions:,} transitions, depth {self.depth}, "
-            f"{self.num_twins:,} twins compared, {self.seconds:.1f} s ({rate:,.0f} states/s)"
+            f"{self.seconds:.1f} s, {self.num_twins:,} twins and {self.num_restored:,} snapshots compared"
             + ("" if self.is_whole else ", NOT WHOLE")
         )
 
@@ -159,29 +164,32 @@ class Search:
             # The last one may have the original.
             after = world if number + 1 == len(moves) else copy(world)
             try:
-                decisions = after.apply(move)
+                known = self._take(item, number, move, after)
             except InvariantError as error:
                 raise self._violation(item.state, number, str(error)) from error
-            self.result.seen.update(map(_kind_of, decisions))
-            found = digest(after)
-            known = self._known.get(found)
-            self.result.num_transitions += 1
-            if known is None:
-                known = self._add(item, number, after, found)
-            elif self.result.num_transitions % _TWINS_EVERY == 0:
-                self._compare(known, after, [*self._path(item.state), number])
             if move.is_owed:
                 self._from.append(item.state)
                 self._to.append(known)
 
+    def _take(self, item: _Frontier, number: int, move: Move, world: World) -> int:
+        """Make a move of a state in a copy of it; returns the number of the state that it leads to."""
+        self.result.seen.update(map(_kind_of, world.apply(move)))
+        self.result.num_transitions += 1
+        found = digest(world)
+        known = self._known.get(found)
+        if known is None:
+            return self._add(item, number, world, found)
+        if self.result.num_transitions % _TWINS_EVERY == 0:
+            self._compare(known, world, [*self._path(item.state), number])
+        return known
+
     def _add(self, item: _Frontier, number: int, world: World, found: int) -> int:
         state = world.core.state
-        try:
-            validate(state)
-            if not state.drain_open:
-                validate_liveness(state)
-        except InvariantError as error:
-            raise self._violation(item.state, number, str(error)) from error
+        validate(state)
+        if not state.drain_open:
+            validate_liveness(state)
+            if len(self._parent) % _RESTORED_EVERY == 0:
+                self._check_restored(item.state, number, world)
         known = self._known[found] = len(self._parent)
         self._parent.append(item.state)
         self._move.append(number)
@@ -197,6 +205,19 @@ class Search:
         if ours != theirs:
             known = ",".join(map(str, self._path(state)))
             raise Violation(self.scope, path, f"it goes on otherwise than its twin, to which the moves {known} lead")
+
+    def _check_restored(self, state: int, number: int, world: World) -> None:
+        """Whether a core that is restored from a snapshot goes on as the one that it was taken of."""
+        self.result.num_restored += 1
+        restored = copy(world)
+        restored.core = Core.restored(world.config, world.plugins, world.core.snapshot())
+        for position in range(len(world.moves())):
+            ours, theirs = copy(world), copy(restored)
+            decisions = ours.apply(ours.moves()[position]), theirs.apply(theirs.moves()[position])
+            if decisions[0] != decisions[1] or ours.core.digests() != theirs.core.digests():
+                raise self._violation(
+                    state, number, f"restored from a snapshot, it goes on otherwise by move {position}"
+                )
 
     def _violation(self, state: int, number: int, problem: str) -> Violation:
         return Violation(self.scope, [*self._path(state), number], problem)

@@ -148,6 +148,16 @@ class World:
 
     __slots__ = ("chances", "core", "joins", "left", "requests")
 
+    @property
+    def config(self) -> CoreConfig:
+        """The core's."""
+        return self.core.state.replicasets[0].config
+
+    @property
+    def plugins(self) -> Plugins:
+        """The core's."""
+        return self.core.state.replicasets[0].plugins
+
     def __init__(
         self, core: Core, requests: list[Arrived], left: list[int], chances: dict[str, int], *, joins: bool
     ) -> None:
@@ -181,14 +191,14 @@ class World:
     def moves(self) -> list[Move]:
         """All that can come next, always in the same order."""
         moves = [*self._moves()]
-        if self.joins:
-            if self.core.state.drain_open:
-                # The second fact of a drain is its last.
-                return [move for move in moves if not isinstance(move.fact, TimerDue)]
-            moves += [
-                move._replace(is_marked=False, is_owed=False) for move in moves if not isinstance(move.fact, TimerDue)
-            ]
-        return moves
+        if not self.joins:
+            return moves
+        # A timer is the business of a drain of its own.
+        joined = [move for move in moves if not isinstance(move.fact, TimerDue)]
+        if self.core.state.drain_open:
+            # The second fact ends the drain. There is one in any case: here one that means nothing.
+            return [*joined, Move(Cancelled(request=0), is_owed=True)]
+        return moves + [move._replace(is_marked=False, is_owed=False) for move in joined]
 
     def _moves(self) -> Iterator[Move]:
         state = self.core.state
