@@ -47,6 +47,7 @@ class WorldDisk:
         """Close all that the process has open, and with it release its locks."""
         for file in [*self._open.get(process, [])]:
             file.release()
+        self._open.pop(process, None)
 
     def reboot(self) -> None:
         """End all processes, and lose any of the pages and names that are pending."""
@@ -151,7 +152,7 @@ class _Call(NamedTuple):
             self.report("full")
             if not room:
                 raise error_of(errno.ENOSPC, path)
-        num_bytes = min(num_bytes, room)
+            num_bytes = room
         if num_bytes > 1 and self.happens("short write", self.disk.faults.short_writes):
             num_bytes = 1 + self.draw("bytes of a short write") % (num_bytes - 1)
         return self.draw("bytes of half a write") % (num_bytes + 1) if self.is_cut else num_bytes

@@ -51,7 +51,7 @@ class Surroundings:
 
     def before_call(self, process: str, name: str, path: Path) -> bool:
         """May raise what ends the process before the call. True: `after_call` will raise that, and only half is done:
-        of a write a part of the content, of `make_folders` the parents, else all."""
+        of a write a part of the content, of `make_folders` one folder, else all."""
         return False
 
     def after_call(self, process: str, name: str, path: Path) -> None:

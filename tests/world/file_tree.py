@@ -56,10 +56,7 @@ class File(Node):
             self.append(bytes(num_bytes - len(self.content)), unix_ns)
             return
         del self.content[num_bytes:]
-        last = num_bytes // PAGE_BYTES
-        self._pending = {page for page in self._pending if page < last}
-        if num_bytes % PAGE_BYTES:
-            self._pending.add(last)
+        self._pending = {page for page in self._pending if page * PAGE_BYTES < num_bytes}
         self.modified_ns = unix_ns
 
     def persist(self, keep: Keep) -> None:

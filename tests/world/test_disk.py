@@ -176,6 +176,17 @@ def test_random_operations_give_what_the_hosts_disk_gives(tmp_path: Path, seed: 
         assert disk.open_files("engine") == []
 
 
+@pytest.mark.parametrize("disk", [SYSTEM_DISK, WorldDisk().of("engine")], ids=["host", "world"])
+def test_a_path_may_lead_through_40_links(disk: Disk, tmp_path: Path) -> None:
+    disk.make_folders(tmp_path)
+    disk.make_folder(tmp_path / "0")
+    for number in range(41):
+        disk.symlink(str(number), tmp_path / str(number + 1))
+    assert disk.list(tmp_path / "40") == []
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        disk.list(tmp_path / "41")
+
+
 def history(seed: int, left_out: set[tuple[str, int]] | None = None) -> tuple[list[tuple[str, int]], str]:
     """Operations of two processes under all faults: what has gone wrong, and a digest of all that was seen."""
     world = Drawn(seed)

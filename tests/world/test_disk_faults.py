@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from eventlm.system.disk import Disk
+from tests.bus.crashes import Killed
 from tests.world.disk import ProcessDisk, WorldDisk
 from tests.world.disk_faults import DiskFaults
-from tests.world.drawn import Drawn
+from tests.world.drawn import Drawn, Mortal
 from tests.world.file_tree import PAGE_BYTES
 
 
@@ -79,6 +80,25 @@ def test_what_was_synced_outlives_reboots_and_what_was_not_may_be_lost_in_any_pa
     assert len(left) > 20
 
 
+def test_a_file_that_was_cut_is_long_again_after_a_reboot_or_it_is_not() -> None:
+    found = set()
+    for seed in range(40):
+        disk = WorldDisk(Drawn(seed))
+        path, engine = Path("/file"), disk.of("engine")
+        file = engine.create(path)
+        file.write(b"1234567" * PAGE_BYTES)
+        disk.write_back()
+        file.truncate(PAGE_BYTES + 5)
+        file.sync()
+        file.truncate(3)
+        if seed % 2:
+            file.write(b"end")
+        disk.reboot()
+        found.add(read(engine, path))
+    whole = (b"1234567" * PAGE_BYTES)[: PAGE_BYTES + 5]
+    assert found == {whole, whole[:3], whole[:3] + b"end", whole[:3] + b"end" + whole[6:], whole[:6]}
+
+
 def test_an_error_of_sync_loses_for_good_what_was_dirty(disk: WorldDisk, engine: ProcessDisk, world: Drawn) -> None:
     path = Path("/file")
     file = engine.create(path)
@@ -140,8 +160,11 @@ def test_a_full_disk_takes_what_it_has_room_for_and_then_nothing(disk: WorldDisk
     file.truncate(4)
     assert file.write(b"1") == 1
     engine.unlink(path)
+    # What has no name any more, but is open, still takes room.
+    other = engine.create(path)
+    assert other.write(b"0123456789") == 5
     file.close()
-    assert engine.create(path).write(b"0123456789") == 10
+    assert other.write(b"0123456789") == 5
 
 
 def test_a_disk_that_cannot_be_written_can_be_read(disk: WorldDisk, engine: ProcessDisk) -> None:
@@ -180,3 +203,25 @@ def test_one_bit_of_the_medium_rots(disk: WorldDisk, engine: ProcessDisk) -> Non
     disk.faults = DiskFaults()
     assert read(engine, path) == found
     assert sum((one ^ other).bit_count() for one, other in zip(content, found, strict=True)) == 1
+
+
+def test_a_slow_call_takes_time(world: Drawn, disk: WorldDisk, engine: ProcessDisk) -> None:
+    disk.faults = DiskFaults(slow=1, most_slow_ns=1000)
+    for _ in range(10):
+        engine.list(Path("/"))
+    assert 1000 < world.spent_ns <= 10_000
+    assert world.faults == {"slow list": 10}
+
+
+@pytest.mark.parametrize("when", ["before", "halfway", "after"])
+def test_a_process_dies_before_halfway_through_or_after_a_call(when: str) -> None:
+    mortal = Mortal(5, 1, when)
+    disk = WorldDisk(mortal)
+    with pytest.raises(Killed):
+        disk.of("engine").make_folders(Path("/a/b/c"))
+    other = disk.of("other")
+    found = [path for path in ("/a", "/a/b", "/a/b/c") if other.status(Path(path))]
+    assert found == {"before": [], "halfway": ["/a"], "after": ["/a", "/a/b", "/a/b/c"]}[when]
+    assert mortal.calls == ["make_folders"]
+    with pytest.raises(Killed):
+        disk.of("engine").list(Path("/"))
