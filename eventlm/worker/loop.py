@@ -68,10 +68,12 @@ class BegunStep(NamedTuple):
     step: StepUnderWay
 
 
-def load(setup: WorkerSetup, pid: int, on_phase: OnPhase) -> LoadedRunner:
+def load(
+    setup: WorkerSetup, pid: int, on_phase: OnPhase, make: Callable[[WorkerSetup, StartReport], Runner] = make_runner
+) -> LoadedRunner:
     """Make the runner, which may take minutes, and measure steps if the setup says so."""
     try:
-        runner = make_runner(setup, StartReport(on_phase))
+        runner = make(setup, StartReport(on_phase))
         samples = runner.warm_up() if setup.warm_up else []
         fingerprint, host = runner.describe()
     except PeerLostError as error:

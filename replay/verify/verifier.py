@@ -33,6 +33,7 @@ from eventlm.replay.verify.divergence import (
     requests_named,
     state_lines,
 )
+from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.types import OnProgress
 
 #: Links of a causal chain, at most.
@@ -214,9 +215,10 @@ def verify(
     strict: bool = False,
     check_invariants: bool = False,
     on_progress: OnProgress | None = None,
+    disk: Disk = SYSTEM_DISK,
 ) -> VerifyResult:
     """Verify a trace. Raises what LogReader raises for files that are damaged or not traces."""
-    with LogReader(path, strict=strict) as reader:
+    with LogReader(path, strict=strict, disk=disk) as reader:
         rebuilt = rebuild(reader.header, changes)
         drift = rebuilt.drift
         change = changes.describe() if changes is not None else ""
@@ -230,7 +232,7 @@ def verify(
                     on_progress(reader.position, reader.size_bytes)
         except Found as found:
             assert line is not None
-            with LogReader(path) as second_reader:
+            with LogReader(path, disk=disk) as second_reader:
                 divergence = _explain(second_reader, verifier, line, found, _drift_code(changes, drift))
         if on_progress is not None:
             on_progress(reader.position, reader.size_bytes)

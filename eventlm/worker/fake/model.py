@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 from eventlm.core.predictor import StepShape
 from eventlm.core.shards import deal_out
 from eventlm.events import Launched
+from eventlm.system.clock import Clock, SystemClock
 from eventlm.system.shared_folder import StepBoard
 from eventlm.worker.fake.rank import FakeNotice, FakeWait
 from eventlm.worker.fake.runner import FakeDeath, FakeHang, FakeRunner
@@ -26,23 +27,25 @@ class TimedFakeStep(NamedTuple):
 
     output: StepOutput
     times_ns: tuple[int, int]
+    clock: Clock
 
     def is_done(self) -> bool:
         """Whether its time is over."""
-        return time.monotonic_ns() >= self.times_ns[1]
+        return self.clock.monotonic_ns() >= self.times_ns[1]
 
     def finish(self) -> StepOutput:
         """What it gave. Sleeps for what is left of its time."""
-        time.sleep(max(self.times_ns[1] - time.monotonic_ns(), 0) / 1e9)
+        time.sleep(max(self.times_ns[1] - self.clock.monotonic_ns(), 0) / 1e9)
         return self.output
 
 
 class FakeModel:
     """The fake worker in real time: a device that computes one launch after the other, each as long as it says, and
-    dies when it is drawn to.
+    dies when it is drawn to. clock: by default this host's.
     """
 
-    def __init__(self, setup: WorkerSetup) -> None:
+    def __init__(self, setup: WorkerSetup, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
         self._profile_ops = setup.profile_ops
         self._runner = FakeRunner(
             setup.fake,
@@ -62,12 +65,11 @@ class FakeModel:
 
     def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
         """Queued after what is under way. Every stage takes an equal part of each operation's time."""
-        begun_ns = time.monotonic_ns()
+        begun_ns = self._clock.monotonic_ns()
         try:
             step = self._runner.execute(launch, payload)
         except FakeDeath as death:
-            print(f"fake worker: {death}", file=sys.stderr)
-            os._exit(1)
+            self._die(death)
         except FakeHang:
             self._hang()
         except FakeWait:
@@ -89,7 +91,11 @@ class FakeModel:
         times_ns = (stages[0][0], stages[-1][1])
         # The rank that answers is in the last stage.
         ops = {name: share[-1] for name, share in shares.items()} if self._profile_ops else {}
-        return TimedFakeStep(step._replace(ops=ops, stages=stages if num_stages > 1 else []), times_ns)
+        return TimedFakeStep(step._replace(ops=ops, stages=stages if num_stages > 1 else []), times_ns, self._clock)
+
+    def _die(self, death: FakeDeath) -> NoReturn:
+        print(f"fake worker: {death}", file=sys.stderr)
+        os._exit(1)
 
     def _hang(self) -> NoReturn:
         while True:

@@ -1,0 +1,108 @@
+"""The clients of a world: each comes once, and knows what it must be told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tests.serving import fake_text
+from tests.world.checks import Checks
+from tests.world.http_client import Reply, send
+from tests.world.network import Address
+from tests.world.plan import Visit
+from tests.world.process import Process
+from tests.world.world import World
+
+
+class Client:
+    """A visit under way, in a process of its own. has_left: it ended its connection before the reply's end."""
+
+    def __init__(self, world: World, visit: Visit, address: Address) -> None:
+        self.visit = visit
+        self.reply = Reply()
+        self.has_left = False
+        self.was_cut = False
+        self.is_over = False
+        self.process = Process(world, f"client {visit.number}")
+        self.process.run(self._visit(address))
+
+    async def _visit(self, address: Address) -> int:
+        visit = self.visit
+        if visit.leaves_after >= 0:
+            self.reply.on_data = self._leave_if_due
+        await send(self.process, address, "POST", visit.path, visit.body, reply=self.reply)
+        self.is_over = True
+        return 0
+
+    def _leave_if_due(self) -> None:
+        if self.reply.body.count(b"\n\n") >= self.visit.leaves_after and not self.reply.is_whole:
+            self.has_left = self.is_over = True
+            self.process.end(0)
+
+    def cut(self) -> None:
+        """Its connection breaks."""
+        sockets = [*self.process.handles.values()]
+        for each in sockets:
+            each.abort()  # type: ignore[attr-defined]
+        self.was_cut = bool(sockets)
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether it need not have been served whole."""
+        return self.has_left or self.was_cut
+
+    def check(self, checks: Checks) -> None:
+        """What it was told is right as far as it goes, and whole unless it was told why."""
+        reply, visit = self.reply, self.visit
+        where = f"visit {visit.number}"
+        if self.was_disturbed and not reply.status:
+            return
+        checks.check("answered", bool(reply.status) or self.was_disturbed, f"{where}: {reply.error!r}")
+        if reply.status != 200:
+            checks.check("refusals have a reason", self._error(bytes(reply.body)), f"{where}: {bytes(reply.body)!r}")
+            return
+        if not visit.body["stream"]:
+            if reply.is_whole:
+                self._check_choices(checks, msgspec.json.decode(bytes(reply.body))["choices"], is_stream=False)
+            return
+        events = reply.events()
+        told = [event["error"] for event in events if "error" in event]
+        choices = [choice for event in events for choice in event.get("choices", ())]
+        self._check_choices(checks, choices, is_stream=True, is_cut=bool(told) or not reply.is_done)
+        if not self.was_disturbed:
+            checks.check("streams end", reply.is_done or bool(told), f"{where} ended after {len(events)} events")
+
+    @staticmethod
+    def _error(body: bytes) -> bool:
+        try:
+            return bool(msgspec.json.decode(body)["error"]["message"])
+        except (msgspec.DecodeError, KeyError):
+            return False
+
+    def _check_choices(
+        self, checks: Checks, choices: list[dict[str, Any]], *, is_stream: bool, is_cut: bool = False
+    ) -> None:
+        body, where = self.visit.body, f"visit {self.visit.number}"
+        most = body.get("max_tokens") or body["max_completion_tokens"]
+        for index in range(body["n"]):
+            own = [choice for choice in choices if choice["index"] == index]
+            ends = [choice["finish_reason"] for choice in own if choice["finish_reason"]]
+            checks.check("one finish a choice", len(ends) <= 1, f"{where}: {ends}")
+            text = "".join(_text_of(choice, is_stream=is_stream) for choice in own)
+            wanted = fake_text(body["seed"], most, index=index)
+            if ends == ["length"]:
+                checks.check("whole texts are the reference's", text == wanted, f"{where}.{index}: {text!r}")
+            else:
+                checks.check(
+                    "cut texts begin the reference's",
+                    wanted.startswith(text.rstrip("\N{REPLACEMENT CHARACTER}")),
+                    f"{where}.{index}: {text!r}",
+                )
+                checks.check("texts are cut for a reason", bool(ends) or is_cut, f"{where}.{index} has no end")
+
+
+def _text_of(choice: dict[str, Any], *, is_stream: bool) -> str:
+    if "text" in choice:
+        return str(choice["text"])
+    return str((choice["delta"] if is_stream else choice["message"]).get("content") or "")

@@ -1,0 +1,162 @@
+"""What a seed draws: the server, its clients, and what happens to them and when.
+
+Each fault and each visit is drawn by its own number, so that leaving some out changes none of the others. One seed in
+ten has no faults.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, ServerConfig, WorkerConfig
+from tests.world.draws import MILLION, Draws
+from tests.world.world import SECOND
+
+#: Of faults, how often each kind is drawn beside the others.
+FAULTS = {
+    "kill worker": 4,
+    "freeze worker": 1,
+    "freeze engine": 2,
+    "slow engine": 1,
+    "cut connection": 4,
+    "set wall clock": 1,
+    "pause": 1,
+    "drain": 1,
+    "swap policy": 1,
+    "flush cache": 1,
+}
+_POLICIES = ("fcfs", "edf", "lrs")
+_ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
+#: Longest texts and prompts, in tokens.
+_MOST_OUTPUT, _MOST_PROMPT = 120, 200
+
+
+class Fault(NamedTuple):
+    """One of them. detail: a drawn number, whose meaning is the kind's."""
+
+    number: int
+    at_ns: int
+    kind: str
+    detail: int
+
+
+class Visit(NamedTuple):
+    """A client that comes with a request. leaves_after: events of the reply after which it goes; -1: it stays."""
+
+    number: int
+    at_ns: int
+    body: dict[str, Any]
+    path: str
+    leaves_after: int
+
+
+class Plan(NamedTuple):
+    """Of a seed. seconds: from the server's start to the last visit or fault."""
+
+    seed: int
+    config: Config
+    num_blocks: int
+    seconds: int
+    visits: list[Visit]
+    faults: list[Fault]
+
+    @property
+    def has_faults(self) -> bool:
+        """Whether anything can go wrong beyond clients that leave."""
+        return bool(self.faults)
+
+    def without(self, visits: set[int], faults: set[int]) -> Plan:
+        """The same with some of them left out."""
+        return self._replace(
+            visits=[each for each in self.visits if each.number not in visits],
+            faults=[each for each in self.faults if each.number not in faults],
+        )
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan of a seed."""
+    draws = Draws(seed)
+    is_calm = draws.draw("calm") % 10 == 0
+    seconds = draws.between(20, 600, "seconds")
+    num_visits = draws.between(1, 40, "visits")
+    num_faults = 0 if is_calm else draws.between(1, 12, "faults")
+    return Plan(
+        seed=seed,
+        config=_draw_config(draws, is_calm=is_calm),
+        num_blocks=draws.between(24, 96, "blocks"),
+        seconds=seconds,
+        visits=[_draw_visit(draws, number, seconds) for number in range(num_visits)],
+        faults=[_draw_fault(draws, number, seconds) for number in range(num_faults)],
+    )
+
+
+def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
+    """The server's flags, and constants of the shell."""
+    fake: dict[str, Any] = {"base_ns": draws.between(500_000, 40_000_000, "base")}
+    if not is_calm:
+        fake["late_ppm"] = draws.between(0, 20_000, "late")
+        fake["die_ppm"] = draws.between(0, 3, "dies") // 3 * 500
+        fake["hang_ppm"] = draws.between(0, 5, "hangs") // 5 * 300
+    return Config(
+        model=ModelConfig(model="fake", fake=fake),
+        scheduler=SchedulerConfig(
+            replicas=draws.between(1, 3, "replicas"),
+            policy={"type": _POLICIES[draws.draw("policy") % len(_POLICIES)]},
+            router={"type": _ROUTERS[draws.draw("router") % len(_ROUTERS)]},
+            max_num_seqs=draws.between(1, 8, "seqs"),
+            max_num_batched_tokens=draws.between(16, 256, "batched"),
+        ),
+        worker=WorkerConfig(
+            heartbeat_timeout_seconds=draws.between(20, 60, "heartbeat"),
+            step_timeout_seconds=draws.between(5, 60, "step timeout"),
+            max_restarts=1000,
+        ),
+        server=ServerConfig(resume_seconds=0, drain_seconds=draws.between(1, 60, "drain"), response_store="off"),
+        record=RecordConfig(
+            record="/runs",
+            record_segment=f"{draws.between(64, 2048, 'segment')}KiB",
+            record_lag=("wait", "gap")[draws.draw("lag") % 2],
+            checkpoint_events=draws.between(10, 1000, "checkpoint"),
+            validate_every=draws.between(1, 64, "validate"),
+        ),
+    )
+
+
+def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
+    def between(least: int, most: int, what: str) -> int:
+        return draws.between(least, most, f"visit {what}", number)
+
+    is_chat = draws.draw("chat", number) % 2 == 0
+    prompt = "p" * between(1, _MOST_PROMPT, "prompt")
+    shared = f"family {between(0, 4, 'family')} " * between(0, 6, "shared")
+    body: dict[str, Any] = {
+        "model": "m",
+        "seed": between(0, 2**31, "seed"),
+        "max_completion_tokens" if is_chat else "max_tokens": between(1, _MOST_OUTPUT, "output"),
+        "n": between(1, 4, "n") // 4 + 1,
+        "stream": draws.draw("stream", number) % 4 > 0,
+    }
+    if draws.draw("deadline", number) % 3 == 0:
+        body["deadline_ms"] = between(10, 20_000, "deadline")
+    if is_chat:
+        body["messages"] = [{"role": "user", "content": shared + prompt}]
+    else:
+        body["prompt"] = shared + prompt
+    leaves = draws.draw("leaves", number) % 5 == 0
+    return Visit(
+        number,
+        between(0, seconds * SECOND, "time"),
+        body,
+        "/v1/chat/completions" if is_chat else "/v1/completions",
+        between(0, 20, "leave") if leaves else -1,
+    )
+
+
+def _draw_fault(draws: Draws, number: int, seconds: int) -> Fault:
+    place = draws.draw("fault", number) % sum(FAULTS.values())
+    for kind, weight in FAULTS.items():
+        if place < weight:
+            at_ns = draws.draw("fault time", number) % (seconds * SECOND)
+            return Fault(number, at_ns, kind, draws.draw("fault detail", number) % MILLION)
+        place -= weight
+    raise AssertionError("weights do not add up")

@@ -1,0 +1,109 @@
+"""The world: simulated processes and what is under way between them, in one thread and in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+
+from tests.world.draws import Draws
+from tests.world.network import Network
+from tests.world.process import Process
+
+SECOND = 1_000_000_000
+#: A host's monotonic clock does not begin at 0.
+_BEGIN_NS = 1_000 * SECOND
+_UNIX_NS = 1_800_000_000 * SECOND
+
+
+class StuckError(AssertionError):
+    """What was waited for does not come."""
+
+
+class World:
+    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows."""
+
+    def __init__(self, seed: int) -> None:
+        self.draws = Draws(seed)
+        self.now_ns = _BEGIN_NS
+        self.wall_offset_ns = _UNIX_NS
+        self.network = Network(self)
+        self.processes: list[Process] = []
+        #: Those that have ended. What they still hold must not be collected while they could act.
+        self.graves: list[Process] = []
+        #: The process whose code runs at the moment.
+        self.running: Process | None = None
+        self.num_turns = 0
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._num_events = 0
+        self._num_pids = 1000
+
+    def next_pid(self) -> int:
+        """Of the next process."""
+        self._num_pids += 1
+        return self._num_pids
+
+    def add(self, process: Process) -> None:
+        """A process has begun."""
+        self.processes.append(process)
+
+    def remove(self, process: Process) -> None:
+        """A process has ended, and so do its children that watch it."""
+        self.processes.remove(process)
+        self.graves.append(process)
+
+    def require_running(self) -> Process:
+        """The process whose code runs."""
+        assert self.running is not None
+        return self.running
+
+    @property
+    def unix_ns(self) -> int:
+        """What the host's wall clock shows."""
+        return self.now_ns + self.wall_offset_ns
+
+    @property
+    def errors(self) -> list[str]:
+        """Of all processes."""
+        return [error for process in [*self.graves, *self.processes] for error in process.errors]
+
+    def at(self, time_ns: int, action: Callable[[], None]) -> None:
+        """Do something at a time."""
+        self._num_events += 1
+        heappush(self._events, (max(time_ns, self.now_ns), self._num_events, action))
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do something later."""
+        self.at(self.now_ns + delay_ns, action)
+
+    def run(self, until: Callable[[], bool], *, most_seconds: float) -> None:
+        """Go on until something is so. Raises StuckError if it is not in that time."""
+        limit_ns = self.now_ns + round(most_seconds * SECOND)
+        while not until():
+            if not self._go_on(limit_ns):
+                raise StuckError(f"still not so after {most_seconds} s")
+
+    def run_for(self, seconds: float) -> None:
+        """Go on for so long."""
+        limit_ns = self.now_ns + round(seconds * SECOND)
+        while self._go_on(limit_ns):
+            pass
+        self.now_ns = limit_ns
+
+    def _go_on(self, limit_ns: int) -> bool:
+        """Let the next thing happen; False if that is after the limit."""
+        next_ns = self._events[0][0] if self._events else None
+        process = None
+        for each in self.processes:
+            due_ns = each.due_ns
+            if due_ns is not None and (next_ns is None or due_ns < next_ns):
+                next_ns, process = due_ns, each
+        if next_ns is None or next_ns > limit_ns:
+            return False
+        self.now_ns = max(self.now_ns, next_ns)
+        if process is not None:
+            self.num_turns += 1
+            process.turn()
+        else:
+            _, _, action = heappop(self._events)
+            action()
+        return True
