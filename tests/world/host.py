@@ -7,7 +7,6 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-from eventlm.system.disk import Disk
 from eventlm.system.system import System
 from tests.world.draws import DrawnChance
 from tests.world.network import Socket
@@ -75,7 +74,7 @@ class WorldThread:
         if self._actions:
             self._actions.popleft()()
             if self._actions:
-                self._process.in_thread(self._act)
+                self._process.in_thread(self._act, self._process.spent_ns)
 
 
 class WorldPipe:
@@ -213,12 +212,12 @@ class WorldProcesses:
         return child
 
 
-def system_of(process: Process, disk: Disk, programs: Mapping[str, Program]) -> System:
+def system_of(process: Process, programs: Mapping[str, Program]) -> System:
     """The host as a process sees it."""
     return System(
         clock=WorldClock(process),
         chance=DrawnChance(process.world.draws, process.name),
-        disk=disk,
+        disk=process.world.disk.of(process.name),
         threads=WorldThreads(process),
         processes=WorldProcesses(process, programs),  # type: ignore[arg-type]
         pipes=WorldPipes(process),  # type: ignore[arg-type]

@@ -10,21 +10,9 @@ from typing import Any, NamedTuple
 
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, ServerConfig, WorkerConfig
 from tests.world.draws import MILLION, Draws
+from tests.world.faults import FAULTS
 from tests.world.world import SECOND
 
-#: Of faults, how often each kind is drawn beside the others.
-FAULTS = {
-    "kill worker": 4,
-    "freeze worker": 1,
-    "freeze engine": 2,
-    "slow engine": 1,
-    "cut connection": 4,
-    "set wall clock": 1,
-    "pause": 1,
-    "drain": 1,
-    "swap policy": 1,
-    "flush cache": 1,
-}
 _POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
 #: Longest texts and prompts, in tokens.
@@ -111,7 +99,7 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
             step_timeout_seconds=draws.between(5, 60, "step timeout"),
             max_restarts=1000,
         ),
-        server=ServerConfig(resume_seconds=0, drain_seconds=draws.between(1, 60, "drain"), response_store="off"),
+        server=ServerConfig(drain_seconds=draws.between(1, 60, "drain")),
         record=RecordConfig(
             record="/runs",
             record_segment=f"{draws.between(64, 2048, 'segment')}KiB",
@@ -153,8 +141,8 @@ def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
 
 
 def _draw_fault(draws: Draws, number: int, seconds: int) -> Fault:
-    place = draws.draw("fault", number) % sum(FAULTS.values())
-    for kind, weight in FAULTS.items():
+    place = draws.draw("fault", number) % sum(fault.weight for fault in FAULTS.values())
+    for kind, (weight, _) in FAULTS.items():
         if place < weight:
             at_ns = draws.draw("fault time", number) % (seconds * SECOND)
             return Fault(number, at_ns, kind, draws.draw("fault detail", number) % MILLION)

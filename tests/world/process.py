@@ -41,6 +41,8 @@ class Process:
         self._num_turns = 0
         self._num_threaded = 0
         self._slow_until_ns, self._slow_factor = 0, 1
+        #: What calls into the system have taken in the present turn, or in a thread.
+        self.spent_ns = 0
         world.add(self)
 
     def run(self, program: Coroutine[Any, Any, int | None]) -> None:
@@ -77,6 +79,7 @@ class Process:
         self._num_turns += 1
         world = self.world
         world.running = self
+        self.spent_ns = 0
         try:
             self.loop.run_once()
         except Killed:
@@ -87,12 +90,12 @@ class Process:
         turn_ns = world.draws.between(*_TURN_NS, "turn", self.pid, self._num_turns)
         is_slow = world.now_ns < self._slow_until_ns
         # A freeze may have begun in this turn.
-        self.free_ns = max(self.free_ns, world.now_ns + turn_ns * (self._slow_factor if is_slow else 1))
+        self.free_ns = max(self.free_ns, world.now_ns + turn_ns * (self._slow_factor if is_slow else 1) + self.spent_ns)
 
-    def in_thread(self, action: Callable[[], None]) -> None:
-        """Do something in a thread: some time later."""
+    def in_thread(self, action: Callable[[], None], busy_ns: int = 0) -> None:
+        """Do something in a thread: some time later, and not before what that is busy with is done."""
         self._num_threaded += 1
-        delay_ns = self.world.draws.between(*_THREAD_NS, "thread", self.pid, self._num_threaded)
+        delay_ns = busy_ns + self.world.draws.between(*_THREAD_NS, "thread", self.pid, self._num_threaded)
         self.after(delay_ns, action)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
@@ -106,6 +109,7 @@ class Process:
                 self.world.at(self.free_ns, act)
                 return
             self.world.running = self
+            self.spent_ns = 0
             try:
                 action()
             except Killed:

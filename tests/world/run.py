@@ -15,11 +15,11 @@ from msgspec import Struct
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.config import Config
-from eventlm.engine.admin import AdminAction, Drain, FlushCache, Pause, Resume, SwapPolicy
+from eventlm.engine.admin import AdminAction
 from eventlm.errors import EventLMError
-from tests.system.memory_disk import MemoryDisk
 from tests.world.checks import Checks
 from tests.world.client import Client
+from tests.world.faults import FAULTS
 from tests.world.plan import Fault, Plan
 from tests.world.server import ADDRESS, RUNS, WorldServer
 from tests.world.world import SECOND, World
@@ -27,7 +27,6 @@ from tests.world.world import SECOND, World
 MAX_MODEL_LEN = 512
 #: Once faults have stopped, all that can be served is served within this time.
 REST_SECONDS = 900
-_POLICIES = ("fcfs", "edf", "lrs")
 
 
 class Ran(Struct, frozen=True):
@@ -49,7 +48,7 @@ class Ran(Struct, frozen=True):
 def run_plan(plan: Plan) -> Ran:
     """Run it. Raises AssertionError for what must not be."""
     with _quiet() as lines:
-        return _Run(plan, lines).run()
+        return Run(plan, lines).run()
 
 
 @contextlib.contextmanager
@@ -72,38 +71,36 @@ def _quiet() -> Iterator[list[dict[str, Any]]]:
         structlog.configure(**before)
 
 
-class _Run:
+class Run:
+    """A plan under way."""
+
     def __init__(self, plan: Plan, lines: list[dict[str, Any]]) -> None:
         self._plan = plan
         self._lines = lines
         self._checks = Checks()
-        self._faults: Counter[str] = Counter()
-        self._world = World(plan.seed)
-        self._disk = MemoryDisk()
-        self._clients: list[Client] = []
-        self._server = self._start(plan.config)
+        self.world = World(plan.seed)
+        self.clients: list[Client] = []
+        self.server = self._start(plan.config)
 
     def _start(self, config: Config) -> WorldServer:
-        return WorldServer(
-            self._world, self._disk, config, num_blocks=self._plan.num_blocks, max_model_len=MAX_MODEL_LEN
-        )
+        return WorldServer(self.world, config, num_blocks=self._plan.num_blocks, max_model_len=MAX_MODEL_LEN)
 
     def run(self) -> Ran:
         """From start to rest."""
         began = time.perf_counter()
-        plan, world = self._plan, self._world
+        plan, world = self._plan, self.world
         begin_ns = world.now_ns
-        world.run(lambda: self._server.is_ready, most_seconds=60)
+        world.run(lambda: self.server.is_ready, most_seconds=60)
         origin_ns = world.now_ns
         for visit in plan.visits:
             world.at(origin_ns + visit.at_ns, lambda visit=visit: self._come(visit))
         for fault in plan.faults:
             world.at(origin_ns + fault.at_ns, lambda fault=fault: self._happen(fault))
         world.run_for(plan.seconds)
-        world.run(lambda: all(each.is_over for each in self._clients), most_seconds=REST_SECONDS)
+        world.run(lambda: all(each.is_over for each in self.clients), most_seconds=REST_SECONDS)
         self._check_rest()
-        self._server.terminate()
-        world.run(lambda: self._server.process.is_dead, most_seconds=REST_SECONDS)
+        self.server.terminate()
+        world.run(lambda: self.server.process.is_dead, most_seconds=REST_SECONDS)
         world.run_for(5)
         self._check_end()
         return Ran(
@@ -113,61 +110,32 @@ class _Run:
             num_requests=len(plan.visits),
             num_events=self._check_log(),
             digest=self._digest(),
-            faults=dict(self._faults),
+            faults=dict(world.faults),
             checks=dict(self._checks.counts),
-            statuses=dict(Counter(str(each.reply.status) for each in self._clients)),
+            statuses=dict(Counter(str(each.reply.status) for each in self.clients)),
         )
 
     def _come(self, visit: Any) -> None:
-        self._clients.append(Client(self._world, visit, ADDRESS))
+        self.clients.append(Client(self.world, visit, ADDRESS))
 
     def _happen(self, fault: Fault) -> None:
-        """A fault; nothing if there is nothing that it could hit."""
-        world, detail = self._world, fault.detail
-        engine = self._server.process
-        workers = [each for each in world.processes if each.parent is engine]
-        clients = [each for each in self._clients if not each.is_over]
-        happens = True
-        match fault.kind:
-            case "kill worker" if workers:
-                workers[detail % len(workers)].end(-9)
-            case "freeze worker" if workers:
-                workers[detail % len(workers)].freeze(detail % 40 * SECOND)
-            case "freeze engine":
-                engine.freeze(detail % 30_000 * SECOND // 1000)
-            case "slow engine":
-                engine.slow_until(world.now_ns + detail % 10 * SECOND, 20)
-            case "cut connection" if clients:
-                clients[detail % len(clients)].cut()
-            case "set wall clock":
-                world.wall_offset_ns += (detail - 500_000) * SECOND
-            case "pause":
-                self._administer(Pause())
-                world.after(detail % 20 * SECOND, lambda: self._administer(Resume()))
-            case "drain":
-                self._administer(Drain())
-                world.after(detail % 20 * SECOND, lambda: self._administer(Resume()))
-            case "swap policy":
-                self._administer(SwapPolicy(_POLICIES[detail % len(_POLICIES)]))
-            case "flush cache":
-                self._administer(FlushCache())
-            case _:
-                happens = False
-        self._faults[fault.kind] += happens
+        self.world.faults[fault.kind] += FAULTS[fault.kind].happen(self, fault.detail)
 
-    def _administer(self, action: AdminAction) -> None:
+    def administer(self, action: AdminAction) -> None:
+        """An operator asks for something."""
+
         async def act() -> None:
-            assert self._server.engine is not None
+            assert self.server.engine is not None
             # It may be one that this server has not.
             with contextlib.suppress(EventLMError):
-                await self._server.engine.administer(action)
+                await self.server.engine.administer(action)
 
-        loop = self._server.process.loop
+        loop = self.server.process.loop
         loop.call_soon(lambda: loop.create_task(act()))
 
     def _check_rest(self) -> None:
         """Everybody was served or told why, and nothing is left of it."""
-        for client in self._clients:
+        for client in self.clients:
             client.check(self._checks)
             if not self._plan.has_faults and not client.was_disturbed:
                 self._checks.check(
@@ -175,48 +143,47 @@ class _Run:
                     client.reply.status == 200 and client.reply.is_whole,
                     f"visit {client.visit.number}: {client.reply.status} {bytes(client.reply.body[:200])!r}",
                 )
-        engine = self._server.engine
+        engine = self.server.engine
         assert engine is not None
         state = engine._require_engine_core().core.state
-        self._world.run(lambda: not state.requests, most_seconds=REST_SECONDS)
+        self.world.run(lambda: not state.requests, most_seconds=REST_SECONDS)
         for replica in state.replicas:
             self._checks.check(
                 "no block is left",
                 replica.pool.num_available == replica.pool.num_blocks,
                 f"replica {replica.index}: {replica.pool.num_available} of {replica.pool.num_blocks} are available",
             )
-        self._world.run_for(5)
-        left = [each for each in self._server.process.handles.values() if each is not self._server.listening]
+        self.world.run_for(5)
+        left = [each for each in self.server.process.handles.values() if each is not self.server.listening]
         self._checks.check("no connection is left", not left, f"{len(left)} of the engine's")
 
     def _check_end(self) -> None:
         """No process is left, and none has met a defect."""
-        self._checks.check("the server ends in order", self._server.process.returncode == 0, "it failed")
-        left = [each.name for each in self._world.processes]
+        self._checks.check("the server ends in order", self.server.process.returncode == 0, "it failed")
+        left = [each.name for each in self.world.processes]
         self._checks.check("no process is left", not left, f"{left}")
         defects = [line for line in self._lines if "defect" in str(line.get("event", ""))]
         self._checks.check("no defect is logged", not defects, f"{defects}")
-        self._checks.check("no error is unheard", not self._world.errors, f"{self._world.errors}")
+        self._checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
 
     def _check_log(self) -> int:
         """The log is whole, verifies, and has no text; its events."""
         from eventlm.replay.verify.verifier import verify
 
-        result = verify(RUNS / "latest" / "trace.jsonl", check_invariants=True, disk=self._disk)
+        disk = self.world.disk.of("reader")
+        result = verify(RUNS / "latest" / "trace.jsonl", check_invariants=True, disk=disk)
         divergence = result.divergence
         self._checks.check("the log verifies", divergence is None, f"{divergence}")
-        with LogReader(RUNS / "latest" / "trace.jsonl", disk=self._disk) as reader:
+        with LogReader(RUNS / "latest" / "trace.jsonl", disk=disk) as reader:
             for line in reader:
                 self._checks.check("no text is in the log", b"ppp" not in line.body, f"line {line.number}")
         return result.num_events
 
     def _digest(self) -> str:
         digest = xxhash.xxh3_128()
-        for client in self._clients:
+        for client in self.clients:
             digest.update(bytes(client.reply.body))
-        for name in sorted(self._disk.names):
-            content = self._disk.names[name]
-            if isinstance(content, bytearray):
-                digest.update(bytes(content))
-        digest.update(self._world.draws.next("last").to_bytes(8))
+        for file in self.world.disk.tree.files():
+            digest.update(bytes(file.content))
+        digest.update(self.world.draws.next("last").to_bytes(8))
         return digest.hexdigest()

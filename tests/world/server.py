@@ -12,7 +12,6 @@ from eventlm.config import Config
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import make_setup
 from eventlm.server.http_server import run_server
-from eventlm.system.disk import Disk
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.world import workers
 from tests.world.host import WorldPipes, system_of
@@ -27,11 +26,11 @@ RUNS = Path("/runs")
 class WorldServer:
     """`eventlm serve` without front ends."""
 
-    def __init__(self, world: World, disk: Disk, config: Config, *, num_blocks: int, max_model_len: int) -> None:
+    def __init__(self, world: World, config: Config, *, num_blocks: int, max_model_len: int) -> None:
         self.process = process = Process(world, "engine")
         pipes = WorldPipes(process)
         programs = {workers.MODULE: workers.program(pipes)}
-        self.system = system_of(process, disk, programs)._replace(pipes=pipes)
+        self.system = system_of(process, programs)._replace(pipes=pipes)
         setup = make_setup(config, model=FAKE_MODEL, model_name="m", num_blocks=num_blocks, max_model_len=max_model_len)
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()

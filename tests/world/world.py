@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
 
+from tests.world.disk import WorldDisk
+from tests.world.disk_faults import Surroundings
 from tests.world.draws import Draws
 from tests.world.network import Network
 from tests.world.process import Process
@@ -19,14 +22,37 @@ class StuckError(AssertionError):
     """What was waited for does not come."""
 
 
+class _AroundDisk(Surroundings):
+    """The world, as its disk sees it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.faults = world.faults
+
+    def unix_ns(self) -> int:
+        return self._world.unix_ns
+
+    def draw(self, what: str, number: int) -> int:
+        return self._world.draws.draw(what, number)
+
+    def spend(self, ns: int) -> None:
+        if self._world.running is not None:
+            self._world.running.spent_ns += ns
+
+
 class World:
-    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows."""
+    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows. faults:
+    how often each has happened.
+    """
 
     def __init__(self, seed: int) -> None:
         self.draws = Draws(seed)
         self.now_ns = _BEGIN_NS
         self.wall_offset_ns = _UNIX_NS
+        self.faults: Counter[str] = Counter()
         self.network = Network(self)
+        self.disk = WorldDisk(_AroundDisk(self))
         self.processes: list[Process] = []
         #: Those that have ended. What they still hold must not be collected while they could act.
         self.graves: list[Process] = []
@@ -47,7 +73,8 @@ class World:
         self.processes.append(process)
 
     def remove(self, process: Process) -> None:
-        """A process has ended, and so do its children that watch it."""
+        """A process has ended."""
+        self.disk.crash(process.name)
         self.processes.remove(process)
         self.graves.append(process)
 
