@@ -24,6 +24,7 @@ from tests.world.scopes.scopes import SMALL, SOAK
 from tests.world.scopes.search import Result, Search, Violation, facts_of, replay
 from tests.world.scopes.world import Scope, World
 
+SOME = ["prefix-affinity", "hedged", "late-all", "watched-all", "groups", "recurrent", "two-sets"]
 SCOPES = {scope.name: scope for scope in (*SMALL, *SOAK)}
 
 
@@ -152,7 +153,7 @@ def worlds(scope: Scope) -> list[World]:
     return found
 
 
-@pytest.mark.parametrize("name", ["prefix-affinity", "hedged", "late-all", "watched-all", "groups", "joined"])
+@pytest.mark.parametrize("name", [*SOME, "joined"])
 def test_a_copy_goes_on_alone_and_alike(name: str) -> None:
     for world in worlds(SCOPES[name]):
         before, known = digest(world), world.core.digests()
@@ -177,7 +178,7 @@ def is_fixed(value: Any) -> bool:
     return value is None or isinstance(value, int | str | bytes)
 
 
-@pytest.mark.parametrize("name", ["prefix-affinity", "hedged", "late-all", "watched-all", "groups"])
+@pytest.mark.parametrize("name", SOME)
 def test_copies_share_only_what_never_changes(name: str) -> None:
     for world in worlds(SCOPES[name]):
         seen: dict[int, Any] = {}

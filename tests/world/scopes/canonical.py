@@ -37,6 +37,7 @@ from eventlm.core.state.backend_state import BackendCapacity, Forwards
 from eventlm.core.state.replica import Replica
 from eventlm.core.state.replicaset import Replicaset
 from eventlm.core.state.sequence import Sequence, State
+from eventlm.core.state.state_pool import StatePool
 from eventlm.policies.prefix_affinity import PrefixAffinity
 from eventlm.policies.round_robin import RoundRobin
 from eventlm.types import SequenceId
@@ -75,12 +76,12 @@ _ENDED = -1
 def digest(world: World) -> int:
     """64 bits for all that decides what can come next, and how."""
     state = world.core.state
-    replicaset = state.replicasets[0]
     places: dict[SequenceId, int] = {}
     sequences: list[Any] = []
-    policies = [*replicaset.plugins.policies.values()]
     for request in state.requests.values():
         arrival = request.arrival
+        replicaset = state.replicasets[arrival.replicaset]
+        policies = [*replicaset.plugins.policies.values()]
         sequences.append((arrival.seed, arrival.ts // EPOCH_NS, request.has_timer))
         for sequence in request.sequences:
             if sequence.state is State.FINISHED:
@@ -108,16 +109,16 @@ def digest(world: World) -> int:
         state.paused,
         state.now_ns // EPOCH_NS,
         sequences,
-        _of_set(replicaset, places),
+        [_of_set(world, replicaset, places) for replicaset in state.replicasets],
         [_of_replica(replica, places) for replica in state.replicas],
         _of_timers(world),
     ]
-    if replicaset.forwards is not None:
-        parts += [_of_forwards(world, replicaset.forwards, places), _of_retries(world, places)]
+    if state.retries:
+        parts.append(_of_retries(world, places))
     return xxhash.xxh3_64_intdigest(_encode(parts))
 
 
-def _of_set(replicaset: Replicaset, places: dict[SequenceId, int]) -> Any:
+def _of_set(world: World, replicaset: Replicaset, places: dict[SequenceId, int]) -> Any:
     turns = isinstance(replicaset.plugins.router, _TAKES_TURNS)
     prefixes = replicaset.prefixes
     due, tally = replicaset._turns, replicaset.tally
@@ -137,6 +138,7 @@ def _of_set(replicaset: Replicaset, places: dict[SequenceId, int]) -> Any:
         tally.ups,
         tally.num_running,
         None if prefixes is None else (sorted(prefixes.held.items()), sorted(prefixes.awaited.items())),
+        None if replicaset.forwards is None else _of_forwards(world, replicaset.forwards, places),
     )
 
 
@@ -169,11 +171,28 @@ def _of_replica(replica: Replica, places: dict[SequenceId, int]) -> Any:
         len(pool.tree),
         sorted(replica.awaited.items()),
         None if replica.capacity is None else _of_capacity(replica.capacity),
+        None if replica.states is None else _of_states(replica.states, places),
     )
 
 
 def _of_capacity(capacity: BackendCapacity) -> Any:
     return (capacity.limit_milli, capacity.num_hedges, capacity.is_doubling, capacity.ns_per_token // EPOCH_NS)
+
+
+def _of_states(states: StatePool, places: dict[SequenceId, int]) -> Any:
+    """Slots are named by what they hold."""
+    names = {slot: name for name, slot in states._copies.items()}
+    residents = [
+        (
+            places[SequenceId(*identity)],
+            names.get(each.source, each.source == each.slot),
+            each.is_new,
+            each.promised and each.promised[0],
+        )
+        for identity, each in states._residents.items()
+    ]
+    pins = sorted((names[slot], count) for slot, count in states._pins.items())
+    return len(states._free), [*states._copies], sorted(residents), pins, states._num_promised
 
 
 def _of_forwards(world: World, forwards: Forwards, places: dict[SequenceId, int]) -> Any:

@@ -26,6 +26,7 @@ from eventlm.core.state.prefix_index import Holder, PrefixIndex
 from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.state.replicaset import LossCounts, Plugins, Replicaset
 from eventlm.core.state.sequence import AdmittedRequest, Sequence
+from eventlm.core.state.state_pool import Residence, StatePool
 from eventlm.core.state.turns import Tally, Turns
 from eventlm.core.state.waiting_queue import Candidate, WaitingQueue
 from tests.world.scopes.world import World
@@ -53,9 +54,12 @@ CHANGED = {
         ),
     ),
     Replica: Changed(
-        ("awaited", "forget"), ("_awaiting", "_tally", "capacity", "in_flight", "pool", "queue", "running")
+        ("awaited", "forget"), ("_awaiting", "_tally", "capacity", "in_flight", "pool", "queue", "running", "states")
     ),
-    BlockPool: Changed(("_changes", "_name", "references", "tree"), ("_children", "_free", "_holder", "_idle")),
+    BlockPool: Changed(
+        ("_changes", "_name", "references", "tree"), ("_children", "_free", "_holder", "_idle", "_states")
+    ),
+    StatePool: Changed(("_copies", "_free", "_pins"), ("_residents",)),
     WaitingQueue: Changed(("_keys", "_priorities"), ("_head", "_heap", "_passed", "members")),
     Tally: Changed(("changed", "moved", "ups")),
     Turns: Changed(("_with_room", "_listed", "_standing", "_due")),
@@ -189,6 +193,7 @@ _DEEP: dict[str, _Copier] = {
     "BlockPool._children": _flats_by_name,
     "BlockPool._free": _flats,
     "BlockPool._idle": _flats,
+    "StatePool._residents": _by_name,
     "WaitingQueue._head": _candidate,
     "WaitingQueue._heap": _entries,
     "WaitingQueue._passed": _entries,
@@ -202,7 +207,8 @@ _DEEP: dict[str, _Copier] = {
     "Sequence.paths": _flats_by_name,
 }
 _OBJECTS: dict[type, _Copier] = {
-    kind: lambda value, memo: value.__copy__() for kind in (SequenceView, BackendCapacity, LossCounts, Attempts)
+    kind: lambda value, memo: value.__copy__()
+    for kind in (SequenceView, BackendCapacity, LossCounts, Attempts, Residence)
 }
 _REDUCERS = dispatch_table | dict.fromkeys((CoreConfig, Plugins, Predictor), _share)
 _OBJECTS |= {kind: _object(kind, changed) for kind, changed in CHANGED.items()}

@@ -41,6 +41,7 @@ SAMPLED = (requests(3, 3, n=2), requests(3, 3))
 FOUR = (requests(2, 5, count=2, deadline_ns=PATIENT_NS), requests(4, 2, count=2, deadline_ns=URGENT_NS))
 WATCHED = (requests(2, 4, has_text_ends=True), requests(3, 3, waits_for_grammar=True), requests(2, 3, front_end=1))
 LATE = (requests(3, 3, count=2, deadline_ns=URGENT_NS, drop_if_late=True), requests(4, 3))
+SHARING = (requests(4, 2, count=2, blocks=[1, 2]), requests(5, 3, blocks=[1, 3]))
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
 FORWARDED = {
     "forwards": Forwarding(max_attempts=3, backoff_ns=SECOND_NS, hedge_ns=5 * SECOND_NS, first_limit=1),
@@ -86,6 +87,14 @@ SOAK = [
     _scope("speculating", GROWING, "cancel lose end*", limits={"max_tokens_per_row": 2}),
     _scope("pipeline", GROWING, "cancel lose", limits={"num_stages": 2, "max_num_seqs": 1}),
     _scope("groups", GROWING, "cancel lose", limits={"num_kv_groups": 2, "kv_shard_tokens": 2, "num_blocks": 3}),
+    _scope("recurrent", SHARING, "cancel lose flush", limits={"state_slots": 3, "state_interval": 2}),
+    _scope(
+        "two-sets",
+        (requests(2, 4, count=2), requests(3, 2, count=2, replicaset=1, deadline_ns=URGENT_NS)),
+        "cancel lose fail",
+        limits=ONE,
+        others=(FORWARDED,),
+    ),
     _scope("poison", EQUAL, "crash crash lose", limits={"max_losses": 3}),
     _scope("silent", GROWING, "cancel none none", limits=ONE),
     _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),

@@ -210,7 +210,8 @@ class Search:
         """Whether a core that is restored from a snapshot goes on as the one that it was taken of."""
         self.result.num_restored += 1
         restored = copy(world)
-        restored.core = Core.restored(world.config, world.plugins, world.core.snapshot())
+        first, *others = world.parts
+        restored.core = Core.restored(first.config, first.plugins, world.core.snapshot(), others)
         for position in range(len(world.moves())):
             ours, theirs = copy(world), copy(restored)
             decisions = ours.apply(ours.moves()[position]), theirs.apply(theirs.moves()[position])

@@ -20,7 +20,7 @@ from eventlm.core.core import Core
 from eventlm.core.plugin import Batcher, Policy, Router
 from eventlm.core.predictor import DEFAULT_COEFFICIENTS, Predictor
 from eventlm.core.state.replica import Replica
-from eventlm.core.state.replicaset import Plugins
+from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.core.state.sequence import Sequence, State
 from eventlm.events import (
     Arrived,
@@ -87,7 +87,7 @@ def requests(prompt_tokens: int, max_tokens: int, *, count: int = 1, **fields: A
 @dataclass(frozen=True)
 class Scope:
     """A small world. arrivals: all that may come, in any order. joins: drains may have two facts. chances: how often
-    each of what need not happen may; -1: as often as it can.
+    each of what need not happen may; -1: as often as it can. limits: of the first replicaset; others: of further ones.
 
     `cancel`; `lose`, `crash`, `replace` (workers; the last come up although the one before was not lost); `flush`,
     `pause`, `swap` (to the next policy), `front_end` (its loss); `end` (a row ends before its limit), `none` (a row has
@@ -102,11 +102,11 @@ class Scope:
     batcher: Batcher = field(default_factory=Fixed)
     router: Router = field(default_factory=Pull)
     limits: dict[str, Any] = field(default_factory=dict)
+    others: tuple[dict[str, Any], ...] = ()
     joins: bool = False
 
     def begin(self) -> World:
         """The world before anything has happened: no worker is up."""
-        config = CoreConfig(models=["m"], **(LIMITS | self.limits))
         plugins = Plugins(
             policies={str(number): policy for number, policy in enumerate(self.policies)},
             policy="0",
@@ -114,13 +114,18 @@ class Scope:
             router=self.router,
         )
         predictor = Predictor.from_coefficients(DEFAULT_COEFFICIENTS)
-        core = Core(config, plugins, predictor)
-        core.apply(Header(run="r", unix_start_ns="0", code_version="0", core=config, plugins=[], predictor=[0] * 5))
+        first, *others = (
+            SetParts(CoreConfig(models=[str(number)], **(LIMITS | limits)), plugins, predictor)
+            for number, limits in enumerate((self.limits, *self.others))
+        )
+        core = Core(*first, others)
+        core.apply(Header(run="r", unix_start_ns="0", code_version="0", core=first[0], plugins=[], predictor=[0] * 5))
         made = [
-            structs.replace(request, seed=str(number), blocks=[*_names(number, request, config.block_size)])
+            structs.replace(request, seed=str(number), blocks=[*_names(number, request, first.config.block_size)])
             for number, (request, _) in enumerate(self.arrivals)
         ]
-        return World(core, made, [count for _, count in self.arrivals], dict(self.chances), joins=self.joins)
+        counts = [count for _, count in self.arrivals]
+        return World(core, (first, *others), made, counts, dict(self.chances), joins=self.joins)
 
 
 def _names(number: int, request: Arrived, block_size: int) -> Iterator[int]:
@@ -144,24 +149,24 @@ class Move(NamedTuple):
 
 
 class World:
-    """A core, and what may still happen to it. requests: one of each kind. left: how many of them have not come yet."""
+    """A core, and what may still happen to it. parts: of which its replicasets were made. requests: one of each kind.
+    left: how many of them have not come yet.
+    """
 
-    __slots__ = ("chances", "core", "joins", "left", "requests")
-
-    @property
-    def config(self) -> CoreConfig:
-        """The core's."""
-        return self.core.state.replicasets[0].config
-
-    @property
-    def plugins(self) -> Plugins:
-        """The core's."""
-        return self.core.state.replicasets[0].plugins
+    __slots__ = ("chances", "core", "joins", "left", "parts", "requests")
 
     def __init__(
-        self, core: Core, requests: list[Arrived], left: list[int], chances: dict[str, int], *, joins: bool
+        self,
+        core: Core,
+        parts: tuple[SetParts, ...],
+        requests: list[Arrived],
+        left: list[int],
+        chances: dict[str, int],
+        *,
+        joins: bool,
     ) -> None:
         self.core = core
+        self.parts = parts
         self.requests = requests
         self.joins = joins
         self.left = left
@@ -306,7 +311,7 @@ class World:
             yield Move(BackendUp(replica=index, epoch=epoch + 1, name=str(index)), is_owed=True)
         elif self._may("down"):
             yield Move(BackendDown(replica=index, epoch=epoch, reason="failed"), "down")
-        forwards = self.core.state.replicasets[0].forwards
+        forwards = self.core.state.set_of(replica).forwards
         assert forwards is not None
         for sequence in replica.running:
             attempts = forwards.attempts[sequence.id]
