@@ -22,6 +22,9 @@ from eventlm.events import (
     Withdrawn,
 )
 
+#: A server that runs a smaller share of the most answers that it ever had under way at once is not full.
+FULL_SHARE = 0.75
+
 
 class AttemptName(NamedTuple):
     """An attempt: its sequence, and its number there."""
@@ -77,6 +80,8 @@ class _Server:
         self.name = self.kind = ""
         self.begun: dict[AttemptName, tuple[int, int] | None] = {}
         self.num_running = 0
+        #: The most answers of ours that had begun at once: each had a slot.
+        self.most_running = 0
         self.running_ns = 0
         self.entered_tokens = 0
         self.now_ns = 0
@@ -86,7 +91,22 @@ class _Server:
     def advance(self, now_ns: int) -> None:
         """Add up to a time."""
         self.running_ns += self.num_running * (now_ns - self.now_ns)
+        if now_ns > self.now_ns:
+            # In one drain an answer may begin in the slot of one that has ended.
+            self.most_running = max(self.most_running, self.num_running)
         self.now_ns = now_ns
+
+    @property
+    def slots(self) -> int:
+        """Requests that it runs at once; 0: nothing is known of it.
+
+        A request also waits for the step after its arrival. That can be told by how many answers went on at once at
+        other times: far more than ran here. A few more only show that a full server, short of memory, runs now more,
+        now fewer.
+        """
+        full = sorted(running for running in self.full if running >= FULL_SHARE * self.most_running)
+        # Some may just be about to begin.
+        return max(full[3 * len(full) // 4], self.most_running) if full else 0
 
 
 class ForwardCollector:
@@ -122,9 +142,7 @@ class ForwardCollector:
     @property
     def slots(self) -> dict[int, int]:
         """By replica, how many requests its server runs at once, as far as it has told when others waited."""
-        found = {replica: sorted(server.full) for replica, server in self._servers.items() if server.full}
-        # Some may just be about to begin.
-        return {replica: full[3 * len(full) // 4] for replica, full in found.items()}
+        return {replica: server.slots for replica, server in self._servers.items() if server.slots}
 
     def _server(self, replica: int) -> _Server:
         return self._servers.setdefault(replica, _Server())

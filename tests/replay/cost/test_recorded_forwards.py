@@ -100,3 +100,26 @@ def test_slots_are_what_ran_while_others_waited() -> None:
     states = [BackendState(replica=0, epoch=1, running=n, waiting=w) for n, w in ((3, 0), (8, 1), (8, 4), (7, 1))]
     assert collected(*states).slots == {0: 8}
     assert collected().slots == {}
+
+
+def test_a_request_that_waits_for_the_next_step_waits_for_no_slot() -> None:
+    """What waited was soon under way beside all that ran: that server had room for it."""
+    told = BackendState(ts=35, replica=0, epoch=1, running=1, waiting=1)
+    begun = rows(40, (2, 0, 1, 1)), rows(50, (1, 0, 1, 2), (2, 0, 1, 2))
+    assert collected(sent(10, 1), rows(20, (1, 0, 1, 1)), sent(30, 2), told, *begun).slots == {}
+    later = structs.replace(told, ts=60, running=2)
+    assert collected(sent(10, 1), rows(20, (1, 0, 1, 1)), sent(30, 2), told, *begun, later).slots == {0: 2}
+
+
+def test_as_many_as_ran_at_once_have_slots() -> None:
+    """A server that is short of memory runs now more and now fewer while others wait."""
+    sends = [sent(10, request) for request in (1, 2, 3)] + [sent(10, 1, attempt=2)]
+    begin = rows(20, (1, 0, 1, 1), (2, 0, 1, 1), (3, 0, 1, 1), (1, 0, 2, 1))
+    told = BackendState(ts=30, replica=0, epoch=1, running=3, waiting=2)
+    assert collected(*sends, begin, rows(40, (2, 0, 1, 2)), told).slots == {0: 4}
+
+
+def test_an_answer_may_begin_in_the_slot_of_one_that_ends_in_the_same_drain() -> None:
+    told = BackendState(ts=15, replica=0, epoch=1, running=1, waiting=1)
+    drain = rows(30, (1, 0, 1, 2), (2, 0, 1, 1)), ended(30, 1, 2), rows(40, (2, 0, 1, 2))
+    assert collected(sent(10, 1), rows(12, (1, 0, 1, 1)), sent(14, 2), told, *drain).slots == {0: 1}
