@@ -171,10 +171,10 @@ class Run:
         from eventlm.replay.verify.verifier import verify
 
         disk = self.world.disk.of("reader")
-        result = verify(RUNS / "latest" / "trace.jsonl", check_invariants=True, disk=disk)
+        result = verify(RUNS / "latest", check_invariants=True, disk=disk)
         divergence = result.divergence
         self._checks.check("the log verifies", divergence is None, f"{divergence}")
-        with LogReader(RUNS / "latest" / "trace.jsonl", disk=disk) as reader:
+        with LogReader(RUNS / "latest", disk=disk) as reader:
             for line in reader:
                 self._checks.check("no text is in the log", b"ppp" not in line.body, f"line {line.number}")
         return result.num_events
