@@ -140,18 +140,28 @@ def _ended_runs(disk: Disk, run_folder: Path) -> list[Segment]:
         if other.name == run_folder.name or disk.is_link(other):
             continue
         with contextlib.suppress(OSError):
-            trace = other / TRACE_NAME
-            # One that has only just been made is not locked for a moment.
-            if _size(disk, trace) and not is_being_written(trace, disk):
+            if _has_ended(disk, other):
                 closed = closed_segments(other, disk)
-                last = Segment(other.name, 1 + max((segment.first_s for segment in closed), default=0), trace)
-                found += [*closed, last]
+                first_s = 1 + max((segment.first_s for segment in closed), default=0)
+                found += [*closed, Segment(other.name, first_s, other / TRACE_NAME)]
     return found
+
+
+def _has_ended(disk: Disk, run_folder: Path) -> bool:
+    """Whether a run's writer has gone. Raises OSError if that cannot be known."""
+    trace, closed = run_folder / TRACE_NAME, closed_segments(run_folder, disk)
+    if has_file(trace, disk):
+        # One that has only just been made is not locked for a moment. A power failure can leave one empty.
+        return bool(closed or _size(disk, trace)) and not is_being_written(trace, disk)
+    # Without links, the last segment may be under its closed name alone, for a moment or since its writer died.
+    return bool(closed) and not is_being_written(closed[-1].path, disk) and not has_file(trace, disk)
 
 
 def _remove_if_empty(disk: Disk, run_folder: Path) -> None:
     with contextlib.suppress(OSError):
+        # Of a writer that died before it had renamed them.
         disk.unlink(run_folder / NEXT_NAME)
+        disk.unlink(run_folder / LATEST_NAME)
         if not closed_segments(run_folder, disk) and disk.status(run_folder / TRACE_NAME) is None:
             # A writer that died after it had named these, and before it named the trace's own files, left them.
             for name in filter(_TOKENS.match, disk.list(run_folder)):

@@ -82,6 +82,27 @@ def test_a_run_that_is_being_written_stays_whole(tmp_path: Path) -> None:
     assert not (tmp_path / OLD).exists()
 
 
+def test_a_run_that_lost_its_last_segment_is_removed(tmp_path: Path) -> None:
+    """In a power failure, or where there are no links and its writer died between two renames."""
+    make_run(tmp_path, OLD, [10, 10, 0])
+    middle = make_run(tmp_path, MIDDLE, [10, 10])
+    (middle / TRACE_NAME).unlink()
+    (middle / "latest").symlink_to(MIDDLE)
+    run = make_run(tmp_path, NEW, [10])
+    last = SYSTEM_DISK.append(middle / closed_name(0))
+    prune(SYSTEM_DISK, run, keep_bytes=0, all_runs=True)
+    assert left(tmp_path) == [f"20250102/{name}" for name in ("latest", closed_name(0))] + [f"20250103/{TRACE_NAME}"]
+    last.close()
+    prune(SYSTEM_DISK, run, keep_bytes=0, all_runs=True)
+    assert os.listdir(tmp_path) == [NEW]
+
+
+def test_a_run_that_has_only_been_made_stays(tmp_path: Path) -> None:
+    make_run(tmp_path, OLD, [0])
+    prune(SYSTEM_DISK, make_run(tmp_path, NEW, [10]), keep_bytes=0, all_runs=True)
+    assert sorted(os.listdir(tmp_path)) == [OLD, NEW]
+
+
 def test_a_run_whose_segment_begins_while_it_is_looked_at_stays_whole(tmp_path: Path) -> None:
     with LogWriter(real_system(), tmp_path, OLD) as writer:
         writer.append(encode_body(traces.header()))
