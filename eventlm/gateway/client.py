@@ -7,7 +7,7 @@ import base64
 import ssl
 import sys
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
 from functools import lru_cache
 from types import SimpleNamespace
@@ -71,18 +71,22 @@ class _EmbeddingList(Struct, frozen=True):
 
 
 class HttpBackend:
-    """A client of the backend at `spec.url`. Ask it before the first request.
+    """A client of the backend at `spec.url`. Ask it before the first request. connector: makes what opens and keeps its
+    connections, of aiohttp's options.
 
     Raises UsageError for an address or a certificate's file that cannot be used.
     """
 
-    def __init__(self, spec: BackendSpec) -> None:
+    def __init__(
+        self, spec: BackendSpec, *, connector: Callable[..., aiohttp.BaseConnector] = aiohttp.TCPConnector
+    ) -> None:
         #: The root of its API, and of its other pages.
         self._api = base_url(spec.url)
         self._root = self._api.rpartition("/")[0]
         self._spec = spec
         self._facts = BackendFacts(kind=spec.kind or "openai")
         self._model = spec.model
+        self._connector = connector
         self._ssl = _tls(spec) if self._api.startswith("https:") else True
         self._session: aiohttp.ClientSession | None = None
         #: Replies of whose bytes only the end is missing.
@@ -248,7 +252,7 @@ class HttpBackend:
         tracing.on_connection_reuseconn.append(_note_reuse)
         return aiohttp.ClientSession(
             # The core counts requests.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+            connector=self._connector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_SECONDS),
             read_bufsize=_READ_BYTES,

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from heapq import heappop
 from typing import TYPE_CHECKING, Any
 
-from tests.world.network import Listening, Socket, SocketTransport
+from tests.world.network import Address, Listening, Socket, SocketTransport
 
 if TYPE_CHECKING:
     from tests.world.process import Process
@@ -51,6 +51,28 @@ class _NoSelector:
 
     def select(self, timeout: float | None) -> list[Any]:
         return []
+
+
+class _Server:
+    """Takes connections, as asyncio's servers do."""
+
+    def __init__(self, loop: ProcessLoop, protocol_factory: Callable[[], Any], listening: Listening) -> None:
+        self.sockets = [listening]
+        self._loop = loop
+        self._protocol_factory = protocol_factory
+        listening.watch(loop, self._accept)
+
+    def close(self) -> None:
+        """Take no more."""
+        [listening] = self.sockets
+        listening.unwatch(self._loop)
+        listening.drop(self._loop.process)
+
+    def _accept(self) -> None:
+        [listening] = self.sockets
+        while listening.waiting:
+            connection, _ = listening.accept()
+            self._loop.create_task(self._loop.connect_accepted_socket(self._protocol_factory, connection))
 
 
 class ProcessLoop(asyncio.BaseEventLoop):
@@ -139,8 +161,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
-        """Of numeric addresses."""
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port))]
+        """Of names that the world's network has, and of numeric addresses."""
+        addresses = self._world.network.names.get(host, [host])
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     def add_reader(self, fd: Listening, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
         """Call back whenever connections wait there."""
@@ -169,8 +194,21 @@ class ProcessLoop(asyncio.BaseEventLoop):
         **options: Any,
     ) -> tuple[SocketTransport, Any]:
         if sock is None:
-            sock = await self._world.network.connect(self.process, (host, port))
+            sock = self._world.network.socket(self.process)
+            try:
+                await self.sock_connect(sock, (host, port))
+            except BaseException:
+                sock.drop(self.process)
+                raise
         return await self._connected(protocol_factory, sock)
+
+    async def sock_connect(self, sock: Socket, address: Address) -> None:  # type: ignore[override]
+        await self._world.network.connect(sock, address)
+
+    async def create_server(  # type: ignore[override]
+        self, protocol_factory: Callable[[], Any], host: str, port: int, **options: Any
+    ) -> _Server:
+        return _Server(self, protocol_factory, self._world.network.listen(self.process, (host, port)))
 
     async def _connected(self, protocol_factory: Callable[[], Any], sock: Socket) -> tuple[SocketTransport, Any]:
         protocol = protocol_factory()

@@ -63,7 +63,7 @@ class Socket(Handle):
 
     family = real_socket.AF_INET
 
-    def __init__(self, network: Network, number: int, side: int, process: Process) -> None:
+    def __init__(self, network: Network, number: int, side: int) -> None:
         super().__init__(number)
         self.network = network
         self.side = side
@@ -75,10 +75,8 @@ class Socket(Handle):
         self.is_closed = False
         self.num_under_way = 0
         self.transport: SocketTransport | None = None
-        self._owner = process
         self._num_pieces = 0
         self._last_ns = 0
-        self.held_by(process)
 
     def __enter__(self) -> Socket:
         return self
@@ -230,6 +228,8 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
+        #: The addresses of each name, as DNS has them now.
+        self.names: dict[str, list[str]] = {}
         self._listening: dict[Address, Listening] = {}
         self._num_handles = 100
 
@@ -243,28 +243,34 @@ class Network:
         listening.held_by(process)
         return listening
 
-    def pair(self, first: Process, second: Process | None) -> tuple[Socket, Socket]:
-        """Both ends of a new connection. The second is nobody's until it is accepted."""
-        self._num_handles += 1
-        ends = Socket(self, self._num_handles, 0, first), Socket(self, self._num_handles + 1, 1, second or first)
-        self._num_handles += 1
-        ends[0].peer, ends[1].peer = ends[1], ends[0]
-        if second is None:
-            del first.handles[ends[1].fileno()]
-            ends[1].holders.clear()
-        return ends
+    def pair(self, first: Process, second: Process) -> tuple[Socket, Socket]:
+        """Both ends of a new connection."""
+        ours = self.socket(first)
+        theirs = self._other_end(ours)
+        theirs.held_by(second)
+        return ours, theirs
 
-    async def connect(self, process: Process, address: Address) -> Socket:
-        """Connect to an address. Raises ConnectionRefusedError."""
-        self._num_handles += 1
-        latency_ns = self.world.draws.between(*_LATENCY_NS, "connect", self._num_handles)
+    def socket(self, process: Process) -> Socket:
+        """A new one, which is not connected."""
+        self._num_handles += 2
+        made = Socket(self, self._num_handles - 1, 0)
+        made.held_by(process)
+        return made
+
+    def _other_end(self, ours: Socket) -> Socket:
+        """Nobody's as yet."""
+        theirs = Socket(self, ours.fileno() + 1, 1)
+        ours.peer, theirs.peer = theirs, ours
+        return theirs
+
+    async def connect(self, ours: Socket, address: Address) -> None:
+        """Connect it to an address. Raises ConnectionRefusedError."""
+        latency_ns = self.world.draws.between(*_LATENCY_NS, "connect", ours.fileno())
         await asyncio.sleep(latency_ns / 1e9)
         listening = self._listening.get(address)
         if listening is None or not listening.holders:
             raise ConnectionRefusedError(111, f"Connect call failed {address}")
-        ours, theirs = self.pair(process, None)
-        listening.add(theirs)
-        return ours
+        listening.add(self._other_end(ours))
 
 
 class SocketTransport(asyncio.Transport):
