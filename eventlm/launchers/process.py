@@ -8,20 +8,24 @@ from typing import ClassVar
 from msgspec import structs
 
 from eventlm.launchers.launcher import Launcher, StartedRank
-from eventlm.system.shared_folder import NO_STEP, SharedFolder, StepBoard
+from eventlm.system.shared_folder import NO_STEP, Folder, SharedFolders
 from eventlm.system.system import System
 from eventlm.worker.protocol import Peers, WorkerSetup
 
 
 class LocalRanks:
-    """Child processes. Several of them share a folder in memory."""
+    """Child processes. Several of them share a folder, which is removed in the end."""
 
     def __init__(
-        self, ranks: Sequence[StartedRank], setups: Sequence[WorkerSetup], folder: SharedFolder | None
+        self,
+        ranks: Sequence[StartedRank],
+        setups: Sequence[WorkerSetup],
+        shared_folders: SharedFolders,
+        folder: Folder | None,
     ) -> None:
         self.ranks = ranks
         self._folder = folder
-        self._board = StepBoard(folder.path, size=len(ranks)) if folder is not None else None
+        self._board = shared_folders.board(folder.path, size=len(ranks)) if folder is not None else None
         peers = Peers(shared_memory=str(folder.path)) if folder is not None else Peers()
         self.setups = [structs.replace(setup, peers=peers) for setup in setups]
 
@@ -51,10 +55,10 @@ class ProcessLauncher(Launcher, frozen=True, kw_only=True):
         num_spawned = len(ranks)
         folder = None
         try:
-            folder = SharedFolder() if len(setups) > 1 else None
+            folder = system.shared_folders.make() if len(setups) > 1 else None
             while len(ranks) < len(setups):
                 ranks.append(await spawn_worker(system))
-            return LocalRanks(ranks, setups, folder)
+            return LocalRanks(ranks, setups, system.shared_folders, folder)
         except BaseException:
             await kill_and_close(ranks[num_spawned:])
             if folder is not None:

@@ -14,6 +14,7 @@ import struct
 import tempfile
 import time
 from pathlib import Path
+from typing import Protocol
 
 _MEMORY = Path("/dev/shm")
 #: The names of such folders begin so, and of nothing else: a temporary folder may be among those that are looked at.
@@ -26,6 +27,53 @@ _BOARD = "steps"
 _STEP = struct.Struct("q")
 #: On the board: nothing is in hand.
 NO_STEP = -1
+
+
+class Board(Protocol):
+    """A number for each of several processes: the step that it has in hand, or had when it died."""
+
+    def write(self, number: int, step: int) -> None:
+        """Note the step that a process has in hand."""
+        ...
+
+    def read(self, number: int) -> int:
+        """That step; `NO_STEP` if there is none."""
+        ...
+
+
+class Folder(Protocol):
+    """A folder that processes of one host share."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def remove(self) -> None:
+        """Remove it and what is in it. Harmless when called twice."""
+        ...
+
+
+class SharedFolders(Protocol):
+    """Makes folders that processes share."""
+
+    def make(self) -> Folder:
+        """A new one. Raises OSError."""
+        ...
+
+    def board(self, folder: str | Path, *, size: int | None = None) -> Board:
+        """The board in one. size: of how many processes; the board is made. None: it is there. Raises OSError."""
+        ...
+
+
+class SystemSharedFolders:
+    """In the host's memory."""
+
+    def make(self) -> SharedFolder:
+        """As SharedFolders says."""
+        return SharedFolder()
+
+    def board(self, folder: str | Path, *, size: int | None = None) -> StepBoard:
+        """As SharedFolders says."""
+        return StepBoard(folder, size=size)
 
 
 class SharedFolder:

@@ -9,6 +9,7 @@ from eventlm.system.clock import Clock, SystemClock
 from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.system.pipes import Pipes, SystemPipes
 from eventlm.system.processes import Processes, SystemProcesses
+from eventlm.system.shared_folder import SharedFolders, SystemSharedFolders
 from eventlm.system.threads import SystemThreads, Threads
 
 
@@ -21,8 +22,17 @@ class System(NamedTuple):
     threads: Threads
     processes: Processes
     pipes: Pipes
+    shared_folders: SharedFolders
 
 
 def real_system() -> System:
     """This host."""
-    return System(SystemClock(), SystemChance(), SYSTEM_DISK, SystemThreads(), SystemProcesses(), SystemPipes())
+    return System(
+        SystemClock(),
+        SystemChance(),
+        SYSTEM_DISK,
+        SystemThreads(),
+        SystemProcesses(),
+        SystemPipes(),
+        SystemSharedFolders(),
+    )

@@ -48,7 +48,7 @@ class LoopbackLauncher(Launcher, frozen=True, kw_only=True):
                 env=os.environ | pipe.ends.environment(),
             )
             ranks.append(StartedRank(pipe, process, "elsewhere"))
-        started = LocalRanks(ranks, setups, None)
+        started = LocalRanks(ranks, setups, system.shared_folders, None)
         # Of a port that is free now.
         with socket.create_server(("127.0.0.1", 0)) as free:
             peers = Peers(address=f"127.0.0.1:{free.getsockname()[1]}", host="127.0.0.1")

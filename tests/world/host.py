@@ -6,7 +6,9 @@ import asyncio
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
+from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from tests.world.draws import DrawnChance
 from tests.world.network import Socket
@@ -212,6 +214,51 @@ class WorldProcesses:
         return child
 
 
+class WorldBoard:
+    """Steps that ranks have in hand."""
+
+    def __init__(self, size: int) -> None:
+        self._steps = [NO_STEP] * size
+
+    def write(self, number: int, step: int) -> None:
+        """As Board.write."""
+        self._steps[number] = step
+
+    def read(self, number: int) -> int:
+        """As Board.read."""
+        return self._steps[number]
+
+
+class WorldFolder:
+    """A shared folder, which has a board."""
+
+    def __init__(self, folders: WorldSharedFolders, path: Path) -> None:
+        self.path = path
+        self._folders = folders
+
+    def remove(self) -> None:
+        """As Folder.remove."""
+        self._folders.boards.pop(str(self.path), None)
+
+
+class WorldSharedFolders:
+    """Of the ranks that a process starts."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.boards: dict[str, WorldBoard] = {}
+
+    def make(self) -> WorldFolder:
+        """As SharedFolders.make."""
+        return WorldFolder(self, Path(f"/dev/shm/ranks-{self._process.world.next_pid()}"))
+
+    def board(self, folder: str | Path, *, size: int | None = None) -> WorldBoard:
+        """As SharedFolders.board."""
+        if size is not None:
+            self.boards[str(folder)] = WorldBoard(size)
+        return self.boards[str(folder)]
+
+
 def system_of(process: Process, programs: Mapping[str, Program]) -> System:
     """The host as a process sees it."""
     return System(
@@ -221,4 +268,5 @@ def system_of(process: Process, programs: Mapping[str, Program]) -> System:
         threads=WorldThreads(process),
         processes=WorldProcesses(process, programs),  # type: ignore[arg-type]
         pipes=WorldPipes(process),  # type: ignore[arg-type]
+        shared_folders=WorldSharedFolders(process),
     )

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig, ServerConfig, WorkerConfig
+from eventlm.config import (
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    RecordConfig,
+    SchedulerConfig,
+    ServerConfig,
+    WorkerConfig,
+)
 from tests.world.draws import MILLION, Draws
 from tests.world.faults import FAULTS
 from tests.world.world import SECOND
 
+#: Most replicas have one rank.
+_RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
 _POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
 #: Longest texts and prompts, in tokens.
@@ -85,6 +95,8 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
         fake["late_ppm"] = draws.between(0, 20_000, "late")
         fake["die_ppm"] = draws.between(0, 3, "dies") // 3 * 500
         fake["hang_ppm"] = draws.between(0, 5, "hangs") // 5 * 300
+        fake["raise_ppm"] = draws.between(0, 5, "raises") // 5 * 300
+        fake["poison_ppm"] = draws.between(0, 7, "poison") // 7 * 20_000
     return Config(
         model=ModelConfig(model="fake", fake=fake),
         scheduler=SchedulerConfig(
@@ -93,6 +105,10 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
             router={"type": _ROUTERS[draws.draw("router") % len(_ROUTERS)]},
             max_num_seqs=draws.between(1, 8, "seqs"),
             max_num_batched_tokens=draws.between(16, 256, "batched"),
+        ),
+        parallel=ParallelConfig(
+            tensor_parallel_size=_RANKS[draws.draw("tensor") % len(_RANKS)],
+            pipeline_parallel_size=_RANKS[draws.draw("pipeline") % len(_RANKS)],
         ),
         worker=WorkerConfig(
             heartbeat_timeout_seconds=draws.between(20, 60, "heartbeat"),

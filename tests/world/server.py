@@ -14,7 +14,7 @@ from eventlm.engine.setup import make_setup
 from eventlm.server.http_server import run_server
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.world import workers
-from tests.world.host import WorldPipes, system_of
+from tests.world.host import WorldPipes, WorldSharedFolders, system_of
 from tests.world.network import Listening
 from tests.world.process import Process
 from tests.world.world import World
@@ -29,8 +29,9 @@ class WorldServer:
     def __init__(self, world: World, config: Config, *, num_blocks: int, max_model_len: int) -> None:
         self.process = process = Process(world, "engine")
         pipes = WorldPipes(process)
-        programs = {workers.MODULE: workers.program(pipes)}
-        self.system = system_of(process, programs)._replace(pipes=pipes)
+        folders = WorldSharedFolders(process)
+        programs = {workers.MODULE: workers.program(pipes, folders)}
+        self.system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
         setup = make_setup(config, model=FAKE_MODEL, model_name="m", num_blocks=num_blocks, max_model_len=max_model_len)
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
 from eventlm.events import Launched
+from eventlm.system.shared_folder import Board
 from eventlm.worker.fake.model import FakeModel, TimedFakeStep
 from eventlm.worker.fake.runner import FakeDeath
 from eventlm.worker.loop import WorkerLoop, load
-from eventlm.worker.process import PARENT_POLL_S
+from eventlm.worker.process import PARENT_POLL_S, STAY_SECONDS
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -19,11 +20,12 @@ from eventlm.worker.protocol import (
     decode_to_worker,
     encode,
 )
-from tests.world.host import WorldClock, WorldPipe, WorldPipes
+from tests.world.host import WorldClock, WorldPipe, WorldPipes, WorldSharedFolders
 from tests.world.loop import Killed
 from tests.world.process import Child, Process
 
 MODULE = "eventlm.worker.process"
+_POLL_NS = 20_000_000
 _LOAD_NS = (50_000_000, 2_000_000_000)
 
 
@@ -35,8 +37,8 @@ class WorldModel(FakeModel):
     """The fake model of one worker."""
 
     def __init__(self, setup: WorkerSetup, worker: WorldWorker) -> None:
-        super().__init__(setup, WorldClock(worker.process))
         self._worker = worker
+        super().__init__(setup, WorldClock(worker.process))
 
     def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
         """As FakeModel.start."""
@@ -49,21 +51,35 @@ class WorldModel(FakeModel):
         self._worker.process.end(1)
         raise Killed
 
+    def _open_board(self, folder: str) -> Board:
+        return self._worker.folders.board(folder)
+
     def _hang(self) -> NoReturn:
         self._worker.hang()
         raise _Hang
+
+    def _await_rank(self, rank: int, step: int) -> None:
+        board = self._board
+        if board is not None and board.read(rank) < step:
+            self._worker.hang(lambda: board.read(rank) >= step)
 
 
 class WorldWorker:
     """One worker process, as `eventlm.worker.process` is."""
 
-    def __init__(self, process: Process, child: Child, pipe: WorldPipe) -> None:
+    def __init__(self, process: Process, child: Child, pipe: WorldPipe, folders: WorldSharedFolders) -> None:
         self.process = process
         self.child = child
+        self.folders = folders
         self._pipe = pipe
+        self._model: WorldModel | None = None
+        self._board: Board | None = None
         self._setup: WorkerSetup | None = None
         self._loop: WorkerLoop | None = None
         self._is_hung = False
+        #: Since when it has been; and what it says once that is over.
+        self._hung_since_ns = 0
+        self._held: list[FromWorker] = []
         self._step_in_hand = -1
         self._early: list[list[bytes]] = []
         parent = process.parent
@@ -75,9 +91,23 @@ class WorldWorker:
         """A step of the device is over at that time."""
         self.process.after(end_ns - self.process.world.now_ns, self._answer)
 
-    def hang(self) -> None:
-        """Do nothing more, apart from heartbeats."""
+    def hang(self, until: Callable[[], bool] | None = None) -> None:
+        """Do nothing more, apart from heartbeats, until something is so."""
+        assert self._loop is not None
         self._is_hung = True
+        self._hung_since_ns = self._loop.busy_since_ns
+        if until is not None:
+            self.process.after(_POLL_NS, lambda: self._go_on_if(until))
+
+    def _go_on_if(self, until: Callable[[], bool]) -> None:
+        if not until():
+            self.process.after(_POLL_NS, lambda: self._go_on_if(until))
+            return
+        self._is_hung = False
+        held, self._held = self._held, []
+        for message in held:
+            self._send(message)
+        self._leave_if_over()
 
     def _orphaned(self) -> None:
         """It notices within its poll's time that its parent has died."""
@@ -101,7 +131,11 @@ class WorldWorker:
 
     def _load(self, setup: WorkerSetup) -> None:
         def make(setup: WorkerSetup, _: object) -> WorldModel:
-            return WorldModel(setup, self)
+            self._model = WorldModel(setup, self)
+            return self._model
+
+        if setup.peers.shared_memory:
+            self._board = self.folders.board(setup.peers.shared_memory)
 
         runner, message = load(setup, self.process.pid, lambda *_: None, make)
         self._send(message)
@@ -129,13 +163,26 @@ class WorldWorker:
 
     def _guard(self, loop: WorkerLoop, act: Callable[[WorkerLoop], Iterable[FromWorker]]) -> None:
         for message in act(loop):
-            if not self._is_hung:
+            if self._is_hung:
+                self._held.append(message)
+            else:
                 self._send(message)
-        if loop.exit_status is not None:
-            self.process.end(loop.exit_status)
+        self._leave_if_over()
+
+    def _leave_if_over(self) -> None:
+        assert self._loop is not None
+        assert self._setup is not None
+        status = self._loop.exit_status
+        if status is None or self._is_hung:
+            return
+        stays = bool(status) and self._setup.layout.num_ranks > 1
+        self.process.after(round(STAY_SECONDS * 1e9) if stays else 0, lambda: self.process.end(status))
 
     def _hold(self, step: int) -> None:
+        assert self._setup is not None
         self._step_in_hand = step
+        if self._board is not None:
+            self._board.write(self._setup.rank, step)
 
     def _send(self, message: FromWorker) -> None:
         if not self.process.is_dead:
@@ -144,15 +191,18 @@ class WorldWorker:
     def _beat(self) -> None:
         assert self._setup is not None
         since_ns = self._loop.busy_since_ns if self._loop is not None else 0
+        if self._is_hung:
+            since_ns = self._hung_since_ns
         busy_ns = self.process.world.now_ns - since_ns if since_ns else 0
-        self._send(Heartbeat(epoch=self._setup.epoch, busy_ns=busy_ns, step=self._step_in_hand))
+        waits = self._model is not None and self._model.waits_for_peers
+        self._send(Heartbeat(epoch=self._setup.epoch, busy_ns=busy_ns, step=self._step_in_hand, waits=waits))
         self.process.after(self._setup.heartbeat_ns, self._beat)
 
 
-def program(pipes: WorldPipes) -> Callable[[Process, Child, Sequence[str]], None]:
-    """What the module of workers runs. pipes: of the engine."""
+def program(pipes: WorldPipes, folders: WorldSharedFolders) -> Callable[[Process, Child, Sequence[str]], None]:
+    """What the module of workers runs. pipes, folders: of the engine."""
 
     def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
-        WorldWorker(process, child, pipes.by_address[arguments[0]])
+        WorldWorker(process, child, pipes.by_address[arguments[0]], folders)
 
     return run

@@ -12,7 +12,7 @@ from eventlm.core.predictor import StepShape
 from eventlm.core.shards import deal_out
 from eventlm.events import Launched
 from eventlm.system.clock import Clock, SystemClock
-from eventlm.system.shared_folder import StepBoard
+from eventlm.system.shared_folder import Board, StepBoard
 from eventlm.worker.fake.rank import FakeNotice, FakeWait
 from eventlm.worker.fake.runner import FakeDeath, FakeHang, FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
@@ -59,7 +59,7 @@ class FakeModel:
         self.num_blocks = setup.num_blocks
         self.notes: list[str] = []
         self.waits_for_peers = False
-        self._board = StepBoard(setup.peers.shared_memory) if setup.peers.shared_memory else None
+        self._board = self._open_board(setup.peers.shared_memory) if setup.peers.shared_memory else None
         #: When the device of each stage will have done all that it was given.
         self._free_ns = [0] * setup.layout.stages
 
@@ -78,8 +78,7 @@ class FakeModel:
         except FakeNotice as notice:
             # Nobody can notice it before the other has come there.
             self.waits_for_peers = True
-            while self._board is not None and self._board.read(notice.rank) < launch.step:
-                time.sleep(_POLL_S)
+            self._await_rank(notice.rank, launch.step)
             raise
         num_stages = len(self._free_ns)
         shares = {name: [len(share) for share in deal_out(time_ns, num_stages)] for name, time_ns in step.ops.items()}
@@ -93,6 +92,9 @@ class FakeModel:
         ops = {name: share[-1] for name, share in shares.items()} if self._profile_ops else {}
         return TimedFakeStep(step._replace(ops=ops, stages=stages if num_stages > 1 else []), times_ns, self._clock)
 
+    def _open_board(self, folder: str) -> Board:
+        return StepBoard(folder)
+
     def _die(self, death: FakeDeath) -> NoReturn:
         print(f"fake worker: {death}", file=sys.stderr)
         os._exit(1)
@@ -100,6 +102,11 @@ class FakeModel:
     def _hang(self) -> NoReturn:
         while True:
             time.sleep(1)
+
+    def _await_rank(self, rank: int, step: int) -> None:
+        """Wait until another rank has a step in hand."""
+        while self._board is not None and self._board.read(rank) < step:
+            time.sleep(_POLL_S)
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""
