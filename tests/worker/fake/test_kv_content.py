@@ -8,6 +8,8 @@ import pytest
 from msgspec import structs
 
 from eventlm.core.state.block_pool import BlockPool
+from eventlm.core.state.replica import Replica
+from eventlm.core.state.sequence import Sequence
 from eventlm.sampling_params import SamplingParams
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.fake.tokens import fake_token
@@ -193,3 +195,23 @@ def test_simulations_refuse_a_tree_that_names_other_content(monkeypatch: pytest.
     monkeypatch.setattr(BlockPool, "insert", planted)
     with pytest.raises(DesyncError, match="does not hold its context"):
         Simulation(3, chaos=CALM, check_every=0).run()
+
+
+def test_simulations_refuse_an_exchanged_block_that_the_worker_was_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange_hits = Replica.exchange_hits
+
+    def planted(replica: Replica, sequence: Sequence, block_size: int) -> None:
+        shipped_blocks = sequence.shipped_blocks
+        exchange_hits(replica, sequence, block_size)
+        sequence.shipped_blocks = shipped_blocks
+
+    monkeypatch.setattr(Replica, "exchange_hits", planted)
+    with pytest.raises(DesyncError, match="does not hold its context"):
+        Simulation(4, chaos=CALM, check_every=0).run()
+
+
+def test_simulations_refuse_hits_on_the_cache_of_a_worker_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    reset = BlockPool.reset
+    monkeypatch.setattr(BlockPool, "reset", lambda pool: None if hasattr(pool, "references") else reset(pool))
+    with pytest.raises(DesyncError, match="; nothing was written to it"):
+        Simulation(4, check_every=0).run()
