@@ -12,7 +12,7 @@ from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from tests.world.draws import DrawnChance
 from tests.world.network import Socket
-from tests.world.process import Child, Process
+from tests.world.process import SIGKILL, Child, Process
 
 #: Runs in a process that was spawned, with its arguments. child: what its parent sees of it.
 Program = Callable[[Process, Child, Sequence[str]], None]
@@ -80,7 +80,9 @@ class WorldThread:
 
 
 class WorldPipe:
-    """A message pipe to a child. Messages arrive late and in order; those to a dead process are lost."""
+    """A message pipe to a child. Messages arrive late and in order. Those to a dead process are lost, and so are the
+    last ones of one that is killed before they have left it.
+    """
 
     def __init__(self, process: Process, number: int) -> None:
         self._process = process
@@ -92,15 +94,17 @@ class WorldPipe:
         self._take: Callable[[list[bytes]], None] | None = None
         self._to_parent: deque[bytes] = deque()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
-        self._last_ns = [0, 0]
+        #: When the last message of each direction arrives, and when it has left its sender.
+        self._last_ns, self._left_ns = [0, 0], [0, 0]
         self._num_messages = 0
         self._is_closed = False
 
     def send(self, *frames: bytes) -> None:
         """As ParentPipe.send."""
-        self._to_child.append(frames)
-        if self._take is not None:
-            self._later(0, self._pass_on)
+        with self._process.call():
+            self._to_child.append(frames)
+            if self._take is not None:
+                self._later(self._process, self._pass_on)
 
     def pulse(self, message: bytes) -> None:
         """As ParentPipe.pulse: nothing on one host."""
@@ -122,18 +126,27 @@ class WorldPipe:
         """The child is there: it takes the messages."""
         self.child, self._take = child, take
         for _ in self._to_child:
-            self._later(0, self._pass_on)
+            self._later(self._process, self._pass_on)
 
     def answer(self, message: bytes) -> None:
         """The child sends a message."""
-        self._later(1, lambda: self._arrive(message))
+        assert self.child is not None
+        with self.child.call():
+            self._later(self.child, lambda: self._arrive(message))
 
-    def _later(self, direction: int, action: Callable[[], None]) -> None:
+    def _later(self, sender: Process, action: Callable[[], None]) -> None:
         world = self._process.world
         self._num_messages += 1
         latency_ns = world.draws.between(*_MESSAGE_NS, "message", self._number, self._num_messages)
+        direction = int(sender is self.child)
+        leaves_ns = self._left_ns[direction] = max(self._left_ns[direction], world.now_ns + latency_ns // 2)
         self._last_ns[direction] = max(self._last_ns[direction] + 1, world.now_ns + latency_ns)
-        world.at(self._last_ns[direction], action)
+
+        def arrive() -> None:
+            if sender.returncode != -SIGKILL or sender.ended_ns >= leaves_ns:
+                action()
+
+        world.at(self._last_ns[direction], arrive)
 
     def _pass_on(self) -> None:
         frames = self._to_child.popleft()
@@ -203,13 +216,14 @@ class WorldProcesses:
         """As Processes.spawn."""
         parent = self._process
         program = self._programs[module]
-        self._num_spawned += 1
-        process = Process(parent.world, f"{module} {self._num_spawned} of {parent.name}", parent)
-        for number in pass_fds:
-            parent.handles[number].held_by(process)
-        child = Child(process, stdout=stdout)
-        delay_ns = parent.world.draws.between(*_SPAWN_NS, "spawn", process.pid)
-        process.after(delay_ns, lambda: program(process, child, arguments))
+        with parent.call():
+            self._num_spawned += 1
+            process = Process(parent.world, f"{module} {self._num_spawned} of {parent.name}", parent)
+            for number in pass_fds:
+                parent.handles[number].held_by(process)
+            child = Child(process, stdout=stdout)
+            delay_ns = parent.world.draws.between(*_SPAWN_NS, "spawn", process.pid)
+            process.after(delay_ns, lambda: program(process, child, arguments))
         await asyncio.sleep(0)
         return child
 

@@ -235,13 +235,14 @@ class Network:
 
     def listen(self, process: Process, address: Address) -> Listening:
         """A new listening socket. Raises OSError if the address is in use."""
-        present = self._listening.get(address)
-        if present is not None and present.holders:
-            raise OSError(98, "Address already in use")
-        self._num_handles += 1
-        listening = self._listening[address] = Listening(self._num_handles, address)
-        listening.held_by(process)
-        return listening
+        with process.call():
+            present = self._listening.get(address)
+            if present is not None and present.holders:
+                raise OSError(98, "Address already in use")
+            self._num_handles += 1
+            listening = self._listening[address] = Listening(self._num_handles, address)
+            listening.held_by(process)
+            return listening
 
     def pair(self, first: Process, second: Process) -> tuple[Socket, Socket]:
         """Both ends of a new connection."""
@@ -270,7 +271,8 @@ class Network:
         listening = self._listening.get(address)
         if listening is None or not listening.holders:
             raise ConnectionRefusedError(111, f"Connect call failed {address}")
-        listening.add(self._other_end(ours))
+        with self.world.require_running().call():
+            listening.add(self._other_end(ours))
 
 
 class SocketTransport(asyncio.Transport):
@@ -326,7 +328,7 @@ class SocketTransport(asyncio.Transport):
     def _flush(self) -> None:
         if self._is_lost:
             return
-        del self._buffer[: self._sock.send(bytes(self._buffer))]
+        del self._buffer[: self._send(bytes(self._buffer))]
         if self._is_writing_paused and len(self._buffer) <= self._high_bytes // 4:
             self._is_writing_paused = False
             self._protocol.resume_writing()
@@ -338,11 +340,15 @@ class SocketTransport(asyncio.Transport):
             return
         data = bytes(data)
         if not self._buffer:
-            data = data[self._sock.send(data) :]
+            data = data[self._send(data) :]
         self._buffer += data
         if len(self._buffer) > self._high_bytes and not self._is_writing_paused:
             self._is_writing_paused = True
             self._protocol.pause_writing()
+
+    def _send(self, data: bytes) -> int:
+        with self._loop.process.call() as is_cut:
+            return self._sock.send(data[: len(data) // 2] if is_cut else data)
 
     def writelines(self, list_of_data: Any) -> None:
         self.write(b"".join(list_of_data))
@@ -363,7 +369,8 @@ class SocketTransport(asyncio.Transport):
         if not self._is_lost:
             self._is_closing = True
             self._buffer.clear()
-            self._sock.abort()
+            with self._loop.process.call():
+                self._sock.abort()
             self._loop.call_soon(self._lose, None)
 
     def _lose(self, error: Exception | None) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import subprocess
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from tests.world.loop import Killed, ProcessLoop
 
@@ -18,6 +19,15 @@ _TURN_NS = (5_000, 60_000)
 _THREAD_NS = (20_000, 500_000)
 SIGKILL = 9
 
+When = Literal["before", "halfway", "after"]
+
+
+class Death(NamedTuple):
+    """A process is killed around one of its calls into the system. call: the number of that, from 1."""
+
+    call: int
+    when: When
+
 
 class Process:
     """One of a world. pid: unique in it."""
@@ -29,6 +39,7 @@ class Process:
         self.parent = parent
         self.is_dead = False
         self.returncode: int | None = None
+        self.ended_ns = -1
         #: It does nothing before that time: it has just run, or is frozen.
         self.free_ns = world.now_ns
         #: Open files, sockets and pipes by number.
@@ -43,6 +54,10 @@ class Process:
         self._slow_until_ns, self._slow_factor = 0, 1
         #: What calls into the system have taken in the present turn, or in a thread.
         self.spent_ns = 0
+        #: Calls into the system.
+        self.num_calls = 0
+        self.death: Death | None = None
+        self._is_dying = False
         world.add(self)
 
     def run(self, program: Coroutine[Any, Any, int | None]) -> None:
@@ -128,6 +143,38 @@ class Process:
         """Until then its turns take so many times as long."""
         self._slow_until_ns, self._slow_factor = time_ns, factor
 
+    def begin_call(self) -> bool:
+        """It calls into the system. Raises Killed if it is dead, or dies before the call. True: it will die in the
+        middle of the call, half of which is to be done; then, or if it dies after the call, `end_call` raises Killed.
+        """
+        if self.is_dead:
+            raise Killed
+        if self.world.running is not self:
+            return False
+        self.num_calls += 1
+        death = self.death
+        if death is None or self.num_calls != death.call:
+            return False
+        self.world.faults[f"killed {death.when} a call"] += 1
+        if death.when == "before":
+            self.kill()
+        self._is_dying = True
+        return death.when == "halfway"
+
+    def end_call(self) -> None:
+        """The call has come to its end, or to an error."""
+        if self._is_dying and not self.is_dead:
+            self.kill()
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[bool]:
+        """A call into the system; whether half of it is to be done."""
+        is_cut = self.begin_call()
+        try:
+            yield is_cut
+        finally:
+            self.end_call()
+
     def kill(self) -> None:
         """SIGKILL. Raises ProcessLookupError if it has ended."""
         if self.is_dead:
@@ -142,6 +189,7 @@ class Process:
             return
         self.is_dead = True
         self.returncode = returncode
+        self.ended_ns = self.world.now_ns
         for handle in [*self.handles.values()]:
             handle.drop(self)
         for act in self._on_end:
@@ -176,7 +224,8 @@ class Child:
 
     def kill(self) -> None:
         """As asyncio.subprocess.Process.kill."""
-        self.process.kill()
+        with self._parent.call():
+            self.process.kill()
 
     def print_line(self, line: str) -> None:
         """It prints something."""

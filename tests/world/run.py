@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from eventlm.errors import EventLMError
 from tests.world.checks import Checks
 from tests.world.client import Client
 from tests.world.faults import FAULTS
+from tests.world.loop import Killed
 from tests.world.plan import Fault, Plan
 from tests.world.server import ADDRESS, RUNS, WorldServer
 from tests.world.world import SECOND, World
@@ -53,21 +55,32 @@ def run_plan(plan: Plan) -> Ran:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[list[dict[str, Any]]]:
-    """The log of all processes, as a list. The collector runs at fixed points only: what it finalizes may act."""
+    """The log of all processes, as a list. The collector runs at fixed points only: what it finalizes may act, and what
+    is left of a dead process tries to end in order, and cannot.
+    """
     lines: list[dict[str, Any]] = []
-    before = structlog.get_config()
+    before, hear_before = structlog.get_config(), sys.unraisablehook
+
+    def hear(error: Any) -> None:
+        if not isinstance(error.exc_value, Killed):
+            hear_before(error)
 
     def keep(_: Any, level: str, line: Any) -> str:
         lines.append({**line, "level": level})
         raise structlog.DropEvent
 
     structlog.configure(processors=[keep], cache_logger_on_first_use=False)
+    sys.unraisablehook = hear
     gc.collect()
+    gc.freeze()
     gc.disable()
     try:
         yield lines
     finally:
+        gc.collect()
+        gc.unfreeze()
         gc.enable()
+        sys.unraisablehook = hear_before
         structlog.configure(**before)
 
 

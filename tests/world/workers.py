@@ -84,7 +84,10 @@ class WorldWorker:
         self._early: list[list[bytes]] = []
         parent = process.parent
         assert parent is not None
-        parent.on_end(lambda _: self._orphaned())
+        if parent.is_dead:
+            self._orphaned()
+        else:
+            parent.on_end(lambda _: self._orphaned())
         pipe.open_child(process, self._take)
 
     def step_ends(self, end_ns: int) -> None:

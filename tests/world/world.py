@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
+from pathlib import Path
 
 from tests.world.disk import WorldDisk
 from tests.world.disk_faults import Surroundings
@@ -40,6 +41,15 @@ class _AroundDisk(Surroundings):
         if self._world.running is not None:
             self._world.running.spent_ns += ns
 
+    def before_call(self, process: str, name: str, path: Path) -> bool:
+        caller = self._world.by_name.get(process)
+        return caller is not None and caller.begin_call()
+
+    def after_call(self, process: str, name: str, path: Path) -> None:
+        caller = self._world.by_name.get(process)
+        if caller is not None:
+            caller.end_call()
+
 
 class World:
     """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows. faults:
@@ -54,6 +64,8 @@ class World:
         self.network = Network(self)
         self.disk = WorldDisk(_AroundDisk(self))
         self.processes: list[Process] = []
+        #: All that there ever were.
+        self.by_name: dict[str, Process] = {}
         #: Those that have ended. What they still hold must not be collected while they could act.
         self.graves: list[Process] = []
         #: The process whose code runs at the moment.
@@ -69,7 +81,9 @@ class World:
         return self._num_pids
 
     def add(self, process: Process) -> None:
-        """A process has begun."""
+        """A process has begun. Its name is its own for ever."""
+        assert process.name not in self.by_name, process.name
+        self.by_name[process.name] = process
         self.processes.append(process)
 
     def remove(self, process: Process) -> None:
