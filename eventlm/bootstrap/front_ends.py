@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from msgspec import structs
 
+from eventlm.config import ServerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.front_ends import FrontEndController
@@ -23,12 +25,20 @@ _LEAVE_SECONDS = 5.0
 
 
 class ServerWithFrontEnds:
-    """The front ends of an engine. `module` is what the process of each runs."""
+    """The front ends of an engine. `module` is what the process of each runs; `bind` is as `bind_sockets`."""
 
-    def __init__(self, system: System, engine: InferenceEngine, *, module: str) -> None:
+    def __init__(
+        self,
+        system: System,
+        engine: InferenceEngine,
+        *,
+        module: str,
+        bind: Callable[[ServerConfig, int], Coroutine[Any, Any, list[list[socket.socket]]]] = bind_sockets,
+    ) -> None:
         self._system = system
         self._engine = engine
         self._module = module
+        self._bind = bind
         self._controller: FrontEndController | None = None
 
     def reload(self) -> None:
@@ -51,7 +61,7 @@ class ServerWithFrontEnds:
         Raises also EngineUnavailableError if a front end does not start, or when none is left.
         """
         config = self._engine.setup.config
-        sockets = await bind_sockets(config.server, config.server.api_servers)
+        sockets = await self._bind(config.server, config.server.api_servers)
         controller = self._controller = FrontEndController(
             self._system,
             self._engine,

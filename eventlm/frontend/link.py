@@ -90,7 +90,7 @@ class FrontEndLink:
         self._max_replay_bytes = max_replay_bytes
         self._connection: FrameConnection | None = None
         #: The resumable replies and searches that this front end reads.
-        self._reading: set[LeaveReply] = set()
+        self._reading: dict[LeaveReply, None] = {}
         #: Outputs collected in this tick.
         self._outputs: list[tuple[int, int, StreamOutput]] = []
         #: Running calls by their numbers.
@@ -138,7 +138,7 @@ class FrontEndLink:
                     self._answering[message.id].cancel()
             case CancelRequest() | EndText() | LeaveReply():
                 if isinstance(message, LeaveReply):
-                    self._reading.discard(message)
+                    self._reading.pop(message, None)
                 self._notify(message)
             case Beat():
                 self.beat = message
@@ -164,11 +164,11 @@ class FrontEndLink:
             self.send(call_error(call.id, EngineUnavailableError("the engine could not answer; see the server's log")))
             return
         if isinstance(result, ResumedReply):
-            self._reading.add(LeaveReply(result.submission.reply_id, result.reader))
+            self._reading[LeaveReply(result.submission.reply_id, result.reader)] = None
         elif isinstance(call.operation, Submit):
             submission = call.operation.submission
             if submission is not None and submission.stays_open:
-                self._reading.add(LeaveReply(submission.reply_id, 0))
+                self._reading[LeaveReply(submission.reply_id, 0)] = None
         self.send(answer)
         if isinstance(result, ResumedReply):
             # Its outputs are here already. Send them now: they count when the next resumption is checked.

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+class Usage(NamedTuple):
+    """What a process has used of its host: time on processors, and memory that it has now."""
+
+    cpu_ns: int
+    resident_bytes: int
 
 
 class Process(Protocol):
@@ -58,6 +70,15 @@ class Processes(Protocol):
         """The id of this process."""
         ...
 
+    @property
+    def parent_pid(self) -> int:
+        """The id of the process that started this one."""
+        ...
+
+    def usage(self) -> Usage:
+        """What this process has used. Does not wait."""
+        ...
+
     async def spawn(
         self,
         module: str,
@@ -84,6 +105,16 @@ class SystemProcesses:
     def pid(self) -> int:
         """As Processes.pid."""
         return os.getpid()
+
+    @property
+    def parent_pid(self) -> int:
+        """As Processes.parent_pid."""
+        return os.getppid()
+
+    def usage(self) -> Usage:
+        """As Processes.usage. The figures are in memory, so that reading them does not wait."""
+        with open("/proc/self/statm", "rb") as file:
+            return Usage(time.process_time_ns(), int(file.read().split()[1]) * _PAGE_BYTES)
 
     async def spawn(
         self,

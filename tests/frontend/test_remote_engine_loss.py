@@ -33,7 +33,7 @@ async def test_who_submitted_is_a_reader_that_leaves_with_its_front_end() -> Non
             submission = Submission(reply_id=name, is_resumable=True)
             await pair.engine.submit([request()], submission=submission, on_output=lambda *_: None)
         pair.engine.leave("cmpl-2", 0)
-        await until(lambda: pair.link._reading == {LeaveReply("cmpl-1", 0)})
+        await until(lambda: [*pair.link._reading] == [LeaveReply("cmpl-1", 0)])
         pair.connection.abort()
         await pair.link.lost
         assert [pair.double.registry.find(name, "").reader for name in ("cmpl-1", "cmpl-2")] == [None, None]

@@ -41,6 +41,16 @@ async def test_a_module_runs_with_its_arguments_descriptors_and_environment(
     assert SystemProcesses().pid == os.getpid() != process.pid
 
 
+def test_what_a_process_knows_of_itself() -> None:
+    processes = SystemProcesses()
+    before = processes.usage()
+    data = b"x" * 64 * 1024 * 1024
+    after = processes.usage()
+    assert processes.parent_pid == os.getppid()
+    assert 0 < before.cpu_ns <= after.cpu_ns
+    assert after.resident_bytes - before.resident_bytes > len(data) // 2
+
+
 async def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spawned.py").write_text("")
     monkeypatch.chdir(tmp_path)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from eventlm.system.processes import Usage
 from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from tests.world.draws import DrawnChance
@@ -202,6 +203,16 @@ class WorldProcesses:
     def pid(self) -> int:
         """As Processes.pid."""
         return self._process.pid
+
+    @property
+    def parent_pid(self) -> int:
+        """As Processes.parent_pid."""
+        parent = self._process.parent
+        return parent.pid if parent is not None else 1
+
+    def usage(self) -> Usage:
+        """As Processes.usage: nothing is measured."""
+        return Usage(0, 0)
 
     async def spawn(
         self,

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import resource
 import signal
 import socket
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvloop
 
 from eventlm.bootstrap.text_parts import ServedText, TextParts, load_text
 from eventlm.cli.logging_setup import configure_logging
 from eventlm.config import Config
+from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError
 from eventlm.frontend.front_end import BEAT_SECONDS
 from eventlm.frontend.protocol import (
@@ -40,18 +39,16 @@ from eventlm.frontend.remote_engine import RemoteEngine
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.context import ServerContext, TextOfModel
 from eventlm.server.http_server import run_server
-from eventlm.system.clock import SystemClock
 from eventlm.system.frames import FrameConnection
 from eventlm.system.system import System, real_system
 from eventlm.text.engine import Engine
 
-_PAGE_BYTES = resource.getpagesize()
-
 
 class FrontEndServer:
-    """The process's end of the connection to the engine."""
+    """The process: its end of the connection to the engine, and its server."""
 
-    def __init__(self) -> None:
+    def __init__(self, system: System) -> None:
+        self._system = system
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
         #: None until the engine's first message has arrived.
@@ -60,10 +57,46 @@ class FrontEndServer:
         #: The engine's first message. The next one may arrive with it.
         self._begun: asyncio.Future[tuple[FrontEndSetup, RemoteEngine]] = asyncio.get_running_loop().create_future()
 
-    async def open(self, end: socket.socket) -> tuple[FrontEndSetup, RemoteEngine]:
-        """Connect, and wait for the engine's first message."""
-        self._connection = await FrameConnection.open(end, self._receive, self._lose)
-        return await self._begun
+    async def serve(
+        self,
+        control: socket.socket,
+        listening: Sequence[socket.socket],
+        *,
+        on_setup: Callable[[FrontEndSetup], Any],
+        on_loaded: Callable[[], Any],
+    ) -> int:
+        """Serve until the engine asks for the end or is gone; the process's exit status.
+
+        control: its end of the pair. listening: where it accepts connections. on_setup: gets the engine's first message
+        before all else. on_loaded: called when everything is loaded, before the first connection.
+        """
+        self._connection = await FrameConnection.open(control, self._receive, self._lose)
+        try:
+            setup, engine = await self._begun
+        except EngineUnavailableError:
+            return 1
+        on_setup(setup)
+        try:
+            context = self.context = self._make_context(setup, engine)
+        except EventLMError as error:
+            self.send(FrontEndFailed(str(error)))
+            await self.close()
+            return 1
+        on_loaded()
+        beating = asyncio.create_task(self._beat(context))
+        try:
+            await run_server(
+                context,
+                sockets=listening,
+                on_ready=lambda _: self.send(FrontEndReady()),
+                on_draining=lambda num_requests: self.send(Draining(num_requests)),
+                stop=self.stop,
+                cut=self.cut,
+            )
+        finally:
+            beating.cancel()
+            await self.close()
+        return 0
 
     def send(self, message: FromFrontEnd) -> None:
         """Send a message to the engine."""
@@ -79,7 +112,7 @@ class FrontEndServer:
         message = decode_to_front_end(body)
         match message:
             case FrontEndSetup():
-                self._begun.set_result((message, RemoteEngine(message, self.send, SystemClock())))
+                self._begun.set_result((message, RemoteEngine(message, self.send, self._system.clock)))
             case Signal(kind="reload"):
                 if self.context is not None:
                     self.context.reload()
@@ -93,10 +126,45 @@ class FrontEndServer:
     def _lose(self) -> None:
         """The engine's process is gone: streams end with an error, and so does this process."""
         if not self._begun.done():
-            os._exit(1)
+            self._begun.set_exception(EngineUnavailableError("the engine's process has died"))
+            return
         self._begun.result()[1].fail("the engine's process has died")
         self.stop.set()
         self.cut.set()
+
+    def _make_context(self, setup: FrontEndSetup, engine: RemoteEngine) -> ServerContext:
+        return make_context(
+            self._system,
+            engine,
+            setup.config,
+            load_text(setup.model, setup.config.model.model_impl, setup.tokenizer),
+            vocab_size=setup.vocab_size,
+            engine_pid=self._system.processes.parent_pid,
+            created=setup.created,
+            session_key=setup.session_key,
+            others=[
+                ServedText(
+                    each.model_names,
+                    load_text(each.model, each.model_impl, each.tokenizer),
+                    each.vocab_size,
+                    each.num_slots,
+                )
+                for each in setup.others
+            ],
+        )
+
+    async def _beat(self, context: ServerContext) -> None:
+        while True:
+            usage = self._system.processes.usage()
+            self.send(
+                Beat(
+                    num_requests=context.num_running,
+                    cpu_ns=usage.cpu_ns,
+                    resident_bytes=usage.resident_bytes,
+                    http_requests=context.http_requests,
+                )
+            )
+            await asyncio.sleep(BEAT_SECONDS)
 
 
 def make_context(
@@ -141,78 +209,28 @@ def make_context(
     return context
 
 
-async def _serve(control: int, listening: Sequence[int]) -> int:
-    front_end = FrontEndServer()
-    setup, engine = await front_end.open(socket.socket(fileno=control))
-    configure_logging(setup.config.log, bound={"front_end": setup.index})
-    try:
-        context = front_end.context = make_context(
-            real_system(),
-            engine,
-            setup.config,
-            load_text(setup.model, setup.config.model.model_impl, setup.tokenizer),
-            vocab_size=setup.vocab_size,
-            engine_pid=os.getppid(),
-            created=setup.created,
-            session_key=setup.session_key,
-            others=[
-                ServedText(
-                    each.model_names,
-                    load_text(each.model, each.model_impl, each.tokenizer),
-                    each.vocab_size,
-                    each.num_slots,
-                )
-                for each in setup.others
-            ],
-        )
-    except EventLMError as error:
-        front_end.send(FrontEndFailed(str(error)))
-        await front_end.close()
-        return 1
-    # Loaded objects stay alive: without the freeze each full collection would stop all streams for 20 ms.
-    gc.collect()
-    gc.freeze()
-    beating = asyncio.create_task(_beat(front_end, context))
-    try:
-        await run_server(
-            context,
-            sockets=[socket.socket(fileno=number) for number in listening],
-            on_ready=lambda _: front_end.send(FrontEndReady()),
-            on_draining=lambda num_requests: front_end.send(Draining(num_requests)),
-            stop=front_end.stop,
-            cut=front_end.cut,
-        )
-    finally:
-        beating.cancel()
-        await front_end.close()
-    return 0
-
-
-async def _beat(front_end: FrontEndServer, context: ServerContext) -> None:
-    while True:
-        front_end.send(
-            Beat(
-                num_requests=context.num_running,
-                cpu_ns=time.process_time_ns(),
-                resident_bytes=_resident_bytes(),
-                http_requests=context.http_requests,
-            )
-        )
-        await asyncio.sleep(BEAT_SECONDS)
-
-
-def _resident_bytes() -> int:
-    """This process's, which is a file in memory: reading it does not wait."""
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[1]) * _PAGE_BYTES
-
-
 def main() -> int:
     """Entry point of the process."""
     # Service managers may signal all processes of a server; the engine decides when front ends leave.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    return uvloop.run(_serve(int(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]))
+    control, *listening = (socket.socket(fileno=int(number)) for number in (sys.argv[1], *sys.argv[2].split(",")))
+    return uvloop.run(_serve(control, listening))
+
+
+async def _serve(control: socket.socket, listening: Sequence[socket.socket]) -> int:
+    front_end = FrontEndServer(real_system())
+    return await front_end.serve(control, listening, on_setup=_log_as_told, on_loaded=_freeze_objects)
+
+
+def _log_as_told(setup: FrontEndSetup) -> None:
+    configure_logging(setup.config.log, bound={"front_end": setup.index})
+
+
+def _freeze_objects() -> None:
+    """Loaded objects stay alive: without the freeze each full collection would stop all streams for 20 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":
