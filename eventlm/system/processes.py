@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PAGE_BYTES = resource.getpagesize()
 
 
-class Usage(NamedTuple):
+class ProcessUsage(NamedTuple):
     """What a process has used of its host: time on processors, and memory that it has now."""
 
     cpu_ns: int
@@ -75,7 +75,7 @@ class Processes(Protocol):
         """The id of the process that started this one."""
         ...
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """What this process has used. Does not wait."""
         ...
 
@@ -111,10 +111,10 @@ class SystemProcesses:
         """As Processes.parent_pid."""
         return os.getppid()
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """As Processes.usage. The figures are in memory, so that reading them does not wait."""
         with open("/proc/self/statm", "rb") as file:
-            return Usage(time.process_time_ns(), int(file.read().split()[1]) * _PAGE_BYTES)
+            return ProcessUsage(time.process_time_ns(), int(file.read().split()[1]) * _PAGE_BYTES)
 
     async def spawn(
         self,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from eventlm.system.processes import Usage
+from eventlm.system.processes import ProcessUsage
 from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from tests.world.draws import DrawnChance
@@ -210,9 +210,9 @@ class WorldProcesses:
         parent = self._process.parent
         return parent.pid if parent is not None else 1
 
-    def usage(self) -> Usage:
+    def usage(self) -> ProcessUsage:
         """As Processes.usage: nothing is measured."""
-        return Usage(0, 0)
+        return ProcessUsage(0, 0)
 
     async def spawn(
         self,
