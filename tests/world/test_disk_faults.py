@@ -11,7 +11,7 @@ from eventlm.system.disk import Disk
 from tests.bus.crashes import Killed
 from tests.world.disk import ProcessDisk, WorldDisk
 from tests.world.disk_faults import DiskFaults
-from tests.world.drawn import Drawn, Mortal
+from tests.world.drawn_disk import Drawn, Mortal
 from tests.world.file_tree import PAGE_BYTES
 
 
@@ -76,13 +76,14 @@ def test_what_was_synced_outlives_reboots_and_what_was_not_may_be_lost_in_any_pa
         left.add(kept)
         disk.reboot()
         assert read(engine, path) == found
-    assert {(False,), (True,) * 5, (True, True), (False, False, False, True)} < left
+    assert {(False,), (True,) * 5, (True, True)} < left
+    assert any(True in kept[kept.index(False) :] for kept in left if False in kept)
     assert len(left) > 20
 
 
 def test_a_file_that_was_cut_is_long_again_after_a_reboot_or_it_is_not() -> None:
     found = set()
-    for seed in range(40):
+    for seed in range(300):
         disk = WorldDisk(Drawn(seed))
         path, engine = Path("/file"), disk.of("engine")
         file = engine.create(path)

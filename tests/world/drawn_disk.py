@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
 from pathlib import Path
 
 from tests.bus.crashes import Killed
 from tests.world.disk_faults import DiskFaults, Surroundings
+from tests.world.draws import Draws
 
 ALL_FAULTS = DiskFaults(errors=12, sync_errors=4, short_writes=4, slow=9, bit_rot=4)
 
 
 class Drawn(Surroundings):
-    """Draws by a hash. spent_ns: by slow calls; left_out: of these names and numbers nothing is drawn."""
+    """spent_ns: by slow calls; left_out: of these names and numbers nothing is drawn."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class Drawn(Surroundings):
         self.left_out: set[tuple[str, int]] = set()
         self.happened: list[tuple[str, int]] = []
         self.calls: list[str] = []
-        self._seed = seed
+        self._draws = Draws(seed)
 
     def unix_ns(self) -> int:
         return len(self.calls)
@@ -28,7 +28,7 @@ class Drawn(Surroundings):
     def draw(self, what: str, number: int) -> int:
         if (what, number) in self.left_out:
             return 1
-        return int.from_bytes(blake2b(f"{self._seed} {what} {number}".encode(), digest_size=8).digest())
+        return self._draws.draw(what, number)
 
     def fault(self, what: str, number: int) -> None:
         super().fault(what, number)
