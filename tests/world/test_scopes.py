@@ -38,7 +38,7 @@ def test_nothing_is_wrong_in_any_state_of_small_worlds(results: dict[str, Result
         print(f"{name}: {result}")
     assert all(result.is_whole and result.num_states > 500 for result in results.values())
     assert sum(result.num_twins for result in results.values()) > 10
-    assert sum(result.num_restored for result in results.values()) > 100
+    assert sum(result.num_restored for result in results.values()) > 20
 
 
 def test_all_that_can_happen_happens(results: dict[str, Result]) -> None:
@@ -50,6 +50,7 @@ def test_all_that_can_happen_happens(results: dict[str, Result]) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("scope", SOAK, ids=lambda scope: scope.name)
 def test_nothing_is_wrong_in_any_state_of_larger_worlds(scope: Scope) -> None:
     result = Search(scope).run()

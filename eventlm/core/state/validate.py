@@ -106,6 +106,8 @@ def _replica_problems(replica: Replica) -> list[str]:
     has_work = bool(replica.running and replica.capacity is None) or bool(replica.in_flight)
     if not replica.up and (has_work or len(replica.queue)):
         found.append(where + "its worker is lost, but it still has sequences")
+    if not replica.up and replica.capacity is None and replica.pool.tree:
+        found.append(where + "its worker is lost, but its cache can be hit")
     find_problems = _resident_problems if replica.capacity is None else _forwarded_problems
     for sequence in replica.running:
         found += [f"{where}{sequence} {problem}" for problem in find_problems(replica, sequence)]

@@ -102,6 +102,15 @@ def test_damage_is_named(damage: Callable[[Rig], None], said: str) -> None:
     assert f"after event {rig.core.next_seq - 1}" in str(raised.value)
 
 
+def test_a_cache_that_outlives_its_worker_is_named() -> None:
+    rig = Rig()
+    rig.arrive(9, 1, blocks=[1, 2])
+    rig.finish_all()
+    rig.state.replicas[0].up = False
+    with pytest.raises(InvariantError, match="its cache can be hit"):
+        validate(rig.state)
+
+
 def test_parts_in_turn_are_the_whole() -> None:
     rig = Rig(num_blocks=5000)
     damaged = [1000, 2500, 4999]

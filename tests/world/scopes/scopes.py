@@ -42,6 +42,7 @@ FOUR = (requests(2, 5, count=2, deadline_ns=PATIENT_NS), requests(4, 2, count=2,
 WATCHED = (requests(2, 4, has_text_ends=True), requests(3, 3, waits_for_grammar=True), requests(2, 3, front_end=1))
 LATE = (requests(3, 3, count=2, deadline_ns=URGENT_NS, drop_if_late=True), requests(4, 3))
 SHARING = (requests(4, 2, count=2, blocks=[1, 2]), requests(5, 3, blocks=[1, 3]))
+MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING, "four": FOUR}
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
 FORWARDED = {
     "forwards": Forwarding(max_attempts=3, backoff_ns=SECOND_NS, hedge_ns=5 * SECOND_NS, first_limit=1),
@@ -68,8 +69,11 @@ SMALL = [
 ]
 #: What `make soak` searches too.
 SOAK = [
-    *(_scope(name, GROWING, "cancel lose end*", policies=(policy,)) for name, policy in POLICIES.items()),
-    *(_scope(f"chunked-{name}", CHUNKED, "cancel lose end*", policies=(each,)) for name, each in POLICIES.items()),
+    *(
+        _scope(f"{mix}-{name}", arrivals, "cancel lose end*", policies=(policy,))
+        for mix, arrivals in MIXES.items()
+        for name, policy in POLICIES.items()
+    ),
     *(_scope(name, GROWING, "cancel lose end", router=router) for name, router in ROUTERS.items()),
     _scope("dynamic", CHUNKED, "cancel lose end*", batcher=Dynamic(min_chunk_tokens=1, target_ms=2.1)),
     _scope(
@@ -99,7 +103,4 @@ SOAK = [
     _scope("silent", GROWING, "cancel none none", limits=ONE),
     _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),
     _scope("hedged", LATE, "cancel fail down", limits=FORWARDED),
-    _scope("four-fcfs", FOUR, "cancel lose lose"),
-    _scope("four-edf", FOUR, "cancel lose lose", policies=(Edf(),)),
-    _scope("four-lrs", FOUR, "cancel lose lose", policies=(Lrs(evict_margin=0),)),
 ]

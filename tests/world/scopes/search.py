@@ -37,7 +37,7 @@ from tests.world.scopes.world import Move, Scope, World
 _TWINS_EVERY = 997
 _REPORT_EVERY = 20_000
 #: Of so many states, one is restored from its snapshot.
-_RESTORED_EVERY = 97
+_RESTORED_EVERY = 499
 #: So many worlds wait as they are, 12 KB each.
 _MOST_UNPACKED = 50_000
 #: No such state.
