@@ -8,7 +8,7 @@ CHECKED := eventlm kernels policies replay tests benchmarks docs examples setup.
 # Tests start processes by the hundred, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test collect nightly check docs install browser prometheus checkpoints soak mutants kernel-table
+.PHONY: run test collect nightly check docs install browser prometheus checkpoints soak simulate mutants kernel-table
 
 run: install
 	$(BIN)/eventlm serve
@@ -38,6 +38,11 @@ docs: $(STAMP)
 
 soak: checkpoints
 	$(BIN)/python -m pytest -q -m soak
+
+# The whole server in simulated time, under the faults that seeds draw: stops at the first seed that fails.
+SEEDS ?= 0-999
+simulate: $(STAMP)
+	$(BIN)/python -m tests.world.simulate $(SEEDS) $(ARGS)
 
 # How many small mistakes in the code the tests find: takes hours, goes on where it was stopped.
 mutants: checkpoints

@@ -24,19 +24,32 @@ class Client:
         self.has_left = False
         self.was_cut = False
         self.is_over = False
+        self._num_seen = 0
         self.process = Process(world, f"client {visit.number}")
         self.process.run(self._visit(address))
 
     async def _visit(self, address: Address) -> int:
         visit = self.visit
-        if visit.leaves_after >= 0:
-            self.reply.on_data = self._leave_if_due
+        self.reply.on_data = self._see
+        self._note(f"sends POST {visit.path} {msgspec.json.encode(visit.body).decode()}")
         await send(self.process, address, "POST", visit.path, visit.body, reply=self.reply)
+        self._note(
+            f"has a whole reply of status {self.reply.status}" if self.reply.is_whole else f"{self.reply.error!r}"
+        )
         self.is_over = True
         return 0
 
-    def _leave_if_due(self) -> None:
-        if self.reply.body.count(b"\n\n") >= self.visit.leaves_after and not self.reply.is_whole:
+    def _note(self, what: str) -> None:
+        self.process.world.note(self.process.name, what)
+
+    def _see(self) -> None:
+        """Something has come of the reply."""
+        body = self.reply.body
+        if self.process.world.notes is not None:
+            self._note(f"gets {bytes(body[self._num_seen :])!r} of status {self.reply.status}")
+            self._num_seen = len(body)
+        if 0 <= self.visit.leaves_after <= body.count(b"\n\n") and not self.reply.is_whole:
+            self._note("leaves")
             self.has_left = self.is_over = True
             self.process.end(0)
 

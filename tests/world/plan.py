@@ -49,19 +49,16 @@ class Visit(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Of a seed. seconds: from the server's start to the last visit or fault."""
+    """Of a seed. is_calm: nothing can go wrong beyond clients that leave. seconds: from the server's start to the last
+    visit or fault."""
 
     seed: int
+    is_calm: bool
     config: Config
     num_blocks: int
     seconds: int
     visits: list[Visit]
     faults: list[Fault]
-
-    @property
-    def has_faults(self) -> bool:
-        """Whether anything can go wrong beyond clients that leave."""
-        return bool(self.faults)
 
     def without(self, visits: set[int], faults: set[int]) -> Plan:
         """The same with some of them left out."""
@@ -71,15 +68,31 @@ class Plan(NamedTuple):
         )
 
 
-def draw_plan(seed: int) -> Plan:
-    """The plan of a seed."""
+class Pace(NamedTuple):
+    """How much happens, and for how long, where the seed does not say."""
+
+    hours: int
+    visits_per_hour: int
+    faults_per_hour: int
+
+
+PACES = {"quiet": Pace(4, 5, 10), "steady": Pace(1, 1800, 0)}
+
+
+def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
+    """The plan of a seed, or one of its kind at another pace."""
     draws = Draws(seed)
     is_calm = draws.draw("calm") % 10 == 0
     seconds = draws.between(20, 600, "seconds")
     num_visits = draws.between(1, 40, "visits")
     num_faults = 0 if is_calm else draws.between(1, 12, "faults")
+    if pace is not None:
+        is_calm = not pace.faults_per_hour
+        seconds = pace.hours * 3600
+        num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
     return Plan(
         seed=seed,
+        is_calm=is_calm,
         config=_draw_config(draws, is_calm=is_calm),
         num_blocks=draws.between(24, 96, "blocks"),
         seconds=seconds,

@@ -38,7 +38,7 @@ class Ran(Struct, frozen=True):
 
     seed: int
     simulated_seconds: float
-    real_seconds: float
+    cpu_seconds: float
     num_requests: int
     num_events: int
     digest: str
@@ -49,12 +49,12 @@ class Ran(Struct, frozen=True):
 
 def run_plan(plan: Plan) -> Ran:
     """Run it. Raises AssertionError for what must not be."""
-    with _quiet() as lines:
+    with quiet() as lines:
         return Run(plan, lines).run()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[list[dict[str, Any]]]:
+def quiet() -> Iterator[list[dict[str, Any]]]:
     """The log of all processes, as a list. The collector runs at fixed points only: what it finalizes may act, and what
     is left of a dead process tries to end in order, and cannot.
     """
@@ -100,7 +100,7 @@ class Run:
 
     def run(self) -> Ran:
         """From start to rest."""
-        began = time.perf_counter()
+        began = time.process_time()
         plan, world = self._plan, self.world
         begin_ns = world.now_ns
         world.run(lambda: self.server.is_ready, most_seconds=60)
@@ -119,20 +119,24 @@ class Run:
         return Ran(
             seed=plan.seed,
             simulated_seconds=(world.now_ns - begin_ns) / SECOND,
-            real_seconds=time.perf_counter() - began,
             num_requests=len(plan.visits),
             num_events=self._check_log(),
             digest=self._digest(),
             faults=dict(world.faults),
             checks=dict(self._checks.counts),
             statuses=dict(Counter(str(each.reply.status) for each in self.clients)),
+            cpu_seconds=time.process_time() - began,
         )
 
     def _come(self, visit: Any) -> None:
         self.clients.append(Client(self.world, visit, ADDRESS))
 
     def _happen(self, fault: Fault) -> None:
-        self.world.faults[fault.kind] += FAULTS[fault.kind].happen(self, fault.detail)
+        has_happened = FAULTS[fault.kind].happen(self, fault.detail)
+        self.world.faults[fault.kind] += has_happened
+        self.world.note(
+            "world", f"fault {fault.number}: {fault.kind}" + ("" if has_happened else ", which hits nothing")
+        )
 
     def administer(self, action: AdminAction) -> None:
         """An operator asks for something."""
@@ -150,7 +154,7 @@ class Run:
         """Everybody was served or told why, and nothing is left of it."""
         for client in self.clients:
             client.check(self._checks)
-            if not self._plan.has_faults and not client.was_disturbed:
+            if self._plan.is_calm and not client.was_disturbed:
                 self._checks.check(
                     "no faults, no errors",
                     client.reply.status == 200 and client.reply.is_whole,

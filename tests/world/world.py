@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from heapq import heappop, heappush
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.world.disk import WorldDisk
 from tests.world.disk_faults import Surroundings
@@ -21,6 +22,14 @@ _UNIX_NS = 1_800_000_000 * SECOND
 
 class StuckError(AssertionError):
     """What was waited for does not come."""
+
+
+class Note(NamedTuple):
+    """Something that has happened. who: a process, or `world`."""
+
+    time_ns: int
+    who: str
+    what: str
 
 
 class _AroundDisk(Surroundings):
@@ -71,6 +80,8 @@ class World:
         #: The process whose code runs at the moment.
         self.running: Process | None = None
         self.num_turns = 0
+        #: What has happened, if that is to be kept.
+        self.notes: list[Note] | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._num_events = 0
         self._num_pids = 1000
@@ -80,14 +91,21 @@ class World:
         self._num_pids += 1
         return self._num_pids
 
+    def note(self, who: str, what: str) -> None:
+        """Something has happened."""
+        if self.notes is not None:
+            self.notes.append(Note(self.now_ns, who, what))
+
     def add(self, process: Process) -> None:
         """A process has begun. Its name is its own for ever."""
         assert process.name not in self.by_name, process.name
         self.by_name[process.name] = process
         self.processes.append(process)
+        self.note(process.name, f"begins as process {process.pid}")
 
     def remove(self, process: Process) -> None:
         """A process has ended."""
+        self.note(process.name, f"ends with status {process.returncode}")
         self.disk.crash(process.name)
         self.processes.remove(process)
         self.graves.append(process)

@@ -1,0 +1,233 @@
+"""Runs seeds of the simulated world: `python -m tests.world.simulate --help`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from eventlm.table import aligned
+from tests.layout import ROOT
+from tests.world.cases import Case, Failure, run_case
+from tests.world.faults import FAULTS
+from tests.world.plan import PACES
+from tests.world.results import PAGE, Batch, Totals, add_batch, read_batches
+from tests.world.shrink import shrink
+from tests.world.swarm import Swarm
+
+#: So many seeds must have had each kind of fault.
+_ENOUGH_SEEDS = 200
+#: One of so many is run twice.
+_ONE_TWICE_IN = 20
+
+_EPILOG = """\
+examples:
+  python -m tests.world.simulate 0-999
+      a thousand seeds on all cores; stops at the first that fails, and shrinks it
+  python -m tests.world.simulate 1000-
+      until one fails, or until Ctrl-C
+  python -m tests.world.simulate 17 --without-faults 0,3 --timeline /tmp/seed-17
+      one seed with fewer faults; then read /tmp/seed-17/timeline.txt, and
+      eventlm report /tmp/seed-17/runs/latest
+  python -m tests.world.simulate 1-4 --pace quiet --hours 4800
+      200 days of a server that few use
+
+A seed draws the server's configuration, its clients and its faults. Each visit
+and each fault has a number and is drawn by it, so the rest stays as it is when
+some are left out. One seed in twenty is run again in a new process, whose texts
+have other hashes: all bytes must be the same. Of 200 seeds or more each kind of
+fault must have happened. Exit status 1: something failed.
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: all seeds passed; 1: something failed."""
+    args = _parser().parse_args(arguments)
+    seeds = _Seeds(args)
+    if args.print_outcome:
+        sys.stdout.buffer.write(msgspec.json.encode(run_case(next(seeds.cases()))))
+        return 0
+    if args.timeline is not None:
+        return _run_one(next(seeds.cases()), args.timeline)
+    if args.add_to_results and (problem := seeds.why_not_added()):
+        print(problem, file=sys.stderr)
+        return 2
+    return _run_all(args, seeds)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.world.simulate",
+        description="Run the whole server in simulated time, under faults that seeds draw.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("seeds", type=_range, metavar="SEEDS", help="17, 0-999, or 1000- for no end")
+    parser.add_argument("--without-visits", type=_numbers, default=(), metavar="N,N", help="leave these clients out")
+    parser.add_argument("--without-faults", type=_numbers, default=(), metavar="N,N", help="leave these faults out")
+    paces = "; ".join(
+        f"{name}: {pace.visits_per_hour} requests and {pace.faults_per_hour} faults an hour, for {pace.hours} h"
+        for name, pace in PACES.items()
+    )
+    parser.add_argument(
+        "--pace", choices=PACES, default="", help=f"how much happens, in place of what is drawn. {paces}"
+    )
+    parser.add_argument("--hours", type=int, default=0, metavar="N", help="with --pace: for how long")
+    parser.add_argument("--twice", action="store_true", help="run each seed twice, and not one in twenty")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes at once; default: %(default)s"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=300, metavar="S", help="seconds that a seed may take; default: %(default)s"
+    )
+    parser.add_argument(
+        "--shrink", type=float, default=120, metavar="S", help="seconds to shrink a failure; default: %(default)s"
+    )
+    parser.add_argument(
+        "--timeline", type=Path, metavar="DIR", help="run one seed; write what happened, and its traces"
+    )
+    parser.add_argument("--add-to-results", action="store_true", help=f"add what was run to {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--print-outcome", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _range(text: str) -> tuple[int, int | None]:
+    """First and last, which is None for no end."""
+    first, dash, last = text.partition("-")
+    found = int(first), int(last) if last else None if dash else int(first)
+    if found[1] is not None and found[1] < found[0]:
+        raise ValueError
+    return found
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(","))
+
+
+class _Seeds:
+    """Those of the command line."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self._args = args
+        self.commit = _git("rev-parse", "--short", "HEAD")
+        self._has_changes = bool(_git("status", "--porcelain", "--", "*.py"))
+
+    @property
+    def where(self) -> str:
+        """The commit, in words."""
+        return f"{self.commit}, with changes that are not committed" if self._has_changes else self.commit
+
+    def cases(self) -> Iterator[Case]:
+        """All, in their order."""
+        args = self._args
+        first, last = args.seeds
+        for seed in itertools.count(first) if last is None else range(first, last + 1):
+            is_twice = args.twice or (first != last and seed % _ONE_TWICE_IN == 0)
+            yield Case(seed, args.pace, args.hours, args.without_visits, args.without_faults, is_twice)
+
+    def why_not_added(self) -> str:
+        """Why they cannot be added to the totals; empty if they can."""
+        args = self._args
+        if self._has_changes:
+            return "only what runs at a commit can be added to the results: commit your changes first"
+        if args.without_visits or args.without_faults:
+            return "seeds without some of their visits or faults cannot be added to the results"
+        for batch in read_batches():
+            first, last = map(int, batch.seeds.split("-"))
+            if (
+                batch.commit == self.commit
+                and batch.pace == args.pace
+                and args.seeds[0] <= last
+                and (args.seeds[1] is None or first <= args.seeds[1])
+            ):
+                return f"seeds {batch.seeds} of this commit are in the results already: choose others"
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+
+
+def _run_one(case: Case, folder: Path) -> int:
+    outcome = run_case(case, folder)
+    print(f"{folder / 'timeline.txt'} has what happened; for its trace: eventlm report {folder / 'runs/latest'}")
+    if outcome.failure is not None:
+        print(f"{outcome.failure.name}\n{outcome.failure.detail}", file=sys.stderr)
+    return int(outcome.failure is not None)
+
+
+def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
+    swarm = Swarm(num_jobs=args.jobs, limit_seconds=args.limit)
+    totals, done, began = Totals(), list[int](), time.monotonic()
+    outcomes = swarm.run(seeds.cases())
+    try:
+        for case, outcome in outcomes:
+            totals.add(outcome)
+            done.append(case.seed)
+            failures = totals.groups["failures"]
+            _show_progress(totals, time.monotonic() - began)
+            if outcome.failure is not None:
+                is_first = failures[outcome.failure.name] == 1
+                _report(case, outcome.failure, seeds.where, args.shrink if is_first else 0, swarm)
+                if not args.keep_going:
+                    break
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+    finally:
+        outcomes.close()
+    print(*aligned(totals.rows()), sep="\n")
+    print(f"{time.monotonic() - began:.0f} s in {args.jobs} processes at once, load average {os.getloadavg()[0]:.1f}")
+    never = (
+        [] if args.pace or len(done) < _ENOUGH_SEEDS else [kind for kind in FAULTS if not totals.groups["faults"][kind]]
+    )
+    if never:
+        print(f"these faults have never happened: {', '.join(never)}")
+    if args.add_to_results and done:
+        add_batch(Batch(seeds.commit, f"{min(done)}-{max(done)}", args.pace, totals.groups))
+    return int(bool(never) or totals.groups["failures"].total() > 0)
+
+
+def _show_progress(totals: Totals, elapsed_seconds: float) -> None:
+    seeds = totals.groups["seeds"]
+    hours, num_failures = seeds["simulated seconds"] / 3600, totals.groups["failures"].total()
+    line = (
+        f"{seeds['seeds']:,} seeds, {hours:,.1f} simulated hours, {hours / elapsed_seconds:.2f} a second, "
+        f"{seeds['requests']:,} requests, {totals.groups['faults'].total():,} faults, {num_failures} failures"
+    )
+    if sys.stderr.isatty():
+        print(f"\r{line}\x1b[K", end="", file=sys.stderr, flush=True)
+    elif seeds["seeds"] % 100 == 0:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _report(case: Case, failure: Failure, where: str, shrink_seconds: float, swarm: Swarm) -> None:
+    """Print a failure, and with what remains of it when it has been shrunk for so long."""
+    print(f"\nseed {case.seed} at {where}: {failure.name}\n{failure.detail.rstrip()}\n\n  {_command(case)}", flush=True)
+    if shrink_seconds:
+        deadline = time.monotonic() + shrink_seconds
+
+        def fails(fewer: Case) -> bool:
+            found = swarm.outcome(fewer).failure
+            return found is not None and found.name == failure.name
+
+        fewer = shrink(case, fails, lambda: time.monotonic() < deadline)
+        plan = fewer.plan
+        rest = f"{len(plan.visits)} visits and {len(plan.faults)} faults"
+        print(f"\nit also fails with {rest}:\n\n  {_command(fewer)}\n", flush=True)
+
+
+def _command(case: Case) -> str:
+    return shlex.join(["python", "-m", "tests.world.simulate", *case.arguments])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
