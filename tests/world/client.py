@@ -63,7 +63,7 @@ class Client:
     @property
     def was_disturbed(self) -> bool:
         """Whether it need not have been served whole."""
-        return self.has_left or self.was_cut
+        return self.has_left or self.was_cut or self.reply.was_orphaned
 
     def check(self, checks: Checks) -> None:
         """What it was told is right as far as it goes, and whole unless it was told why."""

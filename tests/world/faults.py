@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.engine.admin import AdminAction, Drain, FlushCache, Pause, Resume, SwapPolicy
+from tests.world import front_ends, workers
 
 if TYPE_CHECKING:
     from tests.world.process import Process
@@ -28,22 +29,34 @@ def _one_of(processes: list[Process], detail: int) -> Process | None:
     return processes[detail % len(processes)] if processes else None
 
 
-def _workers(run: Run) -> list[Process]:
-    return [each for each in run.world.processes if each.parent is run.server.process]
+def _child(module: str, act: Callable[[Process, int], None]) -> Callable[[Run, int], bool]:
+    """Something happens to one of the engine's processes that run a module."""
+
+    def happen(run: Run, detail: int) -> bool:
+        children = [each for each in run.world.processes if each.parent is run.server.process]
+        child = _one_of([each for each in children if each.name.startswith(module)], detail)
+        if child is not None:
+            act(child, detail)
+        return child is not None
+
+    return happen
 
 
-def _kill_worker(run: Run, detail: int) -> bool:
-    worker = _one_of(_workers(run), detail)
-    if worker is not None:
-        worker.end(-9)
-    return worker is not None
+def _kill(process: Process, detail: int) -> None:
+    process.end(-9)
 
 
-def _freeze_worker(run: Run, detail: int) -> bool:
-    worker = _one_of(_workers(run), detail)
-    if worker is not None:
-        worker.freeze(detail % 40 * _SECOND)
-    return worker is not None
+def _freeze(process: Process, detail: int) -> None:
+    process.freeze(detail % 40 * _SECOND)
+
+
+def _freeze_for_long(process: Process, detail: int) -> None:
+    """It may be taken for dead."""
+    process.freeze(detail % 90 * _SECOND)
+
+
+def _slow(process: Process, detail: int) -> None:
+    process.slow_until(process.world.now_ns + detail % 10 * _SECOND, 20)
 
 
 def _freeze_engine(run: Run, detail: int) -> bool:
@@ -52,7 +65,7 @@ def _freeze_engine(run: Run, detail: int) -> bool:
 
 
 def _slow_engine(run: Run, detail: int) -> bool:
-    run.server.process.slow_until(run.world.now_ns + detail % 10 * _SECOND, 20)
+    _slow(run.server.process, detail)
     return True
 
 
@@ -81,8 +94,11 @@ def _operator(action: Callable[[int], AdminAction], *, is_undone: bool = False) 
 
 
 FAULTS = {
-    "kill worker": FaultKind(4, _kill_worker),
-    "freeze worker": FaultKind(1, _freeze_worker),
+    "kill worker": FaultKind(4, _child(workers.MODULE, _kill)),
+    "freeze worker": FaultKind(1, _child(workers.MODULE, _freeze)),
+    "kill front end": FaultKind(4, _child(front_ends.MODULE, _kill)),
+    "freeze front end": FaultKind(2, _child(front_ends.MODULE, _freeze_for_long)),
+    "slow front end": FaultKind(1, _child(front_ends.MODULE, _slow)),
     "freeze engine": FaultKind(2, _freeze_engine),
     "slow engine": FaultKind(1, _slow_engine),
     "cut connection": FaultKind(4, _cut_connection),

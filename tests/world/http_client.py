@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from tests.world.network import Address, SocketTransport
+from tests.world.network import Address, Socket, SocketTransport
 from tests.world.process import Process
 
 
@@ -21,6 +21,7 @@ class Reply:
         self.body = bytearray()
         self.is_whole = False
         self.error: Exception | None = None
+        self.socket: Socket | None = None
         #: Called whenever something has come.
         self.on_data: Callable[[], None] | None = None
 
@@ -29,6 +30,12 @@ class Reply:
         lines = bytes(self.body).split(b"\n\n")[:-1]
         found = [line.split(b"data: ", 1)[1] for line in lines if b"data: " in line]
         return [msgspec.json.decode(data) for data in found if data != b"[DONE]"]
+
+    @property
+    def was_orphaned(self) -> bool:
+        """Whether the process that it came from has died before its end."""
+        peer = None if self.socket is None else self.socket.peer
+        return not self.is_whole and peer is not None and peer.was_orphaned
 
     @property
     def is_done(self) -> bool:
@@ -116,6 +123,7 @@ async def send(
     except OSError as error:
         reply.error = error
         return reply
+    reply.socket = transport.get_extra_info("socket")
     cast(SocketTransport, transport).write("\r\n".join([*lines, "", ""]).encode() + data)
     try:
         await connection.ended

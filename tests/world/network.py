@@ -73,6 +73,8 @@ class Socket(Handle):
         self.has_end = False
         self.is_reset = False
         self.is_closed = False
+        #: Whoever had it has died and has not closed it, or nobody took it.
+        self.was_orphaned = False
         self.num_under_way = 0
         self.transport: SocketTransport | None = None
         self._num_pieces = 0
@@ -89,6 +91,11 @@ class Socket(Handle):
         process = self.network.world.running
         if process is not None:
             self.drop(process)
+
+    def drop(self, process: Process) -> None:
+        """As Handle.drop."""
+        self.was_orphaned = process.is_dead and not self.is_closed
+        super().drop(process)
 
     def closed(self) -> None:
         """As Handle.closed: the other end gets the end of the stream, or a reset if something was not read."""
@@ -178,8 +185,9 @@ class Listening(Handle):
 
     family = real_socket.AF_INET
 
-    def __init__(self, number: int, address: Address) -> None:
+    def __init__(self, network: Network, number: int, address: Address) -> None:
         super().__init__(number)
+        self.network = network
         self.address = address
         self.waiting: deque[Socket] = deque()
         self._watches: dict[ProcessLoop, Callable[[], None]] = {}
@@ -215,12 +223,14 @@ class Listening(Handle):
 
     def close(self) -> None:
         """By the process that runs."""
-        for loop in [*self._watches]:
-            self.drop(loop.process)
+        self.drop(self.network.world.require_running())
 
     def closed(self) -> None:
+        """As Handle.closed: connections that wait are reset."""
         while self.waiting:
-            self.waiting.popleft().closed()
+            end = self.waiting.popleft()
+            end.was_orphaned = True
+            end.abort()
 
 
 class Network:
@@ -230,19 +240,24 @@ class Network:
         self.world = world
         #: The addresses of each name, as DNS has them now.
         self.names: dict[str, list[str]] = {}
-        self._listening: dict[Address, Listening] = {}
+        self._listening: dict[Address, list[Listening]] = {}
         self._num_handles = 100
 
-    def listen(self, process: Process, address: Address) -> Listening:
-        """A new listening socket. Raises OSError if the address is in use."""
-        with process.call():
-            present = self._listening.get(address)
-            if present is not None and present.holders:
-                raise OSError(98, "Address already in use")
-            self._num_handles += 1
-            listening = self._listening[address] = Listening(self._num_handles, address)
-            listening.held_by(process)
-            return listening
+    def listen(self, process: Process, address: Address, *, shares: bool = False) -> Listening:
+        """A new listening socket. shares: the address may have others, and each connection waits at one of them, as
+        with SO_REUSEPORT. Raises OSError if the address is in use.
+        """
+        present = self._open_at(address)
+        if present and not shares:
+            raise OSError(98, "Address already in use")
+        self._num_handles += 2
+        listening = Listening(self, self._num_handles, address)
+        self._listening[address] = [*present, listening]
+        listening.held_by(process)
+        return listening
+
+    def _open_at(self, address: Address) -> list[Listening]:
+        return [each for each in self._listening.get(address, ()) if each.holders]
 
     def pair(self, first: Process, second: Process) -> tuple[Socket, Socket]:
         """Both ends of a new connection."""
@@ -268,11 +283,12 @@ class Network:
         """Connect it to an address. Raises ConnectionRefusedError."""
         latency_ns = self.world.draws.between(*_LATENCY_NS, "connect", ours.fileno())
         await asyncio.sleep(latency_ns / 1e9)
-        listening = self._listening.get(address)
-        if listening is None or not listening.holders:
+        present = self._open_at(address)
+        if not present:
             raise ConnectionRefusedError(111, f"Connect call failed {address}")
+        place = self.world.draws.draw("queue", ours.fileno()) % len(present)
         with self.world.require_running().call():
-            listening.add(self._other_end(ours))
+            present[place].add(self._other_end(ours))
 
 
 class SocketTransport(asyncio.Transport):

@@ -128,7 +128,10 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
             step_timeout_seconds=draws.between(5, 60, "step timeout"),
             max_restarts=1000,
         ),
-        server=ServerConfig(drain_seconds=draws.between(1, 60, "drain")),
+        server=ServerConfig(
+            api_servers=draws.between(0, 3, "front ends"),
+            drain_seconds=draws.between(1, 60, "drain"),
+        ),
         record=RecordConfig(
             record="/runs",
             record_segment=f"{draws.between(64, 2048, 'segment')}KiB",

@@ -22,6 +22,7 @@ from tests.world.checks import Checks
 from tests.world.client import Client
 from tests.world.faults import FAULTS
 from tests.world.loop import Killed
+from tests.world.network import Socket
 from tests.world.plan import Fault, Plan
 from tests.world.server import ADDRESS, RUNS, WorldServer
 from tests.world.world import SECOND, World
@@ -171,8 +172,14 @@ class Run:
                 f"replica {replica.index}: {replica.pool.num_available} of {replica.pool.num_blocks} are available",
             )
         self.world.run_for(5)
-        left = [each for each in self.server.process.handles.values() if each is not self.server.listening]
-        self._checks.check("no connection is left", not left, f"{len(left)} of the engine's")
+        own = set(self.server.processes)
+        for process in own:
+            handles = [each for each in process.handles.values() if isinstance(each, Socket)]
+            left = [each for each in handles if each.peer is None or not each.peer.holders & own]
+            self._checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
+        for front_end in self.server.front_ends:
+            if not front_end.process.is_dead:
+                self._checks.check("front ends forget", not front_end.left(), front_end.left())
 
     def _check_end(self) -> None:
         """No process is left, and none has met a defect."""

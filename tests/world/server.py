@@ -6,16 +6,17 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from eventlm.bootstrap.front_ends import ServerWithFrontEnds
 from eventlm.bootstrap.text_parts import TextParts, load_text
 from eventlm.cli.serve.front_end import make_context
-from eventlm.config import Config
+from eventlm.config import Config, ServerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import make_setup
 from eventlm.server.http_server import run_server
 from eventlm.worker.protocol import FAKE_MODEL
-from tests.world import workers
+from tests.world import front_ends, workers
+from tests.world.front_ends import WorldFrontEnd
 from tests.world.host import WorldPipes, WorldSharedFolders, system_of
-from tests.world.network import Listening
 from tests.world.process import Process
 from tests.world.world import World
 
@@ -24,20 +25,23 @@ RUNS = Path("/runs")
 
 
 class WorldServer:
-    """`eventlm serve` without front ends."""
+    """`eventlm serve`."""
 
     def __init__(self, world: World, config: Config, *, num_blocks: int, max_model_len: int) -> None:
         self.process = process = Process(world, "engine")
         pipes = WorldPipes(process)
         folders = WorldSharedFolders(process)
-        programs = {workers.MODULE: workers.program(pipes, folders)}
+        self.front_ends: list[WorldFrontEnd] = []
+        programs = {
+            workers.MODULE: workers.program(pipes, folders),
+            front_ends.MODULE: front_ends.program(self.front_ends),
+        }
         self.system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
         setup = make_setup(config, model=FAKE_MODEL, model_name="m", num_blocks=num_blocks, max_model_len=max_model_len)
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
         self.is_ready = False
         self.engine: InferenceEngine | None = None
-        self.listening: Listening | None = None
         process.run(self._serve(setup))
 
     async def _serve(self, setup: Any) -> int:
@@ -47,19 +51,32 @@ class WorldServer:
         context = make_context(
             self.system, engine, config, TextParts(*text[:3], setup.forwards), vocab_size=setup.vocab_size
         )
-        listening = self.listening = self.process.world.network.listen(self.process, ADDRESS)
+        serving: dict[str, Any] = {
+            "stop": self.stop,
+            "cut": self.cut,
+            "load": engine.start,
+            "on_listening": lambda _: None,
+            "on_ready": self._ready,
+            "on_draining": lambda _: None,
+        }
         try:
-            await run_server(
-                context,
-                sockets=[listening],  # type: ignore[list-item]
-                stop=self.stop,
-                cut=self.cut,
-                load=engine.start,
-                on_ready=self._ready,
-            )
+            if config.server.api_servers:
+                with_front_ends = ServerWithFrontEnds(self.system, engine, module=front_ends.MODULE, bind=self._bind)
+                await with_front_ends.run(**serving)
+            else:
+                await run_server(context, sockets=(await self._bind(config.server, 1))[0], **serving)
         finally:
             await engine.stop()
         return 0
+
+    async def _bind(self, config: ServerConfig, num_processes: int) -> list[list[Any]]:
+        network = self.process.world.network
+        return [[network.listen(self.process, ADDRESS, shares=True)] for _ in range(num_processes)]
+
+    @property
+    def processes(self) -> list[Process]:
+        """The engine's and those of the front ends that live."""
+        return [self.process, *(each.process for each in self.front_ends if not each.process.is_dead)]
 
     def _ready(self, url: str) -> None:
         self.is_ready = True

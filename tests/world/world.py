@@ -139,7 +139,7 @@ class World:
         limit_ns = self.now_ns + round(most_seconds * SECOND)
         while not until():
             if not self._go_on(limit_ns):
-                raise StuckError(f"still not so after {most_seconds} s")
+                raise StuckError(f"still not so after {most_seconds} s; errors: {self.errors}")
 
     def run_for(self, seconds: float) -> None:
         """Go on for so long."""
