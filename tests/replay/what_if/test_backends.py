@@ -80,6 +80,18 @@ def test_the_better_router_is_predicted_as_it_then_is(seed: int, tmp_path: Path)
     assert verify(result.alternatives[0].run_folder).exit_code == 0
 
 
+def test_a_queue_in_the_gateway_is_as_long_as_it_was(tmp_path: Path) -> None:
+    """The limit is the gateway's. A request that a server has waits there for a step at most, which it tells too."""
+    work = shared_prefixes(1, num_requests=150, per_second=14)
+    run = World(tmp_path, work, num_backends=2, probes=True, router="least_loaded", max_num_seqs=2).run()
+    result = what_if(run, [])
+    for name in ("ttft_p50", "ttft_p99", "e2e_p50", "e2e_p99"):
+        metric = metric_of(result, name)
+        assert metric.recorded is not None
+        assert metric.recorded > 1e9
+        assert metric.baseline == pytest.approx(metric.recorded, rel=0.15)
+
+
 @pytest.fixture(scope="module")
 def troubled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with failures, whose servers tell their load and not their limits."""
