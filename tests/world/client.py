@@ -65,6 +65,11 @@ class Client:
         """Whether it need not have been served whole."""
         return self.has_left or self.was_cut or self.reply.was_orphaned
 
+    @property
+    def was_dropped(self) -> bool:
+        """Whether it was told that its deadline could not be met, where it had asked for that."""
+        return "drop_if_late" in self.visit.body and b'"deadline_exceeded"' in self.reply.body
+
     def check(self, checks: Checks) -> None:
         """What it was told is right as far as it goes, and whole unless it was told why."""
         reply, visit = self.reply, self.visit
@@ -103,8 +108,12 @@ class Client:
             ends = [choice["finish_reason"] for choice in own if choice["finish_reason"]]
             checks.check("one finish a choice", len(ends) <= 1, f"{where}: {ends}")
             text = "".join(_text_of(choice, is_stream=is_stream) for choice in own)
-            wanted = fake_text(body["seed"], most, index=index)
-            if ends == ["length"]:
+            reference = fake_text(body["seed"], most, index=index)
+            stop = body.get("stop", "")
+            wanted = reference.partition(stop)[0] if stop else reference
+            if ends in (["length"], ["stop"]):
+                is_stopped = ends == ["stop"]
+                checks.check("texts end for the right reason", is_stopped == (wanted != reference), f"{where}.{index}")
                 checks.check("whole texts are the reference's", text == wanted, f"{where}.{index}: {text!r}")
             else:
                 checks.check(

@@ -17,6 +17,7 @@ from eventlm.config import (
     ServerConfig,
     WorkerConfig,
 )
+from tests.serving import fake_text
 from tests.world.draws import MILLION, Draws
 from tests.world.faults import FAULTS
 from tests.world.world import SECOND
@@ -149,15 +150,22 @@ def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
     is_chat = draws.draw("chat", number) % 2 == 0
     prompt = "p" * between(1, _MOST_PROMPT, "prompt")
     shared = f"family {between(0, 4, 'family')} " * between(0, 6, "shared")
+    most = between(1, _MOST_OUTPUT, "output")
     body: dict[str, Any] = {
         "model": "m",
         "seed": between(0, 2**31, "seed"),
-        "max_completion_tokens" if is_chat else "max_tokens": between(1, _MOST_OUTPUT, "output"),
+        "max_completion_tokens" if is_chat else "max_tokens": most,
         "n": between(1, 4, "n") // 4 + 1,
         "stream": draws.draw("stream", number) % 4 > 0,
     }
     if draws.draw("deadline", number) % 3 == 0:
         body["deadline_ms"] = between(10, 20_000, "deadline")
+        if draws.draw("drop", number) % 2 == 0:
+            body["drop_if_late"] = True
+    if draws.draw("stop", number) % 4 == 0:
+        text = fake_text(body["seed"], most)
+        start = between(0, most - 1, "stop start")
+        body["stop"] = text[start : start + between(1, 4, "stop length")].rstrip("\N{REPLACEMENT CHARACTER}") or "none"
     if is_chat:
         body["messages"] = [{"role": "user", "content": shared + prompt}]
     else:

@@ -155,7 +155,7 @@ class Run:
         """Everybody was served or told why, and nothing is left of it."""
         for client in self.clients:
             client.check(self._checks)
-            if self._plan.is_calm and not client.was_disturbed:
+            if self._plan.is_calm and not (client.was_disturbed or client.was_dropped):
                 self._checks.check(
                     "no faults, no errors",
                     client.reply.status == 200 and client.reply.is_whole,
