@@ -73,7 +73,8 @@ class BackendCapacity(Struct):
         """
         running = max(self.running, 0)
         too_many = self.waiting - running // _RUNNING_TO_WAITING
-        if too_many <= 0:
+        if too_many <= 0 or self.waiting == 1:
+            # One alone may have come a moment ago.
             return
         num_ours = too_many * num_sent // max(running + self.waiting, num_sent)
         if num_ours:

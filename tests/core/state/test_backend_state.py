@@ -55,6 +55,7 @@ def test_what_was_sent_before_a_decrease_is_no_sign_of_a_further_queue() -> None
         (0, 50, 20, 16),
         # Between two steps there is always somebody.
         (64, 64, 4, 16),
+        (2, 1, 1, 16),
         (16, -1, 2, 14),
         (16, 16, 0, 16),
         (16, 16, -1, 16),
