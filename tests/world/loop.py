@@ -11,7 +11,7 @@ import sys
 import threading
 from asyncio import events
 from collections.abc import Callable
-from heapq import heappop
+from heapq import heapify, heappop
 from typing import TYPE_CHECKING, Any
 
 from tests.world.network import Address, Listening, Socket, SocketTransport
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tests.world.process import Process
 
 _MOST_LATE_NS = 1_000_000
+#: So many timers may have been cancelled and still be there, or half of all.
+_MOST_CANCELLED = 100
 
 
 class Killed(SystemExit):
@@ -44,13 +46,6 @@ class _Future(asyncio.Future[Any]):
 
     def __hash__(self) -> int:
         return self._number
-
-
-class _NoSelector:
-    """Nothing ever comes from the real host."""
-
-    def select(self, timeout: float | None) -> list[Any]:
-        return []
 
 
 class _Server:
@@ -84,11 +79,15 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._world = process.world
         self._num_made = 0
         self._num_timers = 0
-        self._selector = _NoSelector()
         # Above the precision of floats for times of a year.
         self._clock_resolution = 1e-6
         self.set_exception_handler(self._note_error)
         self.set_task_factory(self._make_task)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is ready or scheduled."""
+        return bool(self._ready or self._scheduled)  # type: ignore[attr-defined]
 
     @property
     def due_ns(self) -> int | None:
@@ -112,11 +111,30 @@ class ProcessLoop(asyncio.BaseEventLoop):
         )
         events._set_running_loop(self)
         try:
-            self._run_once()  # type: ignore[attr-defined]
+            self._run_ready()
         finally:
             events._set_running_loop(None)
             sys.set_asyncgen_hooks(*before)
             self._thread_id = None
+
+    def _run_ready(self) -> None:
+        """What asyncio does in a turn, without what waits for the real host."""
+        ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
+        if self._timer_cancelled_count > _MOST_CANCELLED + len(scheduled) // 2:
+            for handle in scheduled:
+                handle._scheduled = not handle._cancelled
+            scheduled[:] = [handle for handle in scheduled if handle._scheduled]
+            heapify(scheduled)
+            self._timer_cancelled_count = 0
+        end_time = self.time() + self._clock_resolution
+        while scheduled and scheduled[0]._when < end_time:
+            handle = heappop(scheduled)
+            handle._scheduled = False
+            ready.append(handle)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def time(self) -> float:
         """Of the world, in seconds."""
@@ -141,9 +159,6 @@ class ProcessLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """The world sees by itself that there is something to run."""
-
-    def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """In a thread of the simulated process: some time later, at once."""

@@ -153,7 +153,8 @@ class World:
         next_ns = self._events[0][0] if self._events else None
         process = None
         for each in self.processes:
-            due_ns = each.due_ns
+            # Most loops, such as those of workers, have nothing to do.
+            due_ns = each.due_ns if each.loop.has_work else None
             if due_ns is not None and (next_ns is None or due_ns < next_ns):
                 next_ns, process = due_ns, each
         if next_ns is None or next_ns > limit_ns:
