@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,12 +17,18 @@ from tests.world.world import World
 
 
 class Client:
-    """A visit under way, in a process of its own. has_left: it ended its connection before the reply's end."""
+    """A visit under way, in a process of its own. has_left: it ended its connection before the reply's end;
+    has_lost_server: that has died, or was not there. on_shown: called whenever something of a reply has come.
+    num_told_before, came_in_outage: what the recorder had told when it came.
+    """
 
     def __init__(self, world: World, visit: Visit, address: Address) -> None:
         self.visit = visit
         self.reply = Reply()
         self.has_left = False
+        self.has_lost_server = False
+        self.on_shown: Callable[[Client], None] | None = None
+        self.num_told_before, self.came_in_outage = 0, False
         self.was_cut = False
         self.is_over = False
         self._num_seen = 0
@@ -44,6 +51,8 @@ class Client:
 
     def _see(self) -> None:
         """Something has come of the reply."""
+        if self.on_shown is not None:
+            self.on_shown(self)
         body = self.reply.body
         if self.process.world.notes is not None:
             self._note(f"gets {bytes(body[self._num_seen :])!r} of status {self.reply.status}")
@@ -63,12 +72,30 @@ class Client:
     @property
     def was_disturbed(self) -> bool:
         """Whether it need not have been served whole."""
-        return self.has_left or self.was_cut or self.reply.was_orphaned
+        return self.has_left or self.was_cut or self.reply.was_orphaned or self.has_lost_server
 
     @property
     def was_dropped(self) -> bool:
         """Whether it was told that its deadline could not be met, where it had asked for that."""
         return "drop_if_late" in self.visit.body and b'"deadline_exceeded"' in self.reply.body
+
+    def _choices(self) -> list[dict[str, Any]]:
+        """All that has come of them."""
+        reply = self.reply
+        if reply.status != 200:
+            return []
+        if self.visit.body["stream"]:
+            return [choice for event in reply.events() for choice in event.get("choices", ())]
+        return msgspec.json.decode(bytes(reply.body))["choices"] if reply.is_whole else []
+
+    def shown(self) -> dict[int, tuple[int, bool]]:
+        """Of each choice the tokens that have come, and whether it has ended."""
+        found: dict[int, tuple[int, bool]] = {}
+        for choice in self._choices():
+            num_tokens, has_ended = found.get(choice["index"], (0, False))
+            text = _text_of(choice, is_stream=self.visit.body["stream"]).rstrip("\N{REPLACEMENT CHARACTER}")
+            found[choice["index"]] = num_tokens + len(text.encode()), has_ended or bool(choice["finish_reason"])
+        return found
 
     def check(self, checks: Checks) -> None:
         """What it was told is right as far as it goes, and whole unless it was told why."""
@@ -82,12 +109,11 @@ class Client:
             return
         if not visit.body["stream"]:
             if reply.is_whole:
-                self._check_choices(checks, msgspec.json.decode(bytes(reply.body))["choices"], is_stream=False)
+                self._check_choices(checks, self._choices(), is_stream=False)
             return
         events = reply.events()
         told = [event["error"] for event in events if "error" in event]
-        choices = [choice for event in events for choice in event.get("choices", ())]
-        self._check_choices(checks, choices, is_stream=True, is_cut=bool(told) or not reply.is_done)
+        self._check_choices(checks, self._choices(), is_stream=True, is_cut=bool(told) or not reply.is_done)
         if not self.was_disturbed:
             checks.check("streams end", reply.is_done or bool(told), f"{where} ended after {len(events)} events")
 

@@ -89,6 +89,13 @@ class WorldDisk:
         finally:
             self.surroundings.after_call(process, name, path)
 
+    def draw_slowness(self) -> int:
+        """How long the calls take that a thread is about to make, in nanoseconds."""
+        self._num_calls["thread"] += 1
+        call = _Call(self, "thread", self._num_calls["thread"], False)
+        slow = call.happens("slow thread", self.faults.slow)
+        return 1 + call.draw("time of a slow thread") % self.faults.most_slow_ns if slow else 0
+
     def add_open(self, file: _OpenFile) -> None:
         """A process has opened it."""
         self._open.setdefault(file.process, []).append(file)

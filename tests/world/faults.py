@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.engine.admin import AdminAction, Drain, FlushCache, Pause, Resume, SwapPolicy
-from tests.world import front_ends, workers
+from tests.world import failures, front_ends, workers
 
 if TYPE_CHECKING:
     from tests.world.process import Process
@@ -33,7 +33,7 @@ def _child(module: str, act: Callable[[Process, int], None]) -> Callable[[Run, i
     """Something happens to one of the engine's processes that run a module."""
 
     def happen(run: Run, detail: int) -> bool:
-        children = [each for each in run.world.processes if each.parent is run.server.process]
+        children = run.lives.children()
         child = _one_of([each for each in children if each.name.startswith(module)], detail)
         if child is not None:
             act(child, detail)
@@ -101,6 +101,16 @@ FAULTS = {
     "slow front end": FaultKind(1, _child(front_ends.MODULE, _slow)),
     "freeze engine": FaultKind(2, _freeze_engine),
     "slow engine": FaultKind(1, _slow_engine),
+    "kill server": FaultKind(2, failures.kill_server),
+    "kill server in a call": FaultKind(2, failures.kill_server_in_call),
+    "reboot": FaultKind(1, failures.reboot),
+    "full disk": FaultKind(1, failures.full),
+    "read-only disk": FaultKind(1, failures.read_only),
+    "short writes": FaultKind(1, failures.short_writes),
+    "failing disk": FaultKind(1, failures.failing),
+    "disk without links": FaultKind(1, failures.without_links),
+    "slow disk": FaultKind(2, failures.slow),
+    "bit rot": FaultKind(1, failures.bit_rot),
     "cut connection": FaultKind(4, _cut_connection),
     "set wall clock": FaultKind(1, _set_wall_clock),
     "pause": FaultKind(1, _operator(lambda _: Pause(), is_undone=True)),

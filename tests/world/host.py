@@ -52,20 +52,33 @@ class WorldThreads:
 
 
 class WorldThread:
-    """Does one action after the other, each some time after it was queued."""
+    """Does one action after the other, each some time after it was queued, and at the end of the time that it takes."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
         self._actions: deque[Callable[[], None]] = deque()
+        self._busy_until_ns = 0
 
     def run(self, action: Callable[[], None]) -> None:
         """As TaskThread.run."""
         self._actions.append(action)
         if len(self._actions) == 1:
-            self._process.in_thread(self._act)
+            self._begin()
+
+    def _begin(self) -> None:
+        world = self._process.world
+        busy_ns = world.disk.draw_slowness()
+        self._busy_until_ns = world.now_ns + busy_ns
+        self._process.in_thread(self._act, busy_ns)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """As TaskThread.wait: what is queued is done at once."""
+        """As TaskThread.wait. The caller stands still meanwhile."""
+        process = self._process
+        left_ns = max(self._busy_until_ns - process.world.now_ns, 0) if self._actions else 0
+        if left_ns > timeout_seconds * 1e9:
+            process.spent_ns += round(timeout_seconds * 1e9)
+            return False
+        process.spent_ns += left_ns
         while self._actions:
             self._actions.popleft()()
         return True
@@ -77,7 +90,7 @@ class WorldThread:
         if self._actions:
             self._actions.popleft()()
             if self._actions:
-                self._process.in_thread(self._act, self._process.spent_ns)
+                self._begin()
 
 
 class WorldPipe:

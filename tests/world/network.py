@@ -247,14 +247,15 @@ class Network:
         """A new listening socket. shares: the address may have others, and each connection waits at one of them, as
         with SO_REUSEPORT. Raises OSError if the address is in use.
         """
-        present = self._open_at(address)
-        if present and not shares:
-            raise OSError(98, "Address already in use")
-        self._num_handles += 2
-        listening = Listening(self, self._num_handles, address)
-        self._listening[address] = [*present, listening]
-        listening.held_by(process)
-        return listening
+        with process.call():
+            present = self._open_at(address)
+            if present and not shares:
+                raise OSError(98, "Address already in use")
+            self._num_handles += 2
+            listening = Listening(self, self._num_handles, address)
+            self._listening[address] = [*present, listening]
+            listening.held_by(process)
+            return listening
 
     def _open_at(self, address: Address) -> list[Listening]:
         return [each for each in self._listening.get(address, ()) if each.holders]

@@ -6,6 +6,7 @@ ten has no faults.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from eventlm.config import (
@@ -20,6 +21,7 @@ from eventlm.config import (
 from tests.serving import fake_text
 from tests.world.draws import MILLION, Draws
 from tests.world.faults import FAULTS
+from tests.world.process import Death
 from tests.world.world import SECOND
 
 #: Most replicas have one rank.
@@ -51,7 +53,8 @@ class Visit(NamedTuple):
 
 class Plan(NamedTuple):
     """Of a seed. is_calm: nothing can go wrong beyond clients that leave. seconds: from the server's start to the last
-    visit or fault."""
+    visit or fault. deaths: of processes, by their names.
+    """
 
     seed: int
     is_calm: bool
@@ -60,6 +63,7 @@ class Plan(NamedTuple):
     seconds: int
     visits: list[Visit]
     faults: list[Fault]
+    deaths: Mapping[str, Death] = {}
 
     def without(self, visits: set[int], faults: set[int]) -> Plan:
         """The same with some of them left out."""
@@ -135,8 +139,9 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
         ),
         record=RecordConfig(
             record="/runs",
-            record_segment=f"{draws.between(64, 2048, 'segment')}KiB",
+            record_segment=f"{draws.between(8, 200, 'segment')}KiB",
             record_lag=("wait", "gap")[draws.draw("lag") % 2],
+            record_lag_ms=draws.between(20, 2000, "lag time"),
             checkpoint_events=draws.between(10, 1000, "checkpoint"),
             validate_every=draws.between(1, 64, "validate"),
         ),

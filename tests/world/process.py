@@ -56,7 +56,7 @@ class Process:
         self.spent_ns = 0
         #: Calls into the system.
         self.num_calls = 0
-        self.death: Death | None = None
+        self.death = world.deaths.get(name)
         self._is_dying = False
         world.add(self)
 

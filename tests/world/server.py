@@ -12,6 +12,7 @@ from eventlm.cli.serve.front_end import make_context
 from eventlm.config import Config, ServerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import make_setup
+from eventlm.errors import EventLMError
 from eventlm.server.http_server import run_server
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.world import front_ends, workers
@@ -27,8 +28,8 @@ RUNS = Path("/runs")
 class WorldServer:
     """`eventlm serve`."""
 
-    def __init__(self, world: World, config: Config, *, num_blocks: int, max_model_len: int) -> None:
-        self.process = process = Process(world, "engine")
+    def __init__(self, world: World, config: Config, *, name: str, num_blocks: int, max_model_len: int) -> None:
+        self.process = process = Process(world, name)
         pipes = WorldPipes(process)
         folders = WorldSharedFolders(process)
         self.front_ends: list[WorldFrontEnd] = []
@@ -65,6 +66,8 @@ class WorldServer:
                 await with_front_ends.run(**serving)
             else:
                 await run_server(context, sockets=(await self._bind(config.server, 1))[0], **serving)
+        except EventLMError as error:
+            return error.exit_code
         finally:
             await engine.stop()
         return 0
@@ -80,6 +83,11 @@ class WorldServer:
 
     def _ready(self, url: str) -> None:
         self.is_ready = True
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Of its log, once there is one."""
+        return self.engine.run_folder if self.engine is not None else None
 
     def terminate(self) -> None:
         """SIGTERM."""

@@ -37,7 +37,7 @@ def _break(run: Run, detail: int) -> bool:
 def test_seeds_that_pass_are_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
     assert simulate.main([f"{_SEED}-{_PLAN.seed + 1}", "--jobs", "2"]) == 0
     rows = dict(re.findall(r"^(.*?) {2,}([\d,.]+)$", capsys.readouterr().out, re.MULTILINE))
-    assert (rows["seeds"], rows["failures"], rows["check: the log verifies"]) == ("2", "0", "2")
+    assert (rows["seeds"], rows["failures"], rows["check: the server ends in order"]) == ("2", "0", "2")
 
 
 def test_a_failure_is_shrunk_to_the_fault_that_makes_it(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from tests.world.disk import WorldDisk
 from tests.world.disk_faults import Surroundings
 from tests.world.draws import Draws
 from tests.world.network import Network
-from tests.world.process import Process
+from tests.world.process import Death, Process
 
 SECOND = 1_000_000_000
 #: A host's monotonic clock does not begin at 0.
@@ -61,12 +61,13 @@ class _AroundDisk(Surroundings):
 
 
 class World:
-    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows. faults:
-    how often each has happened.
+    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows. deaths:
+    of processes, by their names. faults: how often each has happened.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, deaths: Mapping[str, Death] | None = None) -> None:
         self.draws = Draws(seed)
+        self.deaths = deaths or {}
         self.now_ns = _BEGIN_NS
         self.wall_offset_ns = _UNIX_NS
         self.faults: Counter[str] = Counter()

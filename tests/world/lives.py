@@ -1,0 +1,76 @@
+"""The lives of a world's server: it dies, alone or with its host, and another one starts on the same disk."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from eventlm.worker.process import PARENT_POLL_S
+from tests.world.process import SIGKILL, Process
+from tests.world.server import WorldServer
+from tests.world.world import SECOND
+
+if TYPE_CHECKING:
+    from tests.world.client import Client
+    from tests.world.run import Run
+
+#: What a service manager waits before it starts the next one.
+_RESTART_NS = (SECOND // 2, 20 * SECOND)
+#: By then clients and children of a server have noticed its death.
+_NOTICE_NS = round(PARENT_POLL_S * 1e9) + SECOND
+
+
+class Lives:
+    """servers: all that there were. Once `is_ending`, no other one is started."""
+
+    def __init__(self, run: Run) -> None:
+        self.servers: list[WorldServer] = []
+        self.is_ending = False
+        self._run = run
+        self._begin()
+
+    def _begin(self) -> None:
+        number = len(self.servers) + 1
+        server = self._run.start_server("engine" if number == 1 else f"engine {number}")
+        self.servers.append(server)
+        server.process.on_end(lambda _: self._ended(server))
+
+    def children(self) -> list[Process]:
+        """Of the last server."""
+        return [each for each in self._run.world.processes if each.parent is self.servers[-1].process]
+
+    @property
+    def is_there(self) -> bool:
+        """Whether a connection comes to the last server, and not to what is left of another."""
+        parents = [each.parent for each in self._run.world.processes if each.parent is not None]
+        return not any(each.is_dead for each in (self.servers[-1].process, *parents))
+
+    def _ended(self, server: WorldServer) -> None:
+        run, world = self._run, self._run.world
+        if self.is_ending:
+            return
+        clients = [client for client in run.clients if not client.is_over]
+        for client in clients:
+            client.has_lost_server = True
+        children = self.children()
+        world.after(0, lambda: run.logs.check_dead(server))
+        world.after(_NOTICE_NS, lambda: self._check_noticed(clients, children))
+        world.after(world.draws.between(*_RESTART_NS, "restart", len(self.servers)), self._begin)
+
+    def _check_noticed(self, clients: list[Client], children: list[Process]) -> None:
+        checks, now_ns = self._run.checks, self._run.world.now_ns
+        left = [each for each in children if not each.is_dead]
+        if any(each.free_ns > now_ns - _NOTICE_NS for each in left):
+            # One that is frozen notices it later.
+            return
+        checks.check("children leave with the server", not left, f"{[each.name for each in left]} go on")
+        late = [client.visit.number for client in clients if not client.is_over]
+        checks.check("connections end with the server", not late, f"visits {late} go on")
+
+    def reboot(self) -> None:
+        """The server's host fails and starts again: its processes end, and what is not on the disk's medium is gone."""
+        run = self._run
+        children = self.children()
+        for process in (self.servers[-1].process, *children):
+            if not process.is_dead:
+                process.end(-SIGKILL)
+        run.logs.reboot()

@@ -1,0 +1,86 @@
+"""A short script, with a death around each call into the system that its processes make."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+
+from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
+from tests.world.plan import Plan, Visit
+from tests.world.process import Death
+from tests.world.run import Ran, Run, quiet
+from tests.world.world import SECOND
+
+_SERVER, _WORKER = "engine", "eventlm.worker.process 1 of engine"
+_WHEN = ("before", "halfway", "after")
+
+
+def _visit(number: int, *, prompt: str, tokens: int, **fields: Any) -> Visit:
+    body = {"model": "m", "prompt": prompt, "max_tokens": tokens, "seed": 7 + number, "n": 1, "stream": True, **fields}
+    return Visit(number, number * SECOND // 20, body, "/v1/completions", -1)
+
+
+def _plan(deaths: dict[str, Death], *, record_lag: str = "wait") -> Plan:
+    """Three requests for one worker, and small segments."""
+    return Plan(
+        seed=1,
+        is_calm=not deaths,
+        config=Config(
+            model=ModelConfig(model="fake", fake={"base_ns": 10_000_000}),
+            scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32),
+            record=RecordConfig(
+                record="/runs", record_segment="8KiB", record_lag=record_lag, checkpoint_events=5, validate_every=1
+            ),
+        ),
+        num_blocks=32,
+        seconds=2,
+        visits=[
+            _visit(0, prompt="p" * 70, tokens=12),
+            _visit(1, prompt="p" * 20, tokens=8, n=2),
+            _visit(2, prompt="p" * 70, tokens=5, stream=False),
+        ],
+        faults=[],
+        deaths=deaths,
+    )
+
+
+def _run(plan: Plan) -> Ran:
+    with quiet() as lines:
+        return Run(plan, lines).run()
+
+
+def _sweep(process: str, record_lag: str, *, every: int) -> Counter[str]:
+    """Kill a process around each `every`-th of its calls; what was checked."""
+    num_calls = _run(_plan({}, record_lag=record_lag)).num_calls[process]
+    checks: Counter[str] = Counter()
+    for number, (call, when) in enumerate(product(range(1, num_calls + 1), _WHEN)):
+        if number % every == 0:
+            with quiet() as lines:
+                ran = Run(_plan({process: Death(call, when)}, record_lag=record_lag), lines).run()  # type: ignore[arg-type]
+            assert ran.faults.get(f"killed {when} a call") == 1, (call, when)
+            # What a worker had in hand is done again.
+            assert process != _WORKER or ran.checks["whole texts are the reference's"] == 4, (call, when)
+            checks.update(ran.checks)
+    return checks
+
+
+@pytest.mark.parametrize("record_lag", ["wait", "gap"])
+def test_a_server_killed_at_any_call_leaves_a_log_of_all_that_was_shown(record_lag: str) -> None:
+    checks = _sweep(_SERVER, record_lag, every=41)
+    assert checks["nothing shown that the log lacks"] > 50
+    assert checks["segments verify alone"] > 2
+    assert checks["connections end with the server"] > 2
+
+
+def test_a_worker_killed_at_any_call_takes_nothing_with_it() -> None:
+    assert _sweep(_WORKER, "wait", every=23)["whole texts are the reference's"] > 10
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("record_lag", ["wait", "gap"])
+@pytest.mark.parametrize("process", [_SERVER, _WORKER])
+def test_a_process_can_be_killed_at_every_call(process: str, record_lag: str) -> None:
+    _sweep(process, record_lag, every=1)
