@@ -117,6 +117,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
             sys.set_asyncgen_hooks(*before)
             self._thread_id = None
 
+    def let_go(self) -> None:
+        """Forget all callbacks."""
+        self._ready.clear()  # type: ignore[attr-defined]
+        self._scheduled.clear()  # type: ignore[attr-defined]
+
     def _run_ready(self) -> None:
         """What asyncio does in a turn, without what waits for the real host."""
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]

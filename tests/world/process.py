@@ -196,6 +196,12 @@ class Process:
             act(returncode)
         self.world.remove(self)
 
+    def let_go(self) -> None:
+        """Keep nothing of what it was about to do when it ended."""
+        self._main = None
+        self._on_end.clear()
+        self.loop.let_go()
+
 
 class Child:
     """A process from its parent's side, as asyncio has it. stdout: what it prints, if that is a pipe."""

@@ -6,6 +6,7 @@ import argparse
 import itertools
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -166,6 +167,8 @@ def _run_one(case: Case, folder: Path) -> int:
 
 
 def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
+    # What it has started is ended in either case.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     swarm = Swarm(num_jobs=args.jobs, limit_seconds=args.limit)
     totals, done, began = Totals(), list[int](), time.monotonic()
     outcomes = swarm.run(seeds.cases())

@@ -98,6 +98,7 @@ def _kill(process: BaseProcess, receiver: Connection) -> None:
 
 def _run(case: Case, sender: Connection) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     outcome = run_case(case)
     if case.is_twice and outcome.failure is None:
         outcome = _compare(outcome, _run_fresh(case))

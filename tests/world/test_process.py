@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 
 import pytest
 
+import tests.world.world
 from tests.world.process import Process
 from tests.world.world import StuckError, World
 
@@ -64,3 +66,30 @@ def test_a_frozen_process_does_nothing_meanwhile() -> None:
 def test_what_never_comes_is_said() -> None:
     with pytest.raises(StuckError, match="after 5"):
         World(1).run(lambda: False, most_seconds=5)
+
+
+def test_what_a_killed_process_held_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tests.world.world, "_TURNS_OF_A_COLLECTION", 10)
+    world = World(1)
+    killed, going_on = Process(world, "killed"), Process(world, "going on")
+    held = []
+
+    async def hold() -> int:
+        event = asyncio.Event()
+        held.append(weakref.ref(event))
+        await event.wait()
+        return 0
+
+    async def go_on() -> int:
+        for _ in range(100):
+            await asyncio.sleep(1)
+        return 0
+
+    killed.run(hold())
+    going_on.run(go_on())
+    world.run_for(1)
+    killed.kill()
+    world.run_for(1)
+    assert held[0]() is not None
+    world.run_for(20)
+    assert (held[0](), world.graves) == (None, [])

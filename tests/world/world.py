@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
@@ -18,6 +19,8 @@ SECOND = 1_000_000_000
 #: A host's monotonic clock does not begin at 0.
 _BEGIN_NS = 1_000 * SECOND
 _UNIX_NS = 1_800_000_000 * SECOND
+#: Garbage is collected at fixed points, since what it held may come to an end by that.
+_TURNS_OF_A_COLLECTION = 50_000
 
 
 class StuckError(AssertionError):
@@ -76,7 +79,7 @@ class World:
         self.processes: list[Process] = []
         #: All that there ever were.
         self.by_name: dict[str, Process] = {}
-        #: Those that have ended. What they still hold must not be collected while they could act.
+        #: Those that have ended since garbage was collected last.
         self.graves: list[Process] = []
         #: The process whose code runs at the moment.
         self.running: Process | None = None
@@ -124,7 +127,7 @@ class World:
     @property
     def errors(self) -> list[str]:
         """Of all processes."""
-        return [error for process in [*self.graves, *self.processes] for error in process.errors]
+        return [error for process in self.by_name.values() for error in process.errors]
 
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
         """Do something at a time."""
@@ -164,7 +167,16 @@ class World:
         if process is not None:
             self.num_turns += 1
             process.turn()
+            if self.num_turns % _TURNS_OF_A_COLLECTION == 0:
+                self._collect()
         else:
             _, _, action = heappop(self._events)
             action()
         return True
+
+    def _collect(self) -> None:
+        """Let go of what the dead hold: it tries to end in order, and cannot."""
+        for process in self.graves:
+            process.let_go()
+        self.graves.clear()
+        gc.collect()
