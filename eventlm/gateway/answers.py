@@ -42,15 +42,17 @@ _decode_logprobs = msgspec.json.Decoder(_Logprobs).decode
 class AnswerReader:
     """Reads one answer. Feed it with what came until it `is_over`, then take its `end`.
 
-    num_chunks: events read so far. url, key: for messages, and to be kept out of them.
+    num_chunks: events read so far. url, key: for messages, and to be kept out of them. has_token_chunks: each event has
+    one token, so that they can be counted where the backend does not.
     """
 
-    def __init__(self, url: str, *, key: str) -> None:
+    def __init__(self, url: str, *, key: str, has_token_chunks: bool = False) -> None:
         self.is_over = False
         self.num_chunks = 0
         #: What the stream failed with. What came before it is shown first.
         self._error: BackendError | None = None
         self._url, self._key = url, key
+        self._has_token_chunks = has_token_chunks
         self._decoder = SseDecoder()
         self._num_tokens = 0
         self._reason = ""
@@ -120,13 +122,15 @@ class AnswerReader:
                 self._num_tokens = max(self._num_tokens, num_tokens)
                 return
         if has_output:
-            self._num_tokens += sum(len(choice.token_ids or ()) for choice in chunk.choices or ()) or 1
+            num_ids = sum(len(choice.token_ids or ()) for choice in chunk.choices or ())
+            self._num_tokens += num_ids or 1
+            parts.is_counted &= bool(num_ids) or self._has_token_chunks
 
 
 class _Parts:
     """What the chunks of one read bring."""
 
-    __slots__ = ("calls", "logprobs", "reasoning", "text", "token_ids")
+    __slots__ = ("calls", "is_counted", "logprobs", "reasoning", "text", "token_ids")
 
     def __init__(self) -> None:
         self.text: list[str] = []
@@ -134,6 +138,7 @@ class _Parts:
         self.calls: list[CallPart] = []
         self.token_ids: list[int] = []
         self.logprobs: list[_Logprobs] = []
+        self.is_counted = True
 
     def __bool__(self) -> bool:
         return bool(self.text or self.reasoning or self.calls or self.token_ids or self.logprobs)
@@ -169,7 +174,13 @@ class _Parts:
         """All of it."""
         logprobs = _joined(self.logprobs) if self.logprobs else b""
         return AnswerDelta(
-            "".join(self.text), num_tokens, "".join(self.reasoning), self.calls, self.token_ids, logprobs=logprobs
+            "".join(self.text),
+            num_tokens,
+            "".join(self.reasoning),
+            self.calls,
+            self.token_ids,
+            logprobs=logprobs,
+            is_counted=self.is_counted,
         )
 
 

@@ -156,7 +156,7 @@ class HttpBackend:
             if response.content_type in ("application/json", "text/html"):
                 async with asyncio.timeout_at(deadline):
                     raise self._no_answer(url, await _read_body(url, response), "with a stream of events")
-            reader = AnswerReader(url, key=self._spec.key)
+            reader = AnswerReader(url, key=self._spec.key, has_token_chunks=self._facts.kind == "llamacpp")
             is_begun = False
             with Silence(content, deadline, attempt.first_seconds) as silence:
                 while not reader.is_over:
@@ -262,7 +262,7 @@ class HttpBackend:
     def _body(self, attempt: Attempt, body: bytes) -> bytes:
         """The body of a request for one choice."""
         options = {"include_usage": True}
-        if self._facts.kind in ("vllm", "eventlm"):
+        if self._facts.kind in ("vllm", "sglang", "eventlm"):
             options["continuous_usage_stats"] = True
         own = {"model": self._model, "n": 1, "seed": attempt.seed, "stream": True, "stream_options": options}
         # The client's part may be long; it is not read here.

@@ -57,7 +57,8 @@ def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
 def continued(attempt: Attempt) -> bytes | None:
     """The body for the rest of an answer; None if nothing is left of its limit.
 
-    Raises BackendError if what was shown is not fit for it: its token ids are missing, or there is reasoning in it.
+    Raises BackendError if what was shown is not fit for it: its token ids are missing, nobody knows how many tokens of
+    the limit are left, or there is reasoning in it.
     """
     body = msgspec.json.decode(attempt.request.body)
     if attempt.request.endpoint == "chat":
@@ -73,6 +74,8 @@ def continued(attempt: Attempt) -> bytes | None:
         raise BackendError("the backend that had begun this answer did not tell its token ids", "refused")
     for name in _LIMITS:
         if body.get(name) is not None:
+            if not attempt.is_counted:
+                raise BackendError("the backend that had begun this answer did not count its tokens", "refused")
             body[name] -= attempt.num_tokens
             if body[name] <= 0:
                 return None

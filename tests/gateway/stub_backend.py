@@ -23,11 +23,12 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from aiohttp import web
 
 from eventlm.config.backends import BackendKind
+from tests.gateway.stub_faults import Fault, error, fault_reply, go_wrong
 
 #: Token ids of answers start here, so that they can be told from those of prompts.
 FIRST_TOKEN_ID = 100_000
@@ -49,28 +50,6 @@ def reply_text(prompt: str, seed: int, num_tokens: int) -> str:
 def chat_prompt(messages: list[dict[str, Any]]) -> str:
     """What `reply_text` takes for a conversation."""
     return "".join(f"<{message['role']}>{message.get('content')}" for message in messages)
-
-
-@dataclass
-class Fault:
-    """Something that goes wrong with each `every`-th request, or those of `numbers`; requests count from 1.
-
-    status: answered in place of a stream, with `retry_after` and `body` if given. The others come `after` so many
-    tokens: stall: silence; cut: the connection is reset; end: the stream ends without a finish reason; malformed: an
-    event that is no JSON; error: an event with an error. hang: nothing is answered.
-    """
-
-    kind: Literal["status", "stall", "cut", "end", "malformed", "error", "hang"]
-    every: int = 1
-    numbers: tuple[int, ...] = ()
-    after: int = 0
-    status: int = 503
-    retry_after: str = ""
-    body: str = ""
-
-    def hits(self, number: int) -> bool:
-        """Whether request `number` meets it."""
-        return number in self.numbers if self.numbers else number % self.every == 0
 
 
 @dataclass
@@ -112,6 +91,7 @@ class StubBackend:
     faults: list[Fault] = field(default_factory=list)
     metrics: bool = True
     max_model_len: int = 4096
+    host: str = "127.0.0.1"
     port: int = 0
     server_id: str = "stub-server"
     tls: SSLContext | None = None
@@ -138,7 +118,7 @@ class StubBackend:
     @property
     def url(self) -> str:
         """Its address."""
-        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://{self.host}:{self.port}"
 
     @property
     def hit_rate(self) -> float:
@@ -154,7 +134,7 @@ class StubBackend:
         app.router.add_post("/v1/embeddings", self._embed)
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self.tls, backlog=4096)
+        site = web.TCPSite(self._runner, self.host, self.port, ssl_context=self.tls, backlog=4096)
         await site.start()
         self.port = self._runner.addresses[0][1]
 
@@ -180,7 +160,7 @@ class StubBackend:
     @web.middleware
     async def _check_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
-            return _error(401, "Incorrect API key provided.", code="invalid_api_key")
+            return error(401, "Incorrect API key provided.", code="invalid_api_key")
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -188,9 +168,9 @@ class StubBackend:
         path = request.path
         if path == "/metrics" and self.metrics:
             text = self._metrics_text()
-            return web.Response(text=text) if text else _error(404, "Not Found")
+            return web.Response(text=text) if text else error(404, "Not Found")
         answer = {"/health": {"status": "ok"}, "/v1/models": self._models(), **self._pages()}.get(path)
-        return _error(404, "Not Found") if answer is None else web.json_response(answer)
+        return error(404, "Not Found") if answer is None else web.json_response(answer)
 
     def _models(self) -> dict[str, Any]:
         entry: dict[str, Any] = {"id": self.model, "object": "model", "created": 0, "owned_by": self.kind}
@@ -276,6 +256,9 @@ class StubBackend:
         num_cached = self._look_up(base)
         if fault is not None and fault.kind == "hang":
             await asyncio.Event().wait()
+        if fault is not None and fault.kind == "late":
+            await asyncio.sleep(fault.seconds)
+            fault = None
         if self.prompt_token_delay:
             async with self._prefill:
                 await asyncio.sleep((len(base) // _CHARACTERS_PER_TOKEN - num_cached) * self.prompt_token_delay)
@@ -288,7 +271,7 @@ class StubBackend:
         tokens = tokens[:limit]
         num_prompt = -(-len(base) // _CHARACTERS_PER_TOKEN) + num_shown
         options = body.get("stream_options") or {}
-        chunk = _ChunkWriter(self, is_chat, num_prompt, num_cached, bool(options.get("continuous_usage_stats")))
+        chunk = ChunkWriter(self, is_chat, num_prompt, num_cached, bool(options.get("continuous_usage_stats")))
         wants_ids = bool(body.get("return_token_ids"))
         if is_chat:
             await response.write(chunk.delta({"role": "assistant", "content": ""}))
@@ -304,7 +287,7 @@ class StubBackend:
             await response.write(chunk.tokens(part, has_ids=wants_ids))
             await asyncio.sleep(0)
         if fault is not None:
-            await _go_wrong(request, response, fault)
+            await go_wrong(request, response, fault, chunk, reason, len(tokens))
             return response
         if is_chat and self.calls:
             reason = "tool_calls"
@@ -377,7 +360,7 @@ class _Place:
             self._stub._room.notify()
 
 
-class _ChunkWriter:
+class ChunkWriter:
     """Writes the events of one stream."""
 
     def __init__(self, stub: StubBackend, is_chat: bool, num_prompt: int, num_cached: int, has_usage: bool) -> None:
@@ -418,34 +401,6 @@ class _ChunkWriter:
         )
 
 
-def fault_reply(fault: Fault) -> web.Response:
-    """The answer of a fault of kind `status`."""
-    headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-    if fault.body:
-        return web.Response(status=fault.status, text=fault.body, headers=headers)
-    response = _error(fault.status, f"The stub answers {fault.status}.")
-    response.headers.update(headers)
-    return response
-
-
-async def _go_wrong(request: web.Request, response: web.StreamResponse, fault: Fault) -> None:
-    match fault.kind:
-        case "stall":
-            await asyncio.Event().wait()
-        case "cut":
-            # What was written leaves first.
-            await asyncio.sleep(0.01)
-            assert request.transport is not None
-            request.transport.abort()
-        case "malformed":
-            await response.write(b'data: {"choices": [{"index"\n\n')
-        case "error":
-            await response.write(
-                b'data: {"error":{"message":"The stub failed.","type":"server_error","code":null}}\n\n'
-            )
-            await response.write(b"data: [DONE]\n\n")
-
-
 def _split_prompt(body: dict[str, Any], is_chat: bool) -> tuple[str, int]:
     """What `reply_text` takes, and how many tokens of the answer the prompt ends in."""
     if is_chat:
@@ -464,12 +419,6 @@ def _split_prompt(body: dict[str, Any], is_chat: bool) -> tuple[str, int]:
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
-
-
-def _error(status: int, message: str, *, code: str | None = None) -> web.Response:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    return web.json_response(body, status=status)
 
 
 async def _serve(stub: StubBackend) -> None:

@@ -57,6 +57,19 @@ def test_parts_of_an_answer(size: int) -> None:
         assert len(deltas) < 3
 
 
+def test_chunks_of_several_tokens_are_not_counted() -> None:
+    text = event({"delta": {"content": "two tokens"}})
+    [delta], _ = read(text, STOP)
+    assert (delta.num_tokens, delta.is_counted) == (1, False)
+    [delta], _ = read(text.replace(b"}]}", b'}], "usage": {"completion_tokens": 2}}'), STOP)
+    assert (delta.num_tokens, delta.is_counted) == (2, True)
+    [delta], _ = read(event({"text": "ab", "token_ids": [5, 6]}), STOP)
+    assert (delta.num_tokens, delta.is_counted) == (2, True)
+    delta_of_one = AnswerReader("http://h", key="", has_token_chunks=True).feed(text)
+    assert delta_of_one is not None
+    assert (delta_of_one.num_tokens, delta_of_one.is_counted) == (1, True)
+
+
 def test_numbers_that_are_no_counts() -> None:
     deltas, ended = read(
         event({"text": "a", "finish_reason": "stop", "stop_reason": 10**30}, **usage(-3)),

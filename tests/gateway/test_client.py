@@ -24,7 +24,8 @@ from eventlm.errors import UsageError
 from eventlm.gateway.client import HttpBackend
 from tests.client.scripted import Handler, replying, scripted_server, streaming
 from tests.gateway.requests import CHAT, COMPLETION, answer, attempt, failure, forwarded
-from tests.gateway.stub_backend import FIRST_TOKEN_ID, Fault, StubBackend, chat_prompt, reply_text
+from tests.gateway.stub_backend import FIRST_TOKEN_ID, StubBackend, chat_prompt, reply_text
+from tests.gateway.stub_faults import Fault
 from tests.processes import until
 from tests.server.http.test_tls import make_certificate
 
@@ -62,7 +63,7 @@ async def test_chats_and_completions_of_every_kind(kind: Any) -> None:
         assert received.body["temperature"] == 0.5
         options = received.body["stream_options"]
         assert options == {"include_usage": True} | (
-            {"continuous_usage_stats": True} if kind in ("vllm", "eventlm") else {}
+            {"continuous_usage_stats": True} if kind in ("vllm", "sglang", "eventlm") else {}
         )
         _, _, ended = await answer(client, {"messages": messages})
         assert ended.usage.cached == 64

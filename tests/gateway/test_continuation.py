@@ -67,5 +67,8 @@ def test_bodies_of_the_rest() -> None:
     assert rest(attempt(COMPLETION, text="x", num_tokens=9)) is None
     with pytest.raises(BackendError, match="did not tell its token ids"):
         continued(attempt(COMPLETION | {"prompt": [5]}, text="x", num_tokens=1))
+    with pytest.raises(BackendError, match="did not count its tokens"):
+        continued(attempt(COMPLETION, text="x", num_tokens=1, is_counted=False))
+    assert rest(attempt(CHAT, text="x", num_tokens=1, is_counted=False))["messages"][-1]["content"] == "x"
     with pytest.raises(BackendError, match="reasoning in its text"):
         continued(attempt(CHAT, text="<think>Well", num_tokens=2))

@@ -22,15 +22,15 @@ from eventlm.types import SequenceId
 
 class Answer:
     """The answer for one sequence, by all of its attempts. seed: of the sequence. prompt_tokens: of its prompt, as they
-    are counted here. num_tokens, texts, token_ids: what
-    was shown; token_ids None: a server did not tell all of them. is_plain: whether that is text alone, so that another
-    attempt can go on from it. num_before: tokens before the present attempt. ended: its end, once it has come. failure:
+    are counted here. num_tokens, texts, token_ids: what was shown; token_ids None: a server did not tell all of them.
+    is_plain: whether that is text alone, so that another attempt can go on from it. is_counted: whether num_tokens is
+    certain. num_before: tokens before the present attempt. ended: its end, once it has come. failure:
     of the latest attempt that failed.
     """
 
     __slots__ = (
-        "ended", "failure", "is_plain", "num_before", "num_tokens", "prompt_tokens", "request", "seed", "texts",
-        "token_ids",
+        "ended", "failure", "is_counted", "is_plain", "num_before", "num_tokens", "prompt_tokens", "request", "seed",
+        "texts", "token_ids",
     )  # fmt: skip
 
     def __init__(self, request: ForwardedRequest, seed: int, prompt_tokens: int) -> None:
@@ -42,6 +42,7 @@ class Answer:
         self.texts: list[str] = []
         self.token_ids: list[int] | None = []
         self.is_plain = True
+        self.is_counted = True
         self.ended: AnswerEnd | None = None
         self.failure: BackendFailure | None = None
 
@@ -53,6 +54,7 @@ class Answer:
         """It goes on with this."""
         self.num_tokens = self.count([delta])
         self.texts.append(delta.text)
+        self.is_counted &= delta.is_counted
         if self.token_ids is not None:
             self.token_ids += delta.token_ids
             if len(self.token_ids) != self.num_tokens:

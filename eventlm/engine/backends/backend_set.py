@@ -150,6 +150,7 @@ class BackendSet:
             text="".join(answer.texts),
             token_ids=answer.token_ids or [],
             num_tokens=answer.num_tokens,
+            is_counted=answer.is_counted,
         )
         controller = self._controllers[replica]
         if answer.num_tokens and not controller.backend.can_continue(answer.request):

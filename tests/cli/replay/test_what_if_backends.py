@@ -13,7 +13,8 @@ from eventlm.replay.verify.verifier import verify
 from eventlm.replay.what_if.engine import Alternative
 from eventlm.replay.what_if.what_if import what_if
 from tests.cli.conftest import StartServer
-from tests.gateway.stub_backend import Fault, StubBackend
+from tests.gateway.stub_backend import StubBackend
+from tests.gateway.stub_faults import Fault
 
 
 async def test_a_gateways_run_is_repeated_and_asked(start_server: StartServer) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from eventlm.events import Finished, Forwarded, ForwardFailed, RetrySet
 from tests.cli.conftest import StartServer
-from tests.gateway.stub_backend import Fault, StubBackend, chat_prompt, reply_text
+from tests.gateway.stub_backend import StubBackend, chat_prompt, reply_text
+from tests.gateway.stub_faults import Fault
 from tests.processes import until
 
 NUM_REQUESTS = 60
