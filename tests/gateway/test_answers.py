@@ -168,5 +168,5 @@ def test_answers_that_fail(data: bytes, kind: str, message: str) -> None:
 def test_what_came_before_an_error_is_shown() -> None:
     reader = AnswerReader("http://h", key="")
     delta = reader.feed(event({"text": "ab"}) + b'data: {"error": "x"}\n\n' + event({"text": "no"}))
-    assert delta == AnswerDelta("ab", 1)
+    assert delta == AnswerDelta("ab", 1, is_counted=False)
     assert reader.is_over
