@@ -47,9 +47,11 @@ class WorldFrontEnd:
 
 
 def program(front_ends: list[WorldFrontEnd]) -> Program:
-    """What the module of front ends runs. front_ends: gets all of them."""
+    """What the module of front ends runs. front_ends: gets all that live."""
 
     def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
-        front_ends.append(WorldFrontEnd(process, arguments))
+        front_end = WorldFrontEnd(process, arguments)
+        front_ends.append(front_end)
+        process.on_end(lambda _: front_ends.remove(front_end))
 
     return run

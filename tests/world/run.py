@@ -216,8 +216,7 @@ class Run:
             left = [each for each in handles if each.peer is None or not each.peer.holders & own]
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
-            if not front_end.process.is_dead:
-                self.checks.check("front ends forget", not front_end.left(), front_end.left())
+            self.checks.check("front ends forget", not front_end.left(), front_end.left())
 
     def _check_end(self) -> None:
         """No process is left, and none has met a defect."""

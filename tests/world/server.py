@@ -79,7 +79,7 @@ class WorldServer:
     @property
     def processes(self) -> list[Process]:
         """The engine's and those of the front ends that live."""
-        return [self.process, *(each.process for each in self.front_ends if not each.process.is_dead)]
+        return [self.process, *(each.process for each in self.front_ends)]
 
     def _ready(self, url: str) -> None:
         self.is_ready = True
