@@ -6,9 +6,10 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from tests.world.checks import BrokenInvariant
+from tests.world.handlers import HandlerTrace
 from tests.world.plan import PACES, Plan, draw_plan
 from tests.world.run import Ran, Run, quiet
 from tests.world.timeline import write_timeline
@@ -56,10 +57,18 @@ class Failure(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """One of both is there."""
+    """ran or failure is there. handlers: those of errors that have run, if that was asked for."""
 
     ran: Ran | None = None
     failure: Failure | None = None
+    handlers: list[str] = []
+
+
+def run_traced(case: Case) -> Outcome:
+    """Run it once, here, and note which handlers of errors run."""
+    with HandlerTrace() as trace:
+        outcome = run_case(case)
+    return structs.replace(outcome, handlers=trace.names)
 
 
 def run_case(case: Case, folder: Path | None = None) -> Outcome:

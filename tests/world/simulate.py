@@ -17,8 +17,9 @@ import msgspec
 
 from eventlm.table import aligned
 from tests.layout import ROOT
-from tests.world.cases import Case, Failure, run_case
+from tests.world.cases import Case, Failure, run_case, run_traced
 from tests.world.faults import FAULTS
+from tests.world.handlers import all_handlers
 from tests.world.plan import PACES
 from tests.world.results import PAGE, Batch, Totals, add_batch, read_batches
 from tests.world.shrink import shrink
@@ -32,7 +33,7 @@ _ONE_TWICE_IN = 20
 _EPILOG = """\
 examples:
   python -m tests.world.simulate 0-999
-      a thousand seeds on all cores; stops at the first that fails, and shrinks it
+      on all cores; stops at the first seed that fails, and shrinks it
   python -m tests.world.simulate 1000-
       until one fails, or until Ctrl-C
   python -m tests.world.simulate 17 --without-faults 0,3 --timeline /tmp/seed-17
@@ -97,6 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--timeline", type=Path, metavar="DIR", help="run one seed; write what happened, and its traces"
     )
     parser.add_argument("--add-to-results", action="store_true", help=f"add what was run to {PAGE.relative_to(ROOT)}")
+    parser.add_argument("--coverage", action="store_true", help="list the handlers of errors that never ran; slow")
     parser.add_argument("--print-outcome", action="store_true", help=argparse.SUPPRESS)
     return parser
 
@@ -169,13 +171,15 @@ def _run_one(case: Case, folder: Path) -> int:
 def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
     # What it has started is ended in either case.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    swarm = Swarm(num_jobs=args.jobs, limit_seconds=args.limit)
-    totals, done, began = Totals(), list[int](), time.monotonic()
+    run = run_traced if args.coverage else run_case
+    swarm = Swarm(num_jobs=args.jobs, limit_seconds=args.limit, run=run)
+    totals, done, handlers, began = Totals(), list[int](), set[str](), time.monotonic()
     outcomes = swarm.run(seeds.cases())
     try:
         for case, outcome in outcomes:
             totals.add(outcome)
             done.append(case.seed)
+            handlers.update(outcome.handlers)
             failures = totals.groups["failures"]
             _show_progress(totals, time.monotonic() - began)
             if outcome.failure is not None:
@@ -189,6 +193,9 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
         outcomes.close()
     print(*aligned(totals.rows()), sep="\n")
     print(f"{time.monotonic() - began:.0f} s in {args.jobs} processes at once, load average {os.getloadavg()[0]:.1f}")
+    if args.coverage:
+        others = [name for name in all_handlers().values() if name not in handlers]
+        print(f"{len(handlers)} handlers of errors have run, these {len(others)} have not:", *others, sep="\n  ")
     never = (
         [] if args.pace or len(done) < _ENOUGH_SEEDS else [kind for kind in FAULTS if not totals.groups["faults"][kind]]
     )

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import NamedTuple
@@ -28,9 +28,10 @@ class _Started(NamedTuple):
 
 
 class Swarm:
-    """num_jobs: processes at once. limit_seconds: real time that a case may take."""
+    """num_jobs: processes at once. limit_seconds: real time that a case may take. run: how one is run."""
 
-    def __init__(self, *, num_jobs: int, limit_seconds: float) -> None:
+    def __init__(self, *, num_jobs: int, limit_seconds: float, run: Callable[[Case], Outcome] = run_case) -> None:
+        self._run_one = run
         self._num_jobs = num_jobs
         self._limit_seconds = limit_seconds
 
@@ -40,7 +41,7 @@ class Swarm:
         try:
             while True:
                 while len(started) < self._num_jobs and (case := next(todo, None)) is not None:
-                    receiver, process = _start(case)
+                    receiver, process = _start(case, self._run_one)
                     started[receiver] = _Started(case, process, time.monotonic() + self._limit_seconds)
                 if not started:
                     return
@@ -76,9 +77,9 @@ class Swarm:
         return outcome
 
 
-def _start(case: Case) -> tuple[Connection, BaseProcess]:
+def _start(case: Case, run: Callable[[Case], Outcome]) -> tuple[Connection, BaseProcess]:
     receiver, sender = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_run, args=(case, sender))
+    process = _FORK.Process(target=_run, args=(case, run, sender))
     process.start()
     sender.close()
     return receiver, process
@@ -96,10 +97,10 @@ def _kill(process: BaseProcess, receiver: Connection) -> None:
     receiver.close()
 
 
-def _run(case: Case, sender: Connection) -> None:
+def _run(case: Case, run: Callable[[Case], Outcome], sender: Connection) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    outcome = run_case(case)
+    outcome = run(case)
     if case.is_twice and outcome.failure is None:
         outcome = _compare(outcome, _run_fresh(case))
     sender.send_bytes(msgspec.json.encode(outcome))

@@ -15,6 +15,7 @@ from eventlm.cli.main import main as eventlm
 from tests.world import faults, simulate
 from tests.world.checks import BrokenInvariant
 from tests.world.faults import FaultKind
+from tests.world.handlers import all_handlers
 from tests.world.plan import Plan, draw_plan
 from tests.world.run import Run
 
@@ -113,3 +114,14 @@ def test_a_timeline_lies_beside_the_trace_that_it_tells_of(tmp_path: Path) -> No
     assert "begins as process" in text
     assert "ends with status 0" in text
     assert eventlm(["report", str(tmp_path / "runs/latest"), "-o", str(tmp_path / "report.html")]) == 0
+
+
+def test_coverage_lists_the_handlers_that_never_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert simulate.main([_SEED, "--coverage"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(lines) if "have not:" in line)
+    num_run, num_others = map(int, re.findall("[0-9]+", lines[start]))
+    assert (len(lines) - start - 1, num_run + num_others) == (num_others, len(all_handlers()))
+    # Whoever accepts connections does so until there is none.
+    assert num_run > 0
+    assert not any("listener.py" in line and "BlockingIOError" in line for line in lines[start:])
