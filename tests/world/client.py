@@ -75,6 +75,11 @@ class Client:
         return self.has_left or self.was_cut or self.reply.was_orphaned or self.has_lost_server
 
     @property
+    def is_gone(self) -> bool:
+        """Whether its connection has ended."""
+        return self.is_over or self.was_cut
+
+    @property
     def was_dropped(self) -> bool:
         """Whether it was told that its deadline could not be met, where it had asked for that."""
         return "drop_if_late" in self.visit.body and b'"deadline_exceeded"' in self.reply.body
@@ -104,6 +109,8 @@ class Client:
         if self.was_disturbed and not reply.status:
             return
         checks.check("answered", bool(reply.status) or self.was_disturbed, f"{where}: {reply.error!r}")
+        is_ended = b"ended this request before it was complete" in reply.body
+        checks.check("nobody is ended for another", not is_ended or self.was_disturbed, where)
         if reply.status != 200:
             checks.check("refusals have a reason", self._error(bytes(reply.body)), f"{where}: {bytes(reply.body)!r}")
             return

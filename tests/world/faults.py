@@ -81,6 +81,10 @@ def _set_wall_clock(run: Run, detail: int) -> bool:
     return True
 
 
+def _slow_subscriber(run: Run, detail: int) -> bool:
+    return run.watch.subscribe(detail)
+
+
 def _operator(action: Callable[[int], AdminAction], *, is_undone: bool = False) -> Callable[[Run, int], bool]:
     """An operator asks for something, and within 20 s for its end."""
 
@@ -113,7 +117,8 @@ FAULTS = {
     "bit rot": FaultKind(1, failures.bit_rot),
     "cut connection": FaultKind(4, _cut_connection),
     "set wall clock": FaultKind(1, _set_wall_clock),
-    "pause": FaultKind(1, _operator(lambda _: Pause(), is_undone=True)),
+    "slow subscriber": FaultKind(2, _slow_subscriber),
+    "pause": FaultKind(2, _operator(lambda _: Pause(), is_undone=True)),
     "drain": FaultKind(1, _operator(lambda _: Drain(), is_undone=True)),
     "swap policy": FaultKind(1, _operator(lambda detail: SwapPolicy(_POLICIES[detail % len(_POLICIES)]))),
     "flush cache": FaultKind(1, _operator(lambda _: FlushCache())),

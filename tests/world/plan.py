@@ -28,6 +28,8 @@ from tests.world.world import SECOND
 _RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
 _POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
+#: Half of the faults happen so soon after some client has come.
+_NEAR_NS = 3 * SECOND
 #: Longest texts and prompts, in tokens.
 _MOST_OUTPUT, _MOST_PROMPT = 120, 200
 
@@ -95,14 +97,15 @@ def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
         is_calm = not pace.faults_per_hour
         seconds = pace.hours * 3600
         num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
+    visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
     return Plan(
         seed=seed,
         is_calm=is_calm,
         config=_draw_config(draws, is_calm=is_calm),
         num_blocks=draws.between(24, 96, "blocks"),
         seconds=seconds,
-        visits=[_draw_visit(draws, number, seconds) for number in range(num_visits)],
-        faults=[_draw_fault(draws, number, seconds) for number in range(num_faults)],
+        visits=visits,
+        faults=[_draw_fault(draws, number, seconds, visits) for number in range(num_faults)],
     )
 
 
@@ -185,11 +188,13 @@ def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
     )
 
 
-def _draw_fault(draws: Draws, number: int, seconds: int) -> Fault:
+def _draw_fault(draws: Draws, number: int, seconds: int, visits: list[Visit]) -> Fault:
     place = draws.draw("fault", number) % sum(fault.weight for fault in FAULTS.values())
     for kind, (weight, _) in FAULTS.items():
         if place < weight:
             at_ns = draws.draw("fault time", number) % (seconds * SECOND)
+            if draws.draw("fault near", number) % 2 == 0 and visits:
+                at_ns = min(visits[at_ns % len(visits)].at_ns + at_ns % _NEAR_NS, seconds * SECOND - 1)
             return Fault(number, at_ns, kind, draws.draw("fault detail", number) % MILLION)
         place -= weight
     raise AssertionError("weights do not add up")

@@ -27,6 +27,7 @@ from tests.world.network import Socket
 from tests.world.plan import Fault, Plan
 from tests.world.process import SIGKILL
 from tests.world.server import ADDRESS, WorldServer
+from tests.world.watch import Watch
 from tests.world.world import SECOND, World
 
 MAX_MODEL_LEN = 512
@@ -101,6 +102,7 @@ class Run:
         self.clients: list[Client] = []
         self.logs = Logs(self)
         self.lives = Lives(self)
+        self.watch = Watch(self.world, self.checks, lambda: self.server)
 
     @property
     def servers(self) -> list[WorldServer]:
@@ -159,6 +161,7 @@ class Run:
         client.has_lost_server = not self.lives.is_there
         client.on_shown = lambda client: self.world.after(0, lambda: self.logs.check_shown(client))
         self.clients.append(client)
+        self.watch.come(client)
 
     def _happen(self, fault: Fault) -> None:
         has_happened = FAULTS[fault.kind].happen(self, fault.detail)
@@ -227,6 +230,9 @@ class Run:
         left = [each.name for each in self.world.processes]
         self.checks.check("no process is left", not left, f"{left}")
         defects = [line for line in self.lines if "defect" in str(line.get("event", ""))]
+        self.watch.check_wrong()
+        wrong = [line for line in self.lines if "wrong result" in str(line.get("reason", ""))]
+        self.checks.check("workers answer what was launched", not wrong, f"{wrong}")
         self.checks.check("no defect is logged", not defects, f"{defects}")
         self.checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
 
