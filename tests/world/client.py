@@ -15,14 +15,31 @@ from tests.world.plan import Visit
 from tests.world.process import Process
 from tests.world.world import World
 
+#: The whole text of a choice by its index, of a request's body, and the reasons for which it may end.
+Answer = Callable[[dict[str, Any], int], tuple[str, set[str]]]
+
+
+def most_tokens(body: dict[str, Any]) -> int:
+    """The limit of a request's output."""
+    return int(body.get("max_tokens") or body["max_completion_tokens"])
+
+
+def fake_answer(body: dict[str, Any], index: int) -> tuple[str, set[str]]:
+    """Of the fake model."""
+    reference = fake_text(body["seed"], most_tokens(body), index=index)
+    stop = body.get("stop", "")
+    wanted = reference.partition(stop)[0] if stop else reference
+    return wanted, {"length" if wanted == reference else "stop"}
+
 
 class Client:
-    """A visit under way, in a process of its own. has_left: it ended its connection before the reply's end;
-    has_lost_server: that has died, or was not there. on_shown: called whenever something of a reply has come.
-    num_told_before, came_in_outage: what the recorder had told when it came.
+    """A visit under way, in a process of its own. answer: what it should get. has_left: it ended its connection before
+    the reply's end; has_lost_server: that has died, or was not there. on_shown: called whenever something of a reply
+    has come. num_told_before, came_in_outage: what the recorder had told when it came.
     """
 
-    def __init__(self, world: World, visit: Visit, address: Address) -> None:
+    def __init__(self, world: World, visit: Visit, address: Address, answer: Answer = fake_answer) -> None:
+        self._answer = answer
         self.visit = visit
         self.reply = Reply()
         self.has_left = False
@@ -135,18 +152,14 @@ class Client:
         self, checks: Checks, choices: list[dict[str, Any]], *, is_stream: bool, is_cut: bool = False
     ) -> None:
         body, where = self.visit.body, f"visit {self.visit.number}"
-        most = body.get("max_tokens") or body["max_completion_tokens"]
         for index in range(body["n"]):
             own = [choice for choice in choices if choice["index"] == index]
             ends = [choice["finish_reason"] for choice in own if choice["finish_reason"]]
             checks.check("one finish a choice", len(ends) <= 1, f"{where}: {ends}")
             text = "".join(_text_of(choice, is_stream=is_stream) for choice in own)
-            reference = fake_text(body["seed"], most, index=index)
-            stop = body.get("stop", "")
-            wanted = reference.partition(stop)[0] if stop else reference
+            wanted, reasons = self._answer(body, index)
             if ends in (["length"], ["stop"]):
-                is_stopped = ends == ["stop"]
-                checks.check("texts end for the right reason", is_stopped == (wanted != reference), f"{where}.{index}")
+                checks.check("texts end for the right reason", ends[0] in reasons, f"{where}.{index}: {ends}")
                 checks.check("whole texts are the reference's", text == wanted, f"{where}.{index}: {text!r}")
             else:
                 checks.check(

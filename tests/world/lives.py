@@ -42,7 +42,8 @@ class Lives:
     def is_there(self) -> bool:
         """Whether a connection comes to the last server, and not to what is left of another."""
         parents = [each.parent for each in self._run.world.processes if each.parent is not None]
-        return not any(each.is_dead for each in (self.servers[-1].process, *parents))
+        last = self.servers[-1]
+        return last.is_listening and not any(each.is_dead for each in (last.process, *parents))
 
     def _ended(self, server: WorldServer) -> None:
         run, world = self._run, self._run.world

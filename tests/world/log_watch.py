@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.run_folder import TRACE_NAME, closed_segments
-from eventlm.events import Arrived, Emitted, Event, Finished, Launched, StepCompleted
+from eventlm.events import Arrived, Emitted, Event, Finished, Launched, Relayed, StepCompleted, Streamed
 from eventlm.events.codec import decode_body, split_line
 from tests.world.disk import WorldDisk
 
-_TAGS = tuple(f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "finish"))
+_TAGS = tuple(f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish"))
+#: Most bytes of what one event of a backend's stream brings, which may count as one token.
+_MOST_BYTES = 16
 
 
 class Sample(NamedTuple):
@@ -27,6 +29,7 @@ class _Steps:
         self.seeds: dict[int, str] = {}
         self.rows: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         self.done: dict[int, StepCompleted] = {}
+        self.streamed: list[tuple[int, int, int, int]] = []
 
 
 class LogWatch:
@@ -75,9 +78,20 @@ class LogWatch:
                 steps.done[event.replica] = event
             case Emitted():
                 self._emit(steps, event)
+            case Streamed():
+                steps.streamed = event.rows
+            case Relayed():
+                self._relay(steps, event)
             case Finished():
                 if event.request in steps.seeds:
                     self.finished.add(Sample(steps.seeds[event.request], event.index))
+
+    def _relay(self, steps: _Steps, relayed: Relayed) -> None:
+        """After a gap some of it may be unknown."""
+        for row, (request, index, _, total) in enumerate(steps.streamed):
+            if row not in relayed.dropped and request in steps.seeds:
+                self.num_tokens[Sample(steps.seeds[request], index)] = total * _MOST_BYTES
+        steps.streamed = []
 
     def _emit(self, steps: _Steps, emitted: Emitted) -> None:
         """After a gap some of it may be unknown."""

@@ -109,6 +109,18 @@ class Socket(Handle):
             self.is_closed = True
             self._later(lambda peer: peer.end(resets=True))
 
+    def cut(self) -> None:
+        """Something between both ends resets it."""
+        self.abort()
+        if self.peer is not None:
+            self.peer.abort()
+
+    def hold(self, until_ns: int) -> None:
+        """Nothing gets through before that time, either way."""
+        self._last_ns = max(self._last_ns, until_ns)
+        if self.peer is not None:
+            self.peer._last_ns = max(self.peer._last_ns, until_ns)
+
     def send(self, data: bytes) -> int:
         """Pass bytes to the kernel; how many it took."""
         taken = data[: WINDOW_BYTES - self.num_under_way]
@@ -240,6 +252,8 @@ class Network:
         self.world = world
         #: The addresses of each name, as DNS has them now.
         self.names: dict[str, list[str]] = {}
+        #: No connection is made there before that time.
+        self.held_until_ns: dict[Address, int] = {}
         self._listening: dict[Address, list[Listening]] = {}
         self._num_handles = 100
 
@@ -283,7 +297,8 @@ class Network:
     async def connect(self, ours: Socket, address: Address) -> None:
         """Connect it to an address. Raises ConnectionRefusedError."""
         latency_ns = self.world.draws.between(*_LATENCY_NS, "connect", ours.fileno())
-        await asyncio.sleep(latency_ns / 1e9)
+        held_ns = self.held_until_ns.get(address, 0) - self.world.now_ns
+        await asyncio.sleep(max(latency_ns, held_ns) / 1e9)
         present = self._open_at(address)
         if not present:
             raise ConnectionRefusedError(111, f"Connect call failed {address}")

@@ -20,7 +20,9 @@ from eventlm.config import (
 )
 from tests.serving import fake_text
 from tests.world.draws import MILLION, Draws
-from tests.world.faults import FAULTS
+from tests.world.faults import FAULTS, FaultKind
+from tests.world.gateway_faults import GATEWAY_FAULTS
+from tests.world.gateway_plan import GatewayPlan, draw_body, draw_gateway, draw_gateway_config
 from tests.world.process import Death
 from tests.world.world import SECOND
 
@@ -53,6 +55,16 @@ class Visit(NamedTuple):
     leaves_after: int
 
 
+#: Comes once all is well.
+LAST_VISIT = Visit(
+    -1,
+    0,
+    {"model": "m", "seed": 7, "max_tokens": 3, "n": 2, "stream": True, "prompt": "last"},
+    "/v1/completions",
+    -1,
+)
+
+
 class Plan(NamedTuple):
     """Of a seed. is_calm: nothing can go wrong beyond clients that leave. seconds: from the server's start to the last
     visit or fault. deaths: of processes, by their names.
@@ -66,6 +78,7 @@ class Plan(NamedTuple):
     visits: list[Visit]
     faults: list[Fault]
     deaths: Mapping[str, Death] = {}
+    gateway: GatewayPlan | None = None
 
     def without(self, visits: set[int], faults: set[int]) -> Plan:
         """The same with some of them left out."""
@@ -84,6 +97,18 @@ class Pace(NamedTuple):
 
 
 PACES = {"quiet": Pace(4, 5, 10), "steady": Pace(1, 1800, 0)}
+
+
+def draw_gateway_plan(seed: int) -> Plan:
+    """The plan of a seed, with other servers that run the model."""
+    plan, draws = draw_plan(seed), Draws(seed)
+    gateway = draw_gateway(draws, is_calm=plan.is_calm)
+    return plan._replace(
+        config=draw_gateway_config(draws, gateway, plan.config),
+        visits=[each._replace(body=draw_body(draws, each.number, each.body)) for each in plan.visits],
+        faults=[_of_gateway(draws, each) for each in plan.faults],
+        gateway=gateway,
+    )
 
 
 def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
@@ -189,12 +214,24 @@ def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
 
 
 def _draw_fault(draws: Draws, number: int, seconds: int, visits: list[Visit]) -> Fault:
-    place = draws.draw("fault", number) % sum(fault.weight for fault in FAULTS.values())
-    for kind, (weight, _) in FAULTS.items():
-        if place < weight:
-            at_ns = draws.draw("fault time", number) % (seconds * SECOND)
-            if draws.draw("fault near", number) % 2 == 0 and visits:
-                at_ns = min(visits[at_ns % len(visits)].at_ns + at_ns % _NEAR_NS, seconds * SECOND - 1)
-            return Fault(number, at_ns, kind, draws.draw("fault detail", number) % MILLION)
-        place -= weight
+    kind = _drawn_kind(FAULTS, draws.draw("fault", number))
+    at_ns = draws.draw("fault time", number) % (seconds * SECOND)
+    if draws.draw("fault near", number) % 2 == 0 and visits:
+        at_ns = min(visits[at_ns % len(visits)].at_ns + at_ns % _NEAR_NS, seconds * SECOND - 1)
+    return Fault(number, at_ns, kind, draws.draw("fault detail", number) % MILLION)
+
+
+def _of_gateway(draws: Draws, fault: Fault) -> Fault:
+    """Two of three are of backends."""
+    if draws.draw("fault of gateway", fault.number) % 3 == 0:
+        return fault
+    return fault._replace(kind=_drawn_kind(GATEWAY_FAULTS, draws.draw("gateway fault", fault.number)))
+
+
+def _drawn_kind(kinds: Mapping[str, FaultKind], draw: int) -> str:
+    place = draw % sum(fault.weight for fault in kinds.values())
+    for kind, fault in kinds.items():
+        if place < fault.weight:
+            return kind
+        place -= fault.weight
     raise AssertionError("weights do not add up")

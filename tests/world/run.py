@@ -16,15 +16,18 @@ from msgspec import Struct
 
 from eventlm.engine.admin import AdminAction
 from eventlm.errors import EventLMError
+from tests.world.backends import in_time_of
 from tests.world.checks import Checks
-from tests.world.client import Client
+from tests.world.client import Client, fake_answer
 from tests.world.disk_faults import DiskFaults
 from tests.world.faults import FAULTS
+from tests.world.gateway import Gateway, check_attempts
+from tests.world.gateway_faults import GATEWAY_FAULTS
 from tests.world.lives import Lives
 from tests.world.logs import Logs
 from tests.world.loop import Killed
 from tests.world.network import Socket
-from tests.world.plan import Fault, Plan
+from tests.world.plan import LAST_VISIT, Fault, Plan
 from tests.world.process import SIGKILL
 from tests.world.server import ADDRESS, WorldServer
 from tests.world.watch import Watch
@@ -100,6 +103,12 @@ class Run:
         self.checks = Checks()
         self.world = World(plan.seed, plan.deaths)
         self.clients: list[Client] = []
+        #: Other servers that run the model, if any do.
+        self.gateway: Gateway | None = None
+        if plan.gateway is not None:
+            self.gateway = Gateway(self.world, plan.gateway, plan.config.gateway.backend)
+            # They are there before it starts.
+            self.world.run_for(1)
         self.logs = Logs(self)
         self.lives = Lives(self)
         self.watch = Watch(self.world, self.checks, lambda: self.server)
@@ -121,6 +130,10 @@ class Run:
 
     def run(self) -> Ran:
         """From start to rest."""
+        with in_time_of(self.world):
+            return self._run()
+
+    def _run(self) -> Ran:
         began = time.process_time()
         plan, world = self._plan, self.world
         begin_ns = world.now_ns
@@ -139,6 +152,9 @@ class Run:
         self.lives.is_ending = True
         self.server.terminate()
         world.run(lambda: self.server.process.is_dead, most_seconds=REST_SECONDS)
+        if self.gateway is not None:
+            self.gateway.stop(self.checks)
+            check_attempts(self.checks, self.server.run_folder, self.world.disk.of("reader"), plan.config.gateway)
         world.run_for(5)
         self._check_end()
         return Ran(
@@ -155,7 +171,8 @@ class Run:
         )
 
     def _come(self, visit: Any) -> None:
-        client = Client(self.world, visit, ADDRESS)
+        answer = fake_answer if self._plan.gateway is None else self._plan.gateway.answer
+        client = Client(self.world, visit, ADDRESS, answer)
         self.logs.listen()
         client.num_told_before, client.came_in_outage = self.logs.num_told, self.logs.is_lossy
         client.has_lost_server = not self.lives.is_there
@@ -164,7 +181,7 @@ class Run:
         self.watch.come(client)
 
     def _happen(self, fault: Fault) -> None:
-        has_happened = FAULTS[fault.kind].happen(self, fault.detail)
+        has_happened = (FAULTS | GATEWAY_FAULTS)[fault.kind].happen(self, fault.detail)
         self.world.faults[fault.kind] += has_happened
         self.world.note(
             "world", f"fault {fault.number}: {fault.kind}" + ("" if has_happened else ", which hits nothing")
@@ -177,6 +194,8 @@ class Run:
 
     def _stop_faults(self) -> None:
         self.world.disk.faults = DiskFaults()
+        if self.gateway is not None:
+            self.gateway.heal()
         if not self._plan.deaths:
             self.server.process.death = None
 
@@ -213,13 +232,32 @@ class Run:
                 f"replica {replica.index}: {replica.pool.num_available} of {replica.pool.num_blocks} are available",
             )
         self.world.run_for(5)
+        if self.gateway is not None:
+            self._serve_last(self.gateway)
         own = set(self.server.processes)
         for process in own:
             handles = [each for each in process.handles.values() if isinstance(each, Socket)]
             left = [each for each in handles if each.peer is None or not each.peer.holders & own]
+            if self.gateway is not None:
+                left = [each for each in left if not self.gateway.is_idle(each)]
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
+
+    def _serve_last(self, gateway: Gateway) -> None:
+        """Once nothing goes wrong any more, and all backends were probed, requests are served."""
+        self.world.run_for(60)
+        self._come(LAST_VISIT)
+        last = self.clients[-1]
+        self.world.run(lambda: last.is_over, most_seconds=60)
+        last.check(self.checks)
+        told = f"{last.reply.status} {bytes(last.reply.body)!r}"
+        self.checks.check("served once all is well", last.reply.is_done, told)
+        # Kept connections are closed within twice their time.
+        self.world.run_for(10)
+        assert self.server.engine is not None
+        gateway.check_rest(self.checks, self.server.engine, self._plan.config.gateway.probe_interval_ms)
+        gateway.check_gauges(self.checks, ADDRESS)
 
     def _check_end(self) -> None:
         """No process is left, and none has met a defect."""

@@ -6,16 +6,18 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from eventlm.bootstrap.backends import ask_backends, backends_setup
 from eventlm.bootstrap.front_ends import ServerWithFrontEnds
 from eventlm.bootstrap.text_parts import TextParts, load_text
 from eventlm.cli.serve.front_end import make_context
 from eventlm.config import Config, ServerConfig
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.setup import make_setup
+from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import EventLMError
 from eventlm.server.http_server import run_server
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.world import front_ends, workers
+from tests.world.backends import connect_from
 from tests.world.front_ends import WorldFrontEnd
 from tests.world.host import WorldPipes, WorldSharedFolders, system_of
 from tests.world.process import Process
@@ -38,14 +40,32 @@ class WorldServer:
             front_ends.MODULE: front_ends.program(self.front_ends),
         }
         self.system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
-        setup = make_setup(config, model=FAKE_MODEL, model_name="m", num_blocks=num_blocks, max_model_len=max_model_len)
+        self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
+        #: Before it listens, a gateway asks its backends.
+        self.is_listening = False
         self.is_ready = False
         self.engine: InferenceEngine | None = None
-        process.run(self._serve(setup))
+        process.run(self._serve(config))
 
-    async def _serve(self, setup: Any) -> int:
+    async def _find_setup(self, config: Config) -> EngineSetup:
+        if config.gateway.backend:
+            [asked] = (await ask_backends(config, connect_from(self.process))).values()
+            return backends_setup(config, asked)
+        return make_setup(
+            config,
+            model=FAKE_MODEL,
+            model_name="m",
+            num_blocks=self._num_blocks,
+            max_model_len=self._max_model_len,
+        )
+
+    async def _serve(self, config: Config) -> int:
+        try:
+            setup = await self._find_setup(config)
+        except EventLMError as error:
+            return error.exit_code
         engine = self.engine = InferenceEngine(setup, self.system)
         config = setup.config
         text = load_text(setup.model, config.model.model_impl, setup.tokenizer)
@@ -74,6 +94,7 @@ class WorldServer:
 
     async def _bind(self, config: ServerConfig, num_processes: int) -> list[list[Any]]:
         network = self.process.world.network
+        self.is_listening = True
         return [[network.listen(self.process, ADDRESS, shares=True)] for _ in range(num_processes)]
 
     @property

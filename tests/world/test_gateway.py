@@ -1,0 +1,42 @@
+"""Seeds of a gateway: the real client, retries and hedges, over backends that fail in every way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.processes import PATIENCE_SECONDS
+from tests.world.plan import draw_gateway_plan
+from tests.world.run import run_plan
+
+_DIGEST = """
+from tests.world.plan import draw_gateway_plan
+from tests.world.run import run_plan
+print(run_plan(draw_gateway_plan({})).digest)
+"""
+_SEED = 19
+
+
+@pytest.mark.parametrize("seed", [2, 8, 13, 19, 27, 35])
+def test_seeds_come_to_rest_with_every_invariant(seed: int) -> None:
+    ran = run_plan(draw_gateway_plan(seed))
+    assert ran.checks["served once all is well"] == 1
+    assert ran.checks["attempts are few"] >= ran.checks["the log verifies"] == 1
+
+
+def test_a_seed_gives_the_same_bytes_in_another_process() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGEST.format(_SEED)],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_SECONDS,
+        ).stdout.strip()
+        for seed in ("1", "2")
+    }
+    assert found == {run_plan(draw_gateway_plan(_SEED)).digest}
