@@ -24,7 +24,7 @@ _SEED = 19
 def test_seeds_come_to_rest_with_every_invariant(seed: int) -> None:
     ran = run_plan(draw_gateway_plan(seed))
     assert ran.checks["served once all is well"] == 1
-    assert ran.checks["attempts are few"] >= ran.checks["the log verifies"] == 1
+    assert ran.checks["attempts are few"] >= 2
 
 
 def test_a_seed_gives_the_same_bytes_in_another_process() -> None:
