@@ -44,6 +44,7 @@ LATE = (requests(3, 3, count=2, deadline_ns=URGENT_NS, drop_if_late=True), reque
 SHARING = (requests(4, 2, count=2, blocks=[1, 2]), requests(5, 3, blocks=[1, 3]))
 MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING, "four": FOUR}
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
+HEDGED_LATE = (requests(3, 2, deadline_ns=URGENT_NS, drop_if_late=True), requests(3, 2, deadline_ns=URGENT_NS))
 FORWARDED = {
     "forwards": Forwarding(max_attempts=3, backoff_ns=SECOND_NS, hedge_ns=5 * SECOND_NS, first_limit=1),
     "max_num_seqs": 2,
@@ -84,7 +85,8 @@ SOAK = [
     ),
     _scope("sampled", SAMPLED, "cancel lose"),
     _scope("swapped", GROWING, "cancel lose swap", policies=(Edf(), Lrs(evict_margin=0))),
-    _scope("paused", GROWING, "lose pause flush replace"),
+    _scope("paused", GROWING, "lose pause"),
+    _scope("flushed", GROWING, "replace flush"),
     _scope("watched-all", WATCHED, "cancel lose end* text* refuse front_end"),
     _scope("late-all", LATE, "cancel lose end*"),
     _scope("joined", EQUAL, "cancel lose", joins=True),
@@ -94,13 +96,13 @@ SOAK = [
     _scope("recurrent", SHARING, "cancel lose flush", limits={"state_slots": 3, "state_interval": 2}),
     _scope(
         "two-sets",
-        (requests(2, 4, count=2), requests(3, 2, count=2, replicaset=1, deadline_ns=URGENT_NS)),
-        "cancel lose fail",
+        (requests(2, 3), requests(3, 1, count=2, replicaset=1, deadline_ns=URGENT_NS)),
+        "lose fail",
         limits=ONE,
         others=(FORWARDED,),
     ),
     _scope("poison", EQUAL, "crash crash lose", limits={"max_losses": 3}),
     _scope("silent", GROWING, "cancel none none", limits=ONE),
     _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),
-    _scope("hedged", LATE, "cancel fail down", limits=FORWARDED),
+    _scope("hedged", HEDGED_LATE, "cancel fail down", limits=FORWARDED),
 ]

@@ -4,6 +4,10 @@ before.
 Time. A drain comes a nanosecond after the one before, so all that happens is short against deadlines, margins and
 predicted times, which are milliseconds at least. A timer that is not due by then is waited for: it fires where the next
 epoch begins. So of two times only their epochs and their order matter.
+
+Left out: two rows of a step that end before their limit; drains of more than two facts; groups of arrivals; facts of
+workers that are gone, and `desync`, which is a loss; metrics of backends and what they ask clients to wait; other
+predictors.
 """
 
 from __future__ import annotations
