@@ -85,7 +85,7 @@ class LogWriter:
         try:
             self._file: SegmentFile | None = self._create(digest_key)
         except OSError as error:
-            raise LogWriteError(f"cannot record to {self.path}: {error.strerror}; choose another folder") from error
+            raise _unwritable("record to", self.path, error) from error
 
     @staticmethod
     def check_folder(disk: Disk, folder: Path | str) -> None:
@@ -96,7 +96,7 @@ class LogWriter:
         try:
             disk.make_folders(Path(folder))
         except OSError as error:
-            raise LogWriteError(f"cannot record to {folder}: {error.strerror}; choose another folder") from error
+            raise _unwritable("record to", folder, error) from error
         if not disk.is_writable(Path(folder)):
             raise LogWriteError(f"cannot record to {folder}: no permission to write; choose another folder")
         latest = Path(folder) / LATEST_NAME
@@ -160,14 +160,11 @@ class LogWriter:
                 self._point_latest_here()
         except OSError as link_error:
             link = self.run_folder.parent / LATEST_NAME
-            raise LogWriteError(f"cannot replace {link}: {link_error.strerror}; choose another folder") from link_error
+            raise _unwritable("replace", link, link_error) from link_error
         if error is None:
             return
         if not self.num_events:
-            raise LogWriteError(
-                f"cannot write to the trace {self.path}: {error.strerror}; choose another folder",
-                exit_code=exit_code_of(error),
-            )
+            raise _unwritable("write to the trace", self.path, error)
         self._fail(error)
 
     def _check_header(self, body: bytes) -> None:
@@ -314,3 +311,9 @@ class LogWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _unwritable(what: str, path: Path | str, error: OSError) -> LogWriteError:
+    return LogWriteError(
+        f"cannot {what} {path}: {error.strerror}; choose another folder", exit_code=exit_code_of(error)
+    )

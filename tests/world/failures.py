@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tests.world.disk_faults import DiskFaults
-from tests.world.process import SIGKILL, Death
+from tests.world.process import SIGKILL, Death, When
 
 if TYPE_CHECKING:
+    from tests.world.process import Process
     from tests.world.run import Run
 
 _SECOND = 1_000_000_000
@@ -30,9 +31,21 @@ def kill_server(run: Run, detail: int) -> bool:
 def kill_server_in_call(run: Run, detail: int) -> bool:
     """Kill the server around one of its next calls into the system."""
     process = run.server.process
-    when = ("before", "halfway", "after")[detail % 3]
-    process.death = Death(process.num_calls + 1 + detail // 3 % _CALLS_TO_DEATH, when)  # type: ignore[arg-type]
+    _die_soon(process, detail)
     return not process.is_dead
+
+
+def kill_child_in_call(run: Run, detail: int) -> bool:
+    """Kill one of the server's children around one of its next calls into the system."""
+    children = run.lives.children()
+    if children:
+        _die_soon(children[detail % len(children)], detail // 8)
+    return bool(children)
+
+
+def _die_soon(process: Process, detail: int) -> None:
+    whens: tuple[When, ...] = ("before", "halfway", "after")
+    process.death = Death(process.num_calls + 1 + detail // 3 % _CALLS_TO_DEATH, whens[detail % 3])
 
 
 def reboot(run: Run, detail: int) -> bool:

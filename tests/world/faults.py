@@ -107,6 +107,7 @@ FAULTS = {
     "slow engine": FaultKind(1, _slow_engine),
     "kill server": FaultKind(2, failures.kill_server),
     "kill server in a call": FaultKind(2, failures.kill_server_in_call),
+    "kill child in a call": FaultKind(2, failures.kill_child_in_call),
     "reboot": FaultKind(1, failures.reboot),
     "full disk": FaultKind(1, failures.full),
     "read-only disk": FaultKind(1, failures.read_only),

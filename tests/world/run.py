@@ -196,8 +196,8 @@ class Run:
         self.world.disk.faults = DiskFaults()
         if self.gateway is not None:
             self.gateway.heal()
-        if not self._plan.deaths:
-            self.server.process.death = None
+        for process in self.world.processes:
+            process.death = self._plan.deaths.get(process.name)
 
     def administer(self, action: AdminAction) -> None:
         """An operator asks for something."""

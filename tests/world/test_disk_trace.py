@@ -6,9 +6,13 @@ import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from eventlm.bus.log_reader import LogReader
-from eventlm.errors import TraceCorruptError, UsageError
+from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.errors import ExitCode, TraceCorruptError, UsageError
 from eventlm.events import Event
+from eventlm.events.codec import encode_body
 from eventlm.system.clock import SystemClock
 from eventlm.system.disk import Disk
 from eventlm.system.system import System, real_system
@@ -16,7 +20,7 @@ from tests.bus import traces
 from tests.bus.crashes import Killed
 from tests.bus.noted_run import NotedRun
 from tests.world.disk import WorldDisk
-from tests.world.disk_faults import DiskFaults
+from tests.world.disk_faults import DiskFaults, Surroundings
 from tests.world.drawn_disk import ALL_FAULTS, Drawn, Mortal
 
 FOLDER = Path("/runs")
@@ -59,6 +63,29 @@ def record(disk: Disk, on_flush: Callable[[NotedRun], None]) -> None:
             assert run.turn()
             on_flush(run)
     run.end()
+
+
+class _Full(Surroundings):
+    def draw(self, what: str, number: int) -> int:
+        return 0
+
+
+def _start(disk: Disk, header: Event) -> None:
+    LogWriter.check_folder(disk, FOLDER)
+    with LogWriter(system_of(disk), FOLDER, "run") as writer:
+        writer.append(encode_body(header))
+        writer.flush()
+
+
+@pytest.mark.parametrize("capacity", [0, 1, None])
+def test_a_start_that_finds_the_disk_full_can_be_tried_again(capacity: int | None) -> None:
+    """Wherever the disk is found to be full: None is when the header has been written."""
+    header = traces.events(1)[0]
+    disk = WorldDisk(_Full())
+    disk.faults = DiskFaults(capacity=len(traces.lines([header])[0]) if capacity is None else capacity)
+    with pytest.raises(LogWriteError, match="No space left on device; choose another folder") as caught:
+        _start(disk.of("engine"), header)
+    assert caught.value.exit_code == ExitCode.FAILED
 
 
 def test_a_writer_that_dies_around_any_call_leaves_what_it_has_flushed() -> None:

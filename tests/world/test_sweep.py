@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
 import pytest
 
+from eventlm.bus.recorder import Effect, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
+from tests.world.checks import BrokenInvariant
 from tests.world.plan import Plan, Visit
 from tests.world.process import Death
 from tests.world.run import Ran, Run, quiet
@@ -77,6 +80,18 @@ def test_a_server_killed_at_any_call_leaves_a_log_of_all_that_was_shown(record_l
 
 def test_a_worker_killed_at_any_call_takes_nothing_with_it() -> None:
     assert _sweep(_WORKER, "wait", every=23)["whole texts are the reference's"] > 10
+
+
+def test_an_effect_before_its_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = ThreadedRecorder.write
+
+    def release(self: ThreadedRecorder, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+        then()
+        write(self, bodies, lambda: None, tokens=tokens)
+
+    monkeypatch.setattr(ThreadedRecorder, "write", release)
+    with pytest.raises(BrokenInvariant, match="the log lacks"):
+        _run(_plan({}, record_lag="gap"))
 
 
 @pytest.mark.soak
