@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.subscription import Lagged
+from eventlm.core.state.core_state import CoreState
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.events import Event, StepCompleted
 from tests.world.checks import Checks
@@ -58,19 +59,21 @@ class Watch:
         for process in server.processes:
             if process.free_ns > world.now_ns + _STALL_NS:
                 self._runs_since_ns = max(self._runs_since_ns, process.free_ns)
-        if server.is_ready and not server.process.is_dead and server.engine is not None:
-            self._look_at(server.engine)
+        engine = server.engine
+        if not server.process.is_dead and engine is not None and engine._engine_core is not None:
+            self._checks.check("the engine lives", engine.state != "dead", "it has died")
+            self._look_at(engine, engine._engine_core.core.state)
         self._is_looking = bool(self._clients)
         if self._is_looking:
             world.after(_LOOK_NS, self._look)
 
-    def _look_at(self, engine: InferenceEngine) -> None:
+    def _look_at(self, engine: InferenceEngine, state: CoreState) -> None:
         bus = engine.bus
         if bus is not self._bus:
             self._bus = bus
             origin_ns = engine.origin_ns
             bus.attach(lambda event: self._see(event, origin_ns))
-        self._check_soon(engine)
+        self._check_soon(engine.origin_ns, state)
         self._check_queues(bus)
         self.check_wrong()
 
@@ -90,10 +93,10 @@ class Watch:
         if event.ts > now_ns + _SAME_NS or (isinstance(event, StepCompleted) and event.end_ns > event.ts):
             self.wrong.append(("times of the log are the host's", f"{event} at {now_ns}"))
 
-    def _check_soon(self, engine: InferenceEngine) -> None:
+    def _check_soon(self, origin_ns: int, state: CoreState) -> None:
         checks, now_ns = self._checks, self._world.now_ns
-        live = engine._require_engine_core().core.state.requests.values()
-        came_ns = {each.arrival.seed: engine.origin_ns + each.arrival.ts for each in live}
+        live = state.requests.values()
+        came_ns = {each.arrival.seed: origin_ns + each.arrival.ts for each in live}
         for client in [*self._clients]:
             if not client.is_gone:
                 continue
@@ -111,7 +114,7 @@ class Watch:
         for request in live:
             scheduling = request.arrival.scheduling
             if scheduling.drop_if_late and scheduling.deadline_ns:
-                due_ns = engine.origin_ns + request.arrival.ts + scheduling.deadline_ns
+                due_ns = origin_ns + request.arrival.ts + scheduling.deadline_ns
                 is_late = any(not each.ended and not each.num_output_tokens for each in request.sequences)
                 is_dropped = not (is_late and self._is_soon_over(due_ns))
                 checks.check("late requests are dropped", is_dropped, f"request {request.arrival.s}")

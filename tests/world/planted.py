@@ -1,0 +1,253 @@
+"""Bugs that are planted in the shell, one at a time, to see that the invariants of a world find them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from msgspec import structs
+
+from eventlm.bus.log_writer import LogWriter
+from eventlm.bus.recorder import Effect, ThreadedRecorder
+from eventlm.bus.subscription import LiveBuffer
+from eventlm.core.state.block_pool import BlockPool
+from eventlm.engine.backend import AttemptId, BackendError
+from eventlm.engine.backends.answers import Answer, Answers
+from eventlm.engine.clock import AsyncioClock
+from eventlm.engine.core_loop import CoreLoop
+from eventlm.engine.engine_core import EngineCore
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.live_requests import Output
+from eventlm.engine.replicas.controller import ReplicaController
+from eventlm.engine.replicas.rank_group import Loss
+from eventlm.events import Event, Forwarded, ForwardFailed
+from eventlm.worker.protocol import FromWorker, StepResult
+from tests.world.checks import BrokenInvariant
+from tests.world.plan import Plan, draw_gateway_plan, draw_plan
+from tests.world.run import run_plan
+from tests.world.world import StuckError
+
+
+class Planted(NamedTuple):
+    """what: the bug, in a sentence. found_by: the names of the invariants that may find it first; `stuck` if what is
+    waited for does not come. plant: puts it in for as long as its context lasts. draw: the plan of a seed.
+    """
+
+    what: str
+    found_by: tuple[str, ...]
+    plant: Callable[[], contextlib.AbstractContextManager[Any]]
+    draw: Callable[[int], Plan] = draw_plan
+
+    def find(self, seed: int) -> str:
+        """The name of the invariant by which a seed finds it; empty if none does."""
+        with self.plant():
+            try:
+                run_plan(self.draw(seed))
+            except BrokenInvariant as error:
+                return error.name
+            except StuckError:
+                return "stuck"
+        return ""
+
+
+def _effect_before_write() -> contextlib.AbstractContextManager[Any]:
+    write = ThreadedRecorder.write
+
+    def write_later(self: ThreadedRecorder, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+        if self.writer.num_events:
+            then()
+            write(self, bodies, lambda: None, tokens=tokens)
+        else:
+            write(self, bodies, then, tokens=tokens)
+
+    return patch.object(ThreadedRecorder, "write", write_later)
+
+
+@contextlib.contextmanager
+def _old_epoch() -> Iterator[None]:
+    take = ReplicaController._take
+    last: dict[int, StepResult] = {}
+
+    def take_late(self: ReplicaController, rank: int, message: FromWorker) -> Loss | None:
+        if isinstance(message, StepResult):
+            before, last[id(self)] = last.get(id(self)), message
+            if before is not None and before.epoch < message.epoch:
+                loss = take(self, rank, structs.replace(before, epoch=message.epoch))
+                if loss is not None:
+                    return loss
+        return take(self, rank, message)
+
+    with patch.object(ReplicaController, "_take", take_late):
+        yield
+
+
+@contextlib.contextmanager
+def _leaked_block() -> Iterator[None]:
+    release = BlockPool.release
+    num_calls = 0
+
+    def release_most(self: BlockPool, blocks: list[int]) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        release(self, blocks[1:] if num_calls % 10 == 0 else blocks)
+
+    with patch.object(BlockPool, "release", release_most):
+        yield
+
+
+def _unarmed_deadline() -> contextlib.AbstractContextManager[Any]:
+    arm = CoreLoop._arm_timer
+
+    def arm_unless_paused(self: CoreLoop) -> None:
+        arm(self)
+        if self.core.state.paused and self._cancel_timer is not None:
+            # It still counts as armed.
+            self._cancel_timer()
+
+    return patch.object(CoreLoop, "_arm_timer", arm_unless_paused)
+
+
+def _lost_text_end() -> contextlib.AbstractContextManager[Any]:
+    end_text = EngineCore.end_text
+
+    def end_some(self: EngineCore, request: int, index: int, position: int, reason: str) -> None:
+        if not reason or request % 2:
+            end_text(self, request, index, position, reason)
+
+    return patch.object(EngineCore, "end_text", end_some)
+
+
+def _dropped_cancel() -> contextlib.AbstractContextManager[Any]:
+    cancel = InferenceEngine.cancel
+
+    def cancel_some(self: InferenceEngine, request: int, *reason: str) -> None:
+        if request % 2:
+            cancel(self, request, *reason)
+
+    return patch.object(InferenceEngine, "cancel", cancel_some)
+
+
+def _two_ends() -> contextlib.AbstractContextManager[Any]:
+    deliver = EngineCore._deliver_output
+
+    def deliver_twice(self: EngineCore, output: Output) -> None:
+        deliver(self, output)
+        if output.ended is not None and output.ended.request % 3 == 0:
+            deliver(self, output)
+
+    return patch.object(EngineCore, "_deliver_output", deliver_twice)
+
+
+def _unbounded_subscriber() -> contextlib.AbstractContextManager[Any]:
+    def offer(self: LiveBuffer, events: Sequence[Event]) -> None:
+        self._items.extend(events)
+        self.wake()
+
+    return patch.object(LiveBuffer, "offer", offer)
+
+
+@contextlib.contextmanager
+def _retry_from_the_start() -> Iterator[None]:
+    begin, fail = Answers.begin, Answers.fail
+
+    def begin_anew(self: Answers, forwarded: Forwarded) -> Answer:
+        answer = begin(self, forwarded)
+        return Answer(answer.request, answer.seed, answer.prompt_tokens)
+
+    def fail_softly(self: Answers, name: AttemptId, error: BackendError, *, can_continue: bool) -> ForwardFailed:
+        return fail(self, name, error, can_continue=True)
+
+    with patch.multiple(Answers, begin=begin_anew, fail=fail_softly):
+        yield
+
+
+def _lost_front_end() -> contextlib.AbstractContextManager[Any]:
+    lose = InferenceEngine.lose_front_end
+
+    def lose_all(self: InferenceEngine, front_end: int) -> None:
+        for request in self._require_engine_core().core.state.requests:
+            self.cancel(request)
+        lose(self, front_end)
+
+    return patch.object(InferenceEngine, "lose_front_end", lose_all)
+
+
+def _untold_full_disk() -> contextlib.AbstractContextManager[Any]:
+    fail = LogWriter._fail
+
+    def fail_silently(self: LogWriter, error: OSError) -> None:
+        on_problem, self._on_problem = self._on_problem, None
+        fail(self, error)
+        self._on_problem = on_problem
+
+    return patch.object(LogWriter, "_fail", fail_silently)
+
+
+def _clock_of_the_wall() -> contextlib.AbstractContextManager[Any]:
+    def now_ns(self: AsyncioClock) -> int:
+        clock = self._clock
+        if "unix_ns" not in self.__dict__:
+            self.__dict__["unix_ns"] = clock.unix_ns() - (clock.monotonic_ns() - self.origin_ns)
+        return clock.unix_ns() - int(self.__dict__["unix_ns"])
+
+    return patch.object(AsyncioClock, "now_ns", now_ns)
+
+
+_TIMES = "times of the log are the host's"
+PLANTED = {
+    "effect before its write": Planted(
+        "What clients may see leaves before its events are written.",
+        ("nothing shown that the log lacks", "no end shown that the log lacks"),
+        _effect_before_write,
+    ),
+    "old epoch": Planted(
+        "The result of a worker that was given up counts as its successor's.",
+        ("workers answer what was launched",),
+        _old_epoch,
+    ),
+    "leaked block": Planted(
+        "One table in fifty keeps a block when it is released.",
+        ("no block is left", "no defect is logged"),
+        _leaked_block,
+    ),
+    "deadline not armed": Planted(
+        "A pause takes the timer back, and it is not armed again for the same deadline.",
+        ("late requests are dropped",),
+        _unarmed_deadline,
+    ),
+    "lost text end": Planted(
+        "The engine does not hear of some stop strings that an edge has found.",
+        ("texts end for the right reason", "stuck"),
+        _lost_text_end,
+    ),
+    "dropped cancel": Planted(
+        "Some requests go on when their clients have left.", ("requests end with their clients",), _dropped_cancel
+    ),
+    "two ends": Planted(
+        "The end of a reply is delivered twice.",
+        ("one finish a choice", "texts are cut for a reason", "requests end with their clients"),
+        _two_ends,
+    ),
+    "unbounded subscriber": Planted(
+        "The queue of a subscriber takes all events.", ("queues of subscribers are bounded",), _unbounded_subscriber
+    ),
+    "retry after tokens": Planted(
+        "A request is sent to another backend as it came, though some of its answer was shown.",
+        ("cut texts begin the reference's", "whole texts are the reference's"),
+        _retry_from_the_start,
+        draw_gateway_plan,
+    ),
+    "front end's loss": Planted(
+        "The loss of a front end ends the requests of the others, too.",
+        ("nobody is ended for another",),
+        _lost_front_end,
+    ),
+    "untold full disk": Planted(
+        "Nobody is told that events are lost.",
+        ("gaps are told", "nothing shown that the log lacks", "no end shown that the log lacks"),
+        _untold_full_disk,
+    ),
+    "clock that jumps back": Planted("The run's clock follows the wall clock.", (_TIMES,), _clock_of_the_wall),
+}
