@@ -39,7 +39,7 @@ examples:
   python -m tests.world.simulate 17 --without-faults 0,3 --timeline /tmp/seed-17
       one seed with fewer faults; then read /tmp/seed-17/timeline.txt, and
       eventlm report /tmp/seed-17/runs/latest
-  python -m tests.world.simulate 1-4 --pace quiet --hours 4800
+  python -m tests.world.simulate 1-4 --pace quiet --hours 4800 --limit 30000
       200 days of a server that few use
 
 A seed draws the server's configuration, its clients and its faults. Each visit
@@ -52,7 +52,10 @@ fault must have happened. Exit status 1: something failed.
 
 def main(arguments: list[str] | None = None) -> int:
     """0: all seeds passed; 1: something failed."""
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.hours and not args.pace:
+        parser.error("--hours needs --pace: without one, the seed says how long it is")
     seeds = _Seeds(args)
     if args.print_outcome:
         sys.stdout.buffer.write(msgspec.json.encode(run_case(next(seeds.cases()))))
