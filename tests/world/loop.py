@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 from asyncio import events
+from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop
 from typing import TYPE_CHECKING, Any
@@ -118,8 +119,8 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._thread_id = None
 
     def let_go(self) -> None:
-        """Forget all callbacks."""
-        self._ready.clear()  # type: ignore[attr-defined]
+        """Forget all callbacks, those too that may yet come."""
+        self._ready = deque[Any](maxlen=0)
         self._scheduled.clear()  # type: ignore[attr-defined]
 
     def _run_ready(self) -> None:

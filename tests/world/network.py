@@ -99,6 +99,7 @@ class Socket(Handle):
 
     def closed(self) -> None:
         """As Handle.closed: the other end gets the end of the stream, or a reset if something was not read."""
+        self.transport = None
         if not self.is_closed:
             self.is_closed = True
             self._later(lambda peer: peer.end(resets=bool(self.inbox)))

@@ -15,6 +15,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import EventLMError
 from eventlm.server.http_server import run_server
+from eventlm.system.system import System
 from eventlm.worker.protocol import FAKE_MODEL
 from tests.world import front_ends, workers
 from tests.world.backends import connect_from
@@ -39,7 +40,7 @@ class WorldServer:
             workers.MODULE: workers.program(pipes, folders),
             front_ends.MODULE: front_ends.program(self.front_ends),
         }
-        self.system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
+        system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
@@ -47,7 +48,9 @@ class WorldServer:
         self.is_listening = False
         self.is_ready = False
         self.engine: InferenceEngine | None = None
-        process.run(self._serve(config))
+        self._run_folder: Path | None = None
+        process.on_end(lambda _: self._ended())
+        process.run(self._serve(system, config))
 
     async def _find_setup(self, config: Config) -> EngineSetup:
         if config.gateway.backend:
@@ -61,16 +64,16 @@ class WorldServer:
             max_model_len=self._max_model_len,
         )
 
-    async def _serve(self, config: Config) -> int:
+    async def _serve(self, system: System, config: Config) -> int:
         try:
             setup = await self._find_setup(config)
         except EventLMError as error:
             return error.exit_code
-        engine = self.engine = InferenceEngine(setup, self.system)
+        engine = self.engine = InferenceEngine(setup, system)
         config = setup.config
         text = load_text(setup.model, config.model.model_impl, setup.tokenizer)
         context = make_context(
-            self.system, engine, config, TextParts(*text[:3], setup.forwards), vocab_size=setup.vocab_size
+            system, engine, config, TextParts(*text[:3], setup.forwards), vocab_size=setup.vocab_size
         )
         serving: dict[str, Any] = {
             "stop": self.stop,
@@ -82,7 +85,7 @@ class WorldServer:
         }
         try:
             if config.server.api_servers:
-                with_front_ends = ServerWithFrontEnds(self.system, engine, module=front_ends.MODULE, bind=self._bind)
+                with_front_ends = ServerWithFrontEnds(system, engine, module=front_ends.MODULE, bind=self._bind)
                 await with_front_ends.run(**serving)
             else:
                 await run_server(context, sockets=(await self._bind(config.server, 1))[0], **serving)
@@ -108,7 +111,12 @@ class WorldServer:
     @property
     def run_folder(self) -> Path | None:
         """Of its log, once there is one."""
-        return self.engine.run_folder if self.engine is not None else None
+        return self.engine.run_folder if self.engine is not None else self._run_folder
+
+    def _ended(self) -> None:
+        """Of one of many, nothing but its log is looked at again."""
+        self._run_folder = self.run_folder
+        self.engine = None
 
     def terminate(self) -> None:
         """SIGTERM."""
