@@ -135,7 +135,7 @@ class Watch:
         """A subscriber comes that is slow, and leaves after a while. It must get each event, or be told."""
         server = self._server()
         engine = server.engine
-        if server.process.is_dead or engine is None:
+        if server.process.is_dead or engine is None or not server.is_ready:
             return False
 
         async def read() -> None:
