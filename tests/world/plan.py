@@ -99,9 +99,20 @@ class Pace(NamedTuple):
 PACES = {"quiet": Pace(4, 5, 10), "steady": Pace(1, 1800, 0)}
 
 
+def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
+    """The plan of a seed, or one of its kind at another pace. One in four has other servers that run the model."""
+    draws = Draws(seed)
+    plan = _draw_own(draws, pace)
+    return _with_gateway(draws, plan) if pace is None and draws.draw("gateway") % 4 == 0 else plan
+
+
 def draw_gateway_plan(seed: int) -> Plan:
-    """The plan of a seed, with other servers that run the model."""
-    plan, draws = draw_plan(seed), Draws(seed)
+    """The plan of a seed, with other servers in any case."""
+    draws = Draws(seed)
+    return _with_gateway(draws, _draw_own(draws, None))
+
+
+def _with_gateway(draws: Draws, plan: Plan) -> Plan:
     gateway = draw_gateway(draws, is_calm=plan.is_calm)
     return plan._replace(
         config=draw_gateway_config(draws, gateway, plan.config),
@@ -111,9 +122,7 @@ def draw_gateway_plan(seed: int) -> Plan:
     )
 
 
-def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
-    """The plan of a seed, or one of its kind at another pace."""
-    draws = Draws(seed)
+def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
     is_calm = draws.draw("calm") % 10 == 0
     seconds = draws.between(20, 600, "seconds")
     num_visits = draws.between(1, 40, "visits")
@@ -124,7 +133,7 @@ def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
         num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
     visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
     return Plan(
-        seed=seed,
+        seed=draws.seed,
         is_calm=is_calm,
         config=_draw_config(draws, is_calm=is_calm),
         num_blocks=draws.between(24, 96, "blocks"),

@@ -15,6 +15,7 @@ import xxhash
 from msgspec import Struct
 
 from eventlm.engine.admin import AdminAction
+from eventlm.engine.backends.actions import AddBackend
 from eventlm.errors import EventLMError
 from tests.world.backends import in_time_of
 from tests.world.checks import Checks
@@ -203,10 +204,11 @@ class Run:
         """An operator asks for something."""
 
         async def act() -> None:
-            assert self.server.engine is not None
-            # It may be one that this server has not.
+            engine = self.server.engine
+            # It may be one that this server has not, and one that has just started may have no engine yet.
             with contextlib.suppress(EventLMError):
-                await self.server.engine.administer(action)
+                if engine is not None:
+                    await engine.administer(action)
 
         loop = self.server.process.loop
         loop.call_soon(lambda: loop.create_task(act()))
@@ -245,8 +247,12 @@ class Run:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
 
     def _serve_last(self, gateway: Gateway) -> None:
-        """Once nothing goes wrong any more, and all backends were probed, requests are served."""
+        """Once nothing goes wrong any more, all backends are there and were probed, requests are served."""
         self.world.run_for(60)
+        for spec in gateway.specs:
+            # One that was removed may have been leaving when it was added again.
+            self.administer(AddBackend(spec=spec))
+        self.world.run_for(10)
         self._come(LAST_VISIT)
         last = self.clients[-1]
         self.world.run(lambda: last.is_over, most_seconds=60)

@@ -19,6 +19,7 @@ from eventlm.table import aligned
 from tests.layout import ROOT
 from tests.world.cases import Case, Failure, run_case, run_traced
 from tests.world.faults import FAULTS
+from tests.world.gateway_faults import GATEWAY_FAULTS
 from tests.world.handlers import all_handlers
 from tests.world.plan import PACES
 from tests.world.results import PAGE, Batch, Totals, add_batch, read_batches
@@ -200,7 +201,9 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
         others = [name for name in all_handlers().values() if name not in handlers]
         print(f"{len(handlers)} handlers of errors have run, these {len(others)} have not:", *others, sep="\n  ")
     never = (
-        [] if args.pace or len(done) < _ENOUGH_SEEDS else [kind for kind in FAULTS if not totals.groups["faults"][kind]]
+        []
+        if args.pace or len(done) < _ENOUGH_SEEDS
+        else [kind for kind in FAULTS | GATEWAY_FAULTS if not totals.groups["faults"][kind]]
     )
     if never:
         print(f"these faults have never happened: {', '.join(never)}")
