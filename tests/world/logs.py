@@ -40,6 +40,8 @@ class Logs:
         #: Runs that a power failure may have damaged, and files that have.
         self._rebooted: set[str] = set()
         self._rotten: set[Path] = set()
+        #: Lines of runs when all that was pending came to the medium.
+        self._num_saved: dict[str, int] = {}
 
     @contextlib.contextmanager
     def _calm(self) -> Iterator[None]:
@@ -163,17 +165,32 @@ class Logs:
                 found[line.s] = line.body
         return found
 
+    def write_back(self) -> None:
+        """Bring all that is pending to the medium, as kernels do every so often."""
+        self._disk.write_back()
+        self._num_saved = {name: self._num_lines_of_one(name) for name in self.names()}
+
+    def _num_lines_of_one(self, name: str) -> int:
+        """Lines of a run that has one segment, else 0: a reboot may take a segment whose name is new."""
+        with self._calm(), contextlib.suppress(FileNotFoundError):
+            if not closed_segments(RUNS / name, self._reader):
+                return self._disk.tree.find_file(RUNS / name / TRACE_NAME).content.count(b"\n")
+        return 0
+
     def reboot(self) -> None:
         """A power failure takes of the logs what it does, but what is left is as it was written."""
         with self._calm():
             self._read()
             before = {name: self._lines(name) for name in self.names()}
+            num_lines = {name: self._num_lines_of_one(name) for name in before}
             self._rebooted |= {*before}
             self._disk.reboot()
             for name in self.names():
                 after = self._lines(name)
                 wrong = [s for s, body in after.items() if before[name].get(s) != body]
                 self._checks.check("what a reboot leaves is as it was", not wrong, f"{name}: {wrong[:5]}")
+                num_saved = min(self._num_saved.get(name, 0), num_lines[name])
+                self._checks.check("a reboot leaves what was saved", len(after) >= num_saved, f"{name}: {len(after)}")
 
     def rot(self, detail: int) -> bool:
         """A bit of a closed segment turns over; False if there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import sys
 import time
 from collections import Counter
@@ -73,7 +74,8 @@ def quiet() -> Iterator[list[dict[str, Any]]]:
     before, hear_before = structlog.get_config(), sys.unraisablehook
 
     def hear(error: Any) -> None:
-        if not isinstance(error.exc_value, Killed) and "ignored GeneratorExit" not in str(error.exc_value):
+        # Coroutines cannot await, and their loop may be closed.
+        if not isinstance(error.exc_value, (Killed, RuntimeError)) or not inspect.iscoroutine(error.object):
             hear_before(error)
 
     def keep(_: Any, level: str, line: Any) -> str:
@@ -189,8 +191,7 @@ class Run:
         )
 
     def _write_back(self) -> None:
-        """As kernels do."""
-        self.world.disk.write_back()
+        self.logs.write_back()
         self.world.after(_WRITE_BACK_NS, self._write_back)
 
     def _stop_faults(self) -> None:
