@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from tests.world.network import Address, Socket, SocketTransport
 from tests.world.process import Process
 
+#: What a host keeps for a client that reads slowly.
+_SLOW_WINDOW_BYTES = 2048
+
+
+class SentEvent(NamedTuple):
+    """An event of a stream. id: empty if it has none. data: None for the mark of the end."""
+
+    id: str
+    data: dict[str, Any] | None
+
+
+def _decoded(data: bytes) -> dict[str, Any] | None:
+    return None if data == b"[DONE]" else msgspec.json.decode(data)
+
 
 class Reply:
-    """What has come of a reply. status: 0 before its head. error: how the connection ended early."""
+    """What has come of a reply. status: 0 before its head. error: how the connection ended early. last_ns: when its
+    client last read something, before it paused.
+    """
 
     def __init__(self) -> None:
         self.status = 0
@@ -21,15 +37,45 @@ class Reply:
         self.body = bytearray()
         self.is_whole = False
         self.error: Exception | None = None
+        self.was_cut = False
+        self.has_paused = False
+        self.last_ns = 0
         self.socket: Socket | None = None
         #: Called whenever something has come.
         self.on_data: Callable[[], None] | None = None
 
-    def events(self) -> list[dict[str, Any]]:
-        """Of a stream: the whole ones, without the mark of its end."""
-        lines = bytes(self.body).split(b"\n\n")[:-1]
-        found = [line.split(b"data: ", 1)[1] for line in lines if b"data: " in line]
-        return [msgspec.json.decode(data) for data in found if data != b"[DONE]"]
+    def sent(self) -> list[SentEvent]:
+        """Of a stream: its whole events."""
+        events = bytes(self.body).split(b"\n\n")[:-1]
+        fields = [dict(line.split(b": ", 1) for line in event.split(b"\n")) for event in events]
+        return [SentEvent(each.get(b"id", b"").decode(), _decoded(each[b"data"])) for each in fields]
+
+    def cut(self) -> None:
+        """Its connection breaks, which both sides see."""
+        assert self.socket is not None
+        self.was_cut = True
+        self.socket.abort()
+        self.socket.end(resets=True)
+
+    def pause(self, seconds: float) -> None:
+        """Read nothing more for so long. Of what comes meanwhile the host takes little."""
+        assert self.socket is not None
+        assert self.socket.transport is not None
+        self.has_paused = True
+        self.socket.window_bytes = _SLOW_WINDOW_BYTES
+        self.socket.transport.pause_reading()
+        asyncio.get_running_loop().call_later(seconds, self.socket.transport.resume_reading)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether more may come over its connection."""
+        return self.socket is not None and not self.is_whole and self.error is None
+
+    @property
+    def server(self) -> Process | None:
+        """The process that it comes from."""
+        peer = None if self.socket is None else self.socket.peer
+        return None if peer is None else peer.holder
 
     @property
     def was_orphaned(self) -> bool:

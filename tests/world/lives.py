@@ -10,7 +10,7 @@ from tests.world.server import WorldServer
 from tests.world.world import SECOND
 
 if TYPE_CHECKING:
-    from tests.world.client import Client
+    from tests.world.http_client import Reply
     from tests.world.run import Run
 
 #: What a service manager waits before it starts the next one.
@@ -52,20 +52,21 @@ class Lives:
         clients = [client for client in run.clients if not client.is_over]
         for client in clients:
             client.has_lost_server = True
+        replies = [client.reply for client in clients]
         children = self.children()
         world.after(0, lambda: run.logs.check_dead(server))
-        world.after(_NOTICE_NS, lambda: self._check_noticed(clients, children))
+        world.after(_NOTICE_NS, lambda: self._check_noticed(replies, children))
         world.after(world.draws.between(*_RESTART_NS, "restart", len(self.servers)), self._begin)
 
-    def _check_noticed(self, clients: list[Client], children: list[Process]) -> None:
+    def _check_noticed(self, replies: list[Reply], children: list[Process]) -> None:
         checks, now_ns = self._run.checks, self._run.world.now_ns
         left = [each for each in children if not each.is_dead]
         if any(each.free_ns > now_ns - _NOTICE_NS for each in left):
             # One that is frozen notices it later.
             return
         checks.check("children leave with the server", not left, f"{[each.name for each in left]} go on")
-        late = [client.visit.number for client in clients if not client.is_over]
-        checks.check("connections end with the server", not late, f"visits {late} go on")
+        late = [reply for reply in replies if reply.is_under_way and not reply.has_paused]
+        checks.check("connections end with the server", not late, f"{len(late)} go on")
 
     def reboot(self) -> None:
         """The server's host fails and starts again: its processes end, and what is not on the disk's medium is gone."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tests.world.world import World
 
 Address = tuple[str, int]
-#: Bytes that may be under way in one direction before the other end reads.
+#: Bytes that may be under way in one direction before the other end reads, if that has not chosen less.
 WINDOW_BYTES = 64 * 1024
 #: Above it, and until there is so little again, a transport lets its writer wait.
 _HIGH_BYTES = 64 * 1024
@@ -73,9 +73,13 @@ class Socket(Handle):
         self.has_end = False
         self.is_reset = False
         self.is_closed = False
+        #: The last one that had it.
+        self.holder: Process | None = None
         #: Whoever had it has died and has not closed it, or nobody took it.
         self.was_orphaned = False
         self.num_under_way = 0
+        #: So many bytes may be under way to it before it reads.
+        self.window_bytes = WINDOW_BYTES
         self.transport: SocketTransport | None = None
         self._num_pieces = 0
         self._last_ns = 0
@@ -91,6 +95,11 @@ class Socket(Handle):
         process = self.network.world.running
         if process is not None:
             self.drop(process)
+
+    def held_by(self, process: Process) -> None:
+        """As Handle.held_by."""
+        self.holder = process
+        super().held_by(process)
 
     def drop(self, process: Process) -> None:
         """As Handle.drop."""
@@ -124,7 +133,8 @@ class Socket(Handle):
 
     def send(self, data: bytes) -> int:
         """Pass bytes to the kernel; how many it took."""
-        taken = data[: WINDOW_BYTES - self.num_under_way]
+        assert self.peer is not None
+        taken = data[: max(self.peer.window_bytes - self.num_under_way, 0)]
         draws, rest = self.network.world.draws, taken
         while rest:
             self._num_pieces += 1
@@ -353,6 +363,8 @@ class SocketTransport(asyncio.Transport):
             return
         if data := sock.read():
             self._protocol.data_received(data)
+            if sock.has_end:
+                self.readable()
         elif sock.has_end and not self._has_seen_end:
             self._has_seen_end = True
             if not self._protocol.eof_received():

@@ -46,13 +46,23 @@ class Fault(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A client that comes with a request. leaves_after: events of the reply after which it goes; -1: it stays."""
+    """A client that comes with a request. Each `after`: so many events of a reply, or -1 for never.
+
+    leaves_after: when it goes. num_tries: how often it tries again if it is not served, and comes again for the rest of
+    its stream. breaks_after: when its connection breaks, each of them. pauses_after, pause_ms: when and for how long it
+    reads nothing, on each connection. deletes_after: when it ends its reply.
+    """
 
     number: int
     at_ns: int
     body: dict[str, Any]
     path: str
-    leaves_after: int
+    leaves_after: int = -1
+    num_tries: int = 0
+    breaks_after: int = -1
+    pauses_after: int = -1
+    pause_ms: int = 0
+    deletes_after: int = -1
 
 
 #: Comes once all is well.
@@ -173,6 +183,9 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
         server=ServerConfig(
             api_servers=draws.between(0, 3, "front ends"),
             drain_seconds=draws.between(1, 60, "drain"),
+            resume_seconds=draws.between(0, 1, "resumes") * draws.between(1, 120, "resume"),
+            max_stream_buffer=f"{draws.between(1, 64, 'stream buffer')}KiB",
+            write_timeout_seconds=draws.between(2, 60, "write timeout"),
         ),
         record=RecordConfig(
             record="/runs",
@@ -212,14 +225,31 @@ def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
         body["messages"] = [{"role": "user", "content": shared + prompt}]
     else:
         body["prompt"] = shared + prompt
-    leaves = draws.draw("leaves", number) % 5 == 0
     return Visit(
         number,
         between(0, seconds * SECOND, "time"),
         body,
         "/v1/chat/completions" if is_chat else "/v1/completions",
-        between(0, 20, "leave") if leaves else -1,
+        **_draw_manners(draws, number),
     )
+
+
+def _draw_manners(draws: Draws, number: int) -> dict[str, int]:
+    """What else a client does than to read its reply."""
+
+    def after(one_of: int, most: int, what: str) -> int:
+        """So many clients do it."""
+        place = draws.draw(what, number)
+        return place // one_of % (most + 1) if place % one_of == 0 else -1
+
+    return {
+        "leaves_after": after(8, 20, "leaves"),
+        "num_tries": draws.between(0, 4, "tries", number),
+        "breaks_after": after(4, 40, "breaks"),
+        "pauses_after": after(8, 30, "pauses"),
+        "pause_ms": draws.between(1, 30_000, "pause of visit", number),
+        "deletes_after": after(12, 30, "deletes"),
+    }
 
 
 def _draw_fault(draws: Draws, number: int, seconds: int, visits: list[Visit]) -> Fault:

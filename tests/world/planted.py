@@ -204,7 +204,7 @@ PLANTED = {
     ),
     "old epoch": Planted(
         "The result of a worker that was given up counts as its successor's.",
-        ("workers answer what was launched",),
+        ("workers answer what was launched", "stuck"),
         _old_epoch,
     ),
     "leaked block": Planted(

@@ -32,6 +32,7 @@ from tests.world.network import Socket
 from tests.world.plan import LAST_VISIT, Fault, Plan
 from tests.world.process import SIGKILL
 from tests.world.server import ADDRESS, WorldServer
+from tests.world.told import check_client
 from tests.world.watch import Watch
 from tests.world.world import SECOND, World
 
@@ -175,7 +176,7 @@ class Run:
 
     def _come(self, visit: Any) -> None:
         answer = fake_answer if self._plan.gateway is None else self._plan.gateway.answer
-        client = Client(self.world, visit, ADDRESS, answer)
+        client = Client(self.world, visit, ADDRESS, self._plan.config.server, answer)
         self.logs.listen()
         client.num_told_before, client.came_in_outage = self.logs.num_told, self.logs.is_lossy
         client.has_lost_server = not self.lives.is_there
@@ -217,7 +218,7 @@ class Run:
     def _check_rest(self) -> None:
         """Everybody was served or told why, and nothing is left of it."""
         for client in self.clients:
-            client.check(self.checks)
+            check_client(client, self.checks)
             if self._plan.is_calm and not (client.was_disturbed or client.was_dropped):
                 self.checks.check(
                     "no faults, no errors",
@@ -237,6 +238,10 @@ class Run:
         self.world.run_for(5)
         if self.gateway is not None:
             self._serve_last(self.gateway)
+        # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
+        self.world.run_for(self._plan.config.server.resume_seconds)
+        num_bytes = engine.registry.num_bytes
+        self.checks.check("no reply is kept for ever", not num_bytes, f"{num_bytes} bytes")
         own = set(self.server.processes)
         for process in own:
             handles = [each for each in process.handles.values() if isinstance(each, Socket)]
@@ -257,7 +262,7 @@ class Run:
         self._come(LAST_VISIT)
         last = self.clients[-1]
         self.world.run(lambda: last.is_over, most_seconds=60)
-        last.check(self.checks)
+        check_client(last, self.checks)
         told = f"{last.reply.status} {bytes(last.reply.body)!r}"
         self.checks.check("served once all is well", last.reply.is_done, told)
         # Kept connections are closed within twice their time.
@@ -284,7 +289,8 @@ class Run:
     def _digest(self) -> str:
         digest = xxhash.xxh3_128()
         for client in self.clients:
-            digest.update(bytes(client.reply.body))
+            for reply in client.replies:
+                digest.update(bytes(reply.body))
         for file in self.world.disk.tree.files():
             digest.update(bytes(file.content))
         digest.update(self.world.draws.next("last").to_bytes(8))

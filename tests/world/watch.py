@@ -98,14 +98,14 @@ class Watch:
         live = state.requests.values()
         came_ns = {each.arrival.seed: origin_ns + each.arrival.ts for each in live}
         for client in [*self._clients]:
-            if not client.is_gone:
+            if not client.is_over:
                 continue
             number = client.visit.number
             gone_ns = self._gone_ns.setdefault(number, now_ns)
             seed = str(client.visit.body["seed"])
             has_ended = seed not in came_ns
             # It may have waited to be accepted.
-            is_over = self._is_soon_over(max(gone_ns, came_ns.get(seed, 0)))
+            is_over = self._is_soon_over(max(gone_ns, came_ns.get(seed, 0)) + client.keep_ns)
             if is_over:
                 checks.check("requests end with their clients", has_ended, f"visit {number} goes on")
             if is_over or (has_ended and client.reply.is_whole):
