@@ -327,13 +327,12 @@ class SocketTransport(asyncio.Transport):
         self._sock = sock
         self._protocol = protocol
         self._buffer = bytearray()
-        self._high_bytes = _HIGH_BYTES
+        self._low_bytes, self._high_bytes = _HIGH_BYTES // 4, _HIGH_BYTES
         self._is_closing = False
         self._is_lost = False
         self._is_reading_paused = False
         self._is_writing_paused = False
         self._has_seen_end = False
-        self._wants_end = False
         sock.transport = self
         loop.call_soon(self._begin, made)
 
@@ -344,8 +343,9 @@ class SocketTransport(asyncio.Transport):
         self.readable()
 
     def readable(self) -> None:
-        """Something has arrived."""
+        """Something has arrived. Who does not read learns of a reset only if it has something to write."""
         self._loop.call_soon(self._read)
+        self.writable()
 
     def writable(self) -> None:
         """There is room."""
@@ -353,19 +353,17 @@ class SocketTransport(asyncio.Transport):
             self._loop.call_soon(self._flush)
 
     def _read(self) -> None:
+        """As a loop does that asks the kernel again and again while there is something to read."""
         sock = self._sock
-        if self._is_lost:
-            return
-        if sock.is_reset:
-            self._lose(ConnectionResetError(104, "Connection reset by peer"))
-            return
-        if self._is_reading_paused or self._is_closing:
+        if self._is_lost or self._is_reading_paused or self._is_closing or self._has_seen_end:
             return
         if data := sock.read():
             self._protocol.data_received(data)
             if sock.has_end:
                 self.readable()
-        elif sock.has_end and not self._has_seen_end:
+        elif sock.is_reset:
+            self._lose(ConnectionResetError(104, "Connection reset by peer"))
+        elif sock.has_end:
             self._has_seen_end = True
             if not self._protocol.eof_received():
                 self.close()
@@ -373,15 +371,25 @@ class SocketTransport(asyncio.Transport):
     def _flush(self) -> None:
         if self._is_lost:
             return
+        if self._sock.is_reset and self._buffer:
+            self._lose(BrokenPipeError(32, "Broken pipe"))
+            return
         del self._buffer[: self._send(bytes(self._buffer))]
-        if self._is_writing_paused and len(self._buffer) <= self._high_bytes // 4:
+        if self._is_writing_paused and len(self._buffer) <= self._low_bytes:
             self._is_writing_paused = False
             self._protocol.resume_writing()
         if not self._buffer and self._is_closing:
             self._lose(None)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if self._is_lost or self._sock.is_closed:
+        if self._is_lost:
+            raise RuntimeError("written to a closed connection, which is an error under uvloop")
+        if self._sock.is_closed or (self._is_closing and not self._buffer):
+            return
+        if self._sock.is_reset:
+            self._is_closing = True
+            self._buffer.clear()
+            self._loop.call_soon(self._lose, BrokenPipeError(32, "Broken pipe"))
             return
         data = bytes(data)
         if not self._buffer:
@@ -414,8 +422,6 @@ class SocketTransport(asyncio.Transport):
         if not self._is_lost:
             self._is_closing = True
             self._buffer.clear()
-            with self._loop.process.call():
-                self._sock.abort()
             self._loop.call_soon(self._lose, None)
 
     def _lose(self, error: Exception | None) -> None:
@@ -443,10 +449,12 @@ class SocketTransport(asyncio.Transport):
         return len(self._buffer)
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        return self._high_bytes // 4, self._high_bytes
+        return self._low_bytes, self._high_bytes
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._high_bytes = _HIGH_BYTES if high is None else high
+        if high is None:
+            high = _HIGH_BYTES if low is None else 4 * low
+        self._low_bytes, self._high_bytes = high // 4 if low is None else low, high
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
