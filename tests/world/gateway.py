@@ -77,10 +77,10 @@ class Gateway:
             each.process.end(0)
 
     def is_idle(self, handle: Handle) -> bool:
-        """Whether it is a kept connection to a backend that is there, which probes use."""
-        if not isinstance(handle, Socket) or handle.peer is None:
+        """Whether it is a kept connection to a backend that is there, or one that a probe makes just now."""
+        if not isinstance(handle, Socket):
             return False
-        return any(handle.peer.holders == {each.process} for each in self.backends)
+        return handle.peer is None or any(handle.peer.holders == {each.process} for each in self.backends)
 
     def check_rest(self, checks: Checks, engine: InferenceEngine, interval_ms: int) -> None:
         """Nothing is left of any request, here or there. interval_ms: between probes."""
