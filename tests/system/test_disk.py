@@ -20,7 +20,7 @@ from eventlm.events import Event, StepCompleted
 from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.system.system import real_system
 from tests.simulation import DIGEST_KEY, Simulation
-from tests.world.disk import WorldDisk
+from tests.world.machine.disk import WorldDisk
 
 RUN, OLD_RUN = "20250102-000000-aaaaaa", "20250101-000000-aaaaaa"
 

@@ -14,13 +14,13 @@ from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Forwarded, RetrySet, Streamed
 from eventlm.system.disk import Disk
 from eventlm.types import SequenceId
-from tests.world.backends import WorldBackend
-from tests.world.checks import Checks
-from tests.world.gateway_plan import NAME, PORT, GatewayPlan
-from tests.world.http_client import send
-from tests.world.network import Address, Handle, Socket
-from tests.world.process import Process
-from tests.world.world import World
+from tests.world.invariants.checks import Checks
+from tests.world.machine.network import Address, Handle, Socket
+from tests.world.machine.process import Process
+from tests.world.machine.world import World
+from tests.world.plans.gateway_plan import NAME, PORT, GatewayPlan
+from tests.world.programs.backends import WorldBackend
+from tests.world.programs.http_client import send
 
 #: These are 0 at rest.
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "eventlm:backend_requests_running")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from eventlm.worker.process import PARENT_POLL_S
-from tests.world.process import SIGKILL, Process
-from tests.world.server import WorldServer
-from tests.world.world import SECOND
+from tests.world.machine.process import SIGKILL, Process
+from tests.world.machine.world import SECOND
+from tests.world.programs.server import WorldServer
 
 if TYPE_CHECKING:
-    from tests.world.http_client import Reply
+    from tests.world.programs.http_client import Reply
     from tests.world.run import Run
 
 #: What a service manager waits before it starts the next one.

@@ -24,10 +24,10 @@ from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.replicas.rank_group import Loss
 from eventlm.events import Event, Forwarded, ForwardFailed
 from eventlm.worker.protocol import FromWorker, StepResult
-from tests.world.checks import BrokenInvariant
-from tests.world.plan import Plan, draw_gateway_plan, draw_plan
+from tests.world.invariants.checks import BrokenInvariant
+from tests.world.machine.world import StuckError
+from tests.world.plans.plan import Plan, draw_gateway_plan, draw_plan
 from tests.world.run import run_plan
-from tests.world.world import StuckError
 
 
 class Planted(NamedTuple):

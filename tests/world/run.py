@@ -18,23 +18,23 @@ from msgspec import Struct
 from eventlm.engine.admin import AdminAction
 from eventlm.engine.backends.actions import AddBackend
 from eventlm.errors import EventLMError
-from tests.world.backends import in_time_of
-from tests.world.checks import Checks
-from tests.world.client import Client, fake_answer
-from tests.world.disk_faults import DiskFaults
-from tests.world.faults import FAULTS
 from tests.world.gateway import Gateway, check_attempts
-from tests.world.gateway_faults import GATEWAY_FAULTS
+from tests.world.invariants.checks import Checks
+from tests.world.invariants.logs import Logs
+from tests.world.invariants.told import check_client
+from tests.world.invariants.watch import Watch
 from tests.world.lives import Lives
-from tests.world.logs import Logs
-from tests.world.loop import Killed
-from tests.world.network import Socket
-from tests.world.plan import LAST_VISIT, Fault, Plan
-from tests.world.process import SIGKILL
-from tests.world.server import ADDRESS, WorldServer
-from tests.world.told import check_client
-from tests.world.watch import Watch
-from tests.world.world import SECOND, World
+from tests.world.machine.disk_faults import DiskFaults
+from tests.world.machine.loop import Killed
+from tests.world.machine.network import Socket
+from tests.world.machine.process import SIGKILL
+from tests.world.machine.world import SECOND, World
+from tests.world.plans.faults import FAULTS
+from tests.world.plans.gateway_faults import GATEWAY_FAULTS
+from tests.world.plans.plan import LAST_VISIT, Fault, Plan
+from tests.world.programs.backends import in_time_of
+from tests.world.programs.client import Client, fake_answer
+from tests.world.programs.server import ADDRESS, WorldServer
 
 MAX_MODEL_LEN = 512
 #: A kernel brings what is pending to the medium so often.

@@ -17,14 +17,14 @@ import msgspec
 
 from eventlm.table import aligned
 from tests.layout import ROOT
-from tests.world.cases import Case, Failure, run_case, run_traced
-from tests.world.faults import FAULTS
-from tests.world.gateway_faults import GATEWAY_FAULTS
-from tests.world.handlers import all_handlers
-from tests.world.plan import PACES
-from tests.world.results import PAGE, Batch, Totals, add_batch, read_batches
-from tests.world.shrink import shrink
-from tests.world.swarm import Swarm
+from tests.world.plans.faults import FAULTS
+from tests.world.plans.gateway_faults import GATEWAY_FAULTS
+from tests.world.plans.plan import PACES
+from tests.world.swarm.cases import Case, Failure, run_case, run_traced
+from tests.world.swarm.handlers import all_handlers
+from tests.world.swarm.results import PAGE, Batch, Totals, add_batch, read_batches
+from tests.world.swarm.shrink import shrink
+from tests.world.swarm.swarm import Swarm
 
 #: So many seeds must have had each kind of fault.
 _ENOUGH_SEEDS = 200

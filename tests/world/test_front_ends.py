@@ -9,11 +9,11 @@ import sys
 from msgspec import structs
 
 from tests.processes import PATIENCE_SECONDS
-from tests.world.client import Client
-from tests.world.plan import Fault, Plan, Visit, draw_plan
-from tests.world.process import SIGKILL
+from tests.world.machine.process import SIGKILL
+from tests.world.machine.world import SECOND
+from tests.world.plans.plan import Fault, Plan, Visit, draw_plan
+from tests.world.programs.client import Client
 from tests.world.run import Run, quiet, run_plan
-from tests.world.world import SECOND
 
 _NUM_CLIENTS = 12
 _DIGEST = """

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from tests.processes import PATIENCE_SECONDS
-from tests.world.plan import draw_gateway_plan
+from tests.world.plans.plan import draw_gateway_plan
 from tests.world.run import run_plan
 
 _DIGEST = """
-from tests.world.plan import draw_gateway_plan
+from tests.world.plans.plan import draw_gateway_plan
 from tests.world.run import run_plan
 print(run_plan(draw_gateway_plan({})).digest)
 """

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 
 from eventlm.cli.main import main as eventlm
-from tests.world import faults, simulate
-from tests.world.checks import BrokenInvariant
-from tests.world.faults import FaultKind
-from tests.world.handlers import all_handlers
-from tests.world.plan import Plan, draw_plan
+from tests.world import simulate
+from tests.world.invariants.checks import BrokenInvariant
+from tests.world.plans import faults
+from tests.world.plans.faults import FaultKind
+from tests.world.plans.plan import Plan, draw_plan
 from tests.world.run import Run
+from tests.world.swarm.handlers import all_handlers
 
 #: One of few visits, which takes a fraction of a second.
 _PLAN = next(

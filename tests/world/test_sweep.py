@@ -11,11 +11,11 @@ import pytest
 
 from eventlm.bus.recorder import Effect, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
-from tests.world.checks import BrokenInvariant
-from tests.world.plan import Plan, Visit
-from tests.world.process import Death
+from tests.world.invariants.checks import BrokenInvariant
+from tests.world.machine.process import Death
+from tests.world.machine.world import SECOND
+from tests.world.plans.plan import Plan, Visit
 from tests.world.run import Ran, Run, quiet
-from tests.world.world import SECOND
 
 _SERVER, _WORKER = "engine", "eventlm.worker.process 1 of engine"
 _WHEN = ("before", "halfway", "after")

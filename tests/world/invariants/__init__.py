@@ -1,0 +1,1 @@
+"""What must be so in every world, and how that is seen."""

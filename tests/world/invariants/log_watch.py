@@ -1,0 +1,106 @@
+"""What the logs on a simulated disk have of each sequence, at any moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from eventlm.bus.run_folder import TRACE_NAME, closed_segments
+from eventlm.events import Arrived, Emitted, Event, Finished, Launched, Relayed, StepCompleted, Streamed
+from eventlm.events.codec import decode_body, split_line
+from tests.world.machine.disk import WorldDisk
+
+_TAGS = tuple(f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish"))
+#: Most bytes of what one event of a backend's stream brings, which may count as one token.
+_MOST_BYTES = 16
+
+
+class Sample(NamedTuple):
+    """A sequence, by the seed of its request, which each visit has to itself."""
+
+    seed: str
+    index: int
+
+
+class _Steps:
+    """Of one run. rows: of the launches that have not been answered."""
+
+    def __init__(self) -> None:
+        self.seeds: dict[int, str] = {}
+        self.rows: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+        self.done: dict[int, StepCompleted] = {}
+        self.streamed: list[tuple[int, int, int, int]] = []
+
+
+class LogWatch:
+    """Reads what has been added whenever it is asked. num_tokens: that may be shown; finished: those that have
+    ended; num_lines: of all runs.
+
+    A line that was written is read here even if it does not reach the medium.
+    """
+
+    def __init__(self, disk: WorldDisk) -> None:
+        self.num_lines = 0
+        self.num_tokens: dict[Sample, int] = {}
+        self.finished: set[Sample] = set()
+        self._disk = disk
+        self._runs: dict[Path, _Steps] = {}
+        self._positions: dict[int, int] = {}
+
+    def read(self, run_folder: Path) -> None:
+        """Take what a run's files have got since."""
+        steps = self._runs.setdefault(run_folder, _Steps())
+        reader = self._disk.of("watch")
+        paths = [*(segment.path for segment in closed_segments(run_folder, reader)), run_folder / TRACE_NAME]
+        for path in paths:
+            if reader.status(path) is None:
+                # The server has died between the names of a segment.
+                continue
+            file = self._disk.tree.find_file(path)
+            start = self._positions.get(file.number, 0)
+            end = file.content.rfind(b"\n", start) + 1
+            if end > start:
+                self._positions[file.number] = end
+                for line in bytes(file.content[start : end - 1]).split(b"\n"):
+                    self.num_lines += 1
+                    split = split_line(line) if line.startswith(_TAGS) else None
+                    if split is not None:
+                        self._see(steps, decode_body(split.body))
+
+    def _see(self, steps: _Steps, event: Event) -> None:
+        match event:
+            case Arrived():
+                steps.seeds[event.s] = event.seed
+            case Launched():
+                rows = [(row[0], row[1]) for row in (*event.decodes, *event.chunks)]
+                steps.rows[event.replica, event.epoch, event.step] = rows
+            case StepCompleted():
+                steps.done[event.replica] = event
+            case Emitted():
+                self._emit(steps, event)
+            case Streamed():
+                steps.streamed = event.rows
+            case Relayed():
+                self._relay(steps, event)
+            case Finished():
+                if event.request in steps.seeds:
+                    self.finished.add(Sample(steps.seeds[event.request], event.index))
+
+    def _relay(self, steps: _Steps, relayed: Relayed) -> None:
+        """After a gap some of it may be unknown."""
+        for row, (request, index, _, total) in enumerate(steps.streamed):
+            if row not in relayed.dropped and request in steps.seeds:
+                self.num_tokens[Sample(steps.seeds[request], index)] = total * _MOST_BYTES
+        steps.streamed = []
+
+    def _emit(self, steps: _Steps, emitted: Emitted) -> None:
+        """After a gap some of it may be unknown."""
+        done = steps.done.get(emitted.replica)
+        if done is None or done.step != emitted.step:
+            return
+        dropped = dict(emitted.dropped)
+        rows = steps.rows.pop((done.replica, done.epoch, done.step), [])
+        for row, ((request, index), produced) in enumerate(zip(rows, done.produced, strict=bool(rows))):
+            if produced and row not in dropped and request in steps.seeds:
+                sample = Sample(steps.seeds[request], index)
+                self.num_tokens[sample] = self.num_tokens.get(sample, 0) + produced

@@ -1,0 +1,231 @@
+"""The logs of all runs of a world: what must be so of them after each death, each reboot, and at the end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, closed_segments
+from eventlm.errors import EventLMError
+from eventlm.replay.verify.verifier import VerifyResult, verify
+from tests.world.invariants.log_watch import LogWatch, Sample
+from tests.world.machine.disk_faults import DiskFaults
+from tests.world.programs.server import RUNS, WorldServer
+
+if TYPE_CHECKING:
+    from tests.world.programs.client import Client
+    from tests.world.run import Run
+
+#: What the recorder tells of a disk that does not take what it writes, and of one that does so again.
+_IS_LOSSY, _IS_WHOLE = "events are lost until", "is written again"
+#: A run of more segments has only its last ones verified one by one.
+_MOST_ALONE = 4
+
+
+class Logs:
+    """num_told: how often the recorder has told that it loses events; is_lossy: it does so now."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._checks = run.checks
+        self._disk = run.world.disk
+        self._reader = self._disk.of("reader")
+        self._watch = LogWatch(self._disk)
+        self._num_lines = 0
+        self.num_told = 0
+        self.is_lossy = False
+        #: Runs that a power failure may have damaged, and files that have.
+        self._rebooted: set[str] = set()
+        self._rotten: set[Path] = set()
+        #: Lines of runs when all that was pending came to the medium.
+        self._num_saved: dict[str, int] = {}
+
+    @contextlib.contextmanager
+    def _calm(self) -> Iterator[None]:
+        """What is read here meets no faults."""
+        faults, self._disk.faults = self._disk.faults, DiskFaults()
+        try:
+            yield
+        finally:
+            self._disk.faults = faults
+
+    def listen(self) -> None:
+        """Take what has been logged since."""
+        lines = self._run.lines
+        for line in lines[self._num_lines :]:
+            event = str(line.get("event", ""))
+            if _IS_LOSSY in event:
+                self.num_told += 1
+                self._run.world.faults["events were lost"] += 1
+                self.is_lossy = True
+            elif _IS_WHOLE in event:
+                self.is_lossy = False
+        self._num_lines = len(lines)
+
+    def check_shown(self, client: Client) -> None:
+        """All that a client has been shown is in the log on the disk by now, as it was written before it was sent.
+
+        There is one exception: the recorder has told, while the request was under way, that it loses events. That is
+        so where a disk fails, and with `record_lag=gap` also where it is slow. What is not written then is in a `gap`,
+        or, if the server dies before it can write that, after the end of the log.
+        """
+        self._read()
+        self.listen()
+        if self.is_lossy or self.num_told > client.num_told_before or client.came_in_outage:
+            return
+        for index, (num_tokens, has_ended) in client.shown().items():
+            sample = Sample(str(client.visit.body["seed"]), index)
+            found = self._watch.num_tokens.get(sample, 0)
+            where = f"visit {client.visit.number}.{index}"
+            self._checks.check(
+                "nothing shown that the log lacks", num_tokens <= found, f"{where}: {num_tokens}, {found}"
+            )
+            is_in_log = not has_ended or sample in self._watch.finished
+            self._checks.check("no end shown that the log lacks", is_in_log, where)
+
+    def _read(self) -> None:
+        """Take what the logs have got. Of some a power failure has taken what it has."""
+        with self._calm():
+            for server in self._run.servers:
+                if server.run_folder is not None and server.run_folder.name not in self._rebooted:
+                    self._watch.read(server.run_folder)
+
+    def names(self) -> list[str]:
+        """Of all runs that have left a folder."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(name for name in self._reader.list(RUNS) if name != LATEST_NAME)
+        return []
+
+    def check_dead(self, server: WorldServer) -> None:
+        """The log of a server that has died verifies as far as it goes."""
+        self.listen()
+        self.is_lossy = False
+        if server.run_folder is not None:
+            self._check_run(server.run_folder.name)
+
+    def _check_run(self, name: str, *, check_invariants: bool = False) -> VerifyResult | None:
+        """Verify what can be read of a run, and each segment from its own snapshot."""
+        with self._calm():
+            result = self._check_whole(name, check_invariants=check_invariants)
+            self._check_alone(name, result)
+            return result
+
+    def _check_whole(self, name: str, *, check_invariants: bool) -> VerifyResult | None:
+        folder = RUNS / name
+        try:
+            result = verify(folder, check_invariants=check_invariants, disk=self._reader)
+        except EventLMError as error:
+            is_excused = name in self._rebooted or self._rotten_in(name) or not self._has_line(folder)
+            self._checks.check("a log can be read", is_excused, f"{error}")
+            return None
+        self._checks.check("bit rot is found", not self._rotten_in(name), f"{self._rotten_in(name)}")
+        self._checks.check("the log verifies", result.divergence is None, f"{result.divergence}")
+        self._checks.check("gaps are told", not result.num_missing or self.num_told > 0, name)
+        return result
+
+    def _check_alone(self, name: str, whole: VerifyResult | None) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            paths = [segment.path for segment in closed_segments(RUNS / name, self._reader)]
+            last = self._reader.status(RUNS / name / TRACE_NAME)
+            # A server that dies while it begins a segment leaves the last one two names.
+            paths = [path for path in paths if self._reader.status(path) != last] + [RUNS / name / TRACE_NAME]
+            if len(paths) < 2:
+                return
+            num_decisions = 0
+            for path in paths[-_MOST_ALONE:]:
+                try:
+                    result = verify(path, disk=self._reader)
+                except EventLMError as error:
+                    is_excused = name in self._rebooted or path in self._rotten
+                    self._checks.check("a segment can be read alone", is_excused, f"{error}")
+                    continue
+                num_decisions += result.num_decisions
+                self._checks.check("segments verify alone", result.divergence is None, f"{path}: {result.divergence}")
+            if whole is not None and len(paths) <= _MOST_ALONE and not whole.num_missing:
+                self._checks.check(
+                    "segments are the whole", num_decisions == whole.num_decisions, f"{num_decisions} of {whole}"
+                )
+
+    def _rotten_in(self, name: str) -> list[Path]:
+        return [path for path in self._rotten if path.parent.name == name]
+
+    def _has_line(self, folder: Path) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return b"\n" in self._disk.tree.find_file(folder / TRACE_NAME).content
+        return False
+
+    def _lines(self, name: str) -> dict[int, bytes]:
+        """Bodies by `s`, up to what cannot be read."""
+        found: dict[int, bytes] = {}
+        with contextlib.suppress(EventLMError), LogReader(RUNS / name, disk=self._reader) as reader:
+            for line in reader:
+                found[line.s] = line.body
+        return found
+
+    def write_back(self) -> None:
+        """Bring all that is pending to the medium, as kernels do every so often."""
+        self._disk.write_back()
+        self._num_saved = {name: self._num_lines_of_one(name) for name in self.names()}
+
+    def _num_lines_of_one(self, name: str) -> int:
+        """Lines of a run that has one segment, else 0: a reboot may take a segment whose name is new."""
+        with self._calm(), contextlib.suppress(FileNotFoundError):
+            if not closed_segments(RUNS / name, self._reader):
+                return self._disk.tree.find_file(RUNS / name / TRACE_NAME).content.count(b"\n")
+        return 0
+
+    def reboot(self) -> None:
+        """A power failure takes of the logs what it does, but what is left is as it was written."""
+        with self._calm():
+            self._read()
+            before = {name: self._lines(name) for name in self.names()}
+            num_lines = {name: self._num_lines_of_one(name) for name in before}
+            self._rebooted |= {*before}
+            self._disk.reboot()
+            for name in self.names():
+                after = self._lines(name)
+                wrong = [s for s, body in after.items() if before[name].get(s) != body]
+                self._checks.check("what a reboot leaves is as it was", not wrong, f"{name}: {wrong[:5]}")
+                num_saved = min(self._num_saved.get(name, 0), num_lines[name])
+                self._checks.check("a reboot leaves what was saved", len(after) >= num_saved, f"{name}: {len(after)}")
+
+    def rot(self, detail: int) -> bool:
+        """A bit of a closed segment turns over; False if there is none."""
+        self._disk.write_back()
+        with self._calm():
+            closed = [segment.path for name in self.names() for segment in closed_segments(RUNS / name, self._reader)]
+        # Just before a segment begins, the last one has two names.
+        last = [
+            self._disk.tree.find_file(RUNS / name / TRACE_NAME) for name in self.names() if self._has_line(RUNS / name)
+        ]
+        closed = [path for path in closed if self._disk.tree.find_file(path) not in last and path not in self._rotten]
+        if not closed:
+            return False
+        path = closed[detail % len(closed)]
+        self._disk.tree.find_file(path).rot(detail * 7919)
+        self._rotten.add(path)
+        return True
+
+    def check_end(self) -> int:
+        """Of all runs, the last of which has its end if the server ended in order; how many events there were."""
+        self._read()
+        self.listen()
+        names = self.names()
+        last = self._run.servers[-1]
+        for name in names:
+            is_last = last.run_folder is not None and name == last.run_folder.name
+            result = self._check_run(name, check_invariants=is_last)
+            if is_last and result is not None and last.process.returncode == 0:
+                self._checks.check("the last log has its end", result.clean_end, f"{result.warnings}")
+        if last.run_folder is not None and last.is_ready:
+            pointed = self._reader.resolve(RUNS / LATEST_NAME).name
+            self._checks.check("latest is the last run", pointed == last.run_folder.name, pointed)
+        self._check_privacy()
+        return self._watch.num_lines
+
+    def _check_privacy(self) -> None:
+        for file in self._disk.tree.files():
+            self._checks.check("no text is in the log", b"ppp" not in file.content, f"file {file.number}")

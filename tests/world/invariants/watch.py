@@ -1,0 +1,157 @@
+"""Invariants that are looked at while a world runs: queues are bounded, times are the host's, and what must happen soon
+does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.subscription import Lagged
+from eventlm.core.state.core_state import CoreState
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.events import Event, StepCompleted
+from tests.world.invariants.checks import Checks
+from tests.world.machine.network import Socket
+from tests.world.machine.world import SECOND, World
+
+if TYPE_CHECKING:
+    from tests.world.programs.client import Client
+    from tests.world.programs.server import WorldServer
+
+_LOOK_NS = SECOND // 4
+#: What must happen soon happens within this time, in which no process of the server was kept from running so long.
+_SOON_NS, _STALL_NS = 3 * SECOND, SECOND // 5
+#: Facts of one moment are stamped some nanoseconds apart.
+_SAME_NS = 1000
+#: What a connection may keep for a client that does not read.
+_MOST_BUFFERED = 1024 * 1024
+
+
+class Watch:
+    """Looks again and again while clients are there. wrong: what was found while the server's code ran, by the names of
+    invariants.
+    """
+
+    def __init__(self, world: World, checks: Checks, server: Callable[[], WorldServer]) -> None:
+        self.wrong: list[tuple[str, str]] = []
+        self._world = world
+        self._checks = checks
+        self._server = server
+        self._clients: list[Client] = []
+        #: When each of them was first seen to be gone.
+        self._gone_ns: dict[int, int] = {}
+        self._runs_since_ns = 0
+        self._bus: Bus | None = None
+        self._is_looking = False
+
+    def come(self, client: Client) -> None:
+        """A client is there."""
+        self._clients.append(client)
+        if not self._is_looking:
+            self._is_looking = True
+            self._look()
+
+    def _look(self) -> None:
+        world, server = self._world, self._server()
+        for process in server.processes:
+            if process.free_ns > world.now_ns + _STALL_NS:
+                self._runs_since_ns = max(self._runs_since_ns, process.free_ns)
+        engine = server.engine
+        if not server.process.is_dead and engine is not None and engine._engine_core is not None:
+            self._checks.check("the engine lives", engine.state != "dead", "it has died")
+            self._look_at(engine, engine._engine_core.core.state)
+        self._is_looking = bool(self._clients)
+        if self._is_looking:
+            world.after(_LOOK_NS, self._look)
+
+    def _look_at(self, engine: InferenceEngine, state: CoreState) -> None:
+        bus = engine.bus
+        if bus is not self._bus:
+            self._bus = bus
+            origin_ns = engine.origin_ns
+            bus.attach(lambda event: self._see(event, origin_ns))
+        self._check_soon(engine.origin_ns, state)
+        self._check_queues(bus)
+        self.check_wrong()
+
+    def check_wrong(self) -> None:
+        """Fail with what was found."""
+        for name, detail in self.wrong:
+            self._checks.check(name, False, detail)
+
+    def _is_soon_over(self, since_ns: int) -> bool:
+        """Whether what must have happened soon after a time must have happened by now."""
+        return self._world.now_ns > max(since_ns, self._runs_since_ns) + _SOON_NS
+
+    def _see(self, event: Event, origin_ns: int) -> None:
+        """In the engine's process: an event is published."""
+        checks, now_ns = self._checks, self._world.now_ns - origin_ns
+        checks.counts["times of the log are the host's"] += 1
+        if event.ts > now_ns + _SAME_NS or (isinstance(event, StepCompleted) and event.end_ns > event.ts):
+            self.wrong.append(("times of the log are the host's", f"{event} at {now_ns}"))
+
+    def _check_soon(self, origin_ns: int, state: CoreState) -> None:
+        checks, now_ns = self._checks, self._world.now_ns
+        live = state.requests.values()
+        came_ns = {each.arrival.seed: origin_ns + each.arrival.ts for each in live}
+        for client in [*self._clients]:
+            if not client.is_over:
+                continue
+            number = client.visit.number
+            gone_ns = self._gone_ns.setdefault(number, now_ns)
+            seed = str(client.visit.body["seed"])
+            has_ended = seed not in came_ns
+            # It may have waited to be accepted.
+            is_over = self._is_soon_over(max(gone_ns, came_ns.get(seed, 0)) + client.keep_ns)
+            if is_over:
+                checks.check("requests end with their clients", has_ended, f"visit {number} goes on")
+            if is_over or (has_ended and client.reply.is_whole):
+                self._clients.remove(client)
+                del self._gone_ns[number]
+        for request in live:
+            scheduling = request.arrival.scheduling
+            if scheduling.drop_if_late and scheduling.deadline_ns:
+                due_ns = origin_ns + request.arrival.ts + scheduling.deadline_ns
+                is_late = any(not each.ended and not each.num_output_tokens for each in request.sequences)
+                is_dropped = not (is_late and self._is_soon_over(due_ns))
+                checks.check("late requests are dropped", is_dropped, f"request {request.arrival.s}")
+
+    def _check_queues(self, bus: Bus) -> None:
+        checks, own = self._checks, set(self._server().processes)
+        for buffer in bus._buffers:
+            fits = len(buffer._items) <= buffer._capacity
+            checks.check("queues of subscribers are bounded", fits, f"{len(buffer._items)} events")
+        for process in own:
+            for handle in process.handles.values():
+                if isinstance(handle, Socket) and handle.transport is not None and handle.peer is not None:
+                    size = handle.transport.get_write_buffer_size()
+                    is_own = bool(handle.peer.holders & own)
+                    checks.check("buffers of connections are bounded", is_own or size <= _MOST_BUFFERED, f"{size}")
+
+    def subscribe(self, detail: int) -> bool:
+        """A subscriber comes that is slow, and leaves after a while. It must get each event, or be told."""
+        server = self._server()
+        engine = server.engine
+        if server.process.is_dead or engine is None or not server.is_ready:
+            return False
+
+        async def read() -> None:
+            expected, num_left = engine.bus.next_s, 1 + detail % 50
+            async with engine.bus.subscribe(capacity=1 + detail % 64) as subscription:
+                async for item in subscription:
+                    first = item.from_seq if isinstance(item, Lagged) else item.s
+                    self._checks.counts["subscribers miss nothing untold"] += 1
+                    if first != expected:
+                        self.wrong.append(("subscribers miss nothing untold", f"{item} after {expected - 1}"))
+                    expected = item.to_seq + 1 if isinstance(item, Lagged) else item.s + 1
+                    num_left -= 1
+                    if not num_left:
+                        return
+                    await asyncio.sleep(detail % 7)
+
+        loop = server.process.loop
+        loop.call_soon(lambda: loop.create_task(read()))
+        return True

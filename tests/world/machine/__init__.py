@@ -1,0 +1,1 @@
+"""The simulated host: its clock, loops, network, disk and processes."""

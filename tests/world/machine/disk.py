@@ -1,0 +1,409 @@
+"""The disk of a simulated host, with all that may go wrong with one.
+
+Each process has the disk by `WorldDisk.of`. What it has written outlives it (`crash`), but not the machine (`reboot`):
+for contents `sync` helps. There is no call that syncs a folder, so names are safe only after `write_back`, which the
+world calls as a kernel would, every so often.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from eventlm.system.disk import READ_BUFFER_BYTES, FileStatus
+from tests.world.machine.disk_faults import DiskFaults, Surroundings
+from tests.world.machine.file_tree import File, FileTree, Folder, Link, Node, error_of, keep_all
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+_DEVICE = 1
+
+
+class WorldDisk:
+    """faults: as of now; may be set at any time."""
+
+    def __init__(self, surroundings: Surroundings | None = None) -> None:
+        self.faults = DiskFaults()
+        self.surroundings = surroundings if surroundings is not None else Surroundings()
+        self.tree = FileTree(self.surroundings.unix_ns)
+        self._num_calls: Counter[str] = Counter()
+        self._open: dict[str, list[_OpenFile]] = {}
+
+    def of(self, process: str) -> ProcessDisk:
+        """The disk as a process has it."""
+        return ProcessDisk(self, process)
+
+    def open_files(self, process: str) -> list[Path]:
+        """By which paths the process has opened files that it has not closed."""
+        return [file.path for file in self._open.get(process, [])]
+
+    def crash(self, process: str) -> None:
+        """Close all that the process has open, and with it release its locks."""
+        for file in [*self._open.get(process, [])]:
+            file.release()
+        self._open.pop(process, None)
+
+    def reboot(self) -> None:
+        """End all processes, and lose any of the pages and names that are pending."""
+        for process in [*self._open]:
+            self.crash(process)
+        self.tree.reboot(lambda number: self._keep("names", number), lambda number: self._keep("pages", number))
+
+    def write_back(self) -> None:
+        """Nothing is pending any more, as after sync(2)."""
+        self.tree.write_back()
+
+    def _keep(self, what: str, number: int) -> list[bool]:
+        """Which of so many reach the medium: none, all, the first few, or any."""
+        self._num_calls[what] += 1
+        call = self._num_calls[what]
+        drawn = self.surroundings.draw(f"kept {what}", call)
+        match drawn % 4:
+            case 0:
+                kept = [False] * number
+            case 1:
+                kept = [True] * number
+            case 2:
+                kept = [index < drawn // 4 % (number + 1) for index in range(number)]
+            case _:
+                kept = [self.surroundings.draw(f"kept {what} {index}", call) % 2 == 0 for index in range(number)]
+        if not all(kept):
+            self.surroundings.fault(f"lost {what}", call)
+        return kept
+
+    @contextlib.contextmanager
+    def call(self, process: str, name: str, path: Path) -> Iterator[_Call]:
+        """A call into the system."""
+        self._num_calls[name] += 1
+        call = _Call(self, name, self._num_calls[name], self.surroundings.before_call(process, name, path))
+        if call.happens(f"slow {name}", self.faults.slow):
+            self.surroundings.spend(1 + call.draw(f"time of slow {name}") % self.faults.most_slow_ns)
+        try:
+            yield call
+        finally:
+            self.surroundings.after_call(process, name, path)
+
+    def draw_slowness(self) -> int:
+        """How long the calls take that a thread is about to make, in nanoseconds."""
+        self._num_calls["thread"] += 1
+        call = _Call(self, "thread", self._num_calls["thread"], False)
+        slow = call.happens("slow thread", self.faults.slow)
+        return 1 + call.draw("time of a slow thread") % self.faults.most_slow_ns if slow else 0
+
+    def add_open(self, file: _OpenFile) -> None:
+        """A process has opened it."""
+        self._open.setdefault(file.process, []).append(file)
+
+    def remove_open(self, file: _OpenFile) -> None:
+        """It is closed."""
+        self._open[file.process].remove(file)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files that have names or are open."""
+        files = {file.number: file for file in self.tree.files()}
+        files |= {each.file.number: each.file for opened in self._open.values() for each in opened}
+        return sum(len(file.content) for file in files.values())
+
+
+class _Call(NamedTuple):
+    """A call of a process. number: of those of its name; is_cut: half of it is done."""
+
+    disk: WorldDisk
+    name: str
+    number: int
+    is_cut: bool
+
+    def draw(self, what: str) -> int:
+        return self.disk.surroundings.draw(what, self.number)
+
+    def report(self, fault: str) -> None:
+        self.disk.surroundings.fault(fault, self.number)
+
+    def happens(self, fault: str, one_in: int) -> bool:
+        """Whether this call is one in so many."""
+        is_so = bool(one_in) and self.draw(fault) % one_in == 0
+        if is_so:
+            self.report(fault)
+        return is_so
+
+    def check_writable(self, path: Path) -> None:
+        if self.disk.faults.is_read_only:
+            self.report("read-only")
+            raise error_of(errno.EROFS, path)
+
+    def check_change(self, path: Path) -> None:
+        """Before anything but a sync is changed."""
+        self.check_writable(path)
+        if self.happens(f"error of {self.name}", self.disk.faults.errors):
+            raise error_of(errno.EIO, path)
+
+    def check_name(self, path: Path) -> None:
+        """Before a name is added. Where a disk has not a byte left, some file systems have no room for it."""
+        self.check_change(path)
+        capacity = self.disk.faults.capacity
+        if capacity is not None and capacity <= self.disk.num_bytes and self.happens(f"no room to {self.name}", 2):
+            raise error_of(errno.ENOSPC, path)
+
+    def num_written(self, num_bytes: int, path: Path) -> int:
+        """How many of so many bytes a write takes."""
+        capacity = self.disk.faults.capacity
+        room = num_bytes if capacity is None else max(capacity - self.disk.num_bytes, 0)
+        if room < num_bytes:
+            self.report("full")
+            if not room:
+                raise error_of(errno.ENOSPC, path)
+            num_bytes = room
+        if num_bytes > 1 and self.happens("short write", self.disk.faults.short_writes):
+            num_bytes = 1 + self.draw("bytes of a short write") % (num_bytes - 1)
+        return self.draw("bytes of half a write") % (num_bytes + 1) if self.is_cut else num_bytes
+
+
+class ProcessDisk:
+    """The Disk of one process."""
+
+    def __init__(self, disk: WorldDisk, process: str) -> None:
+        self._disk = disk
+        self._tree = disk.tree
+        self._process = process
+
+    def _call(self, name: str, path: Path) -> contextlib.AbstractContextManager[_Call]:
+        return self._disk.call(self._process, name, path)
+
+    def create(self, path: Path) -> _WritableFile:
+        with self._call("create", path) as call:
+            place = self._tree.free_place(path)
+            call.check_name(path)
+            file = self._tree.new_file()
+            self._tree.add(place, file)
+            return _WritableFile(self._disk, self._process, path, file)
+
+    def append(self, path: Path) -> _WritableFile:
+        with self._call("append", path) as call:
+            file = self._tree.find_file(path)
+            call.check_writable(path)
+            if file.is_locked:
+                raise error_of(errno.EAGAIN)
+            return _WritableFile(self._disk, self._process, path, file)
+
+    def open(self, path: Path) -> _ReadableFile:
+        with self._call("open", path) as call:
+            file = self._tree.find_file(path)
+            if file.medium and call.happens("bit rot", self._disk.faults.bit_rot):
+                file.rot(call.draw("rotten bit"))
+            return _ReadableFile(self._disk, self._process, path, file)
+
+    def status(self, path: Path) -> FileStatus | None:
+        with self._call("status", path), contextlib.suppress(OSError):
+            return _status(self._tree.find(path))
+        return None
+
+    def list(self, folder: Path) -> list[str]:
+        with self._call("list", folder):
+            return [*self._tree.find_folder(folder).entries]
+
+    def is_link(self, path: Path) -> bool:
+        with self._call("is_link", path), contextlib.suppress(OSError):
+            return isinstance(self._tree.find(path, follows=False), Link)
+        return False
+
+    def resolve(self, path: Path) -> Path:
+        with self._call("resolve", path):
+            return self._tree.place(path, is_strict=False).path
+
+    def is_writable(self, folder: Path) -> bool:
+        with self._call("is_writable", folder):
+            return self._is_folder(folder) and not self._disk.faults.is_read_only
+
+    def make_folder(self, path: Path) -> None:
+        with self._call("make_folder", path) as call:
+            self._make_folder(call, path)
+
+    def _make_folder(self, call: _Call, path: Path) -> None:
+        place = self._tree.free_place(path)
+        call.check_name(path)
+        self._tree.add(place, self._tree.new_folder())
+
+    def make_folders(self, path: Path) -> None:
+        with self._call("make_folders", path) as call:
+            self._make_folders(call, path)
+
+    def _make_folders(self, call: _Call, path: Path) -> None:
+        try:
+            self._make_folder(call, path)
+        except FileNotFoundError:
+            self._make_folders(call, path.parent)
+            if not call.is_cut:
+                self._make_folders(call, path)
+        except FileExistsError:
+            if not self._is_folder(path):
+                raise
+
+    def _is_folder(self, path: Path) -> bool:
+        with contextlib.suppress(OSError):
+            return isinstance(self._tree.find(path), Folder)
+        return False
+
+    def link(self, path: Path, new: Path) -> None:
+        with self._call("link", path) as call:
+            node, place = self._tree.find(path, follows=False), self._tree.free_place(new)
+            call.check_name(new)
+            if not self._disk.faults.has_links:
+                call.report("no links")
+            if isinstance(node, Folder) or not self._disk.faults.has_links:
+                raise error_of(errno.EPERM, new)
+            self._tree.add(place, node)
+
+    def symlink(self, target: str, new: Path) -> None:
+        with self._call("symlink", new) as call:
+            place = self._tree.free_place(new)
+            call.check_name(new)
+            self._tree.add(place, self._tree.new_link(target))
+
+    def rename(self, path: Path, new: Path) -> None:
+        with self._call("rename", path) as call:
+            call.check_change(path)
+            self._tree.rename(path, new)
+
+    def unlink(self, path: Path) -> None:
+        with self._call("unlink", path) as call, contextlib.suppress(FileNotFoundError):
+            call.check_change(path)
+            self._tree.unlink(path)
+
+    def remove_folder(self, path: Path) -> None:
+        with self._call("remove_folder", path) as call:
+            call.check_change(path)
+            self._tree.remove_folder(path)
+
+
+class _OpenFile:
+    """A file that a process has open."""
+
+    def __init__(self, disk: WorldDisk, process: str, path: Path, file: File) -> None:
+        self.process = process
+        self.path = path
+        self.file = file
+        self._disk = disk
+        self._is_open = True
+        disk.add_open(self)
+
+    def call(self, name: str) -> contextlib.AbstractContextManager[_Call]:
+        """A call for this file."""
+        return self._disk.call(self.process, name, self.path)
+
+    def status(self) -> FileStatus:
+        with self.call("file status"):
+            self._check_open()
+            return _status(self.file)
+
+    def close(self) -> None:
+        if self._is_open:
+            with self.call("close"):
+                self.release()
+
+    def release(self) -> None:
+        """Close it without a call: its process has gone."""
+        self._is_open = False
+        self._disk.remove_open(self)
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise error_of(errno.EBADF)
+
+
+class _WritableFile(_OpenFile):
+    def __init__(self, disk: WorldDisk, process: str, path: Path, file: File) -> None:
+        super().__init__(disk, process, path, file)
+        file.is_locked = True
+
+    def write(self, content: bytes) -> int:
+        with self.call("write") as call:
+            self._check_open()
+            call.check_change(self.path)
+            num_bytes = call.num_written(len(content), self.path)
+            if num_bytes:
+                self.file.append(content[:num_bytes], self._disk.surroundings.unix_ns())
+            return num_bytes
+
+    def truncate(self, num_bytes: int) -> None:
+        with self.call("truncate") as call:
+            self._check_open()
+            call.check_change(self.path)
+            self.file.truncate(num_bytes, self._disk.surroundings.unix_ns())
+
+    def sync(self) -> None:
+        with self.call("sync") as call:
+            self._check_open()
+            call.check_writable(self.path)
+            if call.happens("error of sync", self._disk.faults.sync_errors):
+                # Linux takes the pages for clean from now on, and another sync does not write them.
+                self.file.persist(lambda number: [False] * number)
+                raise error_of(errno.EIO)
+            self.file.persist(keep_all)
+
+    def release(self) -> None:
+        super().release()
+        self.file.is_locked = False
+
+
+class _ReadableFile(_OpenFile):
+    def __init__(self, disk: WorldDisk, process: str, path: Path, file: File) -> None:
+        super().__init__(disk, process, path, file)
+        # What is buffered, and for how long, is what it is with a file of the host.
+        self._buffer = io.BufferedReader(_Raw(self), READ_BUFFER_BYTES)
+        self.read = self._buffer.read
+        self.readline = self._buffer.readline
+        self.seek = self._buffer.seek
+        self.tell = self._buffer.tell
+
+    def is_locked(self) -> bool:
+        with self.call("is_locked"):
+            self._check_open()
+            return self.file.is_locked
+
+    def release(self) -> None:
+        super().release()
+        self._buffer.close()
+
+
+class _Raw(io.RawIOBase):
+    """What the buffer of an open file reads from."""
+
+    def __init__(self, opened: _ReadableFile) -> None:
+        self._opened = opened
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        view = memoryview(buffer)
+        with self._opened.call("read"):
+            piece = self._opened.file.content[self._position : self._position + len(view)]
+        view[: len(piece)] = piece
+        self._position += len(piece)
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._opened.file.content)}[whence]
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def _status(node: Node) -> FileStatus:
+    num_bytes = len(node.content) if isinstance(node, File) else 0
+    return FileStatus(
+        (_DEVICE, node.number), num_bytes, node.modified_ns, isinstance(node, File), isinstance(node, Folder)
+    )

@@ -1,0 +1,67 @@
+"""Surroundings of a disk whose faults are drawn, and of a process that dies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.bus.crashes import Killed
+from tests.world.machine.disk_faults import DiskFaults, Surroundings
+from tests.world.machine.draws import Draws
+
+ALL_FAULTS = DiskFaults(errors=12, sync_errors=4, short_writes=4, slow=9, bit_rot=4)
+
+
+class Drawn(Surroundings):
+    """spent_ns: by slow calls; left_out: of these names and numbers nothing is drawn."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.spent_ns = 0
+        self.left_out: set[tuple[str, int]] = set()
+        self.happened: list[tuple[str, int]] = []
+        self.calls: list[str] = []
+        self._draws = Draws(seed)
+
+    def unix_ns(self) -> int:
+        return len(self.calls)
+
+    def draw(self, what: str, number: int) -> int:
+        if (what, number) in self.left_out:
+            return 1
+        return self._draws.draw(what, number)
+
+    def fault(self, what: str, number: int) -> None:
+        super().fault(what, number)
+        self.happened.append((what, number))
+
+    def spend(self, ns: int) -> None:
+        self.spent_ns += ns
+
+    def before_call(self, process: str, name: str, path: Path) -> bool:
+        self.calls.append(name)
+        return False
+
+
+class Mortal(Drawn):
+    """Kills the engine around its call of this number: before, halfway through or after it."""
+
+    def __init__(self, seed: int, call: int, when: str) -> None:
+        super().__init__(seed)
+        self._call = call
+        self._when = when
+        self._is_dying = False
+
+    def before_call(self, process: str, name: str, path: Path) -> bool:
+        if process != "engine":
+            return False
+        if not self._is_dying:
+            super().before_call(process, name, path)
+            self._is_dying = len(self.calls) == self._call
+            if not self._is_dying or self._when != "before":
+                return self._is_dying and self._when == "halfway"
+        # Nor do its `finally` blocks come to the disk.
+        raise Killed
+
+    def after_call(self, process: str, name: str, path: Path) -> None:
+        if self._is_dying and process == "engine":
+            raise Killed

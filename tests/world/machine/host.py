@@ -1,0 +1,310 @@
+"""What a simulated process takes from its host, as `eventlm.system.system.System` has it."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from eventlm.system.processes import ProcessUsage
+from eventlm.system.shared_folder import NO_STEP
+from eventlm.system.system import System
+from tests.world.machine.draws import DrawnChance
+from tests.world.machine.network import Socket
+from tests.world.machine.process import SIGKILL, Child, Process
+
+#: Runs in a process that was spawned, with its arguments. child: what its parent sees of it.
+Program = Callable[[Process, Child, Sequence[str]], None]
+_MESSAGE_NS = (10_000, 200_000)
+_SPAWN_NS = (5_000_000, 200_000_000)
+
+
+class WorldClock:
+    """The host's clocks."""
+
+    def __init__(self, process: Process) -> None:
+        self._world = process.world
+
+    def monotonic_ns(self) -> int:
+        """As Clock says."""
+        return self._world.now_ns
+
+    def unix_ns(self) -> int:
+        """As Clock says."""
+        return self._world.unix_ns
+
+    def unix_s(self) -> int:
+        """As Clock says."""
+        return self._world.unix_ns // 1_000_000_000
+
+
+class WorldThreads:
+    """Threads of a process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def start(self, name: str) -> WorldThread:
+        """As Threads.start."""
+        return WorldThread(self._process)
+
+
+class WorldThread:
+    """Does one action after the other, each some time after it was queued, and at the end of the time that it takes."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._actions: deque[Callable[[], None]] = deque()
+        self._busy_until_ns = 0
+
+    def run(self, action: Callable[[], None]) -> None:
+        """As TaskThread.run."""
+        self._actions.append(action)
+        if len(self._actions) == 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        world = self._process.world
+        busy_ns = world.disk.draw_slowness()
+        self._busy_until_ns = world.now_ns + busy_ns
+        self._process.in_thread(self._act, busy_ns)
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """As TaskThread.wait. The caller stands still meanwhile."""
+        process = self._process
+        left_ns = max(self._busy_until_ns - process.world.now_ns, 0) if self._actions else 0
+        if left_ns > timeout_seconds * 1e9:
+            process.spent_ns += round(timeout_seconds * 1e9)
+            return False
+        process.spent_ns += left_ns
+        while self._actions:
+            self._actions.popleft()()
+        return True
+
+    def stop(self) -> None:
+        """As TaskThread.stop."""
+
+    def _act(self) -> None:
+        if self._actions:
+            self._actions.popleft()()
+            if self._actions:
+                self._begin()
+
+
+class WorldPipe:
+    """A message pipe to a child. Messages arrive late and in order. Those to a dead process are lost, and so are the
+    last ones of one that is killed before they have left it.
+    """
+
+    def __init__(self, process: Process, number: int) -> None:
+        self._process = process
+        self.addresses = (f"in-{number}", f"out-{number}")
+        self._number = number
+        #: The child's end takes messages; None before it is there.
+        self.child: Process | None = None
+        self._to_child: deque[tuple[bytes, ...]] = deque()
+        self._take: Callable[[list[bytes]], None] | None = None
+        self._to_parent: deque[bytes] = deque()
+        self._waiting: deque[asyncio.Future[bytes]] = deque()
+        #: When the last message of each direction arrives, and when it has left its sender.
+        self._last_ns, self._left_ns = [0, 0], [0, 0]
+        self._num_messages = 0
+        self._is_closed = False
+
+    def send(self, *frames: bytes) -> None:
+        """As ParentPipe.send."""
+        with self._process.call():
+            self._to_child.append(frames)
+            if self._take is not None:
+                self._later(self._process, self._pass_on)
+
+    def pulse(self, message: bytes) -> None:
+        """As ParentPipe.pulse: nothing on one host."""
+
+    def receive(self) -> asyncio.Future[bytes]:
+        """As ParentPipe.receive."""
+        future: asyncio.Future[bytes] = self._process.loop.create_future()
+        if self._to_parent:
+            future.set_result(self._to_parent.popleft())
+        else:
+            self._waiting.append(future)
+        return future
+
+    def close(self) -> None:
+        """As ParentPipe.close."""
+        self._is_closed = True
+
+    def open_child(self, child: Process, take: Callable[[list[bytes]], None]) -> None:
+        """The child is there: it takes the messages."""
+        self.child, self._take = child, take
+        for _ in self._to_child:
+            self._later(self._process, self._pass_on)
+
+    def answer(self, message: bytes) -> None:
+        """The child sends a message."""
+        assert self.child is not None
+        with self.child.call():
+            self._later(self.child, lambda: self._arrive(message))
+
+    def _later(self, sender: Process, action: Callable[[], None]) -> None:
+        world = self._process.world
+        self._num_messages += 1
+        latency_ns = world.draws.between(*_MESSAGE_NS, "message", self._number, self._num_messages)
+        direction = int(sender is self.child)
+        leaves_ns = self._left_ns[direction] = max(self._left_ns[direction], world.now_ns + latency_ns // 2)
+        self._last_ns[direction] = max(self._last_ns[direction] + 1, world.now_ns + latency_ns)
+
+        def arrive() -> None:
+            if sender.returncode != -SIGKILL or sender.ended_ns >= leaves_ns:
+                action()
+
+        world.at(self._last_ns[direction], arrive)
+
+    def _pass_on(self) -> None:
+        frames = self._to_child.popleft()
+        if self.child is not None and not self.child.is_dead and self._take is not None:
+            take = self._take
+            self.child.after(0, lambda: take(list(frames)))
+
+    def _arrive(self, message: bytes) -> None:
+        if self._process.is_dead or self._is_closed:
+            return
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                self._process.loop.call_soon(_deliver, future, message)
+                return
+        self._to_parent.append(message)
+
+
+def _deliver(future: asyncio.Future[bytes], message: bytes) -> None:
+    if not future.done():
+        future.set_result(message)
+
+
+class WorldPipes:
+    """Makes pipes of a process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        #: By the address of a child's inbox.
+        self.by_address: dict[str, WorldPipe] = {}
+
+    def open(self) -> WorldPipe:
+        """As Pipes.open."""
+        world = self._process.world
+        pipe = WorldPipe(self._process, world.next_pid())
+        self.by_address[pipe.addresses[0]] = pipe
+        return pipe
+
+    def pair(self) -> tuple[Socket, Socket]:
+        """As Pipes.pair."""
+        return self._process.world.network.pair(self._process, self._process)
+
+
+class WorldProcesses:
+    """Starts children. programs: what modules run."""
+
+    def __init__(self, process: Process, programs: Mapping[str, Program]) -> None:
+        self._process = process
+        self._programs = programs
+        self._num_spawned = 0
+
+    @property
+    def pid(self) -> int:
+        """As Processes.pid."""
+        return self._process.pid
+
+    @property
+    def parent_pid(self) -> int:
+        """As Processes.parent_pid."""
+        parent = self._process.parent
+        return parent.pid if parent is not None else 1
+
+    def usage(self) -> ProcessUsage:
+        """As Processes.usage: nothing is measured."""
+        return ProcessUsage(0, 0)
+
+    async def spawn(
+        self,
+        module: str,
+        *arguments: str,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int,
+        stderr: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        pass_fds: Sequence[int] = (),
+    ) -> Child:
+        """As Processes.spawn."""
+        parent = self._process
+        program = self._programs[module]
+        with parent.call():
+            self._num_spawned += 1
+            process = Process(parent.world, f"{module} {self._num_spawned} of {parent.name}", parent)
+            for number in pass_fds:
+                parent.handles[number].held_by(process)
+            child = Child(process, stdout=stdout)
+            delay_ns = parent.world.draws.between(*_SPAWN_NS, "spawn", process.pid)
+            process.after(delay_ns, lambda: program(process, child, arguments))
+        await asyncio.sleep(0)
+        return child
+
+
+class WorldBoard:
+    """Steps that ranks have in hand."""
+
+    def __init__(self, size: int) -> None:
+        self._steps = [NO_STEP] * size
+
+    def write(self, number: int, step: int) -> None:
+        """As Board.write."""
+        self._steps[number] = step
+
+    def read(self, number: int) -> int:
+        """As Board.read."""
+        return self._steps[number]
+
+
+class WorldFolder:
+    """A shared folder, which has a board."""
+
+    def __init__(self, folders: WorldSharedFolders, path: Path) -> None:
+        self.path = path
+        self._folders = folders
+
+    def remove(self) -> None:
+        """As Folder.remove."""
+        self._folders.boards.pop(str(self.path), None)
+
+
+class WorldSharedFolders:
+    """Of the ranks that a process starts."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self.boards: dict[str, WorldBoard] = {}
+
+    def make(self) -> WorldFolder:
+        """As SharedFolders.make."""
+        return WorldFolder(self, Path(f"/dev/shm/ranks-{self._process.world.next_pid()}"))
+
+    def board(self, folder: str | Path, *, size: int | None = None) -> WorldBoard:
+        """As SharedFolders.board."""
+        if size is not None:
+            self.boards[str(folder)] = WorldBoard(size)
+        return self.boards[str(folder)]
+
+
+def system_of(process: Process, programs: Mapping[str, Program]) -> System:
+    """The host as a process sees it."""
+    return System(
+        clock=WorldClock(process),
+        chance=DrawnChance(process.world.draws, process.name),
+        disk=process.world.disk.of(process.name),
+        threads=WorldThreads(process),
+        processes=WorldProcesses(process, programs),  # type: ignore[arg-type]
+        pipes=WorldPipes(process),  # type: ignore[arg-type]
+        shared_folders=WorldSharedFolders(process),
+    )

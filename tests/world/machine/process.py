@@ -1,0 +1,249 @@
+"""A simulated process: its loop, threads, children and open files, which all end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from tests.world.machine.loop import Killed, ProcessLoop
+
+if TYPE_CHECKING:
+    from tests.world.machine.network import Handle
+    from tests.world.machine.world import World
+
+#: What one turn of a loop takes, and what a thread does.
+_TURN_NS = (5_000, 60_000)
+_THREAD_NS = (20_000, 500_000)
+SIGKILL = 9
+
+When = Literal["before", "halfway", "after"]
+
+
+class Death(NamedTuple):
+    """A process is killed around one of its calls into the system. call: the number of that, from 1."""
+
+    call: int
+    when: When
+
+
+class Process:
+    """One of a world. pid: unique in it."""
+
+    def __init__(self, world: World, name: str, parent: Process | None = None) -> None:
+        self.world = world
+        self.name = name
+        self.pid = world.next_pid()
+        self.parent = parent
+        self.is_dead = False
+        self.returncode: int | None = None
+        self.ended_ns = -1
+        #: It does nothing before that time: it has just run, or is frozen.
+        self.free_ns = world.now_ns
+        #: Open files, sockets and pipes by number.
+        self.handles: dict[int, Handle] = {}
+        #: Errors that nothing caught, and lines of the log that say that there is a defect.
+        self.errors: list[str] = []
+        self.loop = ProcessLoop(self)
+        self._main: asyncio.Task[Any] | None = None
+        self._on_end: list[Callable[[int], None]] = []
+        self._num_turns = 0
+        self._num_threaded = 0
+        self._slow_until_ns, self._slow_factor = 0, 1
+        #: What calls into the system have taken in the present turn, or in a thread.
+        self.spent_ns = 0
+        #: Calls into the system.
+        self.num_calls = 0
+        self.death = world.deaths.get(name)
+        self._is_dying = False
+        world.add(self)
+
+    def run(self, program: Coroutine[Any, Any, int | None]) -> None:
+        """Run its program; what that returns is its exit status."""
+        self._main = self.loop.create_task(program)
+        self._main.add_done_callback(self._ended)
+
+    def _ended(self, main: asyncio.Task[Any]) -> None:
+        if main.cancelled() or main.exception() is not None:
+            if not main.cancelled() and not isinstance(main.exception(), Killed):
+                self.errors.append(f"{self.name} has failed: {main.exception()!r}")
+            self.end(1)
+        else:
+            self.end(main.result() or 0)
+        raise Killed
+
+    def on_end(self, act: Callable[[int], None]) -> None:
+        """Call with its exit status once it has ended."""
+        self._on_end.append(act)
+
+    def note_error(self, context: dict[str, Any]) -> None:
+        """Its loop has met an error that nothing caught."""
+        if not self.is_dead and not isinstance(context.get("exception"), Killed):
+            self.errors.append(f"{self.name}: {context['message']}: {context.get('exception')!r}")
+
+    @property
+    def due_ns(self) -> int | None:
+        """When it runs next; None: nothing is to be done."""
+        due_ns = self.loop.due_ns
+        return None if due_ns is None else max(due_ns, self.free_ns)
+
+    def turn(self) -> None:
+        """Run its loop once."""
+        self._num_turns += 1
+        world = self.world
+        world.running = self
+        self.spent_ns = 0
+        try:
+            self.loop.run_once()
+        except Killed:
+            if not self.is_dead:
+                raise
+        finally:
+            world.running = None
+        turn_ns = world.draws.between(*_TURN_NS, "turn", self.pid, self._num_turns)
+        is_slow = world.now_ns < self._slow_until_ns
+        # A freeze may have begun in this turn.
+        self.free_ns = max(self.free_ns, world.now_ns + turn_ns * (self._slow_factor if is_slow else 1) + self.spent_ns)
+
+    def in_thread(self, action: Callable[[], None], busy_ns: int = 0) -> None:
+        """Do something in a thread: some time later, and not before what that is busy with is done."""
+        self._num_threaded += 1
+        delay_ns = busy_ns + self.world.draws.between(*_THREAD_NS, "thread", self.pid, self._num_threaded)
+        self.after(delay_ns, action)
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do something later that is not done in its loop, unless it is dead then."""
+
+        def act() -> None:
+            if self.is_dead:
+                return
+            if self.free_ns > self.world.now_ns + _TURN_NS[1] * self._slow_factor:
+                # It is frozen, with all of its threads.
+                self.world.at(self.free_ns, act)
+                return
+            self.world.running = self
+            self.spent_ns = 0
+            try:
+                action()
+            except Killed:
+                if not self.is_dead:
+                    raise
+            finally:
+                self.world.running = None
+
+        self.world.after(delay_ns, act)
+
+    def freeze(self, duration_ns: int) -> None:
+        """It does nothing for so long."""
+        self.free_ns = max(self.free_ns, self.world.now_ns + duration_ns)
+
+    def slow_until(self, time_ns: int, factor: int) -> None:
+        """Until then its turns take so many times as long."""
+        self._slow_until_ns, self._slow_factor = time_ns, factor
+
+    def begin_call(self) -> bool:
+        """It calls into the system. Raises Killed if it is dead, or dies before the call. True: it will die in the
+        middle of the call, half of which is to be done; then, or if it dies after the call, `end_call` raises Killed.
+        """
+        if self.is_dead:
+            raise Killed
+        if self.world.running is not self:
+            return False
+        self.num_calls += 1
+        death = self.death
+        if death is None or self.num_calls != death.call:
+            return False
+        self.world.faults[f"killed {death.when} a call"] += 1
+        if death.when == "before":
+            self.kill()
+        self._is_dying = True
+        return death.when == "halfway"
+
+    def end_call(self) -> None:
+        """The call has come to its end, or to an error."""
+        if self._is_dying and not self.is_dead:
+            self.kill()
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[bool]:
+        """A call into the system; whether half of it is to be done."""
+        is_cut = self.begin_call()
+        try:
+            yield is_cut
+        finally:
+            self.end_call()
+
+    def kill(self) -> None:
+        """SIGKILL. Raises ProcessLookupError if it has ended."""
+        if self.is_dead:
+            raise ProcessLookupError(3, "No such process")
+        self.end(-SIGKILL)
+        if self.world.running is self:
+            raise Killed
+
+    def end(self, returncode: int) -> None:
+        """It has ended: nothing of it runs again, and the kernel closes what it had open."""
+        if self.is_dead:
+            return
+        self.is_dead = True
+        self.returncode = returncode
+        self.ended_ns = self.world.now_ns
+        for handle in [*self.handles.values()]:
+            handle.drop(self)
+        for act in self._on_end:
+            act(returncode)
+        self.world.remove(self)
+
+    def let_go(self) -> None:
+        """Keep nothing of what it was about to do when it ended."""
+        self._main = None
+        self._on_end.clear()
+        self.loop.let_go()
+
+
+class Child:
+    """A process from its parent's side, as asyncio has it. stdout: what it prints, if that is a pipe."""
+
+    stdin = None
+    stderr = None
+
+    def __init__(self, process: Process, *, stdout: int) -> None:
+        assert process.parent is not None
+        self.process = process
+        self.pid = process.pid
+        self._loop = process.parent.loop
+        self._parent = process.parent
+        self.stdout = asyncio.StreamReader(loop=self._loop) if stdout == subprocess.PIPE else None
+        self._ended: asyncio.Future[int] = self._loop.create_future()
+        process.on_end(self._note_end)
+
+    @property
+    def returncode(self) -> int | None:
+        """Known once the parent has seen its end."""
+        return self._ended.result() if self._ended.done() else None
+
+    async def wait(self) -> int:
+        """As asyncio.subprocess.Process.wait."""
+        return await asyncio.shield(self._ended)
+
+    def kill(self) -> None:
+        """As asyncio.subprocess.Process.kill."""
+        with self._parent.call():
+            self.process.kill()
+
+    def print_line(self, line: str) -> None:
+        """It prints something."""
+        if self.stdout is not None and not self._parent.is_dead:
+            self._loop.call_soon(self.stdout.feed_data, f"{line}\n".encode())
+
+    def _note_end(self, returncode: int) -> None:
+        if not self._parent.is_dead:
+            self._parent.in_thread(lambda: self._loop.call_soon(self._see_end, returncode))
+
+    def _see_end(self, returncode: int) -> None:
+        if self.stdout is not None:
+            self.stdout.feed_eof()
+        if not self._ended.done():
+            self._ended.set_result(returncode)

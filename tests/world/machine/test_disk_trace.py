@@ -1,0 +1,175 @@
+"""What a real writer of traces leaves on a disk that fails, and what the reader says of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.errors import ExitCode, TraceCorruptError, UsageError
+from eventlm.events import Event
+from eventlm.events.codec import encode_body
+from eventlm.system.clock import SystemClock
+from eventlm.system.disk import Disk
+from eventlm.system.system import System, real_system
+from tests.bus import traces
+from tests.bus.crashes import Killed
+from tests.bus.noted_run import NotedRun
+from tests.world.machine.disk import WorldDisk
+from tests.world.machine.disk_faults import DiskFaults, Surroundings
+from tests.world.machine.drawn_disk import ALL_FAULTS, Drawn, Mortal
+
+FOLDER = Path("/runs")
+
+
+class HandClock(SystemClock):
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+
+def system_of(disk: Disk) -> System:
+    return real_system()._replace(disk=disk, clock=HandClock())
+
+
+def read(disk: Disk) -> tuple[list[Event], str]:
+    """All events that can be read, and what the reader says of the end."""
+    found: list[Event] = []
+    try:
+        with LogReader(FOLDER / "run", disk=disk) as reader:
+            for line in reader:
+                found.append(line.event())
+            return found, "torn" if reader.torn else "whole" if reader.clean_end else "killed"
+    except TraceCorruptError:
+        return found, "damaged"
+    except UsageError:
+        return found, "nothing"
+
+
+def record(disk: Disk, on_flush: Callable[[NotedRun], None]) -> None:
+    """Three segments."""
+    run = NotedRun(FOLDER, system=system_of(disk))
+    on_flush(run)
+    for number in range(1, 7):
+        run.note(3)
+        on_flush(run)
+        if number % 2 == 0:
+            assert run.turn()
+            on_flush(run)
+    run.end()
+
+
+class _Full(Surroundings):
+    def draw(self, what: str, number: int) -> int:
+        return 0
+
+
+def _start(disk: Disk, header: Event) -> None:
+    LogWriter.check_folder(disk, FOLDER)
+    with LogWriter(system_of(disk), FOLDER, "run") as writer:
+        writer.append(encode_body(header))
+        writer.flush()
+
+
+@pytest.mark.parametrize("capacity", [0, 1, None])
+def test_a_start_that_finds_the_disk_full_can_be_tried_again(capacity: int | None) -> None:
+    """Wherever the disk is found to be full: None is when the header has been written."""
+    header = traces.events(1)[0]
+    disk = WorldDisk(_Full())
+    disk.faults = DiskFaults(capacity=len(traces.lines([header])[0]) if capacity is None else capacity)
+    with pytest.raises(LogWriteError, match="No space left on device; choose another folder") as caught:
+        _start(disk.of("engine"), header)
+    assert caught.value.exit_code == ExitCode.FAILED
+
+
+def test_a_writer_that_dies_around_any_call_leaves_what_it_has_flushed() -> None:
+    whole: list[Event] = []
+    record(WorldDisk().of("engine"), lambda run: whole.extend(run.events[len(whole) :]))
+    ends = set()
+    for when in ("before", "halfway", "after"):
+        for call in range(1, 100):
+            disk, flushed = WorldDisk(Mortal(call, call, when)), [0]
+            with contextlib.suppress(Killed):
+                record(disk.of("engine"), lambda run, flushed=flushed: flushed.append(len(run.events)))  # type: ignore[misc]
+                break
+            disk.crash("engine")
+            found, end = read(disk.of("reader"))
+            assert found[: len(whole)] == whole[: len(found)], (when, call)
+            assert len(found) >= flushed[-1], (when, call)
+            # Without a whole header there is no trace.
+            assert end != "damaged" or not found
+            ends.add(end)
+        assert 30 < call < 99
+    assert ends == {"nothing", "damaged", "torn", "killed", "whole"}
+
+
+def test_after_a_reboot_a_trace_has_its_first_lines_and_damage_is_told() -> None:
+    """Of a run that has one segment. Nothing that was written back is lost."""
+    made, ends = traces.events(120, rows=60, seed=2), set()
+    for seed in range(150):
+        world = Drawn(seed)
+        disk = WorldDisk(world)
+        num_saved, num_flushed = (world.draw(what, 0) % 120 for what in ("saved", "flushed"))
+        run = NotedRun(FOLDER, system=system_of(disk.of("engine")))
+        for event in made[1:num_flushed]:
+            if event.s == num_saved:
+                disk.write_back()
+            run.record(event)
+        disk.reboot()
+        found, end = read(disk.of("reader"))
+        assert found == made[: len(found)]
+        assert len(found) >= (num_saved if num_saved < num_flushed else 0)
+        ends.add(end)
+    assert ends == {"nothing", "damaged", "torn", "killed"}
+
+
+def test_after_a_reboot_a_run_in_segments_has_only_what_was_written() -> None:
+    """A segment whose name is lost is missed, or it was the first; what follows it has its own snapshot."""
+    ends = set()
+    for seed in range(500):
+        disk = WorldDisk(Mortal(seed, 12 + seed % 30, "before"))
+        runs: list[NotedRun] = []
+        with contextlib.suppress(Killed):
+            record(disk.of("engine"), runs.append)
+        disk.reboot()
+        found, end = read(disk.of("reader"))
+        first = found[0].s if found else 0
+        assert found == runs[0].events[first : first + len(found)]
+        ends.add((first > 0, end))
+    assert ends >= {(False, "nothing"), (False, "damaged"), (False, "killed"), (True, "killed")}
+
+
+def test_once_faults_stop_a_trace_is_whole_and_its_gaps_are_what_it_lacks() -> None:
+    happened, num_missing = set(), 0
+    for seed in range(60):
+        world = Drawn(seed)
+        disk, clock = WorldDisk(world), HandClock()
+        run = NotedRun(FOLDER, system=real_system()._replace(disk=disk.of("engine"), clock=clock), segment_bytes=900)
+        disk.faults = ALL_FAULTS._replace(bit_rot=0, has_links=seed % 2 == 0, capacity=6000 if seed % 3 else None)
+        for _ in range(40):
+            run.note(2)
+            clock.now_ns += 500_000_000
+            if run.writer.segment_due:
+                run.turn()
+        disk.faults = DiskFaults()
+        clock.now_ns += 100_000_000_000
+        if run.writer.segment_due:
+            assert run.turn()
+        run.end()
+        assert disk.open_files("engine") == []
+        with LogReader(FOLDER / "run", disk=disk.of("reader"), strict=True) as reader:
+            found = [line.event() for line in reader]
+            assert reader.clean_end
+            missing = {s for gap in reader.gaps for s in range(gap.first, gap.last + 1)}
+        assert found == [event for event in run.events if event.s not in missing]
+        happened |= {*world.faults}
+        num_missing += len(missing)
+    assert num_missing > 100
+    assert happened >= {"full", "no links", "short write", *(f"error of {name}" for name in ("write", "truncate"))}
+    assert happened >= {f"error of {name}" for name in ("create", "rename", "unlink")}

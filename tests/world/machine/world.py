@@ -1,0 +1,182 @@
+"""The world: simulated processes and what is under way between them, in one thread and in virtual time."""
+
+from __future__ import annotations
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Mapping
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.world.machine.disk import WorldDisk
+from tests.world.machine.disk_faults import Surroundings
+from tests.world.machine.draws import Draws
+from tests.world.machine.network import Network
+from tests.world.machine.process import Death, Process
+
+SECOND = 1_000_000_000
+#: A host's monotonic clock does not begin at 0.
+_BEGIN_NS = 1_000 * SECOND
+_UNIX_NS = 1_800_000_000 * SECOND
+#: Garbage is collected at fixed points, since what it held may come to an end by that.
+_TURNS_OF_A_COLLECTION = 50_000
+
+
+class StuckError(AssertionError):
+    """What was waited for does not come."""
+
+
+class Note(NamedTuple):
+    """Something that has happened. who: a process, or `world`."""
+
+    time_ns: int
+    who: str
+    what: str
+
+
+class _AroundDisk(Surroundings):
+    """The world, as its disk sees it."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+        self.faults = world.faults
+
+    def unix_ns(self) -> int:
+        return self._world.unix_ns
+
+    def draw(self, what: str, number: int) -> int:
+        return self._world.draws.draw(what, number)
+
+    def spend(self, ns: int) -> None:
+        if self._world.running is not None:
+            self._world.running.spent_ns += ns
+
+    def before_call(self, process: str, name: str, path: Path) -> bool:
+        caller = self._world.by_name.get(process)
+        return caller is not None and caller.begin_call()
+
+    def after_call(self, process: str, name: str, path: Path) -> None:
+        caller = self._world.by_name.get(process)
+        if caller is not None:
+            caller.end_call()
+
+
+class World:
+    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows. deaths:
+    of processes, by their names. faults: how often each has happened.
+    """
+
+    def __init__(self, seed: int, deaths: Mapping[str, Death] | None = None) -> None:
+        self.draws = Draws(seed)
+        self.deaths = deaths or {}
+        self.now_ns = _BEGIN_NS
+        self.wall_offset_ns = _UNIX_NS
+        self.faults: Counter[str] = Counter()
+        self.network = Network(self)
+        self.disk = WorldDisk(_AroundDisk(self))
+        self.processes: list[Process] = []
+        #: All that there ever were.
+        self.by_name: dict[str, Process] = {}
+        #: Those that have ended since garbage was collected last.
+        self.graves: list[Process] = []
+        #: The process whose code runs at the moment.
+        self.running: Process | None = None
+        self.num_turns = 0
+        #: What has happened, if that is to be kept.
+        self.notes: list[Note] | None = None
+        self._events: list[tuple[int, int, Callable[[], None]]] = []
+        self._num_events = 0
+        self._num_pids = 1000
+
+    def next_pid(self) -> int:
+        """Of the next process."""
+        self._num_pids += 1
+        return self._num_pids
+
+    def note(self, who: str, what: str) -> None:
+        """Something has happened."""
+        if self.notes is not None:
+            self.notes.append(Note(self.now_ns, who, what))
+
+    def add(self, process: Process) -> None:
+        """A process has begun. Its name is its own for ever."""
+        assert process.name not in self.by_name, process.name
+        self.by_name[process.name] = process
+        self.processes.append(process)
+        self.note(process.name, f"begins as process {process.pid}")
+
+    def remove(self, process: Process) -> None:
+        """A process has ended."""
+        self.note(process.name, f"ends with status {process.returncode}")
+        self.disk.crash(process.name)
+        self.processes.remove(process)
+        self.graves.append(process)
+
+    def require_running(self) -> Process:
+        """The process whose code runs."""
+        assert self.running is not None
+        return self.running
+
+    @property
+    def unix_ns(self) -> int:
+        """What the host's wall clock shows."""
+        return self.now_ns + self.wall_offset_ns
+
+    @property
+    def errors(self) -> list[str]:
+        """Of all processes."""
+        return [error for process in self.by_name.values() for error in process.errors]
+
+    def at(self, time_ns: int, action: Callable[[], None]) -> None:
+        """Do something at a time."""
+        self._num_events += 1
+        heappush(self._events, (max(time_ns, self.now_ns), self._num_events, action))
+
+    def after(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do something later."""
+        self.at(self.now_ns + delay_ns, action)
+
+    def run(self, until: Callable[[], bool], *, most_seconds: float) -> None:
+        """Go on until something is so. Raises StuckError if it is not in that time."""
+        limit_ns = self.now_ns + round(most_seconds * SECOND)
+        while not until():
+            if not self._go_on(limit_ns):
+                raise StuckError(f"still not so after {most_seconds} s; errors: {self.errors}")
+
+    def run_for(self, seconds: float) -> None:
+        """Go on for so long."""
+        limit_ns = self.now_ns + round(seconds * SECOND)
+        while self._go_on(limit_ns):
+            pass
+        self.now_ns = limit_ns
+
+    def _go_on(self, limit_ns: int) -> bool:
+        """Let the next thing happen; False if that is after the limit."""
+        next_ns = self._events[0][0] if self._events else None
+        process = None
+        for each in self.processes:
+            # Most loops, such as those of workers, have nothing to do.
+            due_ns = each.due_ns if each.loop.has_work else None
+            if due_ns is not None and (next_ns is None or due_ns < next_ns):
+                next_ns, process = due_ns, each
+        if next_ns is None or next_ns > limit_ns:
+            return False
+        self.now_ns = max(self.now_ns, next_ns)
+        if process is not None:
+            self.num_turns += 1
+            process.turn()
+            if self.num_turns % _TURNS_OF_A_COLLECTION == 0:
+                self._collect()
+        else:
+            _, _, action = heappop(self._events)
+            action()
+        return True
+
+    def _collect(self) -> None:
+        """Let go of what the dead hold: it tries to end in order, and cannot."""
+        for process in self.graves:
+            process.let_go()
+        self.graves.clear()
+        gc.collect()

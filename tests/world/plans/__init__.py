@@ -1,0 +1,1 @@
+"""What a seed draws, and the faults that it draws from."""

@@ -1,0 +1,88 @@
+"""Deaths of the server's process and of its host, and faults of its disk, each with an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tests.world.machine.disk_faults import DiskFaults
+from tests.world.machine.process import SIGKILL, Death, When
+
+if TYPE_CHECKING:
+    from tests.world.machine.process import Process
+    from tests.world.run import Run
+
+_SECOND = 1_000_000_000
+#: A call of so many that come next is the last.
+_CALLS_TO_DEATH = 400
+#: Longest time that a disk fails.
+_MOST_SECONDS = 90
+
+
+def kill_server(run: Run, detail: int) -> bool:
+    """Kill the server at any time."""
+    process = run.server.process
+    if process.is_dead:
+        return False
+    process.end(-SIGKILL)
+    return True
+
+
+def kill_server_in_call(run: Run, detail: int) -> bool:
+    """Kill the server around one of its next calls into the system."""
+    process = run.server.process
+    _die_soon(process, detail)
+    return not process.is_dead
+
+
+def kill_child_in_call(run: Run, detail: int) -> bool:
+    """Kill one of the server's children around one of its next calls into the system."""
+    children = run.lives.children()
+    if children:
+        _die_soon(children[detail % len(children)], detail // 8)
+    return bool(children)
+
+
+def _die_soon(process: Process, detail: int) -> None:
+    whens: tuple[When, ...] = ("before", "halfway", "after")
+    process.death = Death(process.num_calls + 1 + detail // 3 % _CALLS_TO_DEATH, whens[detail % 3])
+
+
+def reboot(run: Run, detail: int) -> bool:
+    """The host of the server loses its power, and its wall clock may be another afterwards."""
+    run.lives.reboot()
+    if detail % 2:
+        run.world.wall_offset_ns += (detail - 500_000) * _SECOND
+    return True
+
+
+def disk_fault(make: Callable[[Run, int], dict[str, Any]]) -> Callable[[Run, int], bool]:
+    """The disk has these fields of its faults for a while."""
+
+    def happen(run: Run, detail: int) -> bool:
+        world, fields = run.world, make(run, detail)
+        world.disk.faults = world.disk.faults._replace(**fields)
+
+        def end() -> None:
+            usual = DiskFaults()
+            world.disk.faults = world.disk.faults._replace(**{name: getattr(usual, name) for name in fields})
+
+        world.after((1 + detail % _MOST_SECONDS) * _SECOND, end)
+        return True
+
+    return happen
+
+
+full = disk_fault(lambda run, detail: {"capacity": run.world.disk.num_bytes + detail % 50_000})
+read_only = disk_fault(lambda run, detail: {"is_read_only": True})
+short_writes = disk_fault(lambda run, detail: {"short_writes": 1 + detail % 4})
+failing = disk_fault(lambda run, detail: {"errors": 1 + detail % 20, "sync_errors": 1 + detail % 3})
+without_links = disk_fault(lambda run, detail: {"has_links": False})
+slow = disk_fault(
+    lambda run, detail: {"slow": 1 + detail % 30, "most_slow_ns": 1_000_000 * (1 + detail % 3_000)},
+)
+
+
+def bit_rot(run: Run, detail: int) -> bool:
+    """A bit of a closed segment turns over."""
+    return run.logs.rot(detail)

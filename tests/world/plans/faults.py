@@ -1,0 +1,127 @@
+"""The faults that happen at drawn times, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from eventlm.engine.admin import AdminAction, Drain, FlushCache, Pause, Resume, SwapPolicy
+from tests.world.plans import failures
+from tests.world.programs import front_ends, workers
+
+if TYPE_CHECKING:
+    from tests.world.machine.process import Process
+    from tests.world.run import Run
+
+_SECOND = 1_000_000_000
+_POLICIES = ("fcfs", "edf", "lrs")
+
+
+class FaultKind(NamedTuple):
+    """weight: how often it is drawn, beside the others. happen: lets it happen; False if there is nothing that it could
+    hit. It gets a number below a million, and makes of it what it needs.
+    """
+
+    weight: int
+    happen: Callable[[Run, int], bool]
+
+
+def _one_of(processes: list[Process], detail: int) -> Process | None:
+    return processes[detail % len(processes)] if processes else None
+
+
+def _child(module: str, act: Callable[[Process, int], None]) -> Callable[[Run, int], bool]:
+    """Something happens to one of the engine's processes that run a module."""
+
+    def happen(run: Run, detail: int) -> bool:
+        children = run.lives.children()
+        child = _one_of([each for each in children if each.name.startswith(module)], detail)
+        if child is not None:
+            act(child, detail)
+        return child is not None
+
+    return happen
+
+
+def _kill(process: Process, detail: int) -> None:
+    process.end(-9)
+
+
+def _freeze(process: Process, detail: int) -> None:
+    process.freeze(detail % 40 * _SECOND)
+
+
+def _freeze_for_long(process: Process, detail: int) -> None:
+    """It may be taken for dead."""
+    process.freeze(detail % 90 * _SECOND)
+
+
+def _slow(process: Process, detail: int) -> None:
+    process.slow_until(process.world.now_ns + detail % 10 * _SECOND, 20)
+
+
+def _freeze_engine(run: Run, detail: int) -> bool:
+    run.server.process.freeze(detail % 30_000 * _SECOND // 1000)
+    return True
+
+
+def _slow_engine(run: Run, detail: int) -> bool:
+    _slow(run.server.process, detail)
+    return True
+
+
+def _cut_connection(run: Run, detail: int) -> bool:
+    clients = [each for each in run.clients if not each.is_over]
+    if clients:
+        clients[detail % len(clients)].cut()
+    return bool(clients)
+
+
+def _set_wall_clock(run: Run, detail: int) -> bool:
+    run.world.wall_offset_ns += (detail - 500_000) * _SECOND
+    return True
+
+
+def _slow_subscriber(run: Run, detail: int) -> bool:
+    return run.watch.subscribe(detail)
+
+
+def _operator(action: Callable[[int], AdminAction], *, is_undone: bool = False) -> Callable[[Run, int], bool]:
+    """An operator asks for something, and within 20 s for its end."""
+
+    def happen(run: Run, detail: int) -> bool:
+        run.administer(action(detail))
+        if is_undone:
+            run.world.after(detail % 20 * _SECOND, lambda: run.administer(Resume()))
+        return True
+
+    return happen
+
+
+FAULTS = {
+    "kill worker": FaultKind(4, _child(workers.MODULE, _kill)),
+    "freeze worker": FaultKind(1, _child(workers.MODULE, _freeze)),
+    "kill front end": FaultKind(4, _child(front_ends.MODULE, _kill)),
+    "freeze front end": FaultKind(2, _child(front_ends.MODULE, _freeze_for_long)),
+    "slow front end": FaultKind(1, _child(front_ends.MODULE, _slow)),
+    "freeze engine": FaultKind(2, _freeze_engine),
+    "slow engine": FaultKind(1, _slow_engine),
+    "kill server": FaultKind(2, failures.kill_server),
+    "kill server in a call": FaultKind(2, failures.kill_server_in_call),
+    "kill child in a call": FaultKind(2, failures.kill_child_in_call),
+    "reboot": FaultKind(1, failures.reboot),
+    "full disk": FaultKind(1, failures.full),
+    "read-only disk": FaultKind(1, failures.read_only),
+    "short writes": FaultKind(1, failures.short_writes),
+    "failing disk": FaultKind(1, failures.failing),
+    "disk without links": FaultKind(1, failures.without_links),
+    "slow disk": FaultKind(2, failures.slow),
+    "bit rot": FaultKind(1, failures.bit_rot),
+    "cut connection": FaultKind(4, _cut_connection),
+    "set wall clock": FaultKind(1, _set_wall_clock),
+    "slow subscriber": FaultKind(2, _slow_subscriber),
+    "pause": FaultKind(2, _operator(lambda _: Pause(), is_undone=True)),
+    "drain": FaultKind(1, _operator(lambda _: Drain(), is_undone=True)),
+    "swap policy": FaultKind(1, _operator(lambda detail: SwapPolicy(_POLICIES[detail % len(_POLICIES)]))),
+    "flush cache": FaultKind(1, _operator(lambda _: FlushCache())),
+}

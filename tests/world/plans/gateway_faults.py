@@ -1,0 +1,93 @@
+"""Faults of a gateway's backends, of the network to them, and what operators do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from eventlm.engine.backends.actions import AddBackend, DrainBackend, RemoveBackend, ResumeBackend
+from tests.world.machine.world import SECOND
+from tests.world.plans.faults import FaultKind
+from tests.world.plans.gateway_plan import PORT
+
+if TYPE_CHECKING:
+    from tests.world.gateway import Gateway
+    from tests.world.programs.backends import WorldBackend
+    from tests.world.run import Run
+
+
+def _on_backend(
+    act: Callable[[Run, Gateway, WorldBackend, int], bool],
+) -> Callable[[Run, int], bool]:
+    """Does it to one of the backends, if there are any. It gets the rest of the drawn number."""
+
+    def happen(run: Run, detail: int) -> bool:
+        gateway = run.gateway
+        return gateway is not None and act(run, gateway, gateway.one(detail), detail // len(gateway.backends))
+
+    return happen
+
+
+def _kill(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """It is started again within a minute."""
+    if backend.process.is_dead:
+        return False
+    backend.process.end(-9)
+    run.world.after(detail % 60 * SECOND, backend.start_again)
+    return True
+
+
+def _freeze(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    backend.process.freeze(detail % 60 * SECOND)
+    return not backend.process.is_dead
+
+
+def _cut(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """One of its connections, or all."""
+    found = gateway.connections(backend)
+    if found and detail % 2:
+        found = [found[detail % len(found)]]
+    for each in found:
+        each.cut()
+    return bool(found)
+
+
+def _hold(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """Nothing gets through to it for a while."""
+    until_ns = run.world.now_ns + detail % 40 * SECOND
+    run.world.network.held_until_ns[(backend.plan.host, PORT)] = until_ns
+    for each in gateway.connections(backend):
+        each.hold(until_ns)
+    return True
+
+
+def _drain(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    name = f"{backend.plan.host}:{PORT}"
+    run.administer(DrainBackend(name=name))
+    run.world.after(detail % 30 * SECOND, lambda: run.administer(ResumeBackend(name=name)))
+    return True
+
+
+def _remove(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """It is added again after a while."""
+    spec = next(each for each in gateway.specs if each.name == f"{backend.plan.host}:{PORT}")
+    run.administer(RemoveBackend(name=spec.name))
+    run.world.after(detail % 30 * SECOND, lambda: run.administer(AddBackend(spec=spec)))
+    return True
+
+
+def _leave_dns(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    gateway.list_in_dns(backend.plan.host, is_there=False)
+    run.world.after(detail % 30 * SECOND, lambda: gateway.list_in_dns(backend.plan.host, is_there=True))
+    return gateway.is_in_dns
+
+
+GATEWAY_FAULTS = {
+    "kill backend": FaultKind(4, _on_backend(_kill)),
+    "freeze backend": FaultKind(2, _on_backend(_freeze)),
+    "cut connection to backend": FaultKind(3, _on_backend(_cut)),
+    "hold network to backend": FaultKind(2, _on_backend(_hold)),
+    "drain backend": FaultKind(1, _on_backend(_drain)),
+    "remove backend": FaultKind(1, _on_backend(_remove)),
+    "leave DNS": FaultKind(2, _on_backend(_leave_dns)),
+}

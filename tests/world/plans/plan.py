@@ -1,0 +1,276 @@
+"""What a seed draws: the server, its clients, and what happens to them and when.
+
+Each fault and each visit is drawn by its own number, so that leaving some out changes none of the others. One seed in
+ten has no faults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from eventlm.config import (
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    RecordConfig,
+    SchedulerConfig,
+    ServerConfig,
+    WorkerConfig,
+)
+from tests.serving import fake_text
+from tests.world.machine.draws import MILLION, Draws
+from tests.world.machine.process import Death
+from tests.world.machine.world import SECOND
+from tests.world.plans.faults import FAULTS, FaultKind
+from tests.world.plans.gateway_faults import GATEWAY_FAULTS
+from tests.world.plans.gateway_plan import GatewayPlan, draw_body, draw_gateway, draw_gateway_config
+
+#: Most replicas have one rank.
+_RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
+_POLICIES = ("fcfs", "edf", "lrs")
+_ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
+#: Half of the faults happen so soon after some client has come.
+_NEAR_NS = 3 * SECOND
+#: Longest texts and prompts, in tokens.
+_MOST_OUTPUT, _MOST_PROMPT = 120, 200
+
+
+class Fault(NamedTuple):
+    """One of them. detail: a drawn number, whose meaning is the kind's."""
+
+    number: int
+    at_ns: int
+    kind: str
+    detail: int
+
+
+class Visit(NamedTuple):
+    """A client that comes with a request. Each `after`: so many events of a reply, or -1 for never.
+
+    leaves_after: when it goes. num_tries: how often it tries again if it is not served, and comes again for the rest of
+    its stream. breaks_after: when its connection breaks, each of them. pauses_after, pause_ms: when and for how long it
+    reads nothing, on each connection. deletes_after: when it ends its reply.
+    """
+
+    number: int
+    at_ns: int
+    body: dict[str, Any]
+    path: str
+    leaves_after: int = -1
+    num_tries: int = 0
+    breaks_after: int = -1
+    pauses_after: int = -1
+    pause_ms: int = 0
+    deletes_after: int = -1
+
+
+#: Comes once all is well.
+LAST_VISIT = Visit(
+    -1,
+    0,
+    {"model": "m", "seed": 7, "max_tokens": 3, "n": 2, "stream": True, "prompt": "last"},
+    "/v1/completions",
+    -1,
+)
+
+
+class Plan(NamedTuple):
+    """Of a seed. is_calm: nothing can go wrong beyond clients that leave. seconds: from the server's start to the last
+    visit or fault. deaths: of processes, by their names.
+    """
+
+    seed: int
+    is_calm: bool
+    config: Config
+    num_blocks: int
+    seconds: int
+    visits: list[Visit]
+    faults: list[Fault]
+    deaths: Mapping[str, Death] = {}
+    gateway: GatewayPlan | None = None
+
+    def without(self, visits: set[int], faults: set[int]) -> Plan:
+        """The same with some of them left out."""
+        return self._replace(
+            visits=[each for each in self.visits if each.number not in visits],
+            faults=[each for each in self.faults if each.number not in faults],
+        )
+
+
+class Pace(NamedTuple):
+    """How much happens, and for how long, where the seed does not say."""
+
+    hours: int
+    visits_per_hour: int
+    faults_per_hour: int
+
+
+PACES = {"quiet": Pace(4, 5, 10), "steady": Pace(1, 1800, 0)}
+
+
+def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
+    """The plan of a seed, or one of its kind at another pace. One in four has other servers that run the model."""
+    draws = Draws(seed)
+    plan = _draw_own(draws, pace)
+    return _with_gateway(draws, plan) if pace is None and draws.draw("gateway") % 4 == 0 else plan
+
+
+def draw_gateway_plan(seed: int) -> Plan:
+    """The plan of a seed, with other servers in any case."""
+    draws = Draws(seed)
+    return _with_gateway(draws, _draw_own(draws, None))
+
+
+def _with_gateway(draws: Draws, plan: Plan) -> Plan:
+    gateway = draw_gateway(draws, is_calm=plan.is_calm)
+    return plan._replace(
+        config=draw_gateway_config(draws, gateway, plan.config),
+        visits=[each._replace(body=draw_body(draws, each.number, each.body)) for each in plan.visits],
+        faults=[_of_gateway(draws, each) for each in plan.faults],
+        gateway=gateway,
+    )
+
+
+def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
+    is_calm = draws.draw("calm") % 10 == 0
+    seconds = draws.between(20, 600, "seconds")
+    num_visits = draws.between(1, 40, "visits")
+    num_faults = 0 if is_calm else draws.between(1, 12, "faults")
+    if pace is not None:
+        is_calm = not pace.faults_per_hour
+        seconds = pace.hours * 3600
+        num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
+    visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
+    return Plan(
+        seed=draws.seed,
+        is_calm=is_calm,
+        config=_draw_config(draws, is_calm=is_calm),
+        num_blocks=draws.between(24, 96, "blocks"),
+        seconds=seconds,
+        visits=visits,
+        faults=[_draw_fault(draws, number, seconds, visits) for number in range(num_faults)],
+    )
+
+
+def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
+    """The server's flags, and constants of the shell."""
+    fake: dict[str, Any] = {"base_ns": draws.between(500_000, 40_000_000, "base")}
+    if not is_calm:
+        fake["late_ppm"] = draws.between(0, 20_000, "late")
+        fake["die_ppm"] = draws.between(0, 3, "dies") // 3 * 500
+        fake["hang_ppm"] = draws.between(0, 5, "hangs") // 5 * 300
+        fake["raise_ppm"] = draws.between(0, 5, "raises") // 5 * 300
+        fake["poison_ppm"] = draws.between(0, 7, "poison") // 7 * 20_000
+    return Config(
+        model=ModelConfig(model="fake", fake=fake),
+        scheduler=SchedulerConfig(
+            replicas=draws.between(1, 3, "replicas"),
+            policy={"type": _POLICIES[draws.draw("policy") % len(_POLICIES)]},
+            router={"type": _ROUTERS[draws.draw("router") % len(_ROUTERS)]},
+            max_num_seqs=draws.between(1, 8, "seqs"),
+            max_num_batched_tokens=draws.between(16, 256, "batched"),
+        ),
+        parallel=ParallelConfig(
+            tensor_parallel_size=_RANKS[draws.draw("tensor") % len(_RANKS)],
+            pipeline_parallel_size=_RANKS[draws.draw("pipeline") % len(_RANKS)],
+        ),
+        worker=WorkerConfig(
+            heartbeat_timeout_seconds=draws.between(20, 60, "heartbeat"),
+            step_timeout_seconds=draws.between(5, 60, "step timeout"),
+            max_restarts=1000,
+        ),
+        server=ServerConfig(
+            api_servers=draws.between(0, 3, "front ends"),
+            drain_seconds=draws.between(1, 60, "drain"),
+            resume_seconds=draws.between(0, 1, "resumes") * draws.between(1, 120, "resume"),
+            max_stream_buffer=f"{draws.between(1, 64, 'stream buffer')}KiB",
+            write_timeout_seconds=draws.between(2, 60, "write timeout"),
+        ),
+        record=RecordConfig(
+            record="/runs",
+            record_segment=f"{draws.between(8, 200, 'segment')}KiB",
+            record_lag=("wait", "gap")[draws.draw("lag") % 2],
+            record_lag_ms=draws.between(20, 2000, "lag time"),
+            checkpoint_events=draws.between(10, 1000, "checkpoint"),
+            validate_every=draws.between(1, 64, "validate"),
+        ),
+    )
+
+
+def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
+    def between(least: int, most: int, what: str) -> int:
+        return draws.between(least, most, f"visit {what}", number)
+
+    is_chat = draws.draw("chat", number) % 2 == 0
+    prompt = "p" * between(1, _MOST_PROMPT, "prompt")
+    shared = f"family {between(0, 4, 'family')} " * between(0, 6, "shared")
+    most = between(1, _MOST_OUTPUT, "output")
+    body: dict[str, Any] = {
+        "model": "m",
+        "seed": between(0, 2**31, "seed"),
+        "max_completion_tokens" if is_chat else "max_tokens": most,
+        "n": between(1, 4, "n") // 4 + 1,
+        "stream": draws.draw("stream", number) % 4 > 0,
+    }
+    if draws.draw("deadline", number) % 3 == 0:
+        body["deadline_ms"] = between(10, 20_000, "deadline")
+        if draws.draw("drop", number) % 2 == 0:
+            body["drop_if_late"] = True
+    if draws.draw("stop", number) % 4 == 0:
+        text = fake_text(body["seed"], most)
+        start = between(0, most - 1, "stop start")
+        body["stop"] = text[start : start + between(1, 4, "stop length")].rstrip("\N{REPLACEMENT CHARACTER}") or "none"
+    if is_chat:
+        body["messages"] = [{"role": "user", "content": shared + prompt}]
+    else:
+        body["prompt"] = shared + prompt
+    return Visit(
+        number,
+        between(0, seconds * SECOND, "time"),
+        body,
+        "/v1/chat/completions" if is_chat else "/v1/completions",
+        **_draw_manners(draws, number),
+    )
+
+
+def _draw_manners(draws: Draws, number: int) -> dict[str, int]:
+    """What else a client does than to read its reply."""
+
+    def after(one_of: int, most: int, what: str) -> int:
+        """So many clients do it."""
+        place = draws.draw(what, number)
+        return place // one_of % (most + 1) if place % one_of == 0 else -1
+
+    return {
+        "leaves_after": after(8, 20, "leaves"),
+        "num_tries": draws.between(0, 4, "tries", number),
+        "breaks_after": after(4, 40, "breaks"),
+        "pauses_after": after(8, 30, "pauses"),
+        "pause_ms": draws.between(1, 30_000, "pause of visit", number),
+        "deletes_after": after(12, 30, "deletes"),
+    }
+
+
+def _draw_fault(draws: Draws, number: int, seconds: int, visits: list[Visit]) -> Fault:
+    kind = _drawn_kind(FAULTS, draws.draw("fault", number))
+    at_ns = draws.draw("fault time", number) % (seconds * SECOND)
+    if draws.draw("fault near", number) % 2 == 0 and visits:
+        at_ns = min(visits[at_ns % len(visits)].at_ns + at_ns % _NEAR_NS, seconds * SECOND - 1)
+    return Fault(number, at_ns, kind, draws.draw("fault detail", number) % MILLION)
+
+
+def _of_gateway(draws: Draws, fault: Fault) -> Fault:
+    """Two of three are of backends."""
+    if draws.draw("fault of gateway", fault.number) % 3 == 0:
+        return fault
+    return fault._replace(kind=_drawn_kind(GATEWAY_FAULTS, draws.draw("gateway fault", fault.number)))
+
+
+def _drawn_kind(kinds: Mapping[str, FaultKind], draw: int) -> str:
+    place = draw % sum(fault.weight for fault in kinds.values())
+    for kind, fault in kinds.items():
+        if place < fault.weight:
+            return kind
+        place -= fault.weight
+    raise AssertionError("weights do not add up")

@@ -1,0 +1,220 @@
+"""The clients of a world. What they must be told is in `tests.world.invariants.told`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from eventlm.config import ServerConfig
+from tests.serving import fake_text
+from tests.world.machine.network import Address
+from tests.world.machine.process import Process
+from tests.world.machine.world import SECOND, World
+from tests.world.plans.plan import Visit
+from tests.world.programs.http_client import Reply, send
+
+#: The whole text of a choice by its index, of a request's body, and the reasons for which it may end.
+Answer = Callable[[dict[str, Any], int], tuple[str, set[str]]]
+#: A client that comes again does so after this time, or one time in four within twice the time for which replies are
+#: kept.
+_PAUSE_MS = (1, 5_000)
+
+
+def most_tokens(body: dict[str, Any]) -> int:
+    """The limit of a request's output."""
+    return int(body.get("max_tokens") or body["max_completion_tokens"])
+
+
+def fake_answer(body: dict[str, Any], index: int) -> tuple[str, set[str]]:
+    """Of the fake model."""
+    reference = fake_text(body["seed"], most_tokens(body), index=index)
+    stop = body.get("stop", "")
+    wanted = reference.partition(stop)[0] if stop else reference
+    return wanted, {"length" if wanted == reference else "stop"}
+
+
+class Client:
+    """A visit under way, in a process of its own. config: of the server. answer: what it should get.
+
+    replies: all that it was sent, in order. stream_replies: those that are parts of one stream. ended: the reply to its
+    DELETE. has_left: it ended its connection before the reply's end. was_late: it came again when its reply need no
+    longer have been kept. has_lost_server: that has died, or was not there. on_shown: called whenever something of a
+    reply has come. num_told_before, came_in_outage: what the recorder had told when it came.
+    """
+
+    def __init__(
+        self, world: World, visit: Visit, address: Address, config: ServerConfig, answer: Answer = fake_answer
+    ) -> None:
+        self.visit = visit
+        self.answer = answer
+        self.replies: list[Reply] = []
+        self.ended: Reply | None = None
+        self.stream_replies: list[Reply] = []
+        self.has_left = False
+        self.was_late = False
+        self.has_lost_server = False
+        self.on_shown: Callable[[Client], None] | None = None
+        self.num_told_before, self.came_in_outage = 0, False
+        self.is_over = False
+        self._world = world
+        self._address = address
+        self._config = config
+        self._num_seen = 0
+        self._ending: asyncio.Task[None] | None = None
+        self.process = Process(world, f"client {visit.number}")
+        self.process.run(self._visit())
+
+    @property
+    def reply(self) -> Reply:
+        """The last one, perhaps of a request that has yet to be sent."""
+        return self.replies[-1] if self.replies else Reply()
+
+    @property
+    def was_disturbed(self) -> bool:
+        """Whether it need not have been served whole."""
+        reply, visit = self.reply, self.visit
+        has_dawdled = visit.pauses_after >= 0 and visit.pause_ms >= self._config.write_timeout_seconds * 1000
+        is_lost = reply.was_cut or reply.was_orphaned or (has_dawdled and not reply.is_whole)
+        return self.has_left or self.was_late or self.has_lost_server or self.ended is not None or is_lost
+
+    @property
+    def keep_ns(self) -> int:
+        """For how long its request may go on without it."""
+        return self._config.resume_seconds * SECOND if self.visit.body["stream"] else 0
+
+    @property
+    def has_lost_edge(self) -> bool:
+        """Whether a process has died that had begun to serve it."""
+        servers = [reply.server for reply in self.replies]
+        return any(server is not None and server.is_dead for server in servers)
+
+    @property
+    def was_dropped(self) -> bool:
+        """Whether it was told that its deadline could not be met, where it had asked for that."""
+        return "drop_if_late" in self.visit.body and b'"deadline_exceeded"' in self.reply.body
+
+    def choices(self) -> list[dict[str, Any]]:
+        """All that has come of them."""
+        if self.visit.body["stream"]:
+            events = [event for reply in self.stream_replies for event in reply.sent()]
+            return [choice for event in events if event.data is not None for choice in event.data.get("choices", ())]
+        reply = self.reply
+        is_there = reply.is_whole and reply.status == 200
+        return msgspec.json.decode(bytes(reply.body))["choices"] if is_there else []
+
+    def shown(self) -> dict[int, tuple[int, bool]]:
+        """Of each choice the tokens that have come, and whether it has ended."""
+        found: dict[int, tuple[int, bool]] = {}
+        for choice in self.choices():
+            num_tokens, has_ended = found.get(choice["index"], (0, False))
+            text = text_of(choice).rstrip("\N{REPLACEMENT CHARACTER}")
+            found[choice["index"]] = num_tokens + len(text.encode()), has_ended or bool(choice["finish_reason"])
+        return found
+
+    async def _visit(self) -> int:
+        visit = self.visit
+        tries = range(visit.num_tries)
+        await self._ask("POST", visit.path)
+        for number in tries:
+            if (self.reply.is_whole and self.reply.status < 500) or self.reply.sent():
+                break
+            await self._pause(number)
+            await self._ask("POST", visit.path)
+        for number in tries:
+            reply_id, last = self._position()
+            if not last or self.is_served or self.reply.status == 404:
+                break
+            lost_ns = max(each.last_ns for each in self.stream_replies if each.status == 200)
+            await self._pause(visit.num_tries + number)
+            self.was_late = self._world.now_ns - lost_ns >= self._config.resume_seconds * SECOND
+            await self._ask("GET", f"/v1/stream/{reply_id}", {"last-event-id": last})
+            if self.reply.status == 200:
+                self.was_late = False
+        if self._ending is not None:
+            await self._ending
+        self.is_over = True
+        return 0
+
+    async def _ask(self, method: str, path: str, headers: dict[str, str] | None = None) -> None:
+        """Send a request and read its reply."""
+        self._num_seen = 0
+        reply = Reply()
+        self.replies.append(reply)
+        self.stream_replies = [*self.stream_replies, reply] if method == "GET" else [reply]
+        reply.on_data = self._see
+        body = self.visit.body if method == "POST" else None
+        self._note(f"sends {method} {path} {headers or ''} {msgspec.json.encode(body).decode()}")
+        await send(self.process, self._address, method, path, body, headers, reply=reply)
+        self._note(f"has a whole reply of status {reply.status}" if reply.is_whole else f"{reply.error!r}")
+
+    @property
+    def is_served(self) -> bool:
+        """It has had the end of its stream, or an error."""
+        return self.reply.is_done or any("error" in (event.data or ()) for event in self.reply.sent())
+
+    def _position(self) -> tuple[str, str]:
+        """The id of its reply and of its last event; empty if there are no ids."""
+        sent = [event for reply in self.stream_replies for event in reply.sent()]
+        ids = [event.id for event in sent if event.id]
+        names = [str(event.data["id"]) for event in sent if event.data is not None and "id" in event.data]
+        return (names[-1], ids[-1]) if names and ids else ("", "")
+
+    async def _pause(self, number: int) -> None:
+        draws, visit = self._world.draws, self.visit
+        most_ms = 2000 * self._config.resume_seconds
+        is_long = draws.draw("long pause", visit.number, number) % 4 == 0
+        least_ms, most_ms = (1, max(most_ms, 1)) if is_long else _PAUSE_MS
+        await asyncio.sleep(draws.between(least_ms, most_ms, "pause", visit.number, number) / 1000)
+
+    def _note(self, what: str) -> None:
+        self._world.note(self.process.name, what)
+
+    def _see(self) -> None:
+        """Something has come of the reply."""
+        visit, reply = self.visit, self.reply
+        if self.on_shown is not None:
+            self.on_shown(self)
+        if self._world.notes is not None:
+            self._note(f"gets {bytes(reply.body[self._num_seen :])!r} of status {reply.status}")
+            self._num_seen = len(reply.body)
+        if not reply.has_paused:
+            reply.last_ns = self._world.now_ns
+        if reply.is_whole:
+            return
+        num_events = reply.body.count(b"\n\n")
+        if 0 <= visit.leaves_after <= num_events:
+            self._note("leaves")
+            self.has_left = self.is_over = True
+            self.process.end(0)
+        elif 0 <= visit.deletes_after <= num_events and self._ending is None:
+            self._ending = self.process.loop.create_task(self._end_reply())
+        elif 0 <= visit.breaks_after <= num_events:
+            self._note("loses its connection")
+            self.cut()
+        elif 0 <= visit.pauses_after <= num_events and not reply.has_paused:
+            self._note(f"reads nothing for {visit.pause_ms} ms")
+            reply.pause(visit.pause_ms / 1000)
+
+    async def _end_reply(self) -> None:
+        """DELETE it, over another connection."""
+        reply_id, _ = self._position()
+        if reply_id:
+            self.ended = Reply()
+            await send(self.process, self._address, "DELETE", f"/v1/stream/{reply_id}", reply=self.ended)
+            self._note(f"has ended its reply: {self.ended.status} {bytes(self.ended.body)!r}")
+
+    def cut(self) -> None:
+        """Its connections break."""
+        for reply in (self.reply, self.ended):
+            if reply is not None and reply.socket is not None and not reply.is_whole:
+                reply.cut()
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    """Of a choice of a reply, or of a part of one."""
+    if "text" in choice:
+        return str(choice["text"])
+    return str((choice.get("delta") or choice.get("message") or {}).get("content") or "")

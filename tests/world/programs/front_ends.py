@@ -1,0 +1,57 @@
+"""Front-end processes: the real program, over the world's socket pair and the listening sockets that it inherits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+from eventlm.cli.serve.front_end import FrontEndServer
+from tests.world.machine.host import Program, system_of
+from tests.world.machine.process import Child, Process
+
+MODULE = "eventlm.cli.serve.front_end"
+
+
+class WorldFrontEnd:
+    """One front-end process."""
+
+    def __init__(self, process: Process, arguments: Sequence[str]) -> None:
+        self.process = process
+        self._server: FrontEndServer | None = None
+        control, listening = arguments
+        process.run(self._serve(int(control), [int(number) for number in listening.split(",")]))
+
+    async def _serve(self, control: int, listening: Sequence[int]) -> int:
+        server = self._server = FrontEndServer(system_of(self.process, {}))
+        handles = cast(dict[int, Any], self.process.handles)
+        return await server.serve(
+            handles[control],
+            [handles[number] for number in listening],
+            on_setup=lambda _: None,
+            on_loaded=lambda: None,
+        )
+
+    def left(self) -> str:
+        """What it still has of requests, in words; empty if nothing."""
+        context = None if self._server is None else self._server.context
+        if context is None:
+            return ""
+        engine: Any = context.engine
+        left = {
+            "requests": context.num_running,
+            "calls": len(engine._calls),
+            "streams": len(engine._streams),
+            "readers": len(engine._reading),
+        }
+        return ", ".join(f"{number} {what}" for what, number in left.items() if number)
+
+
+def program(front_ends: list[WorldFrontEnd]) -> Program:
+    """What the module of front ends runs. front_ends: gets all that live."""
+
+    def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
+        front_end = WorldFrontEnd(process, arguments)
+        front_ends.append(front_end)
+        process.on_end(lambda _: front_ends.remove(front_end))
+
+    return run

@@ -1,0 +1,123 @@
+"""The engine's process: the real engine, recorder, supervision and HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from eventlm.bootstrap.backends import ask_backends, backends_setup
+from eventlm.bootstrap.front_ends import ServerWithFrontEnds
+from eventlm.bootstrap.text_parts import TextParts, load_text
+from eventlm.cli.serve.front_end import make_context
+from eventlm.config import Config, ServerConfig
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.setup import EngineSetup, make_setup
+from eventlm.errors import EventLMError
+from eventlm.server.http_server import run_server
+from eventlm.system.system import System
+from eventlm.worker.protocol import FAKE_MODEL
+from tests.world.machine.host import WorldPipes, WorldSharedFolders, system_of
+from tests.world.machine.process import Process
+from tests.world.machine.world import World
+from tests.world.programs import front_ends, workers
+from tests.world.programs.backends import connect_from
+from tests.world.programs.front_ends import WorldFrontEnd
+
+ADDRESS = ("127.0.0.1", 8000)
+RUNS = Path("/runs")
+
+
+class WorldServer:
+    """`eventlm serve`."""
+
+    def __init__(self, world: World, config: Config, *, name: str, num_blocks: int, max_model_len: int) -> None:
+        self.process = process = Process(world, name)
+        pipes = WorldPipes(process)
+        folders = WorldSharedFolders(process)
+        self.front_ends: list[WorldFrontEnd] = []
+        programs = {
+            workers.MODULE: workers.program(pipes, folders),
+            front_ends.MODULE: front_ends.program(self.front_ends),
+        }
+        system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
+        self._num_blocks, self._max_model_len = num_blocks, max_model_len
+        self.stop = asyncio.Event()
+        self.cut = asyncio.Event()
+        #: Before it listens, a gateway asks its backends.
+        self.is_listening = False
+        self.is_ready = False
+        self.engine: InferenceEngine | None = None
+        self._run_folder: Path | None = None
+        process.on_end(lambda _: self._ended())
+        process.run(self._serve(system, config))
+
+    async def _find_setup(self, config: Config) -> EngineSetup:
+        if config.gateway.backend:
+            [asked] = (await ask_backends(config, connect_from(self.process))).values()
+            return backends_setup(config, asked)
+        return make_setup(
+            config,
+            model=FAKE_MODEL,
+            model_name="m",
+            num_blocks=self._num_blocks,
+            max_model_len=self._max_model_len,
+        )
+
+    async def _serve(self, system: System, config: Config) -> int:
+        try:
+            setup = await self._find_setup(config)
+        except EventLMError as error:
+            return error.exit_code
+        engine = self.engine = InferenceEngine(setup, system)
+        config = setup.config
+        text = load_text(setup.model, config.model.model_impl, setup.tokenizer)
+        context = make_context(
+            system, engine, config, TextParts(*text[:3], setup.forwards), vocab_size=setup.vocab_size
+        )
+        serving: dict[str, Any] = {
+            "stop": self.stop,
+            "cut": self.cut,
+            "load": engine.start,
+            "on_listening": lambda _: None,
+            "on_ready": self._ready,
+            "on_draining": lambda _: None,
+        }
+        try:
+            if config.server.api_servers:
+                with_front_ends = ServerWithFrontEnds(system, engine, module=front_ends.MODULE, bind=self._bind)
+                await with_front_ends.run(**serving)
+            else:
+                await run_server(context, sockets=(await self._bind(config.server, 1))[0], **serving)
+        except EventLMError as error:
+            return error.exit_code
+        finally:
+            await engine.stop()
+        return 0
+
+    async def _bind(self, config: ServerConfig, num_processes: int) -> list[list[Any]]:
+        network = self.process.world.network
+        self.is_listening = True
+        return [[network.listen(self.process, ADDRESS, shares=True)] for _ in range(num_processes)]
+
+    @property
+    def processes(self) -> list[Process]:
+        """The engine's and those of the front ends that live."""
+        return [self.process, *(each.process for each in self.front_ends)]
+
+    def _ready(self, url: str) -> None:
+        self.is_ready = True
+
+    @property
+    def run_folder(self) -> Path | None:
+        """Of its log, once there is one."""
+        return self.engine.run_folder if self.engine is not None else self._run_folder
+
+    def _ended(self) -> None:
+        """Of one of many, nothing but its log is looked at again."""
+        self._run_folder = self.run_folder
+        self.engine = None
+
+    def terminate(self) -> None:
+        """SIGTERM."""
+        self.process.loop.call_soon(self.stop.set)

@@ -1,0 +1,1 @@
+"""Many seeds at once: how they are run, shrunk, shown and counted."""

@@ -1,0 +1,94 @@
+"""What many seeds have shown together, as `RESULTS.md` has it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from tests.world.swarm.cases import Outcome
+
+PAGE = Path(__file__).parents[1] / "RESULTS.md"
+_BEGIN, _END = "<!-- totals: written by tests.world.simulate -->", "<!-- end of totals -->"
+
+
+class Totals:
+    """Sums over seeds, by groups and names. Of those that failed only their number is in them."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Counter[str]] = {
+            group: Counter() for group in ("seeds", "faults", "checks", "statuses", "failures")
+        }
+
+    def add(self, outcome: Outcome) -> None:
+        """One seed more."""
+        self.groups["seeds"]["seeds"] += 1
+        if outcome.failure is not None:
+            self.groups["failures"][outcome.failure.name] += 1
+        if (ran := outcome.ran) is not None:
+            self.join(
+                {
+                    "seeds": {
+                        "simulated seconds": round(ran.simulated_seconds),
+                        "CPU seconds": round(ran.cpu_seconds),
+                        "requests": ran.num_requests,
+                        "events": ran.num_events,
+                    },
+                    "faults": ran.faults,
+                    "checks": ran.checks,
+                    "statuses": ran.statuses,
+                }
+            )
+
+    def join(self, groups: Mapping[str, Mapping[str, int]]) -> None:
+        """Those of other seeds too."""
+        for group, counts in groups.items():
+            self.groups[group].update(counts)
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """(what, how often), of all groups."""
+        seeds = self.groups["seeds"]
+        hours = seeds["simulated seconds"] / 3600
+        yield "seeds", f"{seeds['seeds']:,}"
+        yield "simulated hours", f"{hours:,.1f}"
+        yield "simulated hours a second of a core", f"{hours / max(seeds['CPU seconds'], 1):.2f}"
+        yield "requests", f"{seeds['requests']:,}"
+        yield "events in logs", f"{seeds['events']:,}"
+        for group, word in (("faults", "fault"), ("checks", "check"), ("statuses", "status"), ("failures", "failure")):
+            if group != "statuses":
+                yield group, f"{self.groups[group].total():,}"
+            for name, count in sorted(self.groups[group].items()):
+                yield f"{word}: {name}", f"{count:,}"
+
+
+class Batch(Struct, frozen=True):
+    """Seeds that were run together, at a commit."""
+
+    commit: str
+    seeds: str
+    pace: str
+    groups: Mapping[str, Mapping[str, int]]
+
+
+def add_batch(batch: Batch, page: Path = PAGE) -> None:
+    """Add it to the page's totals, and to the file beside it that they are the sums of."""
+    path = page.with_suffix(".json")
+    batches = [*read_batches(page), batch]
+    lines = b",\n".join(map(msgspec.json.encode, batches))
+    path.write_bytes(b"[\n%b\n]\n" % lines)
+    totals = Totals()
+    for each in batches:
+        totals.join(each.groups)
+    rows = "\n".join(f"| {what} | {count} |" for what, count in totals.rows())
+    text = page.read_text()
+    before, after = text.split(_BEGIN)[0], text.split(_END)[1]
+    page.write_text(f"{before}{_BEGIN}\n\n| what | how many |\n|---|---:|\n{rows}\n\n{_END}{after}")
+
+
+def read_batches(page: Path = PAGE) -> list[Batch]:
+    """All that were added to the page."""
+    path = page.with_suffix(".json")
+    return msgspec.json.decode(path.read_bytes(), type=list[Batch]) if path.exists() else []
