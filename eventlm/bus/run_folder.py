@@ -149,8 +149,11 @@ def _ended_runs(disk: Disk, run_folder: Path) -> list[Segment]:
 
 def _has_ended(disk: Disk, run_folder: Path) -> bool:
     """Whether a run's writer has gone. Raises OSError if that cannot be known."""
-    trace, closed = run_folder / TRACE_NAME, closed_segments(run_folder, disk)
-    if has_file(trace, disk):
+    trace = run_folder / TRACE_NAME
+    has_trace = has_file(trace, disk)
+    # Listed after that: its file may just be renamed, and is the last of these then.
+    closed = closed_segments(run_folder, disk)
+    if has_trace:
         # One that has only just been made is not locked for a moment. A power failure can leave one empty.
         return bool(closed or _size(disk, trace)) and not is_being_written(trace, disk)
     # Without links, the last segment may be under its closed name alone, for a moment or since its writer died.

@@ -605,7 +605,9 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "64MiB"
     )
     checkpoint_events: Annotated[int, Meta(ge=1), "events between two digests of the state"] = 1000
-    validate_every: Annotated[int, Meta(ge=0), "drains between two checks of the core's invariants; 0: never"] = 1024
+    validate_every: Annotated[
+        int, Meta(ge=0), "drains between two checks of the core's invariants, each of a part of the blocks; 0: never"
+    ] = 1024
 
     @property
     def folder(self) -> str:

@@ -51,8 +51,8 @@ class AnswerDelta(Struct, frozen=True, array_like=True):
 
     num_tokens: output tokens with this, as the backend counts them, else one for each chunk. token_ids: those of this
     delta, where the backend tells them. logprobs: JSON, empty if none was asked for: a list with what OpenAI's chats
-    have for each token, or the object that its completions have. embedding: little-endian float32. is_counted: False:
-    there may be more tokens than chunks.
+    have for each token, or the object that its completions have. embedding: little-endian float32. is_counted:
+    whether num_tokens is exact.
     """
 
     text: str = ""
@@ -165,8 +165,7 @@ class BackendLoad(Struct, frozen=True):
 class Attempt(Struct, frozen=True, kw_only=True):
     """One request for one choice. request_id: sent as `x-request-id`. first_seconds: longest silence before the first
     delta, silence_seconds: after it. text, token_ids, num_tokens: output that was shown already, which the answer goes
-    on from; only for a backend that can. token_ids: if the prompt is token ids. is_counted: whether num_tokens is
-    certain.
+    on from; only for a backend that can. token_ids: if the prompt is token ids.
     """
 
     request: ForwardedRequest
@@ -177,7 +176,6 @@ class Attempt(Struct, frozen=True, kw_only=True):
     text: str = ""
     token_ids: list[int] = []
     num_tokens: int = 0
-    is_counted: bool = True
 
 
 class Backend(Protocol):
@@ -201,8 +199,8 @@ class Backend(Protocol):
         """Its metrics of now; None if it has none. Raises BackendError."""
         ...
 
-    def can_continue(self, request: ForwardedRequest) -> bool:
-        """Whether it can go on from tokens that another backend gave."""
+    def can_continue(self, request: ForwardedRequest, *, is_counted: bool = True) -> bool:
+        """Whether it can go on from tokens that another backend gave. is_counted: whether their number is exact."""
         ...
 
     def forward(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:

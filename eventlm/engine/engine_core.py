@@ -276,7 +276,7 @@ class EngineCore:
     def _drained(self) -> None:
         self._num_drains += 1
         if self._validate_every and self._num_drains % self._validate_every == 0:
-            # Nobody is to wait for a pass over all blocks.
+            # A pass over all blocks would stop all streams for a tenth of a second.
             validate_part(self.core.state, self._num_drains // self._validate_every)
             validate_liveness(self.core.state)
         ops, self._ops = self._ops, []

@@ -15,7 +15,7 @@ from eventlm.types import PluginKind
 FORMAT_VERSION = 1
 SCHEMA_VERSION = 8
 #: Until the first release a change of behaviour bumps this number, and older traces are refused.
-BEHAVIOUR_VERSION = 6
+BEHAVIOUR_VERSION = 7
 
 Text = Annotated[str, Meta(max_length=MAX_NAME_LENGTH)]
 #: Names the folder that a run is recorded in.

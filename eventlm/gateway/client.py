@@ -120,9 +120,9 @@ class HttpBackend:
                 return None
             raise
 
-    def can_continue(self, request: ForwardedRequest) -> bool:
+    def can_continue(self, request: ForwardedRequest, *, is_counted: bool = True) -> bool:
         """Whether it can go on from tokens that another backend gave."""
-        return continuation.can_continue(self._facts.kind, request)
+        return continuation.can_continue(self._facts.kind, request, is_counted=is_counted)
 
     def forward(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
         """The answer, of which `AnswerEnd` is the last. Closing the iterator ends the request. Raises BackendError."""

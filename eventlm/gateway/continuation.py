@@ -36,12 +36,17 @@ _FROM_START_OF_CHATS = (
 _THOUGHTS = ("<think>", "</think>")
 
 
-def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
-    """Whether such a backend goes on from shown output of this request as if it had given it itself."""
+def can_continue(kind: BackendKind, request: ForwardedRequest, *, is_counted: bool = True) -> bool:
+    """Whether such a backend goes on from shown output of this request as if it had given it itself.
+
+    is_counted: whether it is known how many tokens of the request's limit are left.
+    """
     if request.endpoint == "embeddings":
         return False
     body = msgspec.json.decode(request.body)
     if any(body.get(name) for name in _FROM_START):
+        return False
+    if not is_counted and any(body.get(name) is not None for name in _LIMITS):
         return False
     if request.endpoint == "chat":
         if any(body.get(name) is not None for name in _FROM_START_OF_CHATS):
@@ -57,8 +62,7 @@ def can_continue(kind: BackendKind, request: ForwardedRequest) -> bool:
 def continued(attempt: Attempt) -> bytes | None:
     """The body for the rest of an answer; None if nothing is left of its limit.
 
-    Raises BackendError if what was shown is not fit for it: its token ids are missing, nobody knows how many tokens of
-    the limit are left, or there is reasoning in it.
+    Raises BackendError if what was shown is not fit for it: its token ids are missing, or there is reasoning in it.
     """
     body = msgspec.json.decode(attempt.request.body)
     if attempt.request.endpoint == "chat":
@@ -74,8 +78,6 @@ def continued(attempt: Attempt) -> bytes | None:
         raise BackendError("the backend that had begun this answer did not tell its token ids", "refused")
     for name in _LIMITS:
         if body.get(name) is not None:
-            if not attempt.is_counted:
-                raise BackendError("the backend that had begun this answer did not count its tokens", "refused")
             body[name] -= attempt.num_tokens
             if body[name] <= 0:
                 return None

@@ -71,7 +71,7 @@ class BegunStep(NamedTuple):
 def load(
     setup: WorkerSetup, pid: int, on_phase: OnPhase, make: Callable[[WorkerSetup, StartReport], Runner] = make_runner
 ) -> LoadedRunner:
-    """Make the runner, which may take minutes, and measure steps if the setup says so."""
+    """Make the runner, by `make`, which may take minutes, and measure steps if the setup says so."""
     try:
         runner = make(setup, StartReport(on_phase))
         samples = runner.warm_up() if setup.warm_up else []

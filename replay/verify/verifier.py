@@ -217,7 +217,9 @@ def verify(
     on_progress: OnProgress | None = None,
     disk: Disk = SYSTEM_DISK,
 ) -> VerifyResult:
-    """Verify a trace. Raises what LogReader raises for files that are damaged or not traces."""
+    """Verify a trace, on the host's disk or another. Raises what LogReader raises for files that are damaged or not
+    traces.
+    """
     with LogReader(path, strict=strict, disk=disk) as reader:
         rebuilt = rebuild(reader.header, changes)
         drift = rebuilt.drift

@@ -47,6 +47,12 @@ def test_can_continue(body: dict[str, Any], kinds: set[BackendKind]) -> None:
     assert {kind for kind in every if can_continue(kind, forwarded(body))} == kinds
 
 
+def test_limited_answers_that_nobody_counted_are_not_continued() -> None:
+    assert can_continue("vllm", forwarded(CHAT), is_counted=False)
+    assert not can_continue("vllm", forwarded(CHAT | {"max_tokens": 9}), is_counted=False)
+    assert not can_continue("vllm", forwarded(COMPLETION), is_counted=False)
+
+
 def rest(one: Attempt) -> Any:
     """The body of the rest of an answer."""
     body = continued(one)
@@ -67,8 +73,5 @@ def test_bodies_of_the_rest() -> None:
     assert rest(attempt(COMPLETION, text="x", num_tokens=9)) is None
     with pytest.raises(BackendError, match="did not tell its token ids"):
         continued(attempt(COMPLETION | {"prompt": [5]}, text="x", num_tokens=1))
-    with pytest.raises(BackendError, match="did not count its tokens"):
-        continued(attempt(COMPLETION, text="x", num_tokens=1, is_counted=False))
-    assert rest(attempt(CHAT, text="x", num_tokens=1, is_counted=False))["messages"][-1]["content"] == "x"
     with pytest.raises(BackendError, match="reasoning in its text"):
         continued(attempt(CHAT, text="<think>Well", num_tokens=2))

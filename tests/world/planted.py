@@ -208,8 +208,8 @@ PLANTED = {
         _old_epoch,
     ),
     "leaked block": Planted(
-        "One table in fifty keeps a block when it is released.",
-        ("no block is left", "no defect is logged"),
+        "One table in ten keeps a block when it is released.",
+        ("no block is left", "no defect is logged", "the engine lives"),
         _leaked_block,
     ),
     "deadline not armed": Planted(

@@ -44,8 +44,9 @@ REST_SECONDS = 900
 
 
 class Ran(Struct, frozen=True):
-    """A seed that was run. num_calls: into the system, by process. digest: of all bytes that clients got, of the log
-    and of the last draw. faults: those that happened, by kind; checks: invariants that were checked, by name.
+    """A seed that was run. num_calls: into the system, by process. digest: of all bytes that clients got, of the log,
+    of the number of draws and the time at the end. faults: those that happened, by kind; checks: invariants that were
+    checked, by name.
     """
 
     seed: int
@@ -220,10 +221,12 @@ class Run:
         for client in self.clients:
             check_client(client, self.checks)
             if self._plan.is_calm and not (client.was_disturbed or client.was_dropped):
+                reply = client.reply
+                is_over = reply.is_done if client.visit.body["stream"] else reply.is_whole
                 self.checks.check(
                     "no faults, no errors",
-                    client.reply.status == 200 and client.reply.is_whole,
-                    f"visit {client.visit.number}: {client.reply.status} {bytes(client.reply.body[:200])!r}",
+                    reply.status == 200 and is_over and b'"error"' not in reply.body,
+                    f"visit {client.visit.number}: {reply.status} {bytes(reply.body[-200:])!r}",
                 )
         engine = self.server.engine
         assert engine is not None
@@ -238,6 +241,8 @@ class Run:
         self.world.run_for(5)
         if self.gateway is not None:
             self._serve_last(self.gateway)
+        elif not self._plan.config.model.fake.get("poison_ppm"):
+            self._come_last(most_seconds=REST_SECONDS)
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
         self.world.run_for(self._plan.config.server.resume_seconds)
         num_bytes = engine.registry.num_bytes
@@ -252,6 +257,15 @@ class Run:
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
 
+    def _come_last(self, *, most_seconds: float) -> None:
+        """One more request is served."""
+        self._come(LAST_VISIT)
+        last = self.clients[-1]
+        self.world.run(lambda: last.is_over, most_seconds=most_seconds)
+        check_client(last, self.checks)
+        told = f"{last.reply.status} {bytes(last.reply.body)!r}"
+        self.checks.check("served once all is well", last.reply.is_done and b'"error"' not in last.reply.body, told)
+
     def _serve_last(self, gateway: Gateway) -> None:
         """Once nothing goes wrong any more, all backends are there and were probed, requests are served."""
         self.world.run_for(60)
@@ -259,12 +273,7 @@ class Run:
             # One that was removed may have been leaving when it was added again.
             self.administer(AddBackend(spec=spec))
         self.world.run_for(10)
-        self._come(LAST_VISIT)
-        last = self.clients[-1]
-        self.world.run(lambda: last.is_over, most_seconds=60)
-        check_client(last, self.checks)
-        told = f"{last.reply.status} {bytes(last.reply.body)!r}"
-        self.checks.check("served once all is well", last.reply.is_done, told)
+        self._come_last(most_seconds=60)
         # Kept connections are closed within twice their time.
         self.world.run_for(10)
         assert self.server.engine is not None
@@ -290,8 +299,9 @@ class Run:
         digest = xxhash.xxh3_128()
         for client in self.clients:
             for reply in client.replies:
+                digest.update(f"{client.visit.number} {reply.status} {len(reply.body)}\n")
                 digest.update(bytes(reply.body))
         for file in self.world.disk.tree.files():
             digest.update(bytes(file.content))
-        digest.update(self.world.draws.next("last").to_bytes(8))
+        digest.update(f"{self.world.draws.num_drawn} draws up to {self.world.now_ns}")
         return digest.hexdigest()

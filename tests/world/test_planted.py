@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.world.planted import PLANTED
+from tests.world.run import run_plan
 
 #: Those that the first seeds find, and by how many.
 _SOON = ("effect before its write", "old epoch", "lost text end", "dropped cancel")
@@ -19,6 +20,8 @@ def _find(name: str, most: int) -> None:
         if found:
             print(f"{name}: seed {seed}, by {found!r}")
             assert found in planted.found_by
+            # And not without the bug.
+            run_plan(planted.draw(seed))
             return
     pytest.fail(f"{most} seeds do not find the bug: {planted.what}")
 

@@ -69,12 +69,11 @@ class BackendCapacity(Struct):
 
     def note_waiting(self, num_sent: int, now: int) -> None:
         """Its metrics have come. Of those that wait there, by their share of all that it has, some are ours: the limit
-        falls to what else it has of ours. A few that came since its last step are no queue.
+        falls to what else it has of ours. A few that came since its last step are no queue, and neither is one alone.
         """
         running = max(self.running, 0)
         too_many = self.waiting - running // _RUNNING_TO_WAITING
         if too_many <= 0 or self.waiting == 1:
-            # One alone may have come a moment ago.
             return
         num_ours = too_many * num_sent // max(running + self.waiting, num_sent)
         if num_ours:

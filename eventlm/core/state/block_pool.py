@@ -342,29 +342,42 @@ class BlockPool:
         self._digest = int(taken.digest, 16)
 
     def problems(self, tables: list[list[int]], blocks: range | None = None) -> list[str]:
-        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is. blocks: the ones to
-        look at singly, if not all.
+        """What is wrong with the pool, given all tables that hold its blocks; empty if nothing is. blocks: look only at
+        these, which leaves out what takes a pass over all.
         """
+        found = []
         if blocks is None:
             blocks = range(self.num_blocks)
-        references, names, tree = self.references, self._name, self.tree
+            found += self._problems_of_all(tables)
+        references, names = self.references, self._name
         counts = Counter(block for table in tables for block in table if block in blocks)
-        idle, free = self._idle, [set(each) for each in self._free]
-        found = []
-        if sum(map(len, free)) + self.num_idle + self.num_blocks - references.count(0) != self.num_blocks:
-            found.append("the free, idle and held blocks are not all of its blocks, each once")
-        if len(tree) != self.num_blocks - names.count(0):
-            found.append(f"the tree has {len(tree)} names, and the blocks have others")
-        if self.num_groups > 1 and sum(map(len, self._children.values())) != len(tree):
-            found.append("the children of names in the tree are not those whose parent they are")
         for block in blocks:
-            name, count, group = names[block], counts[block], self.group_of(block)
+            name, count = names[block], counts[block]
             if count != references[block]:
                 found.append(f"block {block} has {references[block]} references, and is in {count} tables")
-            if (block in free[group], block in idle[group]) != (not count and not name, not count and name != 0):
-                found.append(f"block {block} is in the wrong list of free or idle blocks")
+            if (block in self._idle[self.group_of(block)]) != (not count and name != 0):
+                found.append(f"block {block} is {'not ' if not count and name else ''}among the idle blocks")
             if name:
                 found += self._node_problems(block, name)
+        return found
+
+    def _problems_of_all(self, tables: list[list[int]]) -> list[str]:
+        found = []
+        unknown = {block for table in tables for block in table} - set(range(self.num_blocks))
+        if unknown:
+            found.append(f"tables hold blocks {sorted(unknown)[:8]}, which it has not")
+        free = [block for blocks in self._free for block in blocks]
+        wrong = set(free) ^ {
+            block for block in range(self.num_blocks) if not self.references[block] | self._name[block]
+        }
+        if wrong or len(free) != len(set(free)):
+            found.append(
+                f"the free blocks are not those without a reference and a name, each once: {sorted(wrong)[:8]}"
+            )
+        if len(self.tree) != self.num_blocks - self._name.count(0):
+            found.append(f"the tree has {len(self.tree)} names, and the blocks have others")
+        if self.num_groups > 1 and sum(map(len, self._children.values())) != len(self.tree):
+            found.append("the children of names in the tree are not those whose parent they are")
         return found
 
     def _node_problems(self, block: int, name: int) -> list[str]:

@@ -31,7 +31,9 @@ def validate(state: CoreState) -> None:
 
 
 def validate_part(state: CoreState, turn: int) -> None:
-    """The same, of all sequences and of a few blocks, which are others each turn: pools may have millions."""
+    """The same, but of a few blocks, which are others each turn: pools may have millions. Lists of free blocks and the
+    index of prefixes are left out.
+    """
     replica = state.replicas[turn % len(state.replicas)]
     num_parts = ceil_div(replica.pool.num_blocks, _PART_BLOCKS)
     first = turn // len(state.replicas) % num_parts * _PART_BLOCKS
@@ -39,7 +41,7 @@ def validate_part(state: CoreState, turn: int) -> None:
 
 
 def _check(state: CoreState, found: list[str]) -> None:
-    """Raises InvariantError if there is anything wrong beside what was `found`, or that."""
+    """Raises InvariantError if something was `found`, or anything else is wrong."""
     sequences = [s for request in state.requests.values() for s in request.sequences]
     for replica in state.replicas:
         found += _replica_problems(replica)

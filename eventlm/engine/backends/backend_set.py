@@ -150,10 +150,9 @@ class BackendSet:
             text="".join(answer.texts),
             token_ids=answer.token_ids or [],
             num_tokens=answer.num_tokens,
-            is_counted=answer.is_counted,
         )
         controller = self._controllers[replica]
-        if answer.num_tokens and not controller.backend.can_continue(answer.request):
+        if answer.num_tokens and not _can_continue(controller, answer):
             told = "the backend that had begun this answer failed, and no other one can go on from there"
             self._owner.attempt_failed(name, BackendError(told, "refused"))
             return
@@ -177,7 +176,7 @@ class BackendSet:
 
     def can_continue(self, answer: Answer) -> bool:
         """Whether some backend that takes requests can go on from what was shown of an answer."""
-        return any(each.is_up and each.backend.can_continue(answer.request) for each in self._controllers.values())
+        return any(each.is_up and _can_continue(each, answer) for each in self._controllers.values())
 
     async def add(self, spec: BackendSpec) -> None:
         """Take in a backend while the engine runs. Raises UsageError if it is there, or there is no room."""
@@ -288,3 +287,7 @@ class BackendSet:
         self._epochs[controller.index] = controller.epoch
         # The one that was free longest goes first, so that a plot can tell them apart.
         self._free.append(controller.index)
+
+
+def _can_continue(controller: BackendController, answer: Answer) -> bool:
+    return controller.backend.can_continue(answer.request, is_counted=answer.is_counted)

@@ -239,8 +239,12 @@ def test_a_flush_takes_blocks_that_no_sequence_holds() -> None:
 def test_problems_are_seen() -> None:
     pool = BlockPool(4)
     user = fill(pool, [1, 11])
-    assert "references, and is in 0 tables" in pool.problems([])[0]
+    assert any("references, and is in 0 tables" in problem for problem in pool.problems([]))
+    assert any("tables hold blocks [9]" in problem for problem in pool.problems([user.table, [9]]))
     assert pool.problems([user.table]) == []
+    pool._free[0].append(pool._free[0][0])
+    assert any("each once" in problem for problem in pool.problems([user.table]))
+    pool._free[0].pop()
     del pool.tree[1]
     assert any("lost its parent" in problem for problem in pool.problems([user.table]))
 

@@ -81,7 +81,7 @@ class FakeBackend:
             raise self.error
         return self.load
 
-    def can_continue(self, request: ForwardedRequest) -> bool:
+    def can_continue(self, request: ForwardedRequest, *, is_counted: bool = True) -> bool:
         return self.continues
 
     async def forward(self, attempt: Attempt) -> AsyncGenerator[AnswerDelta | AnswerEnd]:
