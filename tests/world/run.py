@@ -243,6 +243,7 @@ class Run:
             self._serve_last(self.gateway)
         elif not self._plan.config.model.fake.get("poison_ppm"):
             self._come_last(most_seconds=REST_SECONDS)
+            self.world.run_for(5)
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
         self.world.run_for(self._plan.config.server.resume_seconds)
         num_bytes = engine.registry.num_bytes
@@ -299,9 +300,9 @@ class Run:
         digest = xxhash.xxh3_128()
         for client in self.clients:
             for reply in client.replies:
-                digest.update(f"{client.visit.number} {reply.status} {len(reply.body)}\n")
+                digest.update(f"{client.visit.number} {reply.status} {len(reply.body)}\n".encode())
                 digest.update(bytes(reply.body))
         for file in self.world.disk.tree.files():
             digest.update(bytes(file.content))
-        digest.update(f"{self.world.draws.num_drawn} draws up to {self.world.now_ns}")
+        digest.update(f"{self.world.draws.num_drawn} draws up to {self.world.now_ns}".encode())
         return digest.hexdigest()

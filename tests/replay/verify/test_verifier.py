@@ -81,7 +81,7 @@ def test_a_core_that_loses_blocks_is_reported(fcfs_run: Recording, monkeypatch: 
     monkeypatch.setattr(BlockPool, "release_all", lambda self, table: None)
     found = divergence_of(verify(fcfs_run.path, check_invariants=True))
     assert (found.code, found.exit_code) == ("safety", 11)
-    assert "references of blocks" in found.what
+    assert "references, and is in" in found.what
 
 
 def test_a_run_with_everything_that_goes_wrong_verifies_with_invariants(tmp_path: Path) -> None:
