@@ -241,7 +241,7 @@ class Run:
         self.world.run_for(5)
         if self.gateway is not None:
             self._serve_last(self.gateway)
-        elif not self._plan.config.model.fake.get("poison_ppm"):
+        elif self._plan.faults and not self._plan.deaths and not self._plan.config.model.fake.get("poison_ppm"):
             self._come_last(most_seconds=REST_SECONDS)
             self.world.run_for(5)
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
