@@ -142,9 +142,9 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Measured]
                 MODEL,
             ]
             urls[policy] = stack.enter_context(Gateway(folder / policy, *flags)).urls[0]
-        batch = draw(len(MIX) * arguments.slots, 0.0, seed=0)
+        first, batch = draw(len(MIX), 0.0, 0, "first"), draw(len(MIX) * arguments.slots, 0.0, 0)
         # Nothing that is measured is done for the first time.
-        asyncio.run(put(server.url, batch[: len(MIX)]))
+        asyncio.run(put(server.url, first))
         seconds = asyncio.run(put(server.url, batch)).duration_ns / 1e9
         rate = arguments.load * len(batch) / seconds
         print(f"{rate:.2f} requests/s", flush=True)
