@@ -7,7 +7,8 @@ llama.cpp's server runs the default model with so many slots (`benchmarks/peers.
 requests of four are short and have a deadline of half a second, the others are long and have one of twenty seconds.
 They arrive at random (Poisson), --load times as fast as the server answers a batch of the same mix, so that a queue
 builds up, and its end is waited for. Each gateway sends the server --ahead more than it has slots for: a slot that ends
-can be filled only between two steps, and stays empty for one if nothing is there by then. The ways take turns in each
+can be filled only between two steps, and stays empty for one if nothing is there by then. The server has all cores but
+the first, and everything else has that one. The ways take turns in each
 round, with the same arrivals and other prompts, since the server keeps what it has computed; tokens/s are those of the
 whole mix up to its last answer, and `of own` is within a round. Printed are medians of the rounds.
 """
@@ -130,8 +131,12 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Measured]
         set_up("llama.cpp", peers)
     target = Target(MODEL, PRECISION, arguments.slots, free_port(), peers, context_tokens=CONTEXT_TOKENS)
     with ExitStack() as stack:
+        # Its threads wait for each other: a process that takes a core from one of them for a moment stops all.
+        first, *others = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, others or [first])
         server = Server("llama.cpp", target, folder)
         stack.callback(server.stop)
+        os.sched_setaffinity(0, [first])
         urls = {OWN_QUEUE: server.url}
         for policy in arguments.policies:
             flags = [
