@@ -1,16 +1,16 @@
 """First tokens of urgent requests when the queue is the gateway's, beside llama.cpp's own queue, on the same arrivals.
 
-    python -m benchmarks.gateway.queueing [--requests 96] [--load 1.2] [--slots 4] [--ahead 2]
+    python -m benchmarks.gateway.queueing [--requests 96] [--load 1.2] [--slots 4] [--ahead 4]
                                           [--policies fcfs edf lrs] [--rounds 2]
 
 llama.cpp's server runs the default model with so many slots (`benchmarks/peers.py` says where it comes from). Three
 requests of four are short and have a deadline of half a second, the others are long and have one of twenty seconds.
 They arrive at random (Poisson), --load times as fast as the server answers a batch of the same mix, so that a queue
-builds up, and its end is waited for. Each gateway sends the server --ahead more than it has slots for: a slot that ends
-can be filled only between two steps, and stays empty for one if nothing is there by then. The server has all cores but
-the first, and everything else has that one. The ways take turns in each
-round, with the same arrivals and other prompts, since the server keeps what it has computed; tokens/s are those of the
-whole mix up to its last answer, and `of own` is within a round. Printed are medians of the rounds.
+builds up, and its end is waited for. Each gateway sends the server --ahead more than it has slots for: slots can be
+filled only between two steps, several may end with one step, and they stay empty if nothing is there by then. The
+server has all cores but the first, and everything else has that one. The ways take turns in each round, with the same
+arrivals and other prompts, since the server keeps what it has computed; tokens/s are those of the whole mix up to its
+last answer, and `of own` is within a round. Printed are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -132,11 +132,11 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Measured]
     target = Target(MODEL, PRECISION, arguments.slots, free_port(), peers, context_tokens=CONTEXT_TOKENS)
     with ExitStack() as stack:
         # Its threads wait for each other: a process that takes a core from one of them for a moment stops all.
-        first, *others = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, others or [first])
+        core, *others = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, others or [core])
         server = Server("llama.cpp", target, folder)
         stack.callback(server.stop)
-        os.sched_setaffinity(0, [first])
+        os.sched_setaffinity(0, [core])
         urls = {OWN_QUEUE: server.url}
         for policy in arguments.policies:
             flags = [
@@ -165,7 +165,7 @@ def run(arguments: argparse.Namespace, folder: Path) -> list[dict[str, Measured]
 def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("requests", 96), ("slots", 4), ("ahead", 2), ("rounds", 2)):
+    for name, default in (("requests", 96), ("slots", 4), ("ahead", 4), ("rounds", 2)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--load", type=float, default=1.2, help="arrivals, of what the server answers")
     parser.add_argument("--policies", nargs="+", default=["fcfs", "edf", "lrs"])
