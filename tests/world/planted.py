@@ -241,12 +241,12 @@ PLANTED = {
     ),
     "front end's loss": Planted(
         "The loss of a front end ends the requests of the others, too.",
-        ("nobody is ended for another",),
+        ("no request ends because of another",),
         _lost_front_end,
     ),
     "untold full disk": Planted(
         "Nobody is told that events are lost.",
-        ("gaps are told", "nothing shown that the log lacks", "no end shown that the log lacks"),
+        ("gaps are reported", "nothing shown that the log lacks", "no end shown that the log lacks"),
         _untold_full_disk,
     ),
     "clock that jumps back": Planted("The run's clock follows the wall clock.", (_TIMES,), _clock_of_the_wall),

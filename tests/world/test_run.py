@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-from tests.processes import PATIENCE_SECONDS
+from tests.world.fresh_process import printed_with_other_hashes
 from tests.world.plans.plan import draw_plan
 from tests.world.run import run_plan
 
@@ -27,18 +23,7 @@ def test_seeds_come_to_rest_with_every_invariant(seed: int) -> None:
 
 
 def test_a_seed_gives_the_same_bytes_in_another_process() -> None:
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", _DIGEST.format(4)],
-            env=os.environ | {"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=PATIENCE_SECONDS,
-        ).stdout.strip()
-        for seed in ("1", "2")
-    }
-    assert found == {run_plan(draw_plan(4)).digest}
+    assert printed_with_other_hashes(_DIGEST.format(4)) == {run_plan(draw_plan(4)).digest}
 
 
 def test_leaving_a_fault_out_moves_no_other_draw() -> None:

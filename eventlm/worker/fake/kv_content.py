@@ -5,8 +5,8 @@ into it and, by a chained hash, for those before its first one; a row may read n
 context. The fake worker's tokens do not depend on blocks: a number that two sequences write to, or a prefix hit on what
 is no longer there, would go unseen without this.
 
-A row that goes on where its sequence's last one ended costs no look at the blocks before: whoever writes to a block has
-the other sequences that have it in their tables checked again.
+A row that continues where its sequence's last one ended does not check the earlier blocks again: a write to a block
+marks all other sequences that hold it to be checked.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Logs:
             return None
         self._checks.check("bit rot is found", not self._rotten_in(name), f"{self._rotten_in(name)}")
         self._checks.check("the log verifies", result.divergence is None, f"{result.divergence}")
-        self._checks.check("gaps are told", not result.num_missing or self.num_told > 0, name)
+        self._checks.check("gaps are reported", not result.num_missing or self.num_told > 0, name)
         return result
 
     def _check_alone(self, name: str, whole: VerifyResult | None) -> None:

@@ -21,7 +21,7 @@ def check_client(client: Client, checks: Checks) -> None:
             checks.check("refusals have a reason", _has_reason(each), f"{where}: {each.status} {bytes(each.body)!r}")
         is_ended = b"ended this request before it was complete" in each.body
         is_lost = client.was_disturbed or client.has_lost_edge
-        checks.check("nobody is ended for another", not is_ended or is_lost, where)
+        checks.check("no request ends because of another", not is_ended or is_lost, where)
     if client.ended is not None:
         _check_end(client, client.ended, checks)
     if reply.status == 404 and len(client.stream_replies) > 1:
@@ -54,7 +54,7 @@ def _check_end(client: Client, ended: Reply, checks: Checks) -> None:
     if ended.is_whole and ended.status == 200 and not client.reply.was_cut and not client.reply.was_orphaned:
         # One that comes again after that finds no reply.
         is_told = client.is_served or client.reply.status == 404
-        checks.check("who reads an ended reply is told", is_told, f"{where} {bytes(client.reply.body)!r}")
+        checks.check("readers of a deleted reply are told", is_told, f"{where} {bytes(client.reply.body)!r}")
 
 
 def _check_stream(client: Client, checks: Checks) -> None:
