@@ -27,6 +27,7 @@ os.environ["SSL_CERT_FILE"] = str(Path(__file__).with_name("authority.pem"))
 
 from eventlm.models.fetch.cache_folder import cache_folder
 from eventlm.system.collector import lasting_objects
+from tests.cached_loggers import forget_cached_loggers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -85,3 +86,4 @@ def _logging_of_their_own() -> Iterator[None]:
     """An `LLM` silences everything below warnings in its process, which other tests look for."""
     yield
     structlog.reset_defaults()
+    forget_cached_loggers()

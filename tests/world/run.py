@@ -18,6 +18,7 @@ from msgspec import Struct
 from eventlm.engine.admin import AdminAction
 from eventlm.engine.backends.actions import AddBackend
 from eventlm.errors import EventLMError
+from tests.cached_loggers import forget_cached_loggers
 from tests.world.gateway import Gateway, check_attempts
 from tests.world.invariants.checks import Checks
 from tests.world.invariants.logs import Logs
@@ -84,6 +85,7 @@ def quiet() -> Iterator[list[dict[str, Any]]]:
         lines.append({**line, "level": level})
         raise structlog.DropEvent
 
+    forget_cached_loggers()
     structlog.configure(processors=[keep], cache_logger_on_first_use=False)
     sys.unraisablehook = hear
     gc.collect()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from eventlm.cli.logging_setup import configure_logging
+from eventlm.engine import inference_engine
 from tests.world.fresh_process import printed_with_other_hashes
 from tests.world.plans.plan import draw_plan
-from tests.world.run import run_plan
+from tests.world.run import quiet, run_plan
 
 _DIGEST = """
 from tests.world.plans.plan import draw_plan
@@ -32,3 +34,11 @@ def test_leaving_a_fault_out_moves_no_other_draw() -> None:
     fewer = plan.without(set(), {plan.faults[0].number})
     assert fewer.faults == plan.faults[1:]
     assert run_plan(fewer).num_requests == len(plan.visits)
+
+
+def test_a_seed_hears_loggers_that_a_command_has_used_before() -> None:
+    configure_logging()
+    inference_engine.log.warning("to stderr")
+    with quiet() as lines:
+        inference_engine.log.warning("to the seed")
+    assert [line["event"] for line in lines] == ["to the seed"]
