@@ -7,7 +7,6 @@ import itertools
 import os
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ import msgspec
 
 from eventlm.table import aligned
 from tests.layout import ROOT
+from tests.world.commit import Commit
 from tests.world.plans.faults import FAULTS
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
 from tests.world.plans.plan import PACES
@@ -125,13 +125,7 @@ class _Seeds:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
-        self.commit = _git("rev-parse", "--short", "HEAD")
-        self._has_changes = bool(_git("status", "--porcelain", "--", "*.py"))
-
-    @property
-    def where(self) -> str:
-        """The commit, in words."""
-        return f"{self.commit}, with changes that are not committed" if self._has_changes else self.commit
+        self.commit = Commit()
 
     def cases(self) -> Iterator[Case]:
         """All, in their order."""
@@ -144,24 +138,20 @@ class _Seeds:
     def why_not_added(self) -> str:
         """Why they cannot be added to the totals; empty if they can."""
         args = self._args
-        if self._has_changes:
-            return "only what runs at a commit can be added to the results: commit your changes first"
+        if why := self.commit.why_not_added:
+            return why
         if args.without_visits or args.without_faults:
             return "seeds without some of their visits or faults cannot be added to the results"
         for batch in read_batches():
             first, last = map(int, batch.seeds.split("-"))
             if (
-                batch.commit == self.commit
+                batch.commit == self.commit.name
                 and batch.pace == args.pace
                 and args.seeds[0] <= last
                 and (args.seeds[1] is None or first <= args.seeds[1])
             ):
                 return f"seeds {batch.seeds} of this commit are in the results already: choose others"
         return ""
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
 
 
 def _run_one(case: Case, folder: Path) -> int:
@@ -188,7 +178,7 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
             _show_progress(totals, time.monotonic() - began)
             if outcome.failure is not None:
                 is_first = failures[outcome.failure.name] == 1
-                _report(case, outcome.failure, seeds.where, args.shrink if is_first else 0, swarm)
+                _report(case, outcome.failure, str(seeds.commit), args.shrink if is_first else 0, swarm)
                 if not args.keep_going:
                     break
     except KeyboardInterrupt:
@@ -211,7 +201,7 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
     if args.add_to_results and not is_whole:
         print("some seeds between the others did not end, so nothing is added to the results", file=sys.stderr)
     elif args.add_to_results:
-        add_batch(Batch(seeds.commit, f"{min(done)}-{max(done)}", args.pace, totals.groups))
+        add_batch(Batch(seeds.commit.name, f"{min(done)}-{max(done)}", args.pace, totals.groups))
     return int(bool(never) or totals.groups["failures"].total() > 0)
 
 

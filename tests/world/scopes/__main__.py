@@ -2,8 +2,8 @@
 
 python -m tests.world.scopes                       all that `make test` searches
 python -m tests.world.scopes --soak                all
-python -m tests.world.scopes fcfs edf              these
-python -m tests.world.scopes fcfs --path 0,3,1     what a path of moves leads to, fact by fact
+python -m tests.world.scopes equal late            these
+python -m tests.world.scopes equal --path 0,3,1    what a path of moves leads to, fact by fact
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from msgspec import json
 
 from eventlm.errors import InvariantError
 from eventlm.events import Decision
+from tests.layout import ROOT
+from tests.world.commit import Commit
+from tests.world.scopes.results import PAGE, add_search
 from tests.world.scopes.scopes import SMALL, SOAK
 from tests.world.scopes.search import Result, Search, Violation, replay
 from tests.world.scopes.world import Move, Scope
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: nothing was found; 1: something was; 2: there is no such scope."""
+    """0: nothing was found; 1: something was; 2: what was asked for cannot be done."""
     scopes = {scope.name: scope for scope in (*SMALL, *SOAK)}
     parser = argparse.ArgumentParser(
         prog="python -m tests.world.scopes",
@@ -32,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="SCOPE", help="scopes to search; by default those of make test")
     parser.add_argument("--soak", action="store_true", help="search the large ones too; takes hours")
     parser.add_argument("--most-states", type=int, default=0, metavar="N", help="stop each search after N states")
+    parser.add_argument(
+        "--add-to-results", action="store_true", help=f"add each to {PAGE.relative_to(ROOT)} as it ends"
+    )
     parser.add_argument("--path", metavar="N,N,...", help="do not search: replay these moves and print each fact")
     args = parser.parse_args(arguments)
     unknown = [name for name in args.names if name not in scopes]
@@ -41,10 +47,15 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = [scopes[name] for name in args.names] or [*SMALL, *(SOAK if args.soak else ())]
     if args.path is not None:
         return _replay(chosen[0], args.path)
-    return _search_all(chosen, args.most_states)
+    commit = Commit() if args.add_to_results else None
+    if commit is not None and commit.why_not_added:
+        print(commit.why_not_added, file=sys.stderr)
+        return 2
+    return _search_all(chosen, args.most_states, commit)
 
 
-def _search_all(scopes: list[Scope], most_states: int) -> int:
+def _search_all(scopes: list[Scope], most_states: int, commit: Commit | None) -> int:
+    """commit: at which they are added to the results."""
     total, found = Result(), 0
     for scope in scopes:
         try:
@@ -55,6 +66,8 @@ def _search_all(scopes: list[Scope], most_states: int) -> int:
             continue
         print(f"{scope.name}: {result}", flush=True)
         total.add(result)
+        if commit is not None and result.is_whole:
+            add_search(scope.name, commit.name, result)
     print(", ".join(f"{kind} {count:,}" for kind, count in sorted(total.seen.items())))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(f"{len(scopes)} scopes: {total}, {peak_mib:,} MiB at most, {found} violations")

@@ -120,10 +120,11 @@ def _object(kind: type, changed: Changed) -> _Copier:
     else:
         lines.append(" copied.__dict__.update(value.__dict__)")
     lines += [f" copied.{name} = value.{name}.copy()" for name in changed.flat]
-    lines += [f" copied.{name} = copy_{name}(value.{name}, memo)" for name in changed.deep]
+    copiers = {name: _DEEP.get(f"{kind.__name__}.{name}", _one) for name in changed.deep}
+    lines += [f" copied.{name} = {_INLINE.get(copier, _CALL).format(name=name)}" for name, copier in copiers.items()]
     lines.append(" return copied")
-    copiers = {f"copy_{name}": _DEEP.get(f"{kind.__name__}.{name}", _one) for name in changed.deep}
-    names: dict[str, Any] = {"kind": kind, "make": kind.__new__, **copiers}
+    names: dict[str, Any] = {"kind": kind, "make": kind.__new__, "objects": _OBJECTS}
+    names |= {f"copy_{name}": copier for name, copier in copiers.items()}
     exec("\n".join(lines), names)
     return names["copy_one"]  # type: ignore[no-any-return]
 
@@ -179,6 +180,12 @@ def _steps(steps: deque[StepInFlight], memo: _Memo) -> deque[StepInFlight]:
     )
 
 
+#: How the attributes are copied in the code of `_object`: the commonest without a call.
+_CALL = "copy_{name}(value.{name}, memo)"
+_INLINE = {
+    _one: "None if (one := value.{name}) is None else objects[type(one)](one, memo)",
+    _many: "[objects[type(one)](one, memo) for one in value.{name}]",
+}
 #: Of deep attributes that are not one object.
 _DEEP: dict[str, _Copier] = {
     "CoreState.replicasets": _many,

@@ -13,7 +13,6 @@ from eventlm.policies.least_loaded import LeastLoaded
 from eventlm.policies.lpm import Lpm
 from eventlm.policies.lrs import Lrs
 from eventlm.policies.prefix_affinity import PrefixAffinity
-from eventlm.policies.pull import Pull
 from eventlm.policies.round_robin import RoundRobin
 from eventlm.policies.session_affinity import SessionAffinity
 from eventlm.policies.space_sharing import SpaceSharing
@@ -23,14 +22,15 @@ SECOND_NS = 1_000_000_000
 #: Deadlines that differ by more than the margin of every policy below: who has the first may evict who has the second.
 URGENT_NS, PATIENT_NS = 10 * SECOND_NS, 100 * SECOND_NS
 POLICIES: dict[str, Policy] = {"fcfs": Fcfs(), "edf": Edf(), "lrs": Lrs(evict_margin=0), "lpm": Lpm()}
+#: Others than `pull`, which is where nothing else is said.
 ROUTERS: dict[str, Router] = {
-    "pull": Pull(),
     "round-robin": RoundRobin(),
     "least-loaded": LeastLoaded(),
     "prefix-affinity": PrefixAffinity(),
     "session-affinity": SessionAffinity(spill_tokens=0),
 }
 ONE = {"num_replicas": 1}
+DEEP = {"max_steps_in_flight": 3, "max_decodes_in_flight_per_seq": 3}
 
 #: Two grow until their blocks are too few for both, and prompts and what is generated can be hit by the other; a third
 #: one is urgent.
@@ -42,6 +42,13 @@ FOUR = (requests(2, 5, count=2, deadline_ns=PATIENT_NS), requests(4, 2, count=2,
 WATCHED = (requests(2, 4, has_text_ends=True), requests(3, 3, waits_for_grammar=True), requests(2, 3, front_end=1))
 LATE = (requests(3, 3, count=2, deadline_ns=URGENT_NS, drop_if_late=True), requests(4, 3))
 SHARING = (requests(4, 2, count=2, blocks=[1, 2]), requests(5, 3, blocks=[1, 3]))
+#: A lower priority goes first under every policy, and evicts.
+PREFERRED = (requests(2, 5, count=2), requests(4, 2, priority=-1))
+#: For one replica, whose states are fewer: more and longer ones.
+LONGER = (
+    requests(2, 6, count=3, deadline_ns=PATIENT_NS),
+    requests(4, 2, count=2, deadline_ns=URGENT_NS),
+)
 MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING, "four": FOUR}
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
 HEDGED_LATE = (requests(3, 2, deadline_ns=URGENT_NS, drop_if_late=True), requests(3, 2, deadline_ns=URGENT_NS))
@@ -71,38 +78,54 @@ SMALL = [
 #: What `make soak` searches too.
 SOAK = [
     *(
-        _scope(f"{mix}-{name}", arrivals, "cancel lose end*", policies=(policy,))
+        _scope(f"{mix}-{name}", arrivals, "cancel cancel lose lose end*", policies=(policy,))
         for mix, arrivals in MIXES.items()
         for name, policy in POLICIES.items()
     ),
-    *(_scope(name, GROWING, "cancel lose end", router=router) for name, router in ROUTERS.items()),
-    _scope("dynamic", CHUNKED, "cancel lose end*", batcher=Dynamic(min_chunk_tokens=1, target_ms=2.1)),
+    *(
+        _scope(f"longer-{name}", LONGER, "cancel cancel lose lose end*", policies=(policy,), limits=ONE)
+        for name, policy in POLICIES.items()
+    ),
+    *(
+        _scope(f"preferred-{name}", PREFERRED, "cancel lose end* none", policies=(policy,))
+        for name, policy in POLICIES.items()
+    ),
+    *(_scope(name, GROWING, "cancel lose lose end*", router=router) for name, router in ROUTERS.items()),
+    *(_scope(f"{name}-four", FOUR, "cancel lose end", router=router) for name, router in ROUTERS.items()),
+    _scope("dynamic", CHUNKED, "cancel cancel lose lose end*", batcher=Dynamic(min_chunk_tokens=1, target_ms=2.1)),
     _scope(
         "space-sharing",
         CHUNKED,
-        "cancel lose end*",
+        "cancel cancel lose lose end*",
         batcher=SpaceSharing(min_chunk_tokens=1, target_ms=2.1, min_long_steps=0),
     ),
-    _scope("sampled", SAMPLED, "cancel lose"),
-    _scope("swapped", GROWING, "cancel lose swap", policies=(Edf(), Lrs(evict_margin=0))),
-    _scope("paused", GROWING, "lose pause"),
-    _scope("flushed", GROWING, "replace flush"),
-    _scope("watched-all", WATCHED, "cancel lose end* text* refuse front_end"),
-    _scope("late-all", LATE, "cancel lose end*"),
+    _scope("three-replicas", GROWING, "cancel lose", limits={"num_replicas": 3}),
+    _scope("three-steps", GROWING, "cancel lose lose end*", limits=ONE | DEEP),
+    _scope("sampled", SAMPLED, "cancel cancel lose lose end*"),
+    _scope("swapped", GROWING, "cancel lose swap swap end", policies=(Edf(), Lrs(evict_margin=0))),
+    _scope("paused", GROWING, "cancel lose pause pause"),
+    _scope("flushed", GROWING, "cancel replace flush lose"),
+    _scope("watched-all", WATCHED, "cancel cancel lose lose end* text* refuse front_end"),
+    _scope("late-all", LATE, "cancel cancel lose lose end*"),
+    _scope("late-paused", LATE, "cancel lose pause end*"),
     _scope("joined", EQUAL, "cancel lose", joins=True),
+    _scope("joined-growing", GROWING, "cancel lose", limits=ONE, joins=True),
     _scope("speculating", GROWING, "cancel lose end*", limits={"max_tokens_per_row": 2}),
-    _scope("pipeline", GROWING, "cancel lose", limits={"num_stages": 2, "max_num_seqs": 1}),
-    _scope("groups", GROWING, "cancel lose", limits={"num_kv_groups": 2, "kv_shard_tokens": 2, "num_blocks": 3}),
-    _scope("recurrent", SHARING, "cancel lose flush", limits={"state_slots": 3, "state_interval": 2}),
+    _scope("pipeline", GROWING, "cancel lose lose end*", limits={"num_stages": 2, "max_num_seqs": 1}),
+    _scope(
+        "groups", GROWING, "cancel lose lose end*", limits={"num_kv_groups": 2, "kv_shard_tokens": 2, "num_blocks": 3}
+    ),
+    _scope("recurrent", SHARING, "cancel lose lose flush end*", limits={"state_slots": 3, "state_interval": 2}),
     _scope(
         "two-sets",
         (requests(2, 3), requests(3, 1, count=2, replicaset=1, deadline_ns=URGENT_NS)),
-        "lose fail",
+        "cancel lose fail down",
         limits=ONE,
         others=(FORWARDED,),
     ),
-    _scope("poison", EQUAL, "crash crash lose", limits={"max_losses": 3}),
-    _scope("silent", GROWING, "cancel none none", limits=ONE),
+    _scope("poison", EQUAL, "cancel crash crash crash lose", limits={"max_losses": 3}),
+    _scope("silent", GROWING, "cancel lose none none none end*", limits=ONE),
     _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),
-    _scope("hedged", HEDGED_LATE, "cancel fail down", limits=FORWARDED),
+    _scope("forwarded-drained", EQUAL, "cancel fail down down pause", limits=FORWARDED),
+    _scope("hedged", HEDGED_LATE, "cancel fail fail down", limits=FORWARDED),
 ]
