@@ -68,7 +68,6 @@ class ServerWithFrontEnds:
             self._setup(),
             sockets,
             module=self._module,
-            heartbeat_timeout_seconds=config.worker.heartbeat_timeout_seconds,
         )
         url = url_of(config.server, *sockets[0][0].getsockname()[:2])
         drain_seconds = config.server.drain_seconds + FINAL_WRITES_SECONDS + _LEAVE_SECONDS

@@ -64,6 +64,8 @@ CLASS_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="lower goes first")]
 _Milliseconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
+_SECOND_NS = 1_000_000_000
+
 _File = Annotated[str, Meta(extra={"metavar": "FILE"})]
 _Size = Annotated[
     str,
@@ -416,6 +418,14 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         "workers lost in a row while they compute one request alone before it ends with an error; fewer are enough "
         "where workers are seldom lost otherwise; at most --max-restarts; 0: it never does",
     ] = 5
+
+    @property
+    def heartbeat_ns(self) -> int:
+        """Time between heartbeats: a second, or more where patience is long; at least four fit in a silence that
+        counts as death.
+        """
+        patience_ns = min(self.heartbeat_timeout_seconds, self.step_timeout_seconds) * _SECOND_NS
+        return min(self.heartbeat_timeout_seconds * _SECOND_NS // 4, max(_SECOND_NS, patience_ns // 20))
 
 
 class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

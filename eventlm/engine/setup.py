@@ -313,8 +313,6 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
     num_devices = len(devices)
     # On this host, workers on one GPU share it. Elsewhere each is given its own.
     num_sharing = num_workers if setup.launcher.is_local else 1
-    # Four in the shortest silence that counts as death, and never fewer than one a second.
-    heartbeat_ns = min(config.worker.heartbeat_timeout_seconds * 1_000_000_000 // 4, 1_000_000_000)
     return [
         WorkerSetup(
             replica=setup.first_replica + (number - first) // layout.num_ranks,
@@ -343,7 +341,7 @@ def worker_setups(setup: EngineSetup) -> list[WorkerSetup]:
             batch_invariant=config.gpu.batch_invariant,
             torch_compile=config.gpu.torch_compile,
             gpu_memory_ppm=config.gpu.memory_ppm // len(range(number % num_devices, num_sharing, num_devices)),
-            heartbeat_ns=heartbeat_ns,
+            heartbeat_ns=config.worker.heartbeat_ns,
             warm_up=False,
             profile_ops=config.worker.profile_ops,
             fake=config.model.fake,

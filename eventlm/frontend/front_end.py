@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 #: Time limit for a start, which loads a tokenizer on a machine that may be busy.
 START_SECONDS = 120.0
-#: Interval of heartbeats.
-BEAT_SECONDS = 1.0
 #: Pause before a restart. Each early death doubles it, up to MAX_DOUBLINGS times; a process that has lived for
 #: STEADY_SECONDS resets it.
 RESTART_SECONDS, MAX_DOUBLINGS = 0.1, 6
@@ -51,7 +49,6 @@ class FrontEnd:
         sockets: Sequence[socket.socket],
         *,
         module: str,
-        heartbeat_timeout_seconds: float,
         on_dead: Callable[[], None],
     ) -> None:
         self.index = setup.index
@@ -63,7 +60,6 @@ class FrontEnd:
         self._all_metrics = metrics
         self._sockets = sockets
         self._module = module
-        self._heartbeat_timeout_seconds = heartbeat_timeout_seconds
         self._on_dead = on_dead
         self._process: FrontEndProcess | None = None
         self._link: FrontEndLink | None = None
@@ -215,13 +211,15 @@ class FrontEnd:
         """
         link = self._link
         assert link is not None
+        worker = self._setup.config.worker
+        beat_seconds, silence_seconds = worker.heartbeat_ns / 1e9, worker.heartbeat_timeout_seconds
         num_beats, num_silent = link.num_beats, 0
         while not link.lost.done():
-            await asyncio.wait({link.lost}, timeout=BEAT_SECONDS)
+            await asyncio.wait({link.lost}, timeout=beat_seconds)
             num_silent = 0 if link.num_beats != num_beats else num_silent + 1
             num_beats = link.num_beats
-            if num_silent * BEAT_SECONDS >= self._heartbeat_timeout_seconds:
-                link.lose(f"no heartbeat for {self._heartbeat_timeout_seconds} s")
+            if num_silent * beat_seconds >= silence_seconds:
+                link.lose(f"no heartbeat for {silence_seconds} s")
         return link.lost.result()
 
     async def _lose(self, reason: str) -> None:

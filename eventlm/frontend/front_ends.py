@@ -43,7 +43,6 @@ class FrontEndController:
         sockets: Sequence[Sequence[socket.socket]],
         *,
         module: str,
-        heartbeat_timeout_seconds: float,
     ) -> None:
         #: Set when the last front end has been given up.
         self.all_dead = asyncio.Event()
@@ -57,7 +56,6 @@ class FrontEndController:
                 lambda: self.metrics,
                 group,
                 module=module,
-                heartbeat_timeout_seconds=heartbeat_timeout_seconds,
                 on_dead=self._on_dead,
             )
             for index, group in enumerate(sockets, start=1)

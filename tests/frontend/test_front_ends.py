@@ -15,8 +15,9 @@ from typing import Any, ClassVar
 
 import pytest
 import structlog
+from msgspec import structs
 
-from eventlm.config import Config
+from eventlm.config import Config, WorkerConfig
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend import front_end
 from eventlm.frontend.front_end import FrontEnd
@@ -57,17 +58,17 @@ class EngineStub:
 class Run:
     """A controller, and what its engine heard."""
 
-    def __init__(self, tmp_path: Path, num_front_ends: int, heartbeat_timeout_seconds: float) -> None:
+    def __init__(self, tmp_path: Path, num_front_ends: int, heartbeat_timeout_seconds: int) -> None:
         self.engine = EngineStub()
         self.starts = tmp_path / "starts"
+        worker = WorkerConfig(heartbeat_timeout_seconds=heartbeat_timeout_seconds)
         self.sockets = [[socket.create_server(("127.0.0.1", 0))] for _ in range(num_front_ends)]
         self.controller = FrontEndController(
             real_system(),
             self.engine,  # type: ignore[arg-type]
-            SETUP,
+            structs.replace(SETUP, config=Config(worker=worker)),
             self.sockets,
             module="tests.engine.stub_front_end",
-            heartbeat_timeout_seconds=heartbeat_timeout_seconds,
         )
 
     @property
@@ -83,12 +84,11 @@ class Run:
 @pytest.fixture
 def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     @asynccontextmanager
-    async def make(behaviour: str, *, front_ends: int = 1, heartbeat: float = 60) -> AsyncIterator[Run]:
+    async def make(behaviour: str, *, front_ends: int = 1, heartbeat: int = 60) -> AsyncIterator[Run]:
         monkeypatch.setenv("PYTHONPATH", str(ROOT))
         monkeypatch.setenv("STUB_FRONT_END", behaviour)
         monkeypatch.setenv("STUB_STARTS", str(tmp_path / "starts"))
         monkeypatch.setattr(front_end, "RESTART_SECONDS", 0.001)
-        monkeypatch.setattr(front_end, "BEAT_SECONDS", 0.1)
         run = Run(tmp_path, front_ends, heartbeat)
         try:
             yield run
@@ -208,7 +208,7 @@ async def test_a_failure_before_a_loss_is_reported_leaves_no_requests(
 
 
 async def test_a_silent_one_is_killed_and_comes_back(make_run: Any) -> None:
-    async with make_run("silent ready", heartbeat=0.5) as run:
+    async with make_run("silent ready", heartbeat=1) as run:
         await run.controller.start()
         [pid] = run.controller.pids
         await run.until(lambda: run.num_starts == 2 and run.controller.metrics[0].is_up)

@@ -23,7 +23,6 @@ from eventlm.cli.logging_setup import configure_logging
 from eventlm.config import Config
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.errors import EventLMError
-from eventlm.frontend.front_end import BEAT_SECONDS
 from eventlm.frontend.protocol import (
     Beat,
     Draining,
@@ -83,7 +82,7 @@ class FrontEndServer:
             await self.close()
             return 1
         on_loaded()
-        beating = asyncio.create_task(self._beat(context))
+        beating = asyncio.create_task(self._beat(context, setup.config.worker.heartbeat_ns / 1e9))
         try:
             await run_server(
                 context,
@@ -153,7 +152,7 @@ class FrontEndServer:
             ],
         )
 
-    async def _beat(self, context: ServerContext) -> None:
+    async def _beat(self, context: ServerContext, interval_seconds: float) -> None:
         while True:
             usage = self._system.processes.usage()
             self.send(
@@ -164,7 +163,7 @@ class FrontEndServer:
                     http_requests=context.http_requests,
                 )
             )
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(interval_seconds)
 
 
 def make_context(
