@@ -99,14 +99,15 @@ class Plan(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How much happens, and for how long, where the seed does not say."""
+    """How much happens, and for how long, where the seed does not say. patience: with silent processes."""
 
     hours: int
     visits_per_hour: int
     faults_per_hour: int
+    patience: int = 1
 
 
-PACES = {"quiet": Pace(4, 5, 10), "steady": Pace(1, 1800, 0)}
+PACES = {"quiet": Pace(4, 5, 10, patience=10), "steady": Pace(1, 1800, 0)}
 
 
 def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
@@ -145,7 +146,7 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
     return Plan(
         seed=draws.seed,
         is_calm=is_calm,
-        config=_draw_config(draws, is_calm=is_calm),
+        config=_draw_config(draws, is_calm=is_calm, patience=pace.patience if pace is not None else 1),
         num_blocks=draws.between(24, 96, "blocks"),
         seconds=seconds,
         visits=visits,
@@ -153,8 +154,8 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
     )
 
 
-def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
-    """The server's flags, and constants of the shell."""
+def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
+    """The server's flags, and constants of the shell. patience: with silent processes, whose heartbeats then are rarer."""
     fake: dict[str, Any] = {"base_ns": draws.between(500_000, 40_000_000, "base")}
     if not is_calm:
         fake["late_ppm"] = draws.between(0, 20_000, "late")
@@ -176,8 +177,8 @@ def _draw_config(draws: Draws, *, is_calm: bool) -> Config:
             pipeline_parallel_size=_RANKS[draws.draw("pipeline") % len(_RANKS)],
         ),
         worker=WorkerConfig(
-            heartbeat_timeout_seconds=draws.between(20, 60, "heartbeat"),
-            step_timeout_seconds=draws.between(5, 60, "step timeout"),
+            heartbeat_timeout_seconds=patience * draws.between(20, 60, "heartbeat"),
+            step_timeout_seconds=patience * draws.between(5, 60, "step timeout"),
             max_restarts=1000,
         ),
         server=ServerConfig(
