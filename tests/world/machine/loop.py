@@ -86,11 +86,6 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self.set_task_factory(self._make_task)
 
     @property
-    def has_work(self) -> bool:
-        """Whether anything is ready or scheduled."""
-        return bool(self._ready or self._scheduled)  # type: ignore[attr-defined]
-
-    @property
     def due_ns(self) -> int | None:
         """When there is something to run: now, the time of the next timer, or never."""
         if self._ready:  # type: ignore[attr-defined]
@@ -149,8 +144,13 @@ class ProcessLoop(asyncio.BaseEventLoop):
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         """Not before `when`, and up to a millisecond later."""
         self._num_timers += 1
+        self._world.changed(self.process)
         late_ns = self._world.draws.draw("timer", self.process.pid, self._num_timers) % _MOST_LATE_NS
         return super().call_at(when + late_ns / 1e9, callback, *args, context=context)
+
+    def _call_soon(self, callback: Callable[..., Any], args: Any, context: Any) -> Any:
+        self._world.changed(self.process)
+        return super()._call_soon(callback, args, context)  # type: ignore[misc]
 
     def create_future(self) -> asyncio.Future[Any]:
         self._num_made += 1

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _TURN_NS = (5_000, 60_000)
 _THREAD_NS = (20_000, 500_000)
 SIGKILL = 9
+#: When a process runs next that has nothing to do, and one that has ended.
+NEVER = 2**63
+GONE = -1
 
 When = Literal["before", "halfway", "after"]
 
@@ -42,6 +45,8 @@ class Process:
         self.ended_ns = -1
         #: It does nothing before that time: it has just run, or is frozen.
         self.free_ns = world.now_ns
+        #: When the world lets it run next; it may have put that off since.
+        self.planned_ns = NEVER
         #: Open files, sockets and pipes by number.
         self.handles: dict[int, Handle] = {}
         #: Errors that nothing caught, and lines of the log that say that there is a defect.
@@ -84,10 +89,10 @@ class Process:
             self.errors.append(f"{self.name}: {context['message']}: {context.get('exception')!r}")
 
     @property
-    def due_ns(self) -> int | None:
-        """When it runs next; None: nothing is to be done."""
+    def due_ns(self) -> int:
+        """When it runs next; NEVER: nothing is to be done."""
         due_ns = self.loop.due_ns
-        return None if due_ns is None else max(due_ns, self.free_ns)
+        return NEVER if due_ns is None else max(due_ns, self.free_ns)
 
     def turn(self) -> None:
         """Run its loop once."""

@@ -13,7 +13,7 @@ from tests.world.machine.disk import WorldDisk
 from tests.world.machine.disk_faults import Surroundings
 from tests.world.machine.draws import Draws
 from tests.world.machine.network import Network
-from tests.world.machine.process import Death, Process
+from tests.world.machine.process import GONE, NEVER, Death, Process
 
 SECOND = 1_000_000_000
 #: A host's monotonic clock does not begin at 0.
@@ -88,6 +88,10 @@ class World:
         self.notes: list[Note] | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._num_events = 0
+        #: When processes run next, and their numbers; one whose plans have changed may be there more than once.
+        self._due: list[tuple[int, int, Process]] = []
+        #: Those whose plans may have changed since they were last put there, in the order in which they did.
+        self._changed: dict[Process, None] = {}
         self._num_pids = 1000
 
     def next_pid(self) -> int:
@@ -112,6 +116,8 @@ class World:
         self.note(process.name, f"ends with status {process.returncode}")
         self.disk.crash(process.name)
         self.processes.remove(process)
+        self._changed.pop(process, None)
+        process.planned_ns = GONE
         self.graves.append(process)
 
     def require_running(self) -> Process:
@@ -154,25 +160,52 @@ class World:
 
     def _go_on(self, limit_ns: int) -> bool:
         """Let the next thing happen; False if that is after the limit."""
-        next_ns = self._events[0][0] if self._events else None
-        process = None
-        for each in self.processes:
-            # Most loops, such as those of workers, have nothing to do.
-            due_ns = each.due_ns if each.loop.has_work else None
-            if due_ns is not None and (next_ns is None or due_ns < next_ns):
-                next_ns, process = due_ns, each
-        if next_ns is None or next_ns > limit_ns:
-            return False
-        self.now_ns = max(self.now_ns, next_ns)
-        if process is not None:
+        event_ns = self._events[0][0] if self._events else None
+        process = self._next_process()
+        if process is not None and (event_ns is None or process.planned_ns < event_ns):
+            if process.planned_ns > limit_ns:
+                return False
+            self.now_ns = max(self.now_ns, process.planned_ns)
+            heappop(self._due)
+            process.planned_ns = NEVER
             self.num_turns += 1
             process.turn()
+            self.changed(process)
             if self.num_turns % _TURNS_OF_A_COLLECTION == 0:
                 self._collect()
         else:
+            if event_ns is None or event_ns > limit_ns:
+                return False
+            self.now_ns = event_ns
             _, _, action = heappop(self._events)
             action()
         return True
+
+    def changed(self, process: Process) -> None:
+        """It may run sooner than it was to."""
+        self._changed[process] = None
+
+    def _next_process(self) -> Process | None:
+        """The one that runs next, the oldest if there are several. It is on top of `_due`."""
+        due = self._due
+        for process in self._changed:
+            due_ns = process.due_ns
+            if due_ns < process.planned_ns:
+                process.planned_ns = due_ns
+                heappush(due, (due_ns, process.pid, process))
+        self._changed.clear()
+        while due:
+            planned_ns, _, process = due[0]
+            if process.planned_ns == planned_ns:
+                due_ns = process.due_ns
+                if due_ns == planned_ns:
+                    return process
+                # It has put off what it was to do.
+                process.planned_ns = due_ns
+                if due_ns != NEVER:
+                    heappush(due, (due_ns, process.pid, process))
+            heappop(due)
+        return None
 
     def _collect(self) -> None:
         """Let go of what the dead hold: it tries to end in order, and cannot."""
