@@ -10,12 +10,13 @@ import pytest
 from msgspec import Struct
 
 from eventlm.core import core as core_module
+from eventlm.core import forwarding
 from eventlm.core.core import Core
 from eventlm.core.state import snapshot
 from eventlm.core.state.block_pool import BlockPool
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.replica import Replica
-from eventlm.events import Fact, TextEnded
+from eventlm.events import Fact, GrammarReady, Resumed, TextEnded
 from tests.world.scopes import canonical, search
 from tests.world.scopes.__main__ import main
 from tests.world.scopes.canonical import digest
@@ -79,15 +80,36 @@ def test_a_wake_that_is_skipped_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "nothing is in flight" in str(found(SCOPES["equal"]))
 
 
-def test_a_request_that_can_end_no_more_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No single state shows it: each has something that can come next."""
+@pytest.mark.parametrize(
+    ("scope", "fact", "waits"),
+    [
+        (SCOPES["watched"], TextEnded, "CLOSING"),
+        (SCOPES["watched"], GrammarReady, "WAITING_FOR_GRAMMAR"),
+        (dataclasses.replace(SCOPES["equal"], chances={"pause": 1}), Resumed, "WAITING"),
+    ],
+    ids=["text end", "grammar", "resume"],
+)
+def test_a_deadlock_is_found_although_its_end_is_owed(
+    monkeypatch: pytest.MonkeyPatch, scope: Scope, fact: type[Fact], waits: str
+) -> None:
+    """No single state shows it: what is owed comes again and again, and wakes nobody."""
 
     def ignore(state: CoreState, fact: Fact) -> None: ...
 
-    monkeypatch.setitem(core_module._HANDLERS, TextEnded, ignore)
-    violation = found(SCOPES["watched"])
+    monkeypatch.setitem(core_module._HANDLERS, fact, ignore)
+    violation = found(scope)
     assert "some request can end no more" in str(violation)
-    assert "CLOSING" in str(violation)
+    assert waits in str(violation)
+
+
+def test_a_retry_that_wakes_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequence rests, and its timer is due for ever."""
+    monkeypatch.setattr(forwarding, "retries_due", lambda state, due_ns: None)
+    scope = SCOPES["forwarded"]
+    violation = found(scope)
+    assert "some request can end no more" in str(violation)
+    kinds = [fact.split('"')[3] for fact in facts_of(scope, violation.path)]
+    assert kinds.index("forward_failed") < kinds.index("timer") == len(kinds) - 1
 
 
 def test_what_goes_on_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
