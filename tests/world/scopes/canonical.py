@@ -106,6 +106,7 @@ def digest(world: World) -> int:
         world.left,
         list(world.chances.values()),
         state.drain_open,
+        len(state.group),
         state.paused,
         state.now_ns // EPOCH_NS,
         sequences,
@@ -125,6 +126,7 @@ def _of_set(world: World, replicaset: Replicaset, places: dict[SequenceId, int])
     return (
         replicaset.policy_name,
         replicaset.policy_generation,
+        replicaset.predictor.base_ps,
         replicaset.num_routed % len(replicaset.replicas) if turns else 0,
         [places[identity] for identity in replicaset.unrouted],
         [(places[identity], *suspect) for identity, suspect in replicaset.suspects.items()],
@@ -176,7 +178,14 @@ def _of_replica(replica: Replica, places: dict[SequenceId, int]) -> Any:
 
 
 def _of_capacity(capacity: BackendCapacity) -> Any:
-    return (capacity.limit_milli, capacity.num_hedges, capacity.is_doubling, capacity.ns_per_token // EPOCH_NS)
+    return (
+        capacity.limit_milli,
+        capacity.num_hedges,
+        capacity.is_doubling,
+        capacity.ns_per_token // EPOCH_NS,
+        capacity.running,
+        capacity.waiting,
+    )
 
 
 def _of_states(states: StatePool, places: dict[SequenceId, int]) -> Any:

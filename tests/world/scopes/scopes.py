@@ -32,6 +32,8 @@ ROUTERS: dict[str, Router] = {
 ONE = {"num_replicas": 1}
 DEEP = {"max_steps_in_flight": 3, "max_decodes_in_flight_per_seq": 3}
 
+DYNAMIC = Dynamic(min_chunk_tokens=1, target_ms=2.1)
+
 #: Two grow until their blocks are too few for both, and prompts and what is generated can be hit by the other; a third
 #: one is urgent.
 GROWING = (requests(2, 5, count=2, deadline_ns=PATIENT_NS, session=1), requests(4, 2, deadline_ns=URGENT_NS, session=2))
@@ -50,6 +52,7 @@ LONGER = (
     requests(4, 2, count=2, deadline_ns=URGENT_NS),
 )
 MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING, "four": FOUR}
+GROUPED = (requests(3, 3, count=2, group_size=2), requests(2, 3, count=2))
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
 HEDGED_LATE = (requests(3, 2, deadline_ns=URGENT_NS, drop_if_late=True), requests(3, 2, deadline_ns=URGENT_NS))
 FORWARDED = {
@@ -73,6 +76,7 @@ SMALL = [
     _scope("equal", EQUAL, "cancel"),
     _scope("watched", WATCHED, "", limits=ONE),
     _scope("late", LATE, "", limits=ONE),
+    _scope("grouped", GROUPED, "cancel", limits=ONE | {"max_queue_len": 1}),
     _scope("forwarded", HEDGED, "fail", limits=FORWARDED),
 ]
 #: What `make soak` searches too.
@@ -92,13 +96,17 @@ SOAK = [
     ),
     *(_scope(name, GROWING, "cancel lose lose end*", router=router) for name, router in ROUTERS.items()),
     *(_scope(f"{name}-four", FOUR, "cancel lose end", router=router) for name, router in ROUTERS.items()),
-    _scope("dynamic", CHUNKED, "cancel cancel lose lose end*", batcher=Dynamic(min_chunk_tokens=1, target_ms=2.1)),
+    _scope("dynamic", CHUNKED, "cancel cancel lose lose end*", batcher=DYNAMIC),
     _scope(
         "space-sharing",
         CHUNKED,
         "cancel cancel lose lose end*",
         batcher=SpaceSharing(min_chunk_tokens=1, target_ms=2.1, min_long_steps=0),
     ),
+    _scope("predicted", CHUNKED, "cancel lose predict end*", batcher=DYNAMIC),
+    _scope("predicted-lrs", GROWING, "cancel lose predict end", policies=(Lrs(evict_margin=0),)),
+    _scope("grouped-all", GROUPED, "cancel lose lose end*", limits={"max_queue_len": 1, "max_num_seqs": 1}),
+    _scope("ended-together", GROWING, "cancel lose lose ends*"),
     _scope("three-replicas", GROWING, "cancel lose", limits={"num_replicas": 3}),
     _scope("three-steps", GROWING, "cancel lose lose end*", limits=ONE | DEEP),
     _scope("sampled", SAMPLED, "cancel cancel lose lose end*"),
@@ -123,9 +131,10 @@ SOAK = [
         limits=ONE,
         others=(FORWARDED,),
     ),
-    _scope("poison", EQUAL, "cancel crash crash crash lose", limits={"max_losses": 3}),
+    _scope("poison", EQUAL, "cancel crash crash crash lose stale", limits={"max_losses": 3}),
     _scope("silent", GROWING, "cancel lose none none none end*", limits=ONE),
     _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),
+    _scope("forwarded-metrics", EQUAL, "cancel fail later metrics metrics", limits=FORWARDED),
     _scope("forwarded-drained", EQUAL, "cancel fail down down pause", limits=FORWARDED),
     _scope("hedged", HEDGED_LATE, "cancel fail fail down", limits=FORWARDED),
 ]

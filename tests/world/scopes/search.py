@@ -29,7 +29,6 @@ from msgspec import json
 
 from eventlm.core.core import Core
 from eventlm.core.state.validate import validate, validate_liveness
-from eventlm.errors import InvariantError
 from eventlm.events import Decision, Finished, Preempted, Rejected
 from tests.world.scopes.canonical import digest
 from tests.world.scopes.copies import copy, pack, unpack
@@ -168,8 +167,10 @@ class Search:
             after = world if number + 1 == len(moves) else copy(world)
             try:
                 known = self._take(item, number, move, after)
-            except InvariantError as error:
-                raise self._violation(item.state, number, str(error)) from error
+            except Violation:
+                raise
+            except Exception as error:
+                raise self._violation(item.state, number, f"{type(error).__name__}: {error}") from error
             if move.is_owed:
                 self._from.append(item.state)
                 self._to.append(known)
@@ -281,7 +282,7 @@ def _kind_of(decision: Decision) -> str:
 def replay(scope: Scope, path: list[int], note: Callable[[Move, list[Decision]], None] | None = None) -> World:
     """The world after a path of moves, by their numbers. note: called after each.
 
-    Raises InvariantError where the search would find a violation, IndexError for a move that there is not.
+    Raises InvariantError for a state that must not be, IndexError for a move that there is not.
     """
     world = scope.begin()
     for number in path:

@@ -5,14 +5,13 @@ Time. A drain comes a nanosecond after the one before, so all that happens is sh
 predicted times, which are milliseconds at least. A timer that is not due by then is waited for: it fires where the next
 epoch begins. So of two times only their epochs and their order matter.
 
-Left out: two rows of a step that end before their limit; drains of more than two facts; groups of arrivals; facts of
-workers that are gone, and `desync`, which is a loss; metrics of backends and what they ask clients to wait; other
-predictors.
+Left out: some, but not all, of several rows that end before their limit in one step; drains of more than two facts, but
+for groups of arrivals; facts of steps of workers that are gone, and `desync`, which is a loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from eventlm.core.state.sequence import Sequence, State
 from eventlm.events import (
     Arrived,
     BackendDown,
+    BackendState,
     BackendUp,
     CacheFlushed,
     Cancelled,
@@ -41,6 +41,7 @@ from eventlm.events import (
     Header,
     Paused,
     PolicySwapped,
+    PredictorSwapped,
     Resumed,
     StepCompleted,
     Streamed,
@@ -93,10 +94,12 @@ class Scope:
     """A small world. arrivals: all that may come, in any order. joins: drains may have two facts. chances: how often
     each of what need not happen may; -1: as often as it can. limits: of the first replicaset; others: of further ones.
 
-    `cancel`; `lose`, `crash`, `replace` (workers; the last come up although the one before was not lost); `flush`,
-    `pause`, `swap` (to the next policy), `front_end` (its loss); `end` (a row ends before its limit), `none` (a row has
-    no token), `text` (an end is found in the text of a sequence that goes on), `refuse` (a grammar cannot be built);
-    of backends `fail` (an attempt), `down`.
+    `cancel`; `lose`, `crash`, `replace` (workers; the last come up although the one before was not lost), `stale` (the
+    loss of one that is gone already); `flush`, `pause`, `swap` (to the next policy), `predict` (steps take ten times as
+    long from now on), `front_end` (its loss); `end` (a row ends before its limit), `ends` (all rows do), `none` (a row
+    has no token), `text` (an end is found in the text of a sequence that goes on), `refuse` (a grammar cannot be
+    built); of backends `fail` (an attempt), `later` (the backend asks to wait), `metrics` (some wait there, or none),
+    `down`.
     """
 
     name: str
@@ -199,6 +202,9 @@ class World:
 
     def moves(self) -> list[Move]:
         """All that can come next, always in the same order."""
+        if self.core.state.group:
+            # Of a group that is not complete, its next member.
+            return [self._arrival(self.core.state.group[0])]
         moves = [*self._moves()]
         if not self.joins:
             return moves
@@ -227,7 +233,13 @@ class World:
     def _arrivals(self) -> Iterator[Move]:
         for template, count in zip(self.requests, self.left, strict=True):
             if count:
-                yield Move(template)
+                yield self._arrival(template)
+
+    def _arrival(self, template: Arrived) -> Move:
+        """Of the next member of its group."""
+        index = len(self.core.state.group)
+        is_last = index + 1 == template.group_size
+        return Move(structs.replace(template, group_index=index), is_owed=index > 0, is_marked=is_last)
 
     def _of_operator(self) -> Iterator[Move]:
         state = self.core.state
@@ -237,6 +249,9 @@ class World:
             yield Move(Paused(), "pause")
         if self._may("flush"):
             yield Move(CacheFlushed(), "flush")
+        if self._may("predict"):
+            slower = [10 * each for each in state.replicasets[0].predictor.coefficients()]
+            yield Move(PredictorSwapped(coefficients=slower), "predict")
         if self._may("swap"):
             replicaset = state.replicasets[0]
             name = str((int(replicaset.policy_name) + 1) % len(replicaset.plugins.policies))
@@ -262,6 +277,8 @@ class World:
 
     def _of_worker(self, replica: Replica) -> Iterator[Move]:
         index, epoch = replica.index, replica.epoch
+        if self._may("stale"):
+            yield Move(WorkerLost(replica=index, epoch=epoch - 1), "stale")
         if not replica.up:
             yield Move(WorkerUp(replica=index, epoch=epoch + 1), is_owed=True)
             return
@@ -275,8 +292,8 @@ class World:
             yield from self._completions(replica)
 
     def _completions(self, replica: Replica) -> Iterator[Move]:
-        """The oldest step is done. Every row with a token produces between one and the most; or one row ends, or has
-        none, if there is a chance for it.
+        """The oldest step is done. Every row with a token produces between one and the most; or one row or all end, or
+        one has none, if there is a chance for it.
         """
         step = replica.in_flight[0]
         sequences = [*step.decodes, *(row.sequence for row in step.chunks)]
@@ -291,11 +308,13 @@ class World:
             yield Move(self._completed(replica, produced), is_owed=True)
         for row in open_rows:
             if self._may("end"):
-                yield Move(self._completed(replica, full, row), "end")
+                yield Move(self._completed(replica, full, [row]), "end")
             if self._may("none"):
                 yield Move(self._completed(replica, [*full[:row], 0, *full[row + 1 :]]), "none")
+        if len(open_rows) > 1 and self._may("ends"):
+            yield Move(self._completed(replica, full, open_rows), "ends")
 
-    def _completed(self, replica: Replica, produced: list[int], ended_row: int = -1) -> StepCompleted:
+    def _completed(self, replica: Replica, produced: list[int], ended_rows: Iterable[int] = ()) -> StepCompleted:
         step = replica.in_flight[0]
         return StepCompleted(
             c=step.launch_seq,
@@ -305,7 +324,7 @@ class World:
             start_ns=0,
             end_ns=1,
             produced=produced,
-            ends=[(ended_row, "eos")] if ended_row >= 0 else [],
+            ends=[(row, "eos") for row in ended_rows],
             filled=[*_filled(replica, produced)],
         )
 
@@ -315,6 +334,9 @@ class World:
             yield Move(BackendUp(replica=index, epoch=epoch + 1, name=str(index)), is_owed=True)
         elif self._may("down"):
             yield Move(BackendDown(replica=index, epoch=epoch, reason="failed"), "down")
+        if replica.up and self._may("metrics"):
+            for waiting in (0, 2):
+                yield Move(BackendState(replica=index, epoch=epoch, running=1, waiting=waiting), "metrics")
         forwards = self.core.state.set_of(replica).forwards
         assert forwards is not None
         for sequence in replica.running:
@@ -329,6 +351,11 @@ class World:
         yield Move(end, is_owed=True)
         if shown < most:
             yield Move(Streamed(rows=[(request, index, attempt, shown + 1)]))
+        if self._may("later"):
+            failure = ForwardFailed(
+                request=request, index=index, attempt=attempt, kind="overloaded", retry_after_ns=EPOCH_NS // 100
+            )
+            yield Move(failure, "later")
         if self._may("fail"):
             for kind in ("connect", "overloaded"):
                 failure = ForwardFailed(request=request, index=index, attempt=attempt, kind=kind)
