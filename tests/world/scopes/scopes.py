@@ -52,9 +52,13 @@ LONGER = (
     requests(4, 2, count=2, deadline_ns=URGENT_NS),
 )
 MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING, "four": FOUR}
+UNREAD = (requests(4, 2, count=2, blocks=[1, 2], skip_cache_read=True), requests(4, 2, blocks=[1, 2]))
 GROUPED = (requests(3, 3, count=2, group_size=2), requests(2, 3, count=2))
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
 HEDGED_LATE = (requests(3, 2, deadline_ns=URGENT_NS, drop_if_late=True), requests(3, 2, deadline_ns=URGENT_NS))
+MICRO_BATCHES = {"num_stages": 2, "micro_batches": 3}
+GROUPS = {"num_kv_groups": 2, "kv_shard_tokens": 2, "num_blocks": 3}
+RECURRENT = {"state_slots": 3, "state_interval": 2}
 FORWARDED = {
     "forwards": Forwarding(max_attempts=3, backoff_ns=SECOND_NS, hedge_ns=5 * SECOND_NS, first_limit=1),
     "max_num_seqs": 2,
@@ -68,6 +72,10 @@ def _scope(name: str, arrivals: tuple[Arrivals, ...], chances: str, **parts: Any
     return Scope(name, arrivals, counts, **parts)
 
 
+def _watched(prompt_tokens: int, max_tokens: int, **fields: Any) -> Arrivals:
+    return requests(prompt_tokens, max_tokens, has_text_ends=True, **fields)
+
+
 #: What `make test` searches.
 SMALL = [
     _scope("one-fcfs", GROWING, "cancel lose", limits=ONE),
@@ -78,6 +86,32 @@ SMALL = [
     _scope("late", LATE, "", limits=ONE),
     _scope("grouped", GROUPED, "cancel", limits=ONE | {"max_queue_len": 1}),
     _scope("forwarded", HEDGED, "fail", limits=FORWARDED),
+    _scope("joined-forwarded", (requests(3, 1, count=2),), "cancel fail", limits=FORWARDED, joins=True),
+    _scope("joined-paused", (requests(3, 2, count=2),), "lose pause", limits=ONE, joins=True),
+    _scope(
+        "joined-refused", (_watched(3, 2, count=2, waits_for_grammar=True),), "refuse text lose", limits=ONE, joins=True
+    ),
+    _scope("sampled-watched", (_watched(3, 2, n=2), requests(3, 2)), "cancel lose end* text", limits=ONE),
+    _scope("groups-watched", (_watched(2, 4, count=2),), "cancel lose end* text", limits=ONE | GROUPS),
+    _scope(
+        "speculating-pipeline",
+        (_watched(2, 4), requests(3, 3)),
+        "cancel lose end* text",
+        limits=ONE | {"num_stages": 2, "max_tokens_per_row": 2},
+    ),
+    _scope("micro-batches", (requests(2, 3, count=3),), "cancel lose end*", limits=ONE | MICRO_BATCHES),
+    _scope(
+        "recurrent-sampled",
+        (requests(4, 2, n=2, blocks=[1, 2]), requests(4, 2, blocks=[1, 3])),
+        "cancel lose end*",
+        limits=ONE | RECURRENT,
+    ),
+    _scope("unread", UNREAD, "cancel lose flush", limits=ONE),
+    _scope("scored", (requests(5, 0, count=2, kind="score"), requests(3, 3)), "cancel lose", limits=ONE),
+    _scope("run-ahead", (requests(2, 4, count=2), requests(5, 2)), "cancel lose", limits=ONE | {"run_ahead_ms": 2}),
+    _scope(
+        "buckets", (requests(2, 3, count=3),), "cancel lose", limits=ONE | {"graph_buckets": [2], "max_num_seqs": 3}
+    ),
 ]
 #: What `make soak` searches too.
 SOAK = [
@@ -120,10 +154,8 @@ SOAK = [
     _scope("joined-growing", GROWING, "cancel lose", limits=ONE, joins=True),
     _scope("speculating", GROWING, "cancel lose end*", limits={"max_tokens_per_row": 2}),
     _scope("pipeline", GROWING, "cancel lose lose end*", limits={"num_stages": 2, "max_num_seqs": 1}),
-    _scope(
-        "groups", GROWING, "cancel lose lose end*", limits={"num_kv_groups": 2, "kv_shard_tokens": 2, "num_blocks": 3}
-    ),
-    _scope("recurrent", SHARING, "cancel lose lose flush end*", limits={"state_slots": 3, "state_interval": 2}),
+    _scope("groups", GROWING, "cancel lose lose end*", limits=GROUPS),
+    _scope("recurrent", SHARING, "cancel lose lose flush end*", limits=RECURRENT),
     _scope(
         "two-sets",
         (requests(2, 3), requests(3, 1, count=2, replicaset=1, deadline_ns=URGENT_NS)),
@@ -137,4 +169,39 @@ SOAK = [
     _scope("forwarded-metrics", EQUAL, "cancel fail later metrics metrics", limits=FORWARDED),
     _scope("forwarded-drained", EQUAL, "cancel fail down down pause", limits=FORWARDED),
     _scope("hedged", HEDGED_LATE, "cancel fail fail down", limits=FORWARDED),
+    _scope("hedged-joined", HEDGED_LATE, "cancel fail", limits=FORWARDED, joins=True),
+    _scope("forwarded-sampled", (requests(3, 2, n=2),), "cancel fail fail down metrics", limits=FORWARDED),
+    _scope("watched-joined", WATCHED, "cancel lose text", limits=ONE, joins=True),
+    _scope("paused-joined", (requests(3, 2, count=3),), "cancel lose pause", joins=True),
+    _scope(
+        "poison-joined", (requests(3, 2, count=2),), "cancel crash crash lose", limits={"max_losses": 2}, joins=True
+    ),
+    _scope("sampled-joined", (requests(3, 3, n=2), requests(3, 2)), "cancel lose end", limits=ONE, joins=True),
+    _scope("sampled-watched-all", (_watched(3, 3, n=2), requests(3, 2, count=2)), "cancel cancel lose end* text*"),
+    _scope("groups-watched-all", (_watched(2, 4, count=3),), "cancel cancel lose lose end* text", limits=GROUPS),
+    _scope(
+        "speculating-pipeline-all",
+        (_watched(2, 4, count=2), requests(3, 3)),
+        "cancel lose end* text",
+        limits={"num_stages": 2, "max_tokens_per_row": 2},
+    ),
+    _scope("micro-batches-all", (requests(2, 3, count=4),), "cancel cancel lose lose end*", limits=MICRO_BATCHES),
+    _scope(
+        "recurrent-sampled-all",
+        (requests(4, 2, n=2, blocks=[1, 2]), requests(4, 2, count=2, blocks=[1, 3])),
+        "cancel lose lose flush end*",
+        limits=RECURRENT,
+    ),
+    _scope("unread-all", UNREAD, "cancel cancel lose lose flush end*"),
+    _scope("scored-all", (requests(5, 0, count=2, kind="score"), requests(2, 5, count=2)), "cancel lose lose end*"),
+    _scope("run-ahead-all", GROWING, "cancel lose end*", limits={"run_ahead_ms": 2}),
+    _scope("buckets-all", GROWING, "cancel lose end*", limits={"graph_buckets": [2], "max_num_seqs": 3}),
+    _scope(
+        "few-evictions",
+        FOUR,
+        "cancel lose end*",
+        policies=(Edf(),),
+        limits=ONE | {"max_evictions": 1, "max_skips": 0},
+    ),
+    _scope("six-blocks", (requests(2, 6, count=3), requests(5, 3)), "cancel lose end*", limits={"num_blocks": 6}),
 ]
