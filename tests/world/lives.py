@@ -26,9 +26,14 @@ class Lives:
         self.servers: list[WorldServer] = []
         self.is_ending = False
         self._run = run
+        self._suspended_until_ns = 0
         self._begin()
 
     def _begin(self) -> None:
+        world = self._run.world
+        if world.now_ns < self._suspended_until_ns:
+            world.at(self._suspended_until_ns, self._begin)
+            return
         number = len(self.servers) + 1
         server = self._run.start_server("engine" if number == 1 else f"engine {number}")
         self.servers.append(server)
@@ -69,10 +74,30 @@ class Lives:
         checks.check("connections end with the server", not late, f"{len(late)} go on")
 
     def reboot(self) -> None:
-        """The server's host fails and starts again: its processes end, and what is not on the disk's medium is gone."""
-        run = self._run
-        children = self.children()
-        for process in (self.servers[-1].process, *children):
-            if not process.is_dead:
-                process.end(-SIGKILL)
-        run.logs.reboot()
+        """The server's host fails and starts again: its processes end, what is not on the disk's medium is gone, and
+        its monotonic clock begins at 0.
+        """
+        world = self._run.world
+        for process in self._on_host():
+            process.end(-SIGKILL)
+        world.boot_ns = world.now_ns
+        self._run.logs.reboot()
+
+    def suspend(self, duration_ns: int, *, stops_clock: bool) -> bool:
+        """All processes of the server's host stand still; False if they do already. stops_clock: so does its monotonic
+        clock, as Linux has it when it suspends; where the host is a virtual machine that is paused, all clocks go on.
+        """
+        world = self._run.world
+        if world.now_ns < self._suspended_until_ns:
+            return False
+        self._suspended_until_ns = world.now_ns + duration_ns
+        for process in self._on_host():
+            process.suspend(duration_ns, stops_clock=stops_clock)
+        if stops_clock:
+            world.boot_ns += duration_ns
+        return True
+
+    def _on_host(self) -> list[Process]:
+        """The server's process, and those of all servers' children."""
+        server = self.servers[-1].process
+        return [each for each in self._run.world.processes if each is server or each.parent is not None]

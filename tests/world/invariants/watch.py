@@ -15,6 +15,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.events import Event, StepCompleted
 from tests.world.invariants.checks import Checks
 from tests.world.machine.network import Socket
+from tests.world.machine.process import Process
 from tests.world.machine.world import SECOND, World
 
 if TYPE_CHECKING:
@@ -62,18 +63,18 @@ class Watch:
         engine = server.engine
         if not server.process.is_dead and engine is not None and engine._engine_core is not None:
             self._checks.check("the engine lives", engine.state != "dead", "it has died")
-            self._look_at(engine, engine._engine_core.core.state)
+            self._look_at(server.process, engine, engine._engine_core.core.state)
         self._is_looking = bool(self._clients)
         if self._is_looking:
             world.after(_LOOK_NS, self._look)
 
-    def _look_at(self, engine: InferenceEngine, state: CoreState) -> None:
+    def _look_at(self, process: Process, engine: InferenceEngine, state: CoreState) -> None:
         bus = engine.bus
         if bus is not self._bus:
             self._bus = bus
             origin_ns = engine.origin_ns
-            bus.attach(lambda event: self._see(event, origin_ns))
-        self._check_soon(engine.origin_ns, state)
+            bus.attach(lambda event: self._see(event, process.monotonic_ns - origin_ns))
+        self._check_soon(process.world_ns(engine.origin_ns), state)
         self._check_queues(bus)
         self.check_wrong()
 
@@ -86,14 +87,15 @@ class Watch:
         """Whether what must have happened soon after a time must have happened by now."""
         return self._world.now_ns > max(since_ns, self._runs_since_ns) + _SOON_NS
 
-    def _see(self, event: Event, origin_ns: int) -> None:
-        """In the engine's process: an event is published."""
-        checks, now_ns = self._checks, self._world.now_ns - origin_ns
+    def _see(self, event: Event, now_ns: int) -> None:
+        """In the engine's process: an event is published, at this time of the run."""
+        checks = self._checks
         checks.counts["times of the log are the host's"] += 1
         if event.ts > now_ns + _SAME_NS or (isinstance(event, StepCompleted) and event.end_ns > event.ts):
             self.wrong.append(("times of the log are the host's", f"{event} at {now_ns}"))
 
     def _check_soon(self, origin_ns: int, state: CoreState) -> None:
+        """origin_ns: when the run's clock was 0."""
         checks, now_ns = self._checks, self._world.now_ns
         live = state.requests.values()
         came_ns = {each.arrival.seed: origin_ns + each.arrival.ts for each in live}

@@ -25,11 +25,12 @@ class WorldClock:
     """The host's clocks."""
 
     def __init__(self, process: Process) -> None:
+        self._process = process
         self._world = process.world
 
     def monotonic_ns(self) -> int:
         """As Clock says."""
-        return self._world.now_ns
+        return self._process.monotonic_ns
 
     def unix_ns(self) -> int:
         """As Clock says."""

@@ -95,7 +95,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._timer_cancelled_count -= 1
             scheduled[0]._scheduled = False
             heappop(scheduled)
-        return round(scheduled[0]._when * 1e9) if scheduled else None
+        return self.process.world_ns(round(scheduled[0]._when * 1e9)) if scheduled else None
 
     def run_once(self) -> None:
         """Run what is ready, once. Raises Killed if the process ends meanwhile."""
@@ -138,8 +138,8 @@ class ProcessLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def time(self) -> float:
-        """Of the world, in seconds."""
-        return self._world.now_ns / 1e9
+        """Of the host's monotonic clock, in seconds."""
+        return self.process.monotonic_ns / 1e9
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
         """Not before `when`, and up to a millisecond later."""

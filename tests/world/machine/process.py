@@ -43,6 +43,8 @@ class Process:
         self.is_dead = False
         self.returncode: int | None = None
         self.ended_ns = -1
+        #: When its clock was 0. Moves on with each time for which the clock stands still.
+        self._boot_ns = world.boot_ns
         #: It does nothing before that time: it has just run, or is frozen.
         self.free_ns = world.now_ns
         #: When the world lets it run next; it may have put that off since.
@@ -89,6 +91,15 @@ class Process:
             self.errors.append(f"{self.name}: {context['message']}: {context.get('exception')!r}")
 
     @property
+    def monotonic_ns(self) -> int:
+        """What the monotonic clock of its host shows."""
+        return self.world.now_ns - self._boot_ns
+
+    def world_ns(self, monotonic_ns: int) -> int:
+        """When that clock shows this, if it does not stand still before."""
+        return monotonic_ns + self._boot_ns
+
+    @property
     def due_ns(self) -> int:
         """When it runs next; NEVER: nothing is to be done."""
         due_ns = self.loop.due_ns
@@ -119,10 +130,14 @@ class Process:
         self.after(delay_ns, action)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Do something later that is not done in its loop, unless it is dead then."""
+        """Do something later by its clock that is not done in its loop, unless it is dead then."""
+        due_ns = self.monotonic_ns + delay_ns
 
         def act() -> None:
             if self.is_dead:
+                return
+            if self.monotonic_ns < due_ns:
+                self.world.at(self.world_ns(due_ns), act)
                 return
             if self.free_ns > self.world.now_ns + _TURN_NS[1] * self._slow_factor:
                 # It is frozen, with all of its threads.
@@ -143,6 +158,12 @@ class Process:
     def freeze(self, duration_ns: int) -> None:
         """It does nothing for so long."""
         self.free_ns = max(self.free_ns, self.world.now_ns + duration_ns)
+
+    def suspend(self, duration_ns: int, *, stops_clock: bool) -> None:
+        """Its host does nothing for so long. stops_clock: the monotonic clock stands still meanwhile, too."""
+        self.freeze(duration_ns)
+        if stops_clock:
+            self._boot_ns += duration_ns
 
     def slow_until(self, time_ns: int, factor: int) -> None:
         """Until then its turns take so many times as long."""

@@ -9,7 +9,7 @@ import pytest
 
 import tests.world.machine.world
 from tests.world.machine.process import Process
-from tests.world.machine.world import StuckError, World
+from tests.world.machine.world import SECOND, StuckError, World
 
 
 def test_a_killed_process_never_runs_again() -> None:
@@ -61,6 +61,26 @@ def test_a_frozen_process_does_nothing_meanwhile() -> None:
     began_ns = world.now_ns
     world.run(lambda: process.is_dead, most_seconds=10)
     assert world.now_ns - began_ns >= 5_000_000_000
+
+
+@pytest.mark.parametrize("stops_clock", [True, False])
+def test_a_suspend_stops_loop_and_threads_and_perhaps_the_clock(stops_clock: bool) -> None:
+    world = World(1)
+    process, done = Process(world, "p"), []
+    began_ns, began_here_ns = world.now_ns, process.monotonic_ns
+
+    async def program() -> int:
+        await asyncio.sleep(3)
+        done.append(round(process.loop.time() - began_here_ns / SECOND))
+        return 0
+
+    process.run(program())
+    process.after(2 * SECOND, lambda: done.append(round((process.monotonic_ns - began_here_ns) / SECOND)))
+    world.run_for(1)
+    process.suspend(60 * SECOND, stops_clock=stops_clock)
+    world.run(lambda: process.is_dead, most_seconds=100)
+    assert done == ([2, 3] if stops_clock else [61, 61])
+    assert (world.now_ns - began_ns) // SECOND == (63 if stops_clock else 61)
 
 
 def test_what_never_comes_is_said() -> None:

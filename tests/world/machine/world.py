@@ -16,7 +16,7 @@ from tests.world.machine.network import Network
 from tests.world.machine.process import GONE, NEVER, Death, Process
 
 SECOND = 1_000_000_000
-#: A host's monotonic clock does not begin at 0.
+#: The host was booted some time before.
 _BEGIN_NS = 1_000 * SECOND
 _UNIX_NS = 1_800_000_000 * SECOND
 #: Garbage is collected at fixed points, since what it held may come to an end by that.
@@ -64,14 +64,16 @@ class _AroundDisk(Surroundings):
 
 
 class World:
-    """Everything is drawn from `seed`. now_ns: the host's monotonic clock; unix_ns: what its wall clock shows. deaths:
-    of processes, by their names. faults: how often each has happened.
+    """Everything is drawn from `seed`. now_ns: of the world, which no process sees; unix_ns: what the host's wall clock
+    shows; boot_ns: when its monotonic clock was 0. deaths: of processes, by their names. faults: how often each has
+    happened.
     """
 
     def __init__(self, seed: int, deaths: Mapping[str, Death] | None = None) -> None:
         self.draws = Draws(seed)
         self.deaths = deaths or {}
         self.now_ns = _BEGIN_NS
+        self.boot_ns = 0
         self.wall_offset_ns = _UNIX_NS
         self.faults: Counter[str] = Counter()
         self.network = Network(self)

@@ -1,4 +1,4 @@
-"""Deaths of the server's process and of its host, and faults of its disk, each with an end."""
+"""Deaths of the server's process and of its host, suspends of that, and faults of its disk, each with an end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SECOND = 1_000_000_000
 #: A call of so many that come next is the last.
 _CALLS_TO_DEATH = 400
-#: Longest time that a disk fails.
+#: Longest time that a disk fails, and that a host is suspended.
 _MOST_SECONDS = 90
 
 
@@ -54,6 +54,11 @@ def reboot(run: Run, detail: int) -> bool:
     if detail % 2:
         run.world.wall_offset_ns += (detail - 500_000) * _SECOND
     return True
+
+
+def suspend(run: Run, detail: int) -> bool:
+    """The host of the server is suspended, or it is a virtual machine that is paused."""
+    return run.lives.suspend(detail % _MOST_SECONDS * _SECOND, stops_clock=detail // _MOST_SECONDS % 2 == 0)
 
 
 def disk_fault(make: Callable[[Run, int], dict[str, Any]]) -> Callable[[Run, int], bool]:

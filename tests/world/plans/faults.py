@@ -110,6 +110,7 @@ FAULTS = {
     "kill server in a call": FaultKind(2, failures.kill_server_in_call),
     "kill child in a call": FaultKind(2, failures.kill_child_in_call),
     "reboot": FaultKind(1, failures.reboot),
+    "suspend": FaultKind(2, failures.suspend),
     "full disk": FaultKind(1, failures.full),
     "read-only disk": FaultKind(1, failures.read_only),
     "short writes": FaultKind(1, failures.short_writes),

@@ -117,5 +117,5 @@ def connect_from(process: Process) -> Callable[..., HttpBackend]:
 
 
 def in_time_of(world: World) -> Any:
-    """A context in which aiohttp's connections age by the world's clock."""
-    return patch("aiohttp.connector.monotonic", lambda: world.now_ns / 1e9)
+    """A context in which aiohttp's connections age by the clock of the process that has them."""
+    return patch("aiohttp.connector.monotonic", lambda: world.require_running().monotonic_ns / 1e9)

@@ -92,7 +92,7 @@ class WorldWorker:
 
     def step_ends(self, end_ns: int) -> None:
         """A step of the device is over at that time."""
-        self.process.after(end_ns - self.process.world.now_ns, self._answer)
+        self.process.after(end_ns - self.process.monotonic_ns, self._answer)
 
     def hang(self, until: Callable[[], bool] | None = None) -> None:
         """Do nothing more, apart from heartbeats, until something is so."""
@@ -196,7 +196,7 @@ class WorldWorker:
         since_ns = self._loop.busy_since_ns if self._loop is not None else 0
         if self._is_hung:
             since_ns = self._hung_since_ns
-        busy_ns = self.process.world.now_ns - since_ns if since_ns else 0
+        busy_ns = self.process.monotonic_ns - since_ns if since_ns else 0
         waits = self._model is not None and self._model.waits_for_peers
         self._send(Heartbeat(epoch=self._setup.epoch, busy_ns=busy_ns, step=self._step_in_hand, waits=waits))
         self.process.after(self._setup.heartbeat_ns, self._beat)
