@@ -74,9 +74,7 @@ def _old_epoch() -> Iterator[None]:
         if isinstance(message, StepResult):
             before, last[id(self)] = last.get(id(self)), message
             if before is not None and before.epoch < message.epoch:
-                loss = take(self, rank, structs.replace(before, epoch=message.epoch))
-                if loss is not None:
-                    return loss
+                message = structs.replace(before, epoch=message.epoch, step=message.step)
         return take(self, rank, message)
 
     with patch.object(ReplicaController, "_take", take_late):
@@ -204,7 +202,7 @@ PLANTED = {
     ),
     "old epoch": Planted(
         "The result of a worker that was given up counts as its successor's.",
-        ("workers answer what was launched", "stuck"),
+        ("results are of what was launched", "workers answer what was launched"),
         _old_epoch,
     ),
     "leaked block": Planted(
@@ -219,7 +217,7 @@ PLANTED = {
     ),
     "lost text end": Planted(
         "The engine does not hear of some stop strings that an edge has found.",
-        ("texts end for the right reason", "stuck"),
+        ("texts end for the right reason", "edges end texts"),
         _lost_text_end,
     ),
     "dropped cancel": Planted(

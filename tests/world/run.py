@@ -118,7 +118,10 @@ class Run:
             self.world.run_for(1)
         self.logs = Logs(self)
         self.lives = Lives(self)
-        self.watch = Watch(self.world, self.checks, lambda: self.server)
+        write_timeout_seconds = plan.config.server.write_timeout_seconds
+        self.watch = Watch(
+            self.world, self.checks, lambda: self.server, write_timeout_seconds=write_timeout_seconds
+        )
 
     @property
     def servers(self) -> list[WorldServer]:
@@ -293,8 +296,6 @@ class Run:
         self.checks.check("no process is left", not left, f"{left}")
         defects = [line for line in self.lines if "defect" in str(line.get("event", ""))]
         self.watch.check_wrong()
-        wrong = [line for line in self.lines if "wrong result" in str(line.get("reason", ""))]
-        self.checks.check("workers answer what was launched", not wrong, f"{wrong}")
         self.checks.check("no defect is logged", not defects, f"{defects}")
         self.checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
 

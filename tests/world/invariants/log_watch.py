@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from eventlm.bus.run_folder import TRACE_NAME, closed_segments
-from eventlm.events import Arrived, Emitted, Event, Finished, Launched, Relayed, StepCompleted, Streamed
+from eventlm.events import Arrived, Emitted, Event, Finished, Gap, Launched, Relayed, StepCompleted, Streamed
 from eventlm.events.codec import decode_body, split_line
+from tests.world.invariants.checks import Checks
 from tests.world.machine.disk import WorldDisk
 
-_TAGS = tuple(f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish"))
+_TAGS = tuple(
+    f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish", "gap")
+)
 #: Most bytes of what one event of a backend's stream brings, which may count as one token.
 _MOST_BYTES = 16
 
@@ -23,13 +26,16 @@ class Sample(NamedTuple):
 
 
 class _Steps:
-    """Of one run. rows: of the launches that have not been answered."""
+    """Of one run. launched: steps that have not been answered, by replica, epoch and number; answered: the last one of
+    each replica, with its launch, which is unknown after a gap.
+    """
 
     def __init__(self) -> None:
         self.seeds: dict[int, str] = {}
-        self.rows: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-        self.done: dict[int, StepCompleted] = {}
+        self.launched: dict[tuple[int, int, int], Launched] = {}
+        self.answered: dict[int, tuple[StepCompleted, Launched | None]] = {}
         self.streamed: list[tuple[int, int, int, int]] = []
+        self.has_gap = False
 
 
 class LogWatch:
@@ -39,11 +45,12 @@ class LogWatch:
     A line that was written is read here even if it does not reach the medium.
     """
 
-    def __init__(self, disk: WorldDisk) -> None:
+    def __init__(self, disk: WorldDisk, checks: Checks) -> None:
         self.num_lines = 0
         self.num_tokens: dict[Sample, int] = {}
         self.finished: set[Sample] = set()
         self._disk = disk
+        self._checks = checks
         self._runs: dict[Path, _Steps] = {}
         self._positions: dict[int, int] = {}
 
@@ -71,11 +78,12 @@ class LogWatch:
         match event:
             case Arrived():
                 steps.seeds[event.s] = event.seed
+            case Gap():
+                steps.has_gap = True
             case Launched():
-                rows = [(row[0], row[1]) for row in (*event.decodes, *event.chunks)]
-                steps.rows[event.replica, event.epoch, event.step] = rows
+                steps.launched[event.replica, event.epoch, event.step] = event
             case StepCompleted():
-                steps.done[event.replica] = event
+                self._answer(steps, event)
             case Emitted():
                 self._emit(steps, event)
             case Streamed():
@@ -93,14 +101,20 @@ class LogWatch:
                 self.num_tokens[Sample(steps.seeds[request], index)] = total * _MOST_BYTES
         steps.streamed = []
 
+    def _answer(self, steps: _Steps, done: StepCompleted) -> None:
+        """Each result is of a step of the present worker, once, and was not there before that was launched."""
+        launched = steps.launched.pop((done.replica, done.epoch, done.step), None)
+        steps.answered[done.replica] = done, launched
+        is_answer = steps.has_gap if launched is None else launched.ts <= done.start_ns
+        self._checks.check("results are of what was launched", is_answer, f"{done} answers {launched}")
+
     def _emit(self, steps: _Steps, emitted: Emitted) -> None:
-        """After a gap some of it may be unknown."""
-        done = steps.done.get(emitted.replica)
-        if done is None or done.step != emitted.step:
+        done, launched = steps.answered.get(emitted.replica, (None, None))
+        if done is None or launched is None or done.step != emitted.step:
             return
         dropped = dict(emitted.dropped)
-        rows = steps.rows.pop((done.replica, done.epoch, done.step), [])
-        for row, ((request, index), produced) in enumerate(zip(rows, done.produced, strict=bool(rows))):
+        rows = (*launched.decodes, *launched.chunks)
+        for row, ((request, index, *_), produced) in enumerate(zip(rows, done.produced, strict=True)):
             if produced and row not in dropped and request in steps.seeds:
                 sample = Sample(steps.seeds[request], index)
                 self.num_tokens[sample] = self.num_tokens.get(sample, 0) + produced

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.run_folder import LATEST_NAME, TRACE_NAME, closed_segments
 from eventlm.errors import EventLMError
-from eventlm.replay.verify.verifier import VerifyResult, verify
+from eventlm.replay.verify.verifier import Found, VerifyResult, verify
 from tests.world.invariants.log_watch import LogWatch, Sample
+from tests.world.invariants.losses import ToldLosses
+from tests.world.invariants.power_failures import Files, is_left, num_lines_left, read_files, verify_left
 from tests.world.machine.disk_faults import DiskFaults
+from tests.world.machine.process import SIGKILL
 from tests.world.programs.server import RUNS, WorldServer
 
 if TYPE_CHECKING:
     from tests.world.programs.client import Client
     from tests.world.run import Run
 
-#: What the recorder tells of a disk that does not take what it writes, and of one that does so again.
-_IS_LOSSY, _IS_WHOLE = "events are lost until", "is written again"
 #: A run of more segments has only its last ones verified one by one.
 _MOST_ALONE = 4
 
@@ -33,12 +34,15 @@ class Logs:
         self._checks = run.checks
         self._disk = run.world.disk
         self._reader = self._disk.of("reader")
-        self._watch = LogWatch(self._disk)
+        self._watch = LogWatch(self._disk, run.checks)
         self._num_lines = 0
+        self._losses = ToldLosses(run.checks)
         self.num_told = 0
-        self.is_lossy = False
-        #: Runs that a power failure may have damaged, and files that have.
+        #: Runs that ended before a power failure. Of those of which it has taken something: how many lines come before
+        #: that, and which files have lost more than their ends.
         self._rebooted: set[str] = set()
+        self._num_left: dict[str, int] = {}
+        self._damaged: set[Path] = set()
         self._rotten: set[Path] = set()
         #: Lines of runs when all that was pending came to the medium.
         self._num_saved: dict[str, int] = {}
@@ -56,14 +60,18 @@ class Logs:
         """Take what has been logged since."""
         lines = self._run.lines
         for line in lines[self._num_lines :]:
-            event = str(line.get("event", ""))
-            if _IS_LOSSY in event:
+            if self._losses.hear(str(line.get("event", ""))):
                 self.num_told += 1
                 self._run.world.faults["events were lost"] += 1
-                self.is_lossy = True
-            elif _IS_WHOLE in event:
-                self.is_lossy = False
+            is_right = "wrong result" not in str(line.get("reason", ""))
+            self._checks.check("workers answer what was launched", is_right, f"{line}")
         self._num_lines = len(lines)
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether the last server loses events now."""
+        folder = self._run.server.run_folder
+        return folder is not None and self._losses.of(folder.name).is_lossy
 
     def check_shown(self, client: Client) -> None:
         """All that a client has been shown is in the log on the disk by now, as it was written before it was sent.
@@ -102,7 +110,6 @@ class Logs:
     def check_dead(self, server: WorldServer) -> None:
         """The log of a server that has died verifies as far as it goes."""
         self.listen()
-        self.is_lossy = False
         if server.run_folder is not None:
             self._check_run(server.run_folder.name)
 
@@ -115,23 +122,42 @@ class Logs:
 
     def _check_whole(self, name: str, *, check_invariants: bool) -> VerifyResult | None:
         folder = RUNS / name
+        if name in self._num_left:
+            self._check_left(name)
+            return None
         try:
             result = verify(folder, check_invariants=check_invariants, disk=self._reader)
         except EventLMError as error:
-            is_excused = name in self._rebooted or self._rotten_in(name) or not self._has_line(folder)
+            is_excused = bool(self._rotten_in(name)) or not self._has_line(folder)
             self._checks.check("a log can be read", is_excused, f"{error}")
             return None
         self._checks.check("bit rot is found", not self._rotten_in(name), f"{self._rotten_in(name)}")
         self._checks.check("the log verifies", result.divergence is None, f"{result.divergence}")
-        self._checks.check("gaps are reported", not result.num_missing or self.num_told > 0, name)
+        self._losses.check_gaps(name, result.warnings, was_killed=self._was_killed(name))
         return result
+
+    def _check_left(self, name: str) -> None:
+        """What a power failure has left."""
+        try:
+            num_lines = verify_left(self._disk, RUNS / name)
+        except Found as found:
+            self._checks.check("the log verifies", False, f"{name}: {found}")
+            return
+        wanted = 0 if self._rotten_in(name) else self._num_left[name]
+        self._checks.check("a reboot leaves what comes first", num_lines >= wanted, f"{name}: {num_lines} of {wanted}")
+
+    def _was_killed(self, name: str) -> bool:
+        servers = [each for each in self._run.servers if each.run_folder is not None and each.run_folder.name == name]
+        return not servers or servers[0].process.returncode == -SIGKILL
 
     def _check_alone(self, name: str, whole: VerifyResult | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             paths = [segment.path for segment in closed_segments(RUNS / name, self._reader)]
             last = self._reader.status(RUNS / name / TRACE_NAME)
-            # A server that dies while it begins a segment leaves the last one two names.
-            paths = [path for path in paths if self._reader.status(path) != last] + [RUNS / name / TRACE_NAME]
+            # A server that dies while it begins a segment leaves the last one two names, and a power failure may take
+            # one of them.
+            paths = [path for path in paths if self._reader.status(path) != last]
+            paths += [RUNS / name / TRACE_NAME] if last is not None else []
             if len(paths) < 2:
                 return
             num_decisions = 0
@@ -139,7 +165,7 @@ class Logs:
                 try:
                     result = verify(path, disk=self._reader)
                 except EventLMError as error:
-                    is_excused = name in self._rebooted or path in self._rotten
+                    is_excused = path in self._damaged or path in self._rotten
                     self._checks.check("a segment can be read alone", is_excused, f"{error}")
                     continue
                 num_decisions += result.num_decisions
@@ -167,6 +193,8 @@ class Logs:
 
     def write_back(self) -> None:
         """Bring all that is pending to the medium, as kernels do every so often."""
+        self._read()
+        self.listen()
         self._disk.write_back()
         self._num_saved = {name: self._num_lines_of_one(name) for name in self.names()}
 
@@ -181,17 +209,35 @@ class Logs:
         """A power failure takes of the logs what it does, but what is left is as it was written."""
         with self._calm():
             self._read()
-            before = {name: self._lines(name) for name in self.names()}
-            num_lines = {name: self._num_lines_of_one(name) for name in before}
-            self._rebooted |= {*before}
+            names = self.names()
+            lines = {name: self._lines(name) for name in names}
+            num_lines = {name: self._num_lines_of_one(name) for name in names}
+            files = {name: read_files(self._disk, RUNS / name) for name in names}
+            self._rebooted |= {*names}
             self._disk.reboot()
+            for name in names:
+                self._see_left(name, files[name])
             for name in self.names():
                 after = self._lines(name)
-                wrong = [s for s, body in after.items() if before[name].get(s) != body]
+                wrong = [s for s, body in after.items() if lines[name].get(s) != body]
                 self._checks.check("what a reboot leaves is as it was", not wrong, f"{name}: {wrong[:5]}")
                 # One before may have left a hole.
                 num_saved = min(self._num_saved.get(name, 0), num_lines[name], len(before[name]))
                 self._checks.check("a reboot leaves what was saved", len(after) >= num_saved, f"{name}: {len(after)}")
+
+    def _see_left(self, name: str, before: Files) -> None:
+        folder = RUNS / name
+        after = read_files(self._disk, folder)
+        if [*after.items()] == [*before.items()]:
+            return
+        self._num_left.setdefault(name, num_lines_left(before, after))
+        paths = [folder / TRACE_NAME]
+        with contextlib.suppress(FileNotFoundError):
+            paths += [segment.path for segment in closed_segments(folder, self._reader)]
+        there = {path: self._disk.tree.find_file(path) for path in paths if self._reader.status(path)}
+        left = {path for path, file in there.items() if is_left(before.get(file.number, b""), bytes(file.content))}
+        self._damaged |= {*there} - left
+        self._checks.check("a log can be read", bool(after) or left != {*paths}, f"{name} cannot be")
 
     def rot(self, detail: int) -> bool:
         """A bit of a closed segment turns over; False if there is none."""

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from eventlm.bus.bus import Bus
 from eventlm.bus.subscription import Lagged
 from eventlm.core.state.core_state import CoreState
+from eventlm.core.state.sequence import State
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.events import Event, StepCompleted
+from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
 from tests.world.machine.network import Socket
 from tests.world.machine.process import Process
@@ -32,18 +34,23 @@ _MOST_BUFFERED = 1024 * 1024
 
 
 class Watch:
-    """Looks again and again while clients are there. wrong: what was found while the server's code ran, by the names of
+    """Looks again and again while clients are there. write_timeout_seconds: of the server's configuration. wrong: what was found while the server's code ran, by the names of
     invariants.
     """
 
-    def __init__(self, world: World, checks: Checks, server: Callable[[], WorldServer]) -> None:
+    def __init__(
+        self, world: World, checks: Checks, server: Callable[[], WorldServer], *, write_timeout_seconds: int
+    ) -> None:
         self.wrong: list[tuple[str, str]] = []
         self._world = world
         self._checks = checks
         self._server = server
+        self._write_timeout_ns = write_timeout_seconds * SECOND
         self._clients: list[Client] = []
         #: When each of them was first seen to be gone.
         self._gone_ns: dict[int, int] = {}
+        #: Since when sequences of the present server have had all their tokens, and an edge has yet to look at the text.
+        self._closing_ns: dict[SequenceId, int] = {}
         self._runs_since_ns = 0
         self._bus: Bus | None = None
         self._is_looking = False
@@ -72,9 +79,11 @@ class Watch:
         bus = engine.bus
         if bus is not self._bus:
             self._bus = bus
+            self._closing_ns.clear()
             origin_ns = engine.origin_ns
             bus.attach(lambda event: self._see(event, process.monotonic_ns - origin_ns))
         self._check_soon(process.world_ns(engine.origin_ns), state)
+        self._check_closing(state)
         self._check_queues(bus)
         self.check_wrong()
 
@@ -120,6 +129,15 @@ class Watch:
                 is_late = any(not each.ended and not each.num_output_tokens for each in request.sequences)
                 is_dropped = not (is_late and self._is_soon_over(due_ns))
                 checks.check("late requests are dropped", is_dropped, f"request {request.arrival.s}")
+
+    def _check_closing(self, state: CoreState) -> None:
+        """Edges say where texts end, at the latest once a client that does not read is given up."""
+        now_ns, live = self._world.now_ns, state.requests.values()
+        closing = [each.id for request in live for each in request.sequences if each.state is State.CLOSING]
+        self._closing_ns = {identity: self._closing_ns.get(identity, now_ns) for identity in closing}
+        for identity, since_ns in self._closing_ns.items():
+            is_late = self._is_soon_over(since_ns + self._write_timeout_ns)
+            self._checks.check("edges end texts", not is_late, f"{identity} waits for the end of its text")
 
     def _check_queues(self, bus: Bus) -> None:
         checks, own = self._checks, set(self._server().processes)
