@@ -33,12 +33,11 @@ class Gateway:
         self._world = world
         self._plan = plan
         self.backends = [WorldBackend(world, each) for each in plan.backends]
-        self._hosts = [each.host for each in plan.backends]
         if plan.in_dns:
-            self.specs = [BackendSpec(url=f"http://{host}:{PORT}") for host in self._hosts]
+            self.specs = [BackendSpec(url=f"http://{each.host}:{PORT}") for each in plan.backends]
         else:
             self.specs = [spec for spec in map(parse_backend, specs) if isinstance(spec, BackendSpec)]
-        world.network.names[NAME] = [*self._hosts]
+        world.network.names[NAME] = {each.host: True for each in plan.backends}
 
     @property
     def is_in_dns(self) -> bool:
@@ -59,14 +58,13 @@ class Gateway:
 
     def list_in_dns(self, host: str, *, is_there: bool) -> None:
         """An address is in DNS, or is not any more."""
-        names = self._world.network.names
-        names[NAME] = [each for each in self._hosts if (each in names[NAME] or is_there) and (each != host or is_there)]
+        self._world.network.names[NAME][host] = is_there
 
     def heal(self) -> None:
         """Nothing goes wrong any more."""
         for each in self.backends:
             each.heal()
-        self._world.network.names[NAME] = [*self._hosts]
+            self.list_in_dns(each.plan.host, is_there=True)
 
     def stop(self, checks: Checks) -> None:
         """End the backends, which the gateway has left."""

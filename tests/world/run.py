@@ -30,6 +30,7 @@ from tests.world.machine.loop import Killed
 from tests.world.machine.network import Socket
 from tests.world.machine.process import SIGKILL
 from tests.world.machine.world import SECOND, World
+from tests.world.plans.fault_count import FaultCount
 from tests.world.plans.faults import FAULTS
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
 from tests.world.plans.plan import LAST_VISIT, Fault, Plan
@@ -46,8 +47,8 @@ REST_SECONDS = 900
 
 class Ran(Struct, frozen=True):
     """A seed that was run. num_calls: into the system, by process. digest: of all bytes that clients got, of the log,
-    of the number of draws and the time at the end. faults: those that happened, by kind; checks: invariants that were
-    checked, by name.
+    of the number of draws and the time at the end. faults_set, faults: those that were set, and those of them that have
+    struck, by kind; hits: what they did, by what it was. checks: invariants that were checked, by name.
     """
 
     seed: int
@@ -57,7 +58,9 @@ class Ran(Struct, frozen=True):
     num_events: int
     num_calls: dict[str, int]
     digest: str
+    faults_set: dict[str, int]
     faults: dict[str, int]
+    hits: dict[str, int]
     checks: dict[str, int]
     statuses: dict[str, int]
 
@@ -109,6 +112,7 @@ class Run:
         self.lines = lines
         self.checks = Checks()
         self.world = World(plan.seed, plan.deaths)
+        self._faults = FaultCount(self.world.faults)
         self.clients: list[Client] = []
         #: Other servers that run the model, if any do.
         self.gateway: Gateway | None = None
@@ -119,9 +123,7 @@ class Run:
         self.logs = Logs(self)
         self.lives = Lives(self)
         write_timeout_seconds = plan.config.server.write_timeout_seconds
-        self.watch = Watch(
-            self.world, self.checks, lambda: self.server, write_timeout_seconds=write_timeout_seconds
-        )
+        self.watch = Watch(self.world, self.checks, lambda: self.server, write_timeout_seconds=write_timeout_seconds)
 
     @property
     def servers(self) -> list[WorldServer]:
@@ -174,7 +176,7 @@ class Run:
             num_events=self.logs.check_end(),
             num_calls={name: process.num_calls for name, process in world.by_name.items()},
             digest=self._digest(),
-            faults=dict(world.faults),
+            **self._faults.counts(),
             checks=dict(self.checks.counts),
             statuses=dict(Counter(str(each.reply.status) for each in self.clients)),
             cpu_seconds=time.process_time() - began,
@@ -191,8 +193,10 @@ class Run:
         self.watch.come(client)
 
     def _happen(self, fault: Fault) -> None:
-        has_happened = (FAULTS | GATEWAY_FAULTS)[fault.kind].happen(self, fault.detail)
-        self.world.faults[fault.kind] += has_happened
+        kind = (FAULTS | GATEWAY_FAULTS)[fault.kind]
+        has_happened = kind.happen(self, fault.detail)
+        if has_happened:
+            self._faults.add(fault.kind, kind)
         self.world.note(
             "world", f"fault {fault.number}: {fault.kind}" + ("" if has_happened else ", which hits nothing")
         )
@@ -217,6 +221,7 @@ class Run:
             with contextlib.suppress(EventLMError):
                 if engine is not None:
                     await engine.administer(action)
+                    self.world.faults[f"{type(action).__name__} done"] += 1
 
         loop = self.server.process.loop
         loop.call_soon(lambda: loop.create_task(act()))

@@ -63,7 +63,7 @@ def _sweep(process: str, record_lag: str, *, every: int) -> Counter[str]:
         if number % every == 0:
             with quiet() as lines:
                 ran = Run(_plan({process: Death(call, when)}, record_lag=record_lag), lines).run()  # type: ignore[arg-type]
-            assert ran.faults.get(f"killed {when} a call") == 1, (call, when)
+            assert ran.hits.get(f"{process.partition(' ')[0]} killed {when} a call") == 1, (call, when)
             # What a worker had in hand is done again.
             assert process != _WORKER or ran.checks["whole texts are the reference's"] == 4, (call, when)
             checks.update(ran.checks)

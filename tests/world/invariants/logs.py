@@ -129,6 +129,7 @@ class Logs:
             result = verify(folder, check_invariants=check_invariants, disk=self._reader)
         except EventLMError as error:
             is_excused = bool(self._rotten_in(name)) or not self._has_line(folder)
+            self._run.world.faults["rotten log"] += bool(self._rotten_in(name))
             self._checks.check("a log can be read", is_excused, f"{error}")
             return None
         self._checks.check("bit rot is found", not self._rotten_in(name), f"{self._rotten_in(name)}")
@@ -222,7 +223,7 @@ class Logs:
                 wrong = [s for s, body in after.items() if lines[name].get(s) != body]
                 self._checks.check("what a reboot leaves is as it was", not wrong, f"{name}: {wrong[:5]}")
                 # One before may have left a hole.
-                num_saved = min(self._num_saved.get(name, 0), num_lines[name], len(before[name]))
+                num_saved = min(self._num_saved.get(name, 0), num_lines[name], len(lines[name]))
                 self._checks.check("a reboot leaves what was saved", len(after) >= num_saved, f"{name}: {len(after)}")
 
     def _see_left(self, name: str, before: Files) -> None:

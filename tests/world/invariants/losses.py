@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from tests.world.invariants.checks import Checks
 
 _LOSES = re.compile(r"the trace \S+/([^/]+)/trace\.jsonl.*; events are lost until ")
-_WRITES = re.compile(r"the trace \S+/([^/]+)/trace\.jsonl is written again; (?:events (\d+) to (\d+) are not in it|no )")
+_WRITES = re.compile(
+    r"the trace \S+/([^/]+)/trace\.jsonl is written again; (?:events (\d+) to (\d+) are not in it|no )"
+)
 #: As a verification reports them.
 _GAP = re.compile(r" has a gap: events (\d+) to (\d+) were not recorded ")
 

@@ -5,7 +5,7 @@ kernel had not brought to the medium by itself. What comes before the first of t
 from __future__ import annotations
 
 import contextlib
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 
 from eventlm.bus.log_reader import LogReader
@@ -32,7 +32,8 @@ def num_lines_left(before: Files, after: Files) -> int:
     for place, (number, content) in enumerate(after.items()):
         if number not in before or (place and numbers[numbers.index(number) - 1] != [*after][place - 1]):
             break
-        num_lines += commonprefix([before[number], content]).count(b"\n")
+        lines = zip(before[number].split(b"\n")[:-1], content.split(b"\n")[:-1], strict=False)
+        num_lines += len([*takewhile(lambda both: both[0] == both[1], lines)])
         if content != before[number]:
             break
     return num_lines

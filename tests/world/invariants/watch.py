@@ -34,8 +34,8 @@ _MOST_BUFFERED = 1024 * 1024
 
 
 class Watch:
-    """Looks again and again while clients are there. write_timeout_seconds: of the server's configuration. wrong: what was found while the server's code ran, by the names of
-    invariants.
+    """Looks again and again while clients are there. write_timeout_seconds: of the server's configuration. wrong: what
+    was found while the server's code ran, by the names of invariants.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Watch:
         self._clients: list[Client] = []
         #: When each of them was first seen to be gone.
         self._gone_ns: dict[int, int] = {}
-        #: Since when sequences of the present server have had all their tokens, and an edge has yet to look at the text.
+        #: Since when an edge of the present server has yet to look at the whole texts of sequences.
         self._closing_ns: dict[SequenceId, int] = {}
         self._runs_since_ns = 0
         self._bus: Bus | None = None
@@ -163,6 +163,7 @@ class Watch:
             async with engine.bus.subscribe(capacity=1 + detail % 64) as subscription:
                 async for item in subscription:
                     first = item.from_seq if isinstance(item, Lagged) else item.s
+                    self._world.faults["subscriber lagged"] += isinstance(item, Lagged)
                     self._checks.counts["subscribers miss nothing untold"] += 1
                     if first != expected:
                         self.wrong.append(("subscribers miss nothing untold", f"{item} after {expected - 1}"))

@@ -218,7 +218,9 @@ class ProcessDisk:
             return self._tree.place(path, is_strict=False).path
 
     def is_writable(self, folder: Path) -> bool:
-        with self._call("is_writable", folder):
+        with self._call("is_writable", folder) as call:
+            if self._disk.faults.is_read_only:
+                call.report("read-only")
             return self._is_folder(folder) and not self._disk.faults.is_read_only
 
     def make_folder(self, path: Path) -> None:

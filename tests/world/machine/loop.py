@@ -183,7 +183,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
         """Of names that the world's network has, and of numeric addresses."""
-        addresses = self._world.network.names.get(host, [host])
+        addresses = self._world.network.resolve(host)
         if not addresses:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]

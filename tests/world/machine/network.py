@@ -82,7 +82,7 @@ class Socket(Handle):
         self.window_bytes = WINDOW_BYTES
         self.transport: SocketTransport | None = None
         self._num_pieces = 0
-        self._last_ns = 0
+        self._last_ns = self._held_until_ns = 0
 
     def __enter__(self) -> Socket:
         return self
@@ -127,9 +127,9 @@ class Socket(Handle):
 
     def hold(self, until_ns: int) -> None:
         """Nothing gets through before that time, either way."""
-        self._last_ns = max(self._last_ns, until_ns)
-        if self.peer is not None:
-            self.peer._last_ns = max(self.peer._last_ns, until_ns)
+        for end in (self, self.peer):
+            if end is not None:
+                end._last_ns = end._held_until_ns = max(end._last_ns, until_ns)
 
     def send(self, data: bytes) -> int:
         """Pass bytes to the kernel; how many it took."""
@@ -198,6 +198,8 @@ class Socket(Handle):
         if peer is None:
             return
         self._num_pieces += 1
+        if world.now_ns < self._held_until_ns:
+            world.faults["held message"] += 1
         latency_ns = world.draws.between(*_LATENCY_NS, "latency", self._number, self.side, self._num_pieces)
         self._last_ns = max(self._last_ns + 1, world.now_ns + latency_ns)
         world.at(self._last_ns, lambda: act(peer))
@@ -261,8 +263,8 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        #: The addresses of each name, as DNS has them now.
-        self.names: dict[str, list[str]] = {}
+        #: The addresses of each name, and whether DNS has them now.
+        self.names: dict[str, dict[str, bool]] = {}
         #: No connection is made there before that time.
         self.held_until_ns: dict[Address, int] = {}
         self._listening: dict[Address, list[Listening]] = {}
@@ -281,6 +283,14 @@ class Network:
             self._listening[address] = [*present, listening]
             listening.held_by(process)
             return listening
+
+    def resolve(self, name: str) -> list[str]:
+        """The addresses of a name, or an address itself."""
+        if name not in self.names:
+            return [name]
+        if not all(self.names[name].values()):
+            self.world.faults["name without an address"] += 1
+        return [address for address, is_there in self.names[name].items() if is_there]
 
     def _open_at(self, address: Address) -> list[Listening]:
         return [each for each in self._listening.get(address, ()) if each.holders]
@@ -309,6 +319,8 @@ class Network:
         """Connect it to an address. Raises ConnectionRefusedError."""
         latency_ns = self.world.draws.between(*_LATENCY_NS, "connect", ours.fileno())
         held_ns = self.held_until_ns.get(address, 0) - self.world.now_ns
+        if held_ns > 0:
+            self.world.faults["held connection"] += 1
         await asyncio.sleep(max(latency_ns, held_ns) / 1e9)
         present = self._open_at(address)
         if not present:

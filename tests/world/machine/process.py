@@ -58,6 +58,7 @@ class Process:
         self._on_end: list[Callable[[int], None]] = []
         self._num_turns = 0
         self._num_threaded = 0
+        self._frozen_until_ns = 0
         self._slow_until_ns, self._slow_factor = 0, 1
         #: What calls into the system have taken in the present turn, or in a thread.
         self.spent_ns = 0
@@ -109,6 +110,9 @@ class Process:
         """Run its loop once."""
         self._num_turns += 1
         world = self.world
+        # What came later did not have to wait.
+        if world.now_ns == self._frozen_until_ns:
+            self._count("frozen")
         world.running = self
         self.spent_ns = 0
         try:
@@ -120,6 +124,8 @@ class Process:
             world.running = None
         turn_ns = world.draws.between(*_TURN_NS, "turn", self.pid, self._num_turns)
         is_slow = world.now_ns < self._slow_until_ns
+        if is_slow:
+            self._count("slowed")
         # A freeze may have begun in this turn.
         self.free_ns = max(self.free_ns, world.now_ns + turn_ns * (self._slow_factor if is_slow else 1) + self.spent_ns)
 
@@ -140,7 +146,9 @@ class Process:
                 self.world.at(self.world_ns(due_ns), act)
                 return
             if self.free_ns > self.world.now_ns + _TURN_NS[1] * self._slow_factor:
-                # It is frozen, with all of its threads.
+                # It is frozen, with all of its threads, or in a slow call.
+                if self._frozen_until_ns > self.world.now_ns:
+                    self._count("frozen")
                 self.world.at(self.free_ns, act)
                 return
             self.world.running = self
@@ -157,7 +165,11 @@ class Process:
 
     def freeze(self, duration_ns: int) -> None:
         """It does nothing for so long."""
-        self.free_ns = max(self.free_ns, self.world.now_ns + duration_ns)
+        self.free_ns = self._frozen_until_ns = max(self.free_ns, self.world.now_ns + duration_ns)
+
+    def _count(self, what: str) -> None:
+        """A fault has struck it."""
+        self.world.faults[f"{self.name.partition(' ')[0]} {what}"] += 1
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> None:
         """Its host does nothing for so long. stops_clock: the monotonic clock stands still meanwhile, too."""
@@ -181,7 +193,7 @@ class Process:
         death = self.death
         if death is None or self.num_calls != death.call:
             return False
-        self.world.faults[f"killed {death.when} a call"] += 1
+        self._count(f"killed {death.when} a call")
         if death.when == "before":
             self.kill()
         self._is_dying = True

@@ -65,8 +65,8 @@ class _AroundDisk(Surroundings):
 
 class World:
     """Everything is drawn from `seed`. now_ns: of the world, which no process sees; unix_ns: what the host's wall clock
-    shows; boot_ns: when its monotonic clock was 0. deaths: of processes, by their names. faults: how often each has
-    happened.
+    shows; boot_ns: when its monotonic clock was 0. deaths: of processes, by their names. faults: what they have
+    done, by what it was.
     """
 
     def __init__(self, seed: int, deaths: Mapping[str, Death] | None = None) -> None:

@@ -20,10 +20,14 @@ _POLICIES = ("fcfs", "edf", "lrs")
 class FaultKind(NamedTuple):
     """weight: how often it is drawn, beside the others. happen: lets it happen; False if there is nothing that it could
     hit. It gets a number below a million, and makes of it what it needs.
+
+    hits: how the names begin under which the world counts what such a fault does. It has struck once one of those is
+    counted; without any, at once.
     """
 
     weight: int
     happen: Callable[[Run, int], bool]
+    hits: tuple[str, ...] = ()
 
 
 def _one_of(processes: list[Process], detail: int) -> Process | None:
@@ -71,7 +75,7 @@ def _slow_engine(run: Run, detail: int) -> bool:
 
 
 def _cut_connection(run: Run, detail: int) -> bool:
-    clients = [each for each in run.clients if not each.is_over]
+    clients = [each for each in run.clients if not each.is_over and each.reply.is_under_way]
     if clients:
         clients[detail % len(clients)].cut()
     return bool(clients)
@@ -100,29 +104,33 @@ def _operator(action: Callable[[int], AdminAction], *, is_undone: bool = False) 
 
 FAULTS = {
     "kill worker": FaultKind(4, _child(workers.MODULE, _kill)),
-    "freeze worker": FaultKind(1, _child(workers.MODULE, _freeze)),
+    "freeze worker": FaultKind(1, _child(workers.MODULE, _freeze), (f"{workers.MODULE} frozen",)),
     "kill front end": FaultKind(4, _child(front_ends.MODULE, _kill)),
-    "freeze front end": FaultKind(2, _child(front_ends.MODULE, _freeze_for_long)),
-    "slow front end": FaultKind(1, _child(front_ends.MODULE, _slow)),
-    "freeze engine": FaultKind(2, _freeze_engine),
-    "slow engine": FaultKind(1, _slow_engine),
+    "freeze front end": FaultKind(2, _child(front_ends.MODULE, _freeze_for_long), (f"{front_ends.MODULE} frozen",)),
+    "slow front end": FaultKind(1, _child(front_ends.MODULE, _slow), (f"{front_ends.MODULE} slowed",)),
+    "freeze engine": FaultKind(2, _freeze_engine, ("engine frozen",)),
+    "slow engine": FaultKind(1, _slow_engine, ("engine slowed",)),
     "kill server": FaultKind(2, failures.kill_server),
-    "kill server in a call": FaultKind(2, failures.kill_server_in_call),
-    "kill child in a call": FaultKind(2, failures.kill_child_in_call),
+    "kill server in a call": FaultKind(2, failures.kill_server_in_call, ("engine killed",)),
+    "kill child in a call": FaultKind(
+        2, failures.kill_child_in_call, (f"{workers.MODULE} killed", f"{front_ends.MODULE} killed")
+    ),
     "reboot": FaultKind(1, failures.reboot),
     "suspend": FaultKind(2, failures.suspend),
-    "full disk": FaultKind(1, failures.full),
-    "read-only disk": FaultKind(1, failures.read_only),
-    "short writes": FaultKind(1, failures.short_writes),
-    "failing disk": FaultKind(1, failures.failing),
-    "disk without links": FaultKind(1, failures.without_links),
-    "slow disk": FaultKind(2, failures.slow),
-    "bit rot": FaultKind(1, failures.bit_rot),
+    "full disk": FaultKind(1, failures.full, ("full", "no room")),
+    "read-only disk": FaultKind(1, failures.read_only, ("read-only",)),
+    "short writes": FaultKind(1, failures.short_writes, ("short write",)),
+    "failing disk": FaultKind(1, failures.failing, ("error of ",)),
+    "disk without links": FaultKind(1, failures.without_links, ("no links",)),
+    "slow disk": FaultKind(2, failures.slow, ("slow ",)),
+    "bit rot": FaultKind(1, failures.bit_rot, ("rotten log",)),
     "cut connection": FaultKind(4, _cut_connection),
     "set wall clock": FaultKind(1, _set_wall_clock),
-    "slow subscriber": FaultKind(2, _slow_subscriber),
-    "pause": FaultKind(2, _operator(lambda _: Pause(), is_undone=True)),
-    "drain": FaultKind(1, _operator(lambda _: Drain(), is_undone=True)),
-    "swap policy": FaultKind(1, _operator(lambda detail: SwapPolicy(_POLICIES[detail % len(_POLICIES)]))),
-    "flush cache": FaultKind(1, _operator(lambda _: FlushCache())),
+    "slow subscriber": FaultKind(2, _slow_subscriber, ("subscriber lagged",)),
+    "pause": FaultKind(2, _operator(lambda _: Pause(), is_undone=True), ("Pause done",)),
+    "drain": FaultKind(1, _operator(lambda _: Drain(), is_undone=True), ("Drain done",)),
+    "swap policy": FaultKind(
+        1, _operator(lambda detail: SwapPolicy(_POLICIES[detail % len(_POLICIES)])), ("SwapPolicy done",)
+    ),
+    "flush cache": FaultKind(1, _operator(lambda _: FlushCache()), ("FlushCache done",)),
 }

@@ -84,10 +84,10 @@ def _leave_dns(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -
 
 GATEWAY_FAULTS = {
     "kill backend": FaultKind(4, _on_backend(_kill)),
-    "freeze backend": FaultKind(2, _on_backend(_freeze)),
+    "freeze backend": FaultKind(2, _on_backend(_freeze), ("backend frozen",)),
     "cut connection to backend": FaultKind(3, _on_backend(_cut)),
-    "hold network to backend": FaultKind(2, _on_backend(_hold)),
-    "drain backend": FaultKind(1, _on_backend(_drain)),
-    "remove backend": FaultKind(1, _on_backend(_remove)),
-    "leave DNS": FaultKind(2, _on_backend(_leave_dns)),
+    "hold network to backend": FaultKind(2, _on_backend(_hold), ("held ",)),
+    "drain backend": FaultKind(1, _on_backend(_drain), ("DrainBackend done",)),
+    "remove backend": FaultKind(1, _on_backend(_remove), ("RemoveBackend done",)),
+    "leave DNS": FaultKind(2, _on_backend(_leave_dns), ("name without an address",)),
 }

@@ -155,7 +155,7 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
 
 
 def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
-    """The server's flags, and constants of the shell. patience: with silent processes, whose heartbeats then are rarer."""
+    """The server's flags, and constants of the shell. patience: with silent processes, which then beat more rarely."""
     fake: dict[str, Any] = {"base_ns": draws.between(500_000, 40_000_000, "base")}
     if not is_calm:
         fake["late_ppm"] = draws.between(0, 20_000, "late")

@@ -20,7 +20,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.groups: dict[str, Counter[str]] = {
-            group: Counter() for group in ("seeds", "faults", "checks", "statuses", "failures")
+            group: Counter() for group in ("seeds", "faults set", "faults", "hits", "checks", "statuses", "failures")
         }
 
     def add(self, outcome: Outcome) -> None:
@@ -37,7 +37,9 @@ class Totals:
                         "requests": ran.num_requests,
                         "events": ran.num_events,
                     },
+                    "faults set": ran.faults_set,
                     "faults": ran.faults,
+                    "hits": ran.hits,
                     "checks": ran.checks,
                     "statuses": ran.statuses,
                 }
@@ -49,7 +51,7 @@ class Totals:
             self.groups[group].update(counts)
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """(what, how often), of all groups."""
+        """(what, how often), of all groups but the kinds of faults."""
         seeds = self.groups["seeds"]
         hours = seeds["simulated seconds"] / 3600
         yield "seeds", f"{seeds['seeds']:,}"
@@ -57,11 +59,18 @@ class Totals:
         yield "simulated hours a second of a core", f"{hours / max(seeds['CPU seconds'], 1):.2f}"
         yield "requests", f"{seeds['requests']:,}"
         yield "events in logs", f"{seeds['events']:,}"
-        for group, word in (("faults", "fault"), ("checks", "check"), ("statuses", "status"), ("failures", "failure")):
-            if group != "statuses":
+        yield "faults that were set", f"{self.groups['faults set'].total():,}"
+        yield "faults that struck", f"{self.groups['faults'].total():,}"
+        for group, word in (("hits", "hit"), ("checks", "check"), ("statuses", "status"), ("failures", "failure")):
+            if group in ("checks", "failures"):
                 yield group, f"{self.groups[group].total():,}"
             for name, count in sorted(self.groups[group].items()):
                 yield f"{word}: {name}", f"{count:,}"
+
+    def fault_rows(self) -> Iterator[tuple[str, str, str]]:
+        """(kind, how many were set, how many of those struck)."""
+        for kind, count in sorted(self.groups["faults set"].items()):
+            yield kind, f"{count:,}", f"{self.groups['faults'][kind]:,}"
 
 
 class Batch(Struct, frozen=True):
@@ -82,10 +91,16 @@ def add_batch(batch: Batch, page: Path = PAGE) -> None:
     totals = Totals()
     for each in batches:
         totals.join(each.groups)
-    rows = "\n".join(f"| {what} | {count} |" for what, count in totals.rows())
     text = page.read_text()
     before, after = text.split(_BEGIN)[0], text.split(_END)[1]
-    page.write_text(f"{before}{_BEGIN}\n\n| what | how many |\n|---|---:|\n{rows}\n\n{_END}{after}")
+    page.write_text(f"{before}{_BEGIN}\n\n{shown(totals)}\n{_END}{after}")
+
+
+def shown(totals: Totals) -> str:
+    """What the page has of them."""
+    rows = "".join(f"| {what} | {count} |\n" for what, count in totals.rows())
+    faults = "".join(f"| {kind} | {num_set} | {num_struck} |\n" for kind, num_set, num_struck in totals.fault_rows())
+    return f"| what | how many |\n|---|---:|\n{rows}\n| fault | set | struck |\n|---|---:|---:|\n{faults}"
 
 
 def read_batches(page: Path = PAGE) -> list[Batch]:
