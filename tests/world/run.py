@@ -252,6 +252,8 @@ class Run:
         if self.gateway is not None:
             self._serve_last(self.gateway)
         elif self._plan.faults and not self._plan.deaths and not self._plan.config.model.fake.get("poison_ppm"):
+            # An operator may have yet to undo what was done last.
+            self.world.run_for(20)
             self._come_last(most_seconds=REST_SECONDS)
             self.world.run_for(5)
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.

@@ -58,7 +58,8 @@ class Process:
         self._on_end: list[Callable[[int], None]] = []
         self._num_turns = 0
         self._num_threaded = 0
-        self._frozen_until_ns = 0
+        #: What keeps it from running until then.
+        self._frozen_until_ns, self._frozen_by = 0, ""
         self._slow_until_ns, self._slow_factor = 0, 1
         #: What calls into the system have taken in the present turn, or in a thread.
         self.spent_ns = 0
@@ -112,7 +113,7 @@ class Process:
         world = self.world
         # What came later did not have to wait.
         if world.now_ns == self._frozen_until_ns:
-            self._count("frozen")
+            self._count(self._frozen_by)
         world.running = self
         self.spent_ns = 0
         try:
@@ -148,7 +149,7 @@ class Process:
             if self.free_ns > self.world.now_ns + _TURN_NS[1] * self._slow_factor:
                 # It is frozen, with all of its threads, or in a slow call.
                 if self._frozen_until_ns > self.world.now_ns:
-                    self._count("frozen")
+                    self._count(self._frozen_by)
                 self.world.at(self.free_ns, act)
                 return
             self.world.running = self
@@ -163,9 +164,10 @@ class Process:
 
         self.world.after(delay_ns, act)
 
-    def freeze(self, duration_ns: int) -> None:
-        """It does nothing for so long."""
+    def freeze(self, duration_ns: int, by: str = "frozen") -> None:
+        """It does nothing for so long. by: what is counted if it had something to do."""
         self.free_ns = self._frozen_until_ns = max(self.free_ns, self.world.now_ns + duration_ns)
+        self._frozen_by = by
 
     def _count(self, what: str) -> None:
         """A fault has struck it."""
@@ -173,7 +175,7 @@ class Process:
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> None:
         """Its host does nothing for so long. stops_clock: the monotonic clock stands still meanwhile, too."""
-        self.freeze(duration_ns)
+        self.freeze(duration_ns, "suspended")
         if stops_clock:
             self._boot_ns += duration_ns
 

@@ -116,7 +116,7 @@ FAULTS = {
         2, failures.kill_child_in_call, (f"{workers.MODULE} killed", f"{front_ends.MODULE} killed")
     ),
     "reboot": FaultKind(1, failures.reboot),
-    "suspend": FaultKind(2, failures.suspend),
+    "suspend": FaultKind(2, failures.suspend, ("engine suspended",)),
     "full disk": FaultKind(1, failures.full, ("full", "no room")),
     "read-only disk": FaultKind(1, failures.read_only, ("read-only",)),
     "short writes": FaultKind(1, failures.short_writes, ("short write",)),
