@@ -51,7 +51,7 @@ LONGER = (
     requests(2, 6, count=3, deadline_ns=PATIENT_NS),
     requests(4, 2, count=2, deadline_ns=URGENT_NS),
 )
-MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING, "four": FOUR}
+MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING}
 UNREAD = (requests(4, 2, count=2, blocks=[1, 2], skip_cache_read=True), requests(4, 2, blocks=[1, 2]))
 GROUPED = (requests(3, 3, count=2, group_size=2), requests(2, 3, count=2))
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
@@ -120,6 +120,7 @@ SOAK = [
         for mix, arrivals in MIXES.items()
         for name, policy in POLICIES.items()
     ),
+    *(_scope(f"four-{name}", FOUR, "cancel lose end*", policies=(policy,)) for name, policy in POLICIES.items()),
     *(
         _scope(f"longer-{name}", LONGER, "cancel cancel lose lose end*", policies=(policy,), limits=ONE)
         for name, policy in POLICIES.items()
@@ -129,7 +130,7 @@ SOAK = [
         for name, policy in POLICIES.items()
     ),
     *(_scope(name, GROWING, "cancel lose lose end*", router=router) for name, router in ROUTERS.items()),
-    *(_scope(f"{name}-four", FOUR, "cancel lose end", router=router) for name, router in ROUTERS.items()),
+    *(_scope(f"{name}-four", FOUR, "cancel lose", router=router) for name, router in ROUTERS.items()),
     _scope("dynamic", CHUNKED, "cancel cancel lose lose end*", batcher=DYNAMIC),
     _scope(
         "space-sharing",
