@@ -281,7 +281,8 @@ class Run:
 
     def _serve_last(self, gateway: Gateway) -> None:
         """Once nothing goes wrong any more, all backends are there and were probed, requests are served."""
-        self.world.run_for(60)
+        probe_ms = self._plan.config.gateway.probe_interval_ms
+        self.world.run_for(60 + 2 * probe_ms / 1000)
         for spec in gateway.specs:
             # One that was removed may have been leaving when it was added again.
             self.administer(AddBackend(spec=spec))
@@ -290,7 +291,7 @@ class Run:
         # Kept connections are closed within twice their time.
         self.world.run_for(10)
         assert self.server.engine is not None
-        gateway.check_rest(self.checks, self.server.engine, self._plan.config.gateway.probe_interval_ms)
+        gateway.check_rest(self.checks, self.server.engine, probe_ms)
         gateway.check_gauges(self.checks, ADDRESS)
 
     def _check_end(self) -> None:

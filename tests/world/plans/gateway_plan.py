@@ -119,8 +119,8 @@ def _draw_fault(draws: Draws, backend: int, number: int) -> Fault:
             return Fault(kind, numbers=(number,), after=after)
 
 
-def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config) -> Config:
-    """The flags of a gateway. config: of a server with own workers, for the rest."""
+def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_ms: int) -> Config:
+    """The flags of a gateway. config: of a server with own workers, for the rest. probe_ms: between looks at one."""
 
     def between(least: int, most: int, what: str) -> int:
         return draws.between(least, most, f"gateway {what}")
@@ -143,7 +143,7 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config) -> Conf
             hedge_ms=between(0, 1, "hedges") * between(1, 5000, "hedge"),
             first_token_timeout_seconds=between(2, 60, "first"),
             silence_timeout_seconds=between(1, 30, "silence"),
-            probe_interval_ms=between(100, 5000, "probe"),
+            probe_interval_ms=probe_ms,
             max_failures=between(1, 6, "failures"),
             outage_seconds=between(1, 60, "outage"),
         ),

@@ -32,6 +32,8 @@ _POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
 #: Half of the faults happen so soon after some client has come.
 _NEAR_NS = 3 * SECOND
+#: Between two looks at a backend, where the pace does not say.
+_PROBE_MS = (100, 5_000)
 #: Longest texts and prompts, in tokens.
 _MOST_OUTPUT, _MOST_PROMPT = 120, 200
 
@@ -99,34 +101,36 @@ class Plan(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How much happens, and for how long, where the seed does not say. patience: with silent processes."""
+    """How much happens, and for how long, where the seed does not say. patience: with silent processes. probe_ms: least
+    and most between two looks at a backend.
+    """
 
     hours: int
     visits_per_hour: int
     faults_per_hour: int
     patience: int = 1
+    probe_ms: tuple[int, int] = _PROBE_MS
 
 
-PACES = {"quiet": Pace(4, 5, 10, patience=10), "steady": Pace(1, 1800, 0)}
+PACES = {
+    "quiet": Pace(4, 5, 10, patience=10, probe_ms=(20_000, 120_000)),
+    "steady": Pace(1, 1800, 0, probe_ms=(1_000, 10_000)),
+}
 
 
 def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
     """The plan of a seed, or one of its kind at another pace. One in four has other servers that run the model."""
+    return draw_gateway_plan(seed, pace) if Draws(seed).draw("gateway") % 4 == 0 else _draw_own(Draws(seed), pace)
+
+
+def draw_gateway_plan(seed: int, pace: Pace | None = None) -> Plan:
+    """The same, with other servers in any case."""
     draws = Draws(seed)
     plan = _draw_own(draws, pace)
-    return _with_gateway(draws, plan) if pace is None and draws.draw("gateway") % 4 == 0 else plan
-
-
-def draw_gateway_plan(seed: int) -> Plan:
-    """The plan of a seed, with other servers in any case."""
-    draws = Draws(seed)
-    return _with_gateway(draws, _draw_own(draws, None))
-
-
-def _with_gateway(draws: Draws, plan: Plan) -> Plan:
     gateway = draw_gateway(draws, is_calm=plan.is_calm)
+    probe_ms = draws.between(*(_PROBE_MS if pace is None else pace.probe_ms), "gateway probe")
     return plan._replace(
-        config=draw_gateway_config(draws, gateway, plan.config),
+        config=draw_gateway_config(draws, gateway, plan.config, probe_ms),
         visits=[each._replace(body=draw_body(draws, each.number, each.body)) for each in plan.visits],
         faults=[_of_gateway(draws, each) for each in plan.faults],
         gateway=gateway,
