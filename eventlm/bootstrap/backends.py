@@ -22,6 +22,7 @@ from eventlm.engine.backends.backend_set import MAX_ASKED_AT_ONCE
 from eventlm.engine.backends.setup import FoundBackend, make_backends_setup
 from eventlm.engine.setup import EngineSetup
 from eventlm.errors import ExitCode, UsageError
+from eventlm.system.disk import SYSTEM_DISK, Disk
 from eventlm.tasks import gathered
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -40,16 +41,18 @@ class AskedSet(NamedTuple):
     watches: list[Watch]
 
 
-async def ask_backends(config: Config, connect: Connect, *, seconds: float = ASK_SECONDS) -> dict[str, AskedSet]:
+async def ask_backends(
+    config: Config, connect: Connect, *, seconds: float = ASK_SECONDS, disk: Disk = SYSTEM_DISK
+) -> dict[str, AskedSet]:
     """Ask all backends of all replicasets at the same time; returns the sets that have any, by name.
 
-    seconds: how long each may take. Raises UsageError if the options of a set are wrong, if no backend of a set
-    answers, or if one answers in a way that waiting does not change.
+    seconds: how long each may take. disk: has the files that list them. Raises UsageError if the options of a set are
+    wrong, if no backend of a set answers, or if one answers in a way that waiting does not change.
     """
     sets = configs_of_replicasets(config)
     with_backends = {name: own for name, own in sets.items() if own.gateway.backend}
     asked = await asyncio.gather(
-        *(_ask_set(name, own, connect, seconds, is_alone=len(sets) == 1) for name, own in with_backends.items())
+        *(_ask_set(name, own, connect, seconds, disk, is_alone=len(sets) == 1) for name, own in with_backends.items())
     )
     return dict(zip(with_backends, asked, strict=True))
 
@@ -80,10 +83,12 @@ def backends_setup(config: Config, asked: AskedSet) -> EngineSetup:
     )
 
 
-async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, *, is_alone: bool) -> AskedSet:
+async def _ask_set(
+    name: str, config: Config, connect: Connect, seconds: float, disk: Disk, *, is_alone: bool
+) -> AskedSet:
     with errors_of_set(name, is_alone=is_alone):
         check_options_of_set(config)
-        specs, watches = await _find_specs(config)
+        specs, watches = await _find_specs(config, disk)
         answers = await gathered(partial(_ask, connect, seconds), specs, at_once=MAX_ASKED_AT_ONCE)
         problems = [_problem(spec, answer) for spec, answer in zip(specs, answers, strict=True)]
         for problem, answer in zip(problems, answers, strict=True):
@@ -102,7 +107,7 @@ async def _ask_set(name: str, config: Config, connect: Connect, seconds: float, 
         return AskedSet(found, [f"{problem}; it is tried again" for problem in problems if problem], connect, watches)
 
 
-async def _find_specs(config: Config) -> tuple[list[BackendSpec], list[Watch]]:
+async def _find_specs(config: Config, disk: Disk) -> tuple[list[BackendSpec], list[Watch]]:
     """The backends that the specs of a set stand for now, each once, and watches of those that may change."""
     found: dict[str, BackendSpec] = {}
     watches: list[Watch] = []
@@ -110,8 +115,8 @@ async def _find_specs(config: Config) -> tuple[list[BackendSpec], list[Watch]]:
         if isinstance(source, BackendSpec):
             specs = [source]
         else:
-            specs = await list_backends(source)
-            watches.append(partial(watch, source, seconds=config.gateway.probe_interval_ms / 1000))
+            specs = await list_backends(source, disk)
+            watches.append(partial(watch, source, seconds=config.gateway.probe_interval_ms / 1000, disk=disk))
         for spec in specs:
             if await _is_own_address(spec.url, config.server):
                 raise UsageError(f"--backend {spec.url} is the address of this server itself; leave it out")

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, structs
 
 from eventlm.config.secrets import REDACTED, hide_keys
 from eventlm.errors import UsageError
+from eventlm.system.disk import SYSTEM_DISK, Disk, read_whole
 
 BackendKind = Literal["vllm", "sglang", "llamacpp", "ollama", "openai", "eventlm"]
 
@@ -72,16 +73,20 @@ class FileBackends(Struct, frozen=True):
 
 
 def parse_backend(
-    text: str, *, common: BackendSpec | None = None, environment: Mapping[str, str] | None = None
+    text: str,
+    *,
+    common: BackendSpec | None = None,
+    environment: Mapping[str, str] | None = None,
+    disk: Disk = SYSTEM_DISK,
 ) -> BackendSpec | DnsBackends | FileBackends:
     """What a spec means: `URL`, `dns:HOST:PORT` or `file:PATH`, each with `,KEY=VALUE,...`.
 
-    common: what holds where it does not say otherwise. environment: `os.environ` if not given. Raises UsageError in
-    one line, which quotes the spec without its key.
+    common: what holds where it does not say otherwise. environment: `os.environ` if not given. disk: has its key's
+    file. Raises UsageError in one line, which quotes the spec without its key.
     """
     where = f"--backend {hide_keys(text)}"
     place, *parts = (part.strip() for part in text.split(","))
-    common = structs.replace(common or BackendSpec(url=""), **_values(parts, where, environment))
+    common = structs.replace(common or BackendSpec(url=""), **_values(parts, where, environment, disk))
     if place.startswith(_DNS):
         return _dns_backends(place.removeprefix(_DNS), common, where)
     if place.startswith(_FILE):
@@ -95,10 +100,10 @@ def parse_backend(
     return structs.replace(common, url=url)
 
 
-def read_backends_file(backends: FileBackends) -> list[BackendSpec]:
+def read_backends_file(backends: FileBackends, disk: Disk = SYSTEM_DISK) -> list[BackendSpec]:
     """The servers that a file lists now; `#` begins a comment. Raises UsageError, with the line."""
     try:
-        lines = Path(backends.path).read_text().splitlines()
+        lines = read_whole(disk, Path(backends.path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--backend file:{backends.path}: cannot read it: {_reason(error)}") from error
     found: list[BackendSpec] = []
@@ -108,7 +113,7 @@ def read_backends_file(backends: FileBackends) -> list[BackendSpec]:
             continue
         where = f"{backends.path}, line {number}"
         try:
-            spec = parse_backend(text, common=backends.common)
+            spec = parse_backend(text, common=backends.common, disk=disk)
         except UsageError as error:
             raise UsageError(f"{where}: {str(error).removeprefix('--backend ')}") from error
         if not isinstance(spec, BackendSpec):
@@ -119,7 +124,7 @@ def read_backends_file(backends: FileBackends) -> list[BackendSpec]:
     return found
 
 
-def _values(parts: list[str], where: str, environment: Mapping[str, str] | None) -> dict[str, Any]:
+def _values(parts: list[str], where: str, environment: Mapping[str, str] | None, disk: Disk) -> dict[str, Any]:
     """Fields of BackendSpec that `KEY=VALUE` parts set."""
     texts: dict[str, str] = {}
     for part in parts:
@@ -134,7 +139,7 @@ def _values(parts: list[str], where: str, environment: Mapping[str, str] | None)
     key_from = [key for key in ("key", "key_env", "key_file") if key in texts]
     if len(key_from) > 1:
         raise UsageError(f"{where}: it gives {' and '.join(key_from)}; one is enough")
-    found: dict[str, Any] = {"key": _key(texts, where, environment)} if key_from else {}
+    found: dict[str, Any] = {"key": _key(texts, where, environment, disk)} if key_from else {}
     for field in structs.fields(BackendSpec):
         if field.name not in texts or field.name == "key":
             continue
@@ -154,7 +159,7 @@ def _allowed(type_: Any) -> str:
     return metas[0] if metas else f"one of {', '.join(get_args(BackendKind))}"
 
 
-def _key(texts: Mapping[str, str], where: str, environment: Mapping[str, str] | None) -> str:
+def _key(texts: Mapping[str, str], where: str, environment: Mapping[str, str] | None, disk: Disk) -> str:
     key = texts.get("key", "")
     if "key_env" in texts:
         name = texts["key_env"]
@@ -163,7 +168,7 @@ def _key(texts: Mapping[str, str], where: str, environment: Mapping[str, str] | 
             raise UsageError(f"{where}: the variable {name} is not set; put the backend's key into it")
     if "key_file" in texts:
         try:
-            key = Path(texts["key_file"]).read_text().strip()
+            key = read_whole(disk, Path(texts["key_file"])).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{where}: cannot read {texts['key_file']}: {_reason(error)}") from error
         if not key:

@@ -180,6 +180,18 @@ class SystemDisk:
         path.rmdir()
 
 
+def read_whole(disk: Disk, path: Path) -> bytes:
+    """What a file has; of a pipe what waits in it. Raises OSError."""
+    file = disk.open(path)
+    try:
+        parts = []
+        while part := file.read(READ_BUFFER_BYTES):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        file.close()
+
+
 class _ReadableFile(io.BufferedReader):
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path, opener=_open_at_once), READ_BUFFER_BYTES)

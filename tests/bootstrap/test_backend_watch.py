@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from contextlib import aclosing
@@ -14,6 +15,7 @@ from structlog.testing import capture_logs
 from eventlm.bootstrap.backend_watch import list_backends, watch
 from eventlm.config.backends import BackendSpec, DnsBackends, FileBackends
 from eventlm.errors import UsageError
+from eventlm.system.disk import ReadableFile, SystemDisk
 
 COMMON = BackendSpec(url="", weight=2)
 
@@ -42,9 +44,31 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
             assert urls(await anext(lists)) == ["http://a:1", "http://b:2"]
             replace("http://c:3\n")
             assert urls(await anext(lists)) == ["http://c:3"]
+            before = path.stat()
+            path.write_text("http://d:4\n")
+            os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            assert urls(await anext(lists)) == ["http://d:4"]
     assert [each["event"] for each in logs] == ["backends cannot be listed; those that are there stay"] * 2
     assert "line 1: nonsense: it must be a URL" in logs[0]["reason"]
     assert "No such file" in logs[1]["reason"]
+
+
+async def test_a_file_that_could_not_be_read_once_is_read_again_though_it_is_the_same(tmp_path: Path) -> None:
+    class FailingDisk(SystemDisk):
+        num_left = 2
+
+        def open(self, path: Path) -> ReadableFile:
+            self.num_left -= 1
+            if self.num_left >= 0:
+                raise OSError(errno.EIO, "Input/output error")
+            return super().open(path)
+
+    path = tmp_path / "backends"
+    path.write_text("http://a:1\n")
+    with capture_logs() as logs:
+        async with aclosing(watch(FileBackends(str(path), COMMON), seconds=0.001, disk=FailingDisk())) as lists:
+            assert urls(await anext(lists)) == ["http://a:1"]
+    assert [each["reason"] for each in logs] == [f"--backend file:{path}: cannot read it: Input/output error"]
 
 
 async def test_the_addresses_of_a_name(monkeypatch: pytest.MonkeyPatch) -> None:

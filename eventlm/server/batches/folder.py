@@ -34,7 +34,7 @@ from eventlm.errors import InputError, UsageError
 from eventlm.server.batches.objects import TERMINAL, BatchError, BatchErrors, BatchObject, FileObject
 from eventlm.server.batches.results import write_all
 from eventlm.server.errors import ApiError
-from eventlm.system.disk import WritableFile
+from eventlm.system.disk import WritableFile, read_whole
 from eventlm.system.system import System
 
 _log = structlog.get_logger("eventlm.batches")
@@ -328,13 +328,9 @@ class OwnerFolder:
         """A record; None if there is none."""
         path = folder / f"{name}.json"
         try:
-            file = self.disk.open(path)
+            data = read_whole(self.disk, path)
         except FileNotFoundError:
             return None
-        try:
-            data = b"".join(iter(lambda: file.read(1 << 20), b""))
-        finally:
-            file.close()
         try:
             return msgspec.json.decode(data, type=type_)
         except msgspec.MsgspecError as error:
