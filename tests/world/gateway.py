@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from pathlib import Path
 
@@ -12,13 +13,14 @@ from eventlm.core.state.backend_state import GIVEN_PPM, RETRY_PPM
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Forwarded, RetrySet, Streamed
+from eventlm.server.batches.results import write_all
 from eventlm.system.disk import Disk
 from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
 from tests.world.machine.network import Address, Handle, Socket
 from tests.world.machine.process import Process
 from tests.world.machine.world import World
-from tests.world.plans.gateway_plan import NAME, PORT, GatewayPlan
+from tests.world.plans.gateway_plan import LIST, NAME, GatewayPlan
 from tests.world.programs.backends import WorldBackend
 from tests.world.programs.http_client import send
 
@@ -27,22 +29,20 @@ _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "eventlm:ba
 
 
 class Gateway:
-    """The backends, from the start on. specs: how the gateway was told to reach them."""
+    """The backends, from the start on. specs: how the gateway reaches them."""
 
-    def __init__(self, world: World, plan: GatewayPlan, specs: list[str]) -> None:
+    def __init__(self, world: World, plan: GatewayPlan) -> None:
         self._world = world
-        self._plan = plan
+        self.plan = plan
         self.backends = [WorldBackend(world, each) for each in plan.backends]
-        if plan.in_dns:
-            self.specs = [BackendSpec(url=f"http://{each.host}:{PORT}") for each in plan.backends]
-        else:
-            self.specs = [spec for spec in map(parse_backend, specs) if isinstance(spec, BackendSpec)]
+        common = BackendSpec(url="", key=plan.key)
+        parsed = [parse_backend(each, common=common) for each in plan.specs]
+        self.specs = [each for each in parsed if isinstance(each, BackendSpec)]
+        self._disk = world.disk.of("operator")
+        self._disk.make_folders(LIST.parent)
+        self.write_list()
+        world.disk.write_back()
         world.network.names[NAME] = {each.host: True for each in plan.backends}
-
-    @property
-    def is_in_dns(self) -> bool:
-        """Whether the gateway finds them by their name."""
-        return self._plan.in_dns
 
     def one(self, detail: int) -> WorldBackend:
         """One of them."""
@@ -60,8 +60,32 @@ class Gateway:
         """An address is in DNS, or is not any more."""
         self._world.network.names[NAME][host] = is_there
 
+    def write_list(self, specs: list[str] | None = None, *, cut_to: int | None = None, replaces: bool = False) -> None:
+        """An operator writes a list of backends, where the disk takes it. specs: None: of all. cut_to: bytes of it that
+        are written. replaces: it gets its name when it is whole.
+        """
+        content = "".join(f"{each}\n" for each in (self.plan.specs if specs is None else specs)).encode()
+        path = LIST.with_suffix(".new") if replaces else LIST
+        with contextlib.suppress(OSError):
+            if replaces:
+                self._disk.unlink(path)
+            file = self._disk.create(path) if self._disk.status(path) is None else self._disk.append(path)
+            try:
+                file.truncate(0)
+                write_all(file, content[:cut_to])
+            finally:
+                file.close()
+            if replaces:
+                self._disk.rename(path, LIST)
+
+    def remove_list(self) -> None:
+        """An operator removes it."""
+        with contextlib.suppress(OSError):
+            self._disk.unlink(LIST)
+
     def heal(self) -> None:
         """Nothing goes wrong any more."""
+        self.write_list()
         for each in self.backends:
             each.heal()
             self.list_in_dns(each.plan.host, is_there=True)

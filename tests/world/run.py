@@ -117,7 +117,7 @@ class Run:
         #: Other servers that run the model, if any do.
         self.gateway: Gateway | None = None
         if plan.gateway is not None:
-            self.gateway = Gateway(self.world, plan.gateway, plan.config.gateway.backend)
+            self.gateway = Gateway(self.world, plan.gateway)
             # They are there before it starts.
             self.world.run_for(1)
         self.logs = Logs(self)

@@ -195,6 +195,9 @@ class ProcessDisk:
     def open(self, path: Path) -> _ReadableFile:
         with self._call("open", path) as call:
             file = self._tree.find_file(path)
+            if path in self._disk.faults.unreadable:
+                call.report("refused to open")
+                raise error_of(errno.EACCES, path)
             if file.medium and call.happens("bit rot", self._disk.faults.bit_rot):
                 file.rot(call.draw("rotten bit"))
             return _ReadableFile(self._disk, self._process, path, file)

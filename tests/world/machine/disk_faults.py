@@ -11,7 +11,7 @@ class DiskFaults(NamedTuple):
     """What may go wrong. The first five are in one of so many calls, by a draw that is 0 modulo the number; 0: in none.
 
     errors: EIO of writes and of changes of names. slow: calls take up to `most_slow_ns`. bit_rot: a bit of the medium
-    has turned over when the file is opened. capacity: bytes of all files.
+    has turned over when the file is opened. capacity: bytes of all files. unreadable: files that nobody may open.
     """
 
     errors: int = 0
@@ -23,6 +23,7 @@ class DiskFaults(NamedTuple):
     capacity: int | None = None
     is_read_only: bool = False
     has_links: bool = True
+    unreadable: frozenset[Path] = frozenset()
 
 
 class Surroundings:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from eventlm.engine.backends.actions import AddBackend, DrainBackend, RemoveBackend, ResumeBackend
 from tests.world.machine.world import SECOND
+from tests.world.plans.failures import disk_fault
 from tests.world.plans.faults import FaultKind
-from tests.world.plans.gateway_plan import PORT
+from tests.world.plans.gateway_plan import LIST, PORT
 
 if TYPE_CHECKING:
     from tests.world.gateway import Gateway
@@ -79,7 +80,34 @@ def _remove(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> b
 def _leave_dns(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
     gateway.list_in_dns(backend.plan.host, is_there=False)
     run.world.after(detail % 30 * SECOND, lambda: gateway.list_in_dns(backend.plan.host, is_there=True))
-    return gateway.is_in_dns
+    return gateway.plan.listing == "DNS"
+
+
+def _rewrite_list(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """An operator writes another list of backends, and after a while the right one."""
+    specs, kind = gateway.plan.specs, detail % 6
+    if kind == 0:
+        # An editor is still at it.
+        gateway.write_list(cut_to=detail // 6 % 100)
+    elif kind == 1:
+        gateway.write_list([])
+    elif kind == 2:
+        gateway.write_list([*specs, "to be done"])
+    elif kind == 3:
+        gateway.remove_list()
+    else:
+        fewer = [each for each in specs if backend.plan.host not in each]
+        gateway.write_list([*fewer, "http://10.0.0.9:9000"], replaces=kind == 5)
+    run.world.after(detail % 30 * SECOND, lambda: gateway.write_list(replaces=detail % 2 == 0))
+    return gateway.plan.listing == "file"
+
+
+_hide_list = disk_fault(lambda run, detail: {"unreadable": frozenset({LIST})})
+
+
+def _lock_list(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """The gateway may not read it for a while."""
+    return _hide_list(run, detail) and gateway.plan.listing == "file"
 
 
 GATEWAY_FAULTS = {
@@ -90,4 +118,6 @@ GATEWAY_FAULTS = {
     "drain backend": FaultKind(1, _on_backend(_drain), ("DrainBackend done",)),
     "remove backend": FaultKind(1, _on_backend(_remove), ("RemoveBackend done",)),
     "leave DNS": FaultKind(2, _on_backend(_leave_dns), ("name without an address",)),
+    "rewrite list": FaultKind(3, _on_backend(_rewrite_list)),
+    "unreadable list": FaultKind(1, _on_backend(_lock_list), ("refused to open",)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from eventlm.config import Config, ModelConfig, SchedulerConfig
@@ -14,6 +15,8 @@ from tests.world.machine.draws import Draws
 #: All backends found by DNS listen there.
 PORT = 9000
 NAME = "pods"
+#: The file that lists them, if one does.
+LIST = Path("/etc/backends")
 _POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity", "session_affinity")
 _KINDS: tuple[BackendKind, ...] = ("vllm", "sglang", "llamacpp", "ollama", "openai", "eventlm")
@@ -32,6 +35,11 @@ _STREAMS: tuple[Literal["stall", "endless", "cut", "end", "malformed", "error"],
 )  # fmt: skip
 
 
+#: How the gateway is told of its backends.
+Listing = Literal["flags", "DNS", "file"]
+_LISTINGS: tuple[Listing, ...] = ("flags", "DNS", "file")
+
+
 class BackendPlan(NamedTuple):
     """One of the backends. host: its address. options: of the stub. faults: what goes wrong with its requests."""
 
@@ -42,11 +50,21 @@ class BackendPlan(NamedTuple):
 
 
 class GatewayPlan(NamedTuple):
-    """answer_tokens: of each answer, unless a request wants fewer. in_dns: the gateway finds the backends by a name."""
+    """answer_tokens: of each answer, unless a request wants fewer. specs: one of each backend, without the key that all
+    of them want; empty: none do.
+    """
 
     backends: list[BackendPlan]
     answer_tokens: int
-    in_dns: bool
+    listing: Listing
+    specs: list[str]
+    key: str
+
+    @property
+    def flags(self) -> list[str]:
+        """What the gateway is told."""
+        found = {"flags": self.specs, "DNS": [f"dns:{NAME}:{PORT}"], "file": [f"file:{LIST}"]}[self.listing]
+        return [f"{each},key={self.key}" if self.key else each for each in found]
 
     def answer(self, body: dict[str, Any], index: int) -> tuple[str, set[str]]:
         """The whole text of a choice, and the reasons for which it may end."""
@@ -61,11 +79,16 @@ class GatewayPlan(NamedTuple):
 def draw_gateway(draws: Draws, *, is_calm: bool) -> GatewayPlan:
     """The backends of a seed."""
     answer_tokens = draws.between(1, 100, "answer tokens")
-    in_dns = draws.draw("in DNS") % 3 == 0
+    listing = _LISTINGS[draws.draw("listing") % len(_LISTINGS)]
+    key = f"sk-of-backends-{draws.draw('backend key', 1):016x}" if draws.draw("backend key") % 2 == 0 else ""
     num_backends = draws.between(1, 4, "backends")
     share_ppm = 0 if is_calm else draws.between(0, 400_000, "share of faults")
     backends = [_draw_backend(draws, number, answer_tokens, share_ppm) for number in range(num_backends)]
-    return GatewayPlan(backends, answer_tokens, in_dns)
+    # There is no more of them than a name says.
+    specs = [f"http://{each.host}:{PORT}" if listing == "DNS" else _draw_spec(draws, each) for each in backends]
+    return GatewayPlan(
+        [each._replace(options=each.options | {"key": key}) for each in backends], answer_tokens, listing, specs, key
+    )
 
 
 def _draw_backend(draws: Draws, number: int, answer_tokens: int, share_ppm: int) -> BackendPlan:
@@ -125,7 +148,6 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
     def between(least: int, most: int, what: str) -> int:
         return draws.between(least, most, f"gateway {what}")
 
-    specs = [f"dns:{NAME}:{PORT}"] if plan.in_dns else [_draw_spec(draws, each) for each in plan.backends]
     return Config(
         model=ModelConfig(model=""),
         scheduler=SchedulerConfig(
@@ -134,7 +156,7 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
             max_num_seqs=between(1, 32, "seqs"),
         ),
         gateway=GatewayConfig(
-            backend=specs,
+            backend=plan.flags,
             max_backends=between(0, 1, "room") * len(plan.backends),
             backend_cache_tokens=between(64, 4096, "cache"),
             forward_retries=between(0, 4, "retries"),

@@ -52,9 +52,9 @@ class WorldServer:
         process.on_end(lambda _: self._ended())
         process.run(self._serve(system, config))
 
-    async def _find_setup(self, config: Config) -> EngineSetup:
+    async def _find_setup(self, system: System, config: Config) -> EngineSetup:
         if config.gateway.backend:
-            [asked] = (await ask_backends(config, connect_from(self.process))).values()
+            [asked] = (await ask_backends(config, connect_from(self.process), disk=system.disk)).values()
             return backends_setup(config, asked)
         return make_setup(
             config,
@@ -66,7 +66,7 @@ class WorldServer:
 
     async def _serve(self, system: System, config: Config) -> int:
         try:
-            setup = await self._find_setup(config)
+            setup = await self._find_setup(system, config)
         except EventLMError as error:
             return error.exit_code
         engine = self.engine = InferenceEngine(setup, system)
