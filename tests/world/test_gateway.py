@@ -16,7 +16,7 @@ print(run_plan(draw_gateway_plan({})).digest)
 _SEED = 19
 
 
-@pytest.mark.parametrize("seed", [2, 8, 13, 19, 27, 35])
+@pytest.mark.parametrize("seed", [2, 8, 13, 16, 19, 27])
 def test_seeds_come_to_rest_with_every_invariant(seed: int) -> None:
     ran = run_plan(draw_gateway_plan(seed))
     assert ran.checks["served once all is well"] == 1
