@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from tests.world.run import Run
 
 _SECOND = 1_000_000_000
-_POLICIES = ("fcfs", "edf", "lrs")
+#: One is in force at the start, and operators swap in the others.
+POLICIES = ("fcfs", "edf", "lrs")
 
 
 class FaultKind(NamedTuple):
@@ -130,7 +131,7 @@ FAULTS = {
     "pause": FaultKind(2, _operator(lambda _: Pause(), is_undone=True), ("Pause done",)),
     "drain": FaultKind(1, _operator(lambda _: Drain(), is_undone=True), ("Drain done",)),
     "swap policy": FaultKind(
-        1, _operator(lambda detail: SwapPolicy(_POLICIES[detail % len(_POLICIES)])), ("SwapPolicy done",)
+        1, _operator(lambda detail: SwapPolicy(POLICIES[detail % len(POLICIES)])), ("SwapPolicy done",)
     ),
     "flush cache": FaultKind(1, _operator(lambda _: FlushCache()), ("FlushCache done",)),
 }

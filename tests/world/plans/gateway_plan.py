@@ -17,7 +17,6 @@ PORT = 9000
 NAME = "pods"
 #: The file that lists them, if one does.
 LIST = Path("/etc/backends")
-_POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity", "session_affinity")
 _KINDS: tuple[BackendKind, ...] = ("vllm", "sglang", "llamacpp", "ollama", "openai", "eventlm")
 #: Requests of one backend that may meet a fault.
@@ -151,7 +150,8 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
     return Config(
         model=ModelConfig(model=""),
         scheduler=SchedulerConfig(
-            policy={"type": _POLICIES[draws.draw("policy") % len(_POLICIES)]},
+            policy=config.scheduler.policy,
+            extra_policy=config.scheduler.extra_policy,
             router={"type": _ROUTERS[draws.draw("router") % len(_ROUTERS)]},
             max_num_seqs=between(1, 32, "seqs"),
         ),

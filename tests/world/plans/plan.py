@@ -22,13 +22,12 @@ from tests.serving import fake_text
 from tests.world.machine.draws import MILLION, Draws
 from tests.world.machine.process import Death
 from tests.world.machine.world import SECOND
-from tests.world.plans.faults import FAULTS, FaultKind
+from tests.world.plans.faults import FAULTS, POLICIES, FaultKind
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
 from tests.world.plans.gateway_plan import GatewayPlan, draw_body, draw_gateway, draw_gateway_config
 
 #: Most replicas have one rank.
 _RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
-_POLICIES = ("fcfs", "edf", "lrs")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
 #: Half of the faults happen so soon after some client has come.
 _NEAR_NS = 3 * SECOND
@@ -167,11 +166,13 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
         fake["hang_ppm"] = draws.between(0, 5, "hangs") // 5 * 300
         fake["raise_ppm"] = draws.between(0, 5, "raises") // 5 * 300
         fake["poison_ppm"] = draws.between(0, 7, "poison") // 7 * 20_000
+    policy = POLICIES[draws.draw("policy") % len(POLICIES)]
     return Config(
         model=ModelConfig(model="fake", fake=fake),
         scheduler=SchedulerConfig(
             replicas=draws.between(1, 3, "replicas"),
-            policy={"type": _POLICIES[draws.draw("policy") % len(_POLICIES)]},
+            policy={"type": policy},
+            extra_policy=[each for each in POLICIES if each != policy],
             router={"type": _ROUTERS[draws.draw("router") % len(_ROUTERS)]},
             max_num_seqs=draws.between(1, 8, "seqs"),
             max_num_batched_tokens=draws.between(16, 256, "batched"),
