@@ -17,15 +17,10 @@ from eventlm.server.batches.results import write_all
 from eventlm.system.disk import Disk
 from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
-from tests.world.machine.network import Address, Handle, Socket
-from tests.world.machine.process import Process
+from tests.world.machine.network import Handle, Socket
 from tests.world.machine.world import World
 from tests.world.plans.gateway_plan import LIST, NAME, GatewayPlan
 from tests.world.programs.backends import WorldBackend
-from tests.world.programs.http_client import send
-
-#: These are 0 at rest.
-_GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "eventlm:backend_requests_running")
 
 
 class Gateway:
@@ -121,23 +116,6 @@ class Gateway:
             # Probes use each of those that are kept in turn, and so keep them.
             most = 1 + 5000 // interval_ms
             checks.check("no connection to a backend is left", num_open <= most, f"{each.plan.host}: {num_open}")
-
-    def check_gauges(self, checks: Checks, server: Address) -> None:
-        """Its metrics say so too."""
-        process = Process(self._world, "monitoring")
-        texts: list[str] = []
-
-        async def ask() -> int:
-            texts.append(bytes((await send(process, server, "GET", "/metrics")).body).decode())
-            return 0
-
-        process.run(ask())
-        self._world.run(lambda: process.is_dead, most_seconds=60)
-        self._world.run_for(1)
-        found = [line for line in texts[0].splitlines() if line.startswith(_GAUGES)]
-        for line in found:
-            checks.check("gauges are 0 at rest", float(line.rpartition(" ")[2]) == 0, line)
-        checks.check("gauges are there", len(found) > len(self.backends), f"{found}")
 
 
 def check_attempts(checks: Checks, run_folder: Path | None, disk: Disk, config: GatewayConfig) -> None:

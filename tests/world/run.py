@@ -22,6 +22,8 @@ from tests.cached_loggers import forget_cached_loggers
 from tests.world.gateway import Gateway, check_attempts
 from tests.world.invariants.checks import Checks
 from tests.world.invariants.logs import Logs
+from tests.world.invariants.metrics import check_gauges, read_metrics
+from tests.world.invariants.privacy import Privacy
 from tests.world.invariants.told import check_client
 from tests.world.invariants.watch import Watch
 from tests.world.lives import Lives
@@ -256,6 +258,10 @@ class Run:
             self.world.run_for(20)
             self._come_last(most_seconds=REST_SECONDS)
             self.world.run_for(5)
+        if not self._plan.deaths:
+            metrics = read_metrics(self.world, ADDRESS)
+            check_gauges(self.checks, metrics, num_backends=len(self.gateway.backends) if self.gateway else 0)
+            Privacy(self.clients, self.checks).check("the metrics", metrics.encode())
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
         self.world.run_for(self._plan.config.server.resume_seconds)
         num_bytes = engine.registry.num_bytes
@@ -292,7 +298,6 @@ class Run:
         self.world.run_for(10)
         assert self.server.engine is not None
         gateway.check_rest(self.checks, self.server.engine, probe_ms)
-        gateway.check_gauges(self.checks, ADDRESS)
 
     def _check_end(self) -> None:
         """No process is left, and none has met a defect."""

@@ -14,6 +14,7 @@ from eventlm.replay.verify.verifier import Found, VerifyResult, verify
 from tests.world.invariants.log_watch import LogWatch, Sample
 from tests.world.invariants.losses import ToldLosses
 from tests.world.invariants.power_failures import Files, is_left, num_lines_left, read_files, verify_left
+from tests.world.invariants.privacy import Privacy
 from tests.world.machine.disk_faults import DiskFaults
 from tests.world.machine.process import SIGKILL
 from tests.world.programs.server import RUNS, WorldServer
@@ -271,13 +272,9 @@ class Logs:
         if last.run_folder is not None and last.is_ready:
             pointed = self._reader.resolve(RUNS / LATEST_NAME).name
             self._checks.check("latest is the last run", pointed == last.run_folder.name, pointed)
-        self._check_privacy()
-        return self._watch.num_lines
-
-    def _check_privacy(self) -> None:
-        answers = [client.answer(client.visit.body, 0)[0].encode() for client in self._run.clients]
-        # Shorter ones may be found by chance.
-        texts = {b"ppp"} | {answer[:24] for answer in answers if len(answer) >= 24}
+        privacy = Privacy(self._run.clients, self._checks)
         for file in self._disk.tree.files():
-            found = [text for text in texts if text in file.content]
-            self._checks.check("no text is in the log", not found, f"file {file.number}: {found}")
+            privacy.check("the log", bytes(file.content))
+        for line in self._run.lines:
+            privacy.check("what the server logs", repr(line).encode())
+        return self._watch.num_lines
