@@ -20,10 +20,11 @@ _NOTICE_NS = round(PARENT_POLL_S * 1e9) + SECOND
 
 
 class Lives:
-    """servers: all that there were. Once `is_ending`, no other one is started."""
+    """servers: the last one, and the one before it. Once `is_ending`, no other one is started."""
 
     def __init__(self, run: Run) -> None:
         self.servers: list[WorldServer] = []
+        self._num_begun = 0
         self.is_ending = False
         self._run = run
         self._suspended_until_ns = 0
@@ -34,9 +35,9 @@ class Lives:
         if world.now_ns < self._suspended_until_ns:
             world.at(self._suspended_until_ns, self._begin)
             return
-        number = len(self.servers) + 1
-        server = self._run.start_server("engine" if number == 1 else f"engine {number}")
-        self.servers.append(server)
+        self._num_begun += 1
+        server = self._run.start_server("engine" if self._num_begun == 1 else f"engine {self._num_begun}")
+        self.servers = [*self.servers[-1:], server]
         server.process.on_end(lambda _: self._ended(server))
 
     def children(self) -> list[Process]:
@@ -61,7 +62,7 @@ class Lives:
         children = self.children()
         world.after(0, lambda: run.logs.check_dead(server))
         world.after(_NOTICE_NS, lambda: self._check_noticed(replies, children))
-        world.after(world.draws.between(*_RESTART_NS, "restart", len(self.servers)), self._begin)
+        world.after(world.draws.between(*_RESTART_NS, "restart", self._num_begun), self._begin)
 
     def _check_noticed(self, replies: list[Reply], children: list[Process]) -> None:
         checks, now_ns = self._run.checks, self._run.world.now_ns

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import inspect
 import sys
 import time
+import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import structlog
@@ -43,6 +45,8 @@ from tests.world.programs.server import ADDRESS, WorldServer
 MAX_MODEL_LEN = 512
 #: A kernel brings what is pending to the medium so often.
 _WRITE_BACK_NS = 30 * SECOND
+#: Clients that have been over for so long are checked and forgotten.
+_FORGET_NS = 3600 * SECOND
 #: Once faults have stopped, all that can be served is served within this time.
 REST_SECONDS = 900
 
@@ -73,12 +77,18 @@ def run_plan(plan: Plan) -> Ran:
         return Run(plan, lines).run()
 
 
+class Lines(list[dict[str, Any]]):
+    """What processes have logged. is_heard: whether what is logged at the moment is from one that runs."""
+
+    is_heard: Callable[[], bool] = staticmethod(lambda: True)
+
+
 @contextlib.contextmanager
-def quiet() -> Iterator[list[dict[str, Any]]]:
-    """The log of all processes, as a list. The collector runs at fixed points only: what it finalizes may act, and what
-    is left of a dead process tries to end in order, and cannot.
+def quiet() -> Iterator[Lines]:
+    """The log of all processes. The collector runs at fixed points only: what it finalizes may act, and what is left of
+    a dead process tries to end in order, cannot, and would log that.
     """
-    lines: list[dict[str, Any]] = []
+    lines = Lines()
     before, hear_before = structlog.get_config(), sys.unraisablehook
 
     def hear(error: Any) -> None:
@@ -87,17 +97,22 @@ def quiet() -> Iterator[list[dict[str, Any]]]:
             hear_before(error)
 
     def keep(_: Any, level: str, line: Any) -> str:
-        lines.append({**line, "level": level})
+        if lines.is_heard():
+            lines.append({**line, "level": level})
         raise structlog.DropEvent
 
     forget_cached_loggers()
     structlog.configure(processors=[keep], cache_logger_on_first_use=False)
     sys.unraisablehook = hear
+    # It would be given a real loop, which keeps it.
+    asyncio.set_event_loop(None)
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        yield lines
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
+            yield lines
     finally:
         gc.collect()
         gc.unfreeze()
@@ -109,13 +124,17 @@ def quiet() -> Iterator[list[dict[str, Any]]]:
 class Run:
     """A plan under way."""
 
-    def __init__(self, plan: Plan, lines: list[dict[str, Any]]) -> None:
+    def __init__(self, plan: Plan, lines: Lines) -> None:
         self._plan = plan
         self.lines = lines
         self.checks = Checks()
         self.world = World(plan.seed, plan.deaths)
         self._faults = FaultCount(self.world.faults)
+        lines.is_heard = lambda: self.world.running is not None
+        #: But those that have been over for long.
         self.clients: list[Client] = []
+        self._statuses: Counter[str] = Counter()
+        self._digest = xxhash.xxh3_128()
         #: Other servers that run the model, if any do.
         self.gateway: Gateway | None = None
         if plan.gateway is not None:
@@ -129,7 +148,7 @@ class Run:
 
     @property
     def servers(self) -> list[WorldServer]:
-        """One after the other."""
+        """The last one, and the one before it."""
         return self.lives.servers
 
     @property
@@ -171,16 +190,17 @@ class Run:
             check_attempts(self.checks, self.server.run_folder, self.world.disk.of("reader"), plan.config.gateway)
         world.run_for(5)
         self._check_end()
+        self._add_up()
         return Ran(
             seed=plan.seed,
             simulated_seconds=(world.now_ns - begin_ns) / SECOND,
             num_requests=len(plan.visits),
             num_events=self.logs.check_end(),
-            num_calls={name: process.num_calls for name, process in world.by_name.items()},
-            digest=self._digest(),
+            num_calls=world.num_calls,
+            digest=self._digest.hexdigest(),
             **self._faults.counts(),
             checks=dict(self.checks.counts),
-            statuses=dict(Counter(str(each.reply.status) for each in self.clients)),
+            statuses=dict(self._statuses),
             cpu_seconds=time.process_time() - began,
         )
 
@@ -205,6 +225,14 @@ class Run:
 
     def _write_back(self) -> None:
         self.logs.write_back()
+        while (
+            self.clients
+            and self.clients[0].is_over
+            and self.clients[0].process.ended_ns + _FORGET_NS < self.world.now_ns
+        ):
+            client = self.clients.pop(0)
+            self._check_client(client)
+            self._take_in(client)
         self.world.after(_WRITE_BACK_NS, self._write_back)
 
     def _stop_faults(self) -> None:
@@ -231,15 +259,7 @@ class Run:
     def _check_rest(self) -> None:
         """Everybody was served or told why, and nothing is left of it."""
         for client in self.clients:
-            check_client(client, self.checks)
-            if self._plan.is_calm and not (client.was_disturbed or client.was_dropped):
-                reply = client.reply
-                is_over = reply.is_done if client.visit.body["stream"] else reply.is_whole
-                self.checks.check(
-                    "no faults, no errors",
-                    reply.status == 200 and is_over and b'"error"' not in reply.body,
-                    f"visit {client.visit.number}: {reply.status} {bytes(reply.body[-200:])!r}",
-                )
+            self._check_client(client)
         engine = self.server.engine
         assert engine is not None
         state = engine._require_engine_core().core.state
@@ -275,6 +295,17 @@ class Run:
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
+
+    def _check_client(self, client: Client) -> None:
+        check_client(client, self.checks)
+        if self._plan.is_calm and not (client.was_disturbed or client.was_dropped):
+            reply = client.reply
+            is_over = reply.is_done if client.visit.body["stream"] else reply.is_whole
+            self.checks.check(
+                "no faults, no errors",
+                reply.status == 200 and is_over and b'"error"' not in reply.body,
+                f"visit {client.visit.number}: {reply.status} {bytes(reply.body[-200:])!r}",
+            )
 
     def _come_last(self, *, most_seconds: float) -> None:
         """One more request is served."""
@@ -312,13 +343,16 @@ class Run:
         self.checks.check("no defect is logged", not defects, f"{defects}")
         self.checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
 
-    def _digest(self) -> str:
-        digest = xxhash.xxh3_128()
+    def _take_in(self, client: Client) -> None:
+        """Add what it was sent to what is told of the seed."""
+        self._statuses[str(client.reply.status)] += 1
+        for reply in client.replies:
+            self._digest.update(f"{client.visit.number} {reply.status} {len(reply.body)}\n".encode())
+            self._digest.update(bytes(reply.body))
+
+    def _add_up(self) -> None:
         for client in self.clients:
-            for reply in client.replies:
-                digest.update(f"{client.visit.number} {reply.status} {len(reply.body)}\n".encode())
-                digest.update(bytes(reply.body))
+            self._take_in(client)
         for file in self.world.disk.tree.files():
-            digest.update(bytes(file.content))
-        digest.update(f"{self.world.draws.num_drawn} draws up to {self.world.now_ns}".encode())
-        return digest.hexdigest()
+            self._digest.update(bytes(file.content))
+        self._digest.update(f"{self.world.draws.num_drawn} draws up to {self.world.now_ns}".encode())

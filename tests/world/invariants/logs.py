@@ -110,6 +110,7 @@ class Logs:
 
     def check_dead(self, server: WorldServer) -> None:
         """The log of a server that has died verifies as far as it goes."""
+        self._read()
         self.listen()
         if server.run_folder is not None:
             self._check_run(server.run_folder.name)
@@ -198,7 +199,10 @@ class Logs:
         self._read()
         self.listen()
         self._disk.write_back()
-        self._num_saved = {name: self._num_lines_of_one(name) for name in self.names()}
+        # Of older ones all was saved before.
+        for server in self._run.servers:
+            if server.run_folder is not None:
+                self._num_saved[server.run_folder.name] = self._num_lines_of_one(server.run_folder.name)
 
     def _num_lines_of_one(self, name: str) -> int:
         """Lines of a run that has one segment, else 0: a reboot may take a segment whose name is new."""

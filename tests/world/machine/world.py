@@ -9,9 +9,12 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import NamedTuple
 
+import aiohttp.web_app
+
 from tests.world.machine.disk import WorldDisk
 from tests.world.machine.disk_faults import Surroundings
 from tests.world.machine.draws import Draws
+from tests.world.machine.loop import Killed
 from tests.world.machine.network import Network
 from tests.world.machine.process import GONE, NEVER, Death, Process
 
@@ -55,6 +58,8 @@ class _AroundDisk(Surroundings):
 
     def before_call(self, process: str, name: str, path: Path) -> bool:
         caller = self._world.by_name.get(process)
+        if caller is None and process in self._world.calls_of_buried:
+            raise Killed
         return caller is not None and caller.begin_call()
 
     def after_call(self, process: str, name: str, path: Path) -> None:
@@ -79,10 +84,12 @@ class World:
         self.network = Network(self)
         self.disk = WorldDisk(_AroundDisk(self))
         self.processes: list[Process] = []
-        #: All that there ever were.
+        #: Those that live, and those that have ended since garbage was collected last.
         self.by_name: dict[str, Process] = {}
-        #: Those that have ended since garbage was collected last.
         self.graves: list[Process] = []
+        #: Of those that ended before: how many calls into the system each has made, and their errors.
+        self.calls_of_buried: dict[str, int] = {}
+        self._errors: list[str] = []
         #: The process whose code runs at the moment.
         self.running: Process | None = None
         self.num_turns = 0
@@ -108,7 +115,7 @@ class World:
 
     def add(self, process: Process) -> None:
         """A process has begun. Its name is its own for ever."""
-        assert process.name not in self.by_name, process.name
+        assert process.name not in self.by_name.keys() | self.calls_of_buried.keys(), process.name
         self.by_name[process.name] = process
         self.processes.append(process)
         self.note(process.name, f"begins as process {process.pid}")
@@ -135,7 +142,12 @@ class World:
     @property
     def errors(self) -> list[str]:
         """Of all processes."""
-        return [error for process in self.by_name.values() for error in process.errors]
+        return self._errors + [error for process in self.by_name.values() for error in process.errors]
+
+    @property
+    def num_calls(self) -> dict[str, int]:
+        """Calls into the system, by process."""
+        return self.calls_of_buried | {name: process.num_calls for name, process in self.by_name.items()}
 
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
         """Do something at a time."""
@@ -213,5 +225,9 @@ class World:
         """Let go of what the dead hold: it tries to end in order, and cannot."""
         for process in self.graves:
             process.let_go()
+            self.calls_of_buried[process.name] = self.by_name.pop(process.name).num_calls
+            self._errors += process.errors
         self.graves.clear()
+        # It keeps a thousand handlers, each with all of a server that may have ended long ago.
+        aiohttp.web_app._cached_build_middleware.cache_clear()
         gc.collect()

@@ -196,6 +196,7 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
         record=RecordConfig(
             record="/runs",
             record_segment=f"{draws.between(8, 200, 'segment')}KiB",
+            record_keep=f"{draws.between(200, 2000, 'keep')}KiB",
             record_lag=("wait", "gap")[draws.draw("lag") % 2],
             record_lag_ms=draws.between(20, 2000, "lag time"),
             checkpoint_events=draws.between(10, 1000, "checkpoint"),
