@@ -59,7 +59,8 @@ class Lives:
         for client in clients:
             client.has_lost_server = True
         replies = [client.reply for client in clients]
-        children = self.children()
+        # Some may be of the server before, and frozen.
+        children = [each for each in self._on_host() if each is not server.process]
         world.after(0, lambda: run.logs.check_dead(server))
         world.after(_NOTICE_NS, lambda: self._check_noticed(replies, children))
         world.after(world.draws.between(*_RESTART_NS, "restart", self._num_begun), self._begin)
