@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from eventlm.bus.log_writer import LogWriteError
+from eventlm.errors import ExitCode, UsageError
 from eventlm.worker.process import PARENT_POLL_S
 from tests.world.machine.process import SIGKILL, Process
 from tests.world.machine.world import SECOND
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 #: What a service manager waits before it starts the next one.
 _RESTART_NS = (SECOND // 2, 20 * SECOND)
+#: Between two probes of its health.
+_PROBE_NS = 10 * SECOND
 #: By then clients and children of a server have noticed its death.
 _NOTICE_NS = round(PARENT_POLL_S * 1e9) + SECOND
 
@@ -39,10 +43,28 @@ class Lives:
         server = self._run.start_server("engine" if self._num_begun == 1 else f"engine {self._num_begun}")
         self.servers = [*self.servers[-1:], server]
         server.process.on_end(lambda _: self._ended(server))
+        if self._run.can_give_up:
+            self._probe(server)
+
+    def _probe(self, server: WorldServer) -> None:
+        """An orchestrator ends a server that says that it is not healthy."""
+        if server.process.is_dead or server.stop.is_set():
+            return
+        if server.engine is not None and server.engine.state == "dead":
+            self._run.world.faults["engine given up"] += 1
+            server.terminate()
+        self._run.world.after(_PROBE_NS, lambda: self._probe(server))
 
     def children(self) -> list[Process]:
         """Of the last server."""
         return [each for each in self._run.world.processes if each.parent is self.servers[-1].process]
+
+    @property
+    def is_well(self) -> bool:
+        """Whether the last server is ready, and nothing of it is frozen or has a start that takes so long."""
+        server, now_ns = self.servers[-1], self._run.world.now_ns
+        is_ready = server.is_ready and server.engine is not None and server.engine.state == "ready"
+        return is_ready and not any(each.free_ns > now_ns + SECOND for each in self._on_host())
 
     @property
     def is_there(self) -> bool:
@@ -61,9 +83,21 @@ class Lives:
         replies = [client.reply for client in clients]
         # Some may be of the server before, and frozen.
         children = [each for each in self._on_host() if each is not server.process]
-        world.after(0, lambda: run.logs.check_dead(server))
+        world.after(0, lambda: self._check_dead(server))
         world.after(_NOTICE_NS, lambda: self._check_noticed(replies, children))
         world.after(world.draws.between(*_RESTART_NS, "restart", self._num_begun), self._begin)
+
+    def _check_dead(self, server: WorldServer) -> None:
+        self._run.logs.check_dead(server)
+        error, status = server.error, server.process.returncode
+        if status == -SIGKILL:
+            return
+        checks, told = self._run.checks, f"{status}: {error!r}"
+        checks.check("no server ends without a reason", error is not None or server.stop.is_set(), told)
+        checks.check("exit statuses say why", status == (ExitCode.OK if error is None else error.exit_code), told)
+        # A service manager does not start it again.
+        is_usage = isinstance(error, UsageError | LogWriteError)
+        checks.check("others may do better", status != ExitCode.USAGE or is_usage, told)
 
     def _check_noticed(self, replies: list[Reply], children: list[Process]) -> None:
         checks, now_ns = self._run.checks, self._run.world.now_ns

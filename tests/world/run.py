@@ -33,11 +33,12 @@ from tests.world.machine.disk_faults import DiskFaults
 from tests.world.machine.loop import Killed
 from tests.world.machine.network import Socket
 from tests.world.machine.process import SIGKILL
+from tests.world.machine.spawn_faults import SpawnFaults
 from tests.world.machine.world import SECOND, World
 from tests.world.plans.fault_count import FaultCount
 from tests.world.plans.faults import FAULTS
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
-from tests.world.plans.plan import LAST_VISIT, Fault, Plan
+from tests.world.plans.plan import LAST_VISIT, MANY_RESTARTS, Fault, Plan
 from tests.world.programs.backends import in_time_of
 from tests.world.programs.client import Client, fake_answer
 from tests.world.programs.server import ADDRESS, WorldServer
@@ -143,8 +144,13 @@ class Run:
             self.world.run_for(1)
         self.logs = Logs(self)
         self.lives = Lives(self)
-        write_timeout_seconds = plan.config.server.write_timeout_seconds
-        self.watch = Watch(self.world, self.checks, lambda: self.server, write_timeout_seconds=write_timeout_seconds)
+        self.watch = Watch(
+            self.world,
+            self.checks,
+            lambda: self.server,
+            write_timeout_seconds=plan.config.server.write_timeout_seconds,
+            can_give_up=self.can_give_up,
+        )
 
     @property
     def servers(self) -> list[WorldServer]:
@@ -155,6 +161,11 @@ class Run:
     def server(self) -> WorldServer:
         """The last one, which may be dead."""
         return self.servers[-1]
+
+    @property
+    def can_give_up(self) -> bool:
+        """Whether the engine may give its replicas up."""
+        return self._plan.config.worker.max_restarts < MANY_RESTARTS
 
     def start_server(self, name: str) -> WorldServer:
         """Another one, in a process of this name."""
@@ -179,8 +190,8 @@ class Run:
         world.after(_WRITE_BACK_NS, self._write_back)
         world.run_for(plan.seconds)
         self._stop_faults()
-        world.run(lambda: self.server.is_ready and not self.server.process.is_dead, most_seconds=REST_SECONDS)
-        world.run(lambda: all(each.is_over for each in self.clients), most_seconds=REST_SECONDS)
+        world.run(lambda: self.lives.is_well, most_seconds=REST_SECONDS)
+        world.run(lambda: all(each.is_over for each in self.clients) and self.lives.is_well, most_seconds=REST_SECONDS)
         self._check_rest()
         self.lives.is_ending = True
         self.server.terminate()
@@ -237,6 +248,7 @@ class Run:
 
     def _stop_faults(self) -> None:
         self.world.disk.faults = DiskFaults()
+        self.world.spawn_faults = SpawnFaults()
         if self.gateway is not None:
             self.gateway.heal()
         for process in self.world.processes:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import ClassVar
 
+import pytest
+from msgspec import structs
+
+from eventlm.errors import ExitCode
+from tests.world.machine.process import SIGKILL
+from tests.world.machine.spawn_faults import SpawnFaults
 from tests.world.machine.world import SECOND
 from tests.world.plans.plan import Fault, Plan
+from tests.world.programs import front_ends, workers
 from tests.world.run import Run, quiet
 from tests.world.test_front_ends import plan
 
@@ -36,3 +43,66 @@ def test_a_suspend_of_the_host_costs_time_and_nothing_else(stops_clock: bool) ->
     for client in run.clients:
         assert client.reply.is_done
         assert b'"error"' not in client.reply.body
+
+
+class _FailingStarts(Run):
+    """No process that runs the module starts as it should for a minute, from when all of them die."""
+
+    module: ClassVar[str]
+
+    def _happen(self, fault: Fault) -> None:
+        self.world.spawn_faults = SpawnFaults(1, self.module)
+        self.world.after(60 * SECOND, lambda: setattr(self.world, "spawn_faults", SpawnFaults()))
+        for child in self.lives.children():
+            if child.name.startswith(self.module):
+                child.end(-SIGKILL)
+
+
+def _with_failing_starts(module: str, what: Plan) -> Run:
+    with quiet() as lines:
+        run = type("", (_FailingStarts,), {"module": module})(what._replace(seconds=70), lines)
+        run.run()
+    return run
+
+
+def _events(run: Run) -> list[str]:
+    return [str(line["event"]) for line in run.lines]
+
+
+def test_a_server_without_front_ends_ends_and_says_so_until_they_start() -> None:
+    run = _with_failing_starts(front_ends.MODULE, plan())
+    first, *between, last = run.servers
+    assert (first.process.returncode, str(first.error)) == (
+        ExitCode.FAILED,
+        "no front end is left; see the log above for why they ended",
+    )
+    assert _events(run).count("front end given up") == 2
+    assert between
+    assert {each.process.returncode for each in between} == {ExitCode.FAILED}
+    assert last.process.returncode == ExitCode.OK
+
+
+def test_an_engine_whose_workers_never_start_is_given_up_and_its_clients_are_told() -> None:
+    what = plan(num_tries=0)
+    config = what.config
+    worker = structs.replace(config.worker, max_restarts=3, start_timeout_seconds=5)
+    run = _with_failing_starts(workers.MODULE, what._replace(config=structs.replace(config, worker=worker)))
+    assert _events(run).count("worker did not start") >= 3
+    assert _events(run)[:-1].count("replica given up") == 1
+    assert run.world.faults["engine given up"] == 1
+    assert run.servers[0].process.returncode == ExitCode.OK
+    told = [bytes(client.reply.body) for client in run.clients[:-1]]
+    assert all(b"no worker is left" in each for each in told)
+
+
+def test_what_a_worker_says_in_place_of_a_hello_is_in_the_log() -> None:
+    run = _with_failing_starts(workers.MODULE, plan(num_tries=0))
+    errors = [str(line["error"]) for line in run.lines if line["event"] == "worker did not start"]
+    words = (
+        "sent a message that cannot be read",
+        "it has no memory",
+        "temporarily unavailable",
+        "exit code 0",
+        "SIGKILL",
+    )
+    assert [each for each in words if not any(each in error for error in errors)] == []

@@ -103,7 +103,7 @@ class RankGroup:
         if not self._workers:
             return ""
         worker = self._workers[rank]
-        ending = worker.ending or worker.silence
+        ending = worker.ending or worker.given_up
         return f"on {worker.host} {ending}" if ending and worker.host else ending
 
     async def start(self, spawned: Sequence[StartedRank] = ()) -> None:

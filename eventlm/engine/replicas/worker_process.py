@@ -80,7 +80,7 @@ class WorkerProcess:
         #: Of a process on another host.
         self.clock: ClockMap | None = None
         #: How it was given up while it started, for a person; empty: it was not.
-        self.silence = ""
+        self.given_up = ""
         #: While it starts: since its last message, counted in waits for one; None before the first.
         self._silent_seconds: float | None = None
         #: The message being waited for. It outlives a call of `receive`: a cancelled future may lose its message.
@@ -156,6 +156,7 @@ class WorkerProcess:
         try:
             found: FromWorker = decode_from_worker(message.result())
         except (msgspec.DecodeError, PipeError):
+            self.given_up = "sent a message that cannot be read"
             return None
         if self.clock is not None and isinstance(found, Heartbeat) and found.pulse_ns:
             now_ns = self._system.clock.monotonic_ns()
@@ -209,7 +210,7 @@ class WorkerProcess:
             self._silent_seconds += wait_seconds
             if self._silent_seconds < patience.silence_seconds:
                 raise
-            self.silence = f"was silent for {patience.silence_seconds:g} s"
+            self.given_up = f"was silent for {patience.silence_seconds:g} s"
             return None
         self._silent_seconds = 0.0
         return message

@@ -341,7 +341,7 @@ async def test_one_that_is_silent_is_given_up_before_its_time(
         assert await worker.answer(StartPatience(worker, 600, 30)) is None
     finally:
         await worker.kill()
-    assert (worker.now_s, worker.silence) == (seconds, silence)
+    assert (worker.now_s, worker.given_up) == (seconds, silence)
 
 
 async def test_a_start_that_goes_on_is_waited_for() -> None:

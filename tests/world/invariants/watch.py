@@ -34,16 +34,23 @@ _MOST_BUFFERED = 1024 * 1024
 
 
 class Watch:
-    """Looks again and again while clients are there. write_timeout_seconds: of the server's configuration. wrong: what
-    was found while the server's code ran, by the names of invariants.
+    """Looks again and again while clients are there. write_timeout_seconds: of the server's configuration. can_give_up:
+    the engine may give its replicas up. wrong: what was found while the server's code ran, by the names of invariants.
     """
 
     def __init__(
-        self, world: World, checks: Checks, server: Callable[[], WorldServer], *, write_timeout_seconds: int
+        self,
+        world: World,
+        checks: Checks,
+        server: Callable[[], WorldServer],
+        *,
+        write_timeout_seconds: int,
+        can_give_up: bool = False,
     ) -> None:
         self.wrong: list[tuple[str, str]] = []
         self._world = world
         self._checks = checks
+        self._can_give_up = can_give_up
         self._server = server
         self._write_timeout_ns = write_timeout_seconds * SECOND
         self._clients: list[Client] = []
@@ -69,8 +76,11 @@ class Watch:
                 self._runs_since_ns = max(self._runs_since_ns, process.free_ns)
         engine = server.engine
         if not server.process.is_dead and engine is not None and engine._engine_core is not None:
-            self._checks.check("the engine lives", engine.state != "dead", "it has died")
-            self._look_at(server.process, engine, engine._engine_core.core.state)
+            lives = engine.state != "dead"
+            is_given_up = self._can_give_up and not any(engine._replicas.num_live)
+            self._checks.check("the engine lives", lives or is_given_up, "it has died")
+            if lives:
+                self._look_at(server.process, engine, engine._engine_core.core.state)
         self._is_looking = bool(self._clients)
         if self._is_looking:
             world.after(_LOOK_NS, self._look)

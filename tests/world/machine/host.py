@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +13,15 @@ from eventlm.system.processes import ProcessUsage
 from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
 from tests.world.machine.draws import DrawnChance
+from tests.world.machine.file_tree import error_of
 from tests.world.machine.network import Socket
 from tests.world.machine.process import SIGKILL, Child, Process
+from tests.world.machine.spawn_faults import Module, StartFault
 
-#: Runs in a process that was spawned, with its arguments. child: what its parent sees of it.
-Program = Callable[[Process, Child, Sequence[str]], None]
 _MESSAGE_NS = (10_000, 200_000)
 _SPAWN_NS = (5_000_000, 200_000_000)
+#: Longest time by which a process is late to start, above what any parent waits for it.
+_LATE_NS = 200_000_000_000
 
 
 class WorldClock:
@@ -206,11 +209,11 @@ class WorldPipes:
 
 
 class WorldProcesses:
-    """Starts children. programs: what modules run."""
+    """Starts children. modules: by their names."""
 
-    def __init__(self, process: Process, programs: Mapping[str, Program]) -> None:
+    def __init__(self, process: Process, modules: Mapping[str, Module]) -> None:
         self._process = process
-        self._programs = programs
+        self._modules = modules
         self._num_spawned = 0
 
     @property
@@ -239,18 +242,42 @@ class WorldProcesses:
         pass_fds: Sequence[int] = (),
     ) -> Child:
         """As Processes.spawn."""
-        parent = self._process
-        program = self._programs[module]
+        parent, runs = self._process, self._modules[module]
         with parent.call():
             self._num_spawned += 1
+            fault, detail = self._draw_fault(module)
+            if fault == "refused":
+                raise error_of(errno.ENOMEM if detail % 2 else errno.EAGAIN)
             process = Process(parent.world, f"{module} {self._num_spawned} of {parent.name}", parent)
             for number in pass_fds:
                 parent.handles[number].held_by(process)
             child = Child(process, stdout=stdout)
             delay_ns = parent.world.draws.between(*_SPAWN_NS, "spawn", process.pid)
-            process.after(delay_ns, lambda: program(process, child, arguments))
+            if fault == "late":
+                process.freeze(detail % _LATE_NS, "late")
+
+            def begin() -> None:
+                match fault:
+                    case "exits":
+                        process.end(detail % 3)
+                    case "killed":
+                        process.end(-SIGKILL)
+                    case "says wrong hello":
+                        runs.say_wrong(process, child, arguments)
+                    case _:
+                        runs.run(process, child, arguments)
+
+            process.after(delay_ns, begin)
         await asyncio.sleep(0)
         return child
+
+    def _draw_fault(self, module: str) -> tuple[StartFault | None, int]:
+        """Of the process that is spawned, with a number from which more of it is drawn."""
+        world, name = self._process.world, f"of a start of {self._process.name}"
+        fault = world.spawn_faults.fault_of(module, world.draws.draw(f"fault {name}", self._num_spawned))
+        if fault is not None:
+            world.faults[f"{module} start {fault}"] += 1
+        return fault, world.draws.draw(f"detail {name}", self._num_spawned)
 
 
 class WorldBoard:
@@ -298,14 +325,14 @@ class WorldSharedFolders:
         return self.boards[str(folder)]
 
 
-def system_of(process: Process, programs: Mapping[str, Program]) -> System:
-    """The host as a process sees it."""
+def system_of(process: Process, modules: Mapping[str, Module]) -> System:
+    """The host as a process sees it. modules: those that it can run in children."""
     return System(
         clock=WorldClock(process),
         chance=DrawnChance(process.world.draws, process.name),
         disk=process.world.disk.of(process.name),
         threads=WorldThreads(process),
-        processes=WorldProcesses(process, programs),  # type: ignore[arg-type]
+        processes=WorldProcesses(process, modules),  # type: ignore[arg-type]
         pipes=WorldPipes(process),  # type: ignore[arg-type]
         shared_folders=WorldSharedFolders(process),
     )

@@ -17,6 +17,7 @@ from tests.world.machine.draws import Draws
 from tests.world.machine.loop import Killed
 from tests.world.machine.network import Network
 from tests.world.machine.process import GONE, NEVER, Death, Process
+from tests.world.machine.spawn_faults import SpawnFaults
 
 SECOND = 1_000_000_000
 #: The host was booted some time before.
@@ -81,6 +82,8 @@ class World:
         self.boot_ns = 0
         self.wall_offset_ns = _UNIX_NS
         self.faults: Counter[str] = Counter()
+        #: As of now; may be set at any time.
+        self.spawn_faults = SpawnFaults()
         self.network = Network(self)
         self.disk = WorldDisk(_AroundDisk(self))
         self.processes: list[Process] = []

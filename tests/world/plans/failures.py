@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from tests.world.machine.disk_faults import DiskFaults
 from tests.world.machine.process import SIGKILL, Death, When
+from tests.world.machine.spawn_faults import SpawnFaults
+from tests.world.programs import front_ends, workers
 
 if TYPE_CHECKING:
     from tests.world.machine.process import Process
     from tests.world.run import Run
 
+#: Of which processes do not start; empty: of any.
+_MODULES = (workers.MODULE, front_ends.MODULE, "")
 _SECOND = 1_000_000_000
 #: A call of so many that come next is the last.
 _CALLS_TO_DEATH = 400
-#: Longest time that a disk fails, and that a host is suspended.
+#: Longest time that a disk or starts of processes fail, and that a host is suspended.
 _MOST_SECONDS = 90
 
 
@@ -59,6 +63,21 @@ def reboot(run: Run, detail: int) -> bool:
 def suspend(run: Run, detail: int) -> bool:
     """The host of the server is suspended, or it is a virtual machine that is paused."""
     return run.lives.suspend(detail % _MOST_SECONDS * _SECOND, stops_clock=detail // _MOST_SECONDS % 2 == 0)
+
+
+def failing_starts(run: Run, detail: int) -> bool:
+    """Processes do not start as they should for a while. Most often some just have to be started."""
+    world, module = run.world, _MODULES[detail % len(_MODULES)]
+    world.spawn_faults = SpawnFaults(1 + detail // 8 % 3, module)
+    for child in run.lives.children()[: detail // 64 % 8]:
+        if child.name.startswith(module):
+            child.end(-SIGKILL)
+
+    def end() -> None:
+        world.spawn_faults = SpawnFaults()
+
+    world.after((1 + detail % _MOST_SECONDS) * _SECOND, end)
+    return True
 
 
 def disk_fault(make: Callable[[Run, int], dict[str, Any]]) -> Callable[[Run, int], bool]:

@@ -118,6 +118,9 @@ FAULTS = {
     ),
     "reboot": FaultKind(1, failures.reboot),
     "suspend": FaultKind(2, failures.suspend, ("engine suspended",)),
+    "failing starts": FaultKind(
+        2, failures.failing_starts, (f"{workers.MODULE} start ", f"{front_ends.MODULE} start ")
+    ),
     "full disk": FaultKind(1, failures.full, ("full", "no room")),
     "read-only disk": FaultKind(1, failures.read_only, ("read-only",)),
     "short writes": FaultKind(1, failures.short_writes, ("short write",)),

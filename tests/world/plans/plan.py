@@ -26,6 +26,8 @@ from tests.world.plans.faults import FAULTS, POLICIES, FaultKind
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
 from tests.world.plans.gateway_plan import GatewayPlan, draw_body, draw_gateway, draw_gateway_config
 
+#: So many that no replica is given up.
+MANY_RESTARTS = 1000
 #: Most replicas have one rank.
 _RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
@@ -184,7 +186,7 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
         worker=WorkerConfig(
             heartbeat_timeout_seconds=patience * draws.between(20, 60, "heartbeat"),
             step_timeout_seconds=patience * draws.between(5, 60, "step timeout"),
-            max_restarts=1000,
+            max_restarts=_draw_restarts(draws, fake),
         ),
         server=ServerConfig(
             api_servers=draws.between(0, 3, "front ends"),
@@ -203,6 +205,12 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
             validate_every=draws.between(1, 64, "validate"),
         ),
     )
+
+
+def _draw_restarts(draws: Draws, fake: Mapping[str, Any]) -> int:
+    """The budget of restarts: few where workers fail only while there are faults, so that all ends well."""
+    fails = any(fake.get(f"{name}_ppm") for name in ("die", "hang", "raise", "poison"))
+    return MANY_RESTARTS if fails or draws.draw("few restarts") % 2 else draws.between(0, 5, "restarts")
 
 
 def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:

@@ -133,6 +133,9 @@ class Client:
             await self._ask("GET", f"/v1/stream/{reply_id}", {"last-event-id": last})
             if self.reply.status == 200:
                 self.was_late = False
+            elif self.reply.is_whole:
+                # It may have waited until there was somebody to answer it.
+                self.was_late = self._world.now_ns - lost_ns >= self._config.resume_seconds * SECOND
         if self._ending is not None:
             await self._ending
         self.is_over = True

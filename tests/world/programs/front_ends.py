@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from eventlm.cli.serve.front_end import FrontEndServer
-from tests.world.machine.host import Program, system_of
+from eventlm.frontend.protocol import FrontEndFailed, encode
+from eventlm.system.frames import FrameConnection
+from tests.world.machine.host import system_of
 from tests.world.machine.process import Child, Process
+from tests.world.machine.spawn_faults import Module
 
 MODULE = "eventlm.cli.serve.front_end"
 
@@ -46,12 +49,28 @@ class WorldFrontEnd:
         return ", ".join(f"{number} {what}" for what, number in left.items() if number)
 
 
-def program(front_ends: list[WorldFrontEnd]) -> Program:
-    """What the module of front ends runs. front_ends: gets all that live."""
+async def _say_wrong(process: Process, control: int) -> int:
+    """It sends what nobody can read, or that it cannot start, and leaves when it is told to."""
+    is_over = process.loop.create_future()
+    handle = cast(Any, process.handles[control])
+    connection = await FrameConnection.open(handle, lambda _: None, lambda: is_over.set_result(1))
+    connection.send(
+        b"hello"
+        if process.world.draws.draw("wrong hello", process.pid) % 2
+        else encode(FrontEndFailed("it has no tokenizer"))
+    )
+    return cast(int, await is_over)
+
+
+def module(front_ends: list[WorldFrontEnd]) -> Module:
+    """That of front ends. front_ends: gets all that live."""
 
     def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
         front_end = WorldFrontEnd(process, arguments)
         front_ends.append(front_end)
         process.on_end(lambda _: front_ends.remove(front_end))
 
-    return run
+    def say_wrong(process: Process, child: Child, arguments: Sequence[str]) -> None:
+        process.run(_say_wrong(process, int(arguments[0])))
+
+    return Module(run, say_wrong)

@@ -36,11 +36,11 @@ class WorldServer:
         pipes = WorldPipes(process)
         folders = WorldSharedFolders(process)
         self.front_ends: list[WorldFrontEnd] = []
-        programs = {
-            workers.MODULE: workers.program(pipes, folders),
-            front_ends.MODULE: front_ends.program(self.front_ends),
+        modules = {
+            workers.MODULE: workers.module(pipes, folders),
+            front_ends.MODULE: front_ends.module(self.front_ends),
         }
-        system = system_of(process, programs)._replace(pipes=pipes, shared_folders=folders)
+        system = system_of(process, modules)._replace(pipes=pipes, shared_folders=folders)
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
@@ -48,6 +48,8 @@ class WorldServer:
         self.is_listening = False
         self.is_ready = False
         self.engine: InferenceEngine | None = None
+        #: Why it has ended by itself.
+        self.error: EventLMError | None = None
         self._run_folder: Path | None = None
         process.on_end(lambda _: self._ended())
         process.run(self._serve(system, config))
@@ -66,9 +68,13 @@ class WorldServer:
 
     async def _serve(self, system: System, config: Config) -> int:
         try:
-            setup = await self._find_setup(system, config)
+            return await self._serve_until_told(system, config)
         except EventLMError as error:
+            self.error = error
             return error.exit_code
+
+    async def _serve_until_told(self, system: System, config: Config) -> int:
+        setup = await self._find_setup(system, config)
         engine = self.engine = InferenceEngine(setup, system)
         config = setup.config
         text = load_text(setup.model, config.model.model_impl, setup.tokenizer)
@@ -89,8 +95,6 @@ class WorldServer:
                 await with_front_ends.run(**serving)
             else:
                 await run_server(context, sockets=(await self._bind(config.server, 1))[0], **serving)
-        except EventLMError as error:
-            return error.exit_code
         finally:
             await engine.stop()
         return 0

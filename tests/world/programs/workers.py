@@ -16,6 +16,7 @@ from eventlm.worker.protocol import (
     Heartbeat,
     StartProgress,
     StepPayload,
+    WorkerFailed,
     WorkerSetup,
     decode_to_worker,
     encode,
@@ -23,6 +24,7 @@ from eventlm.worker.protocol import (
 from tests.world.machine.host import WorldClock, WorldPipe, WorldPipes, WorldSharedFolders
 from tests.world.machine.loop import Killed
 from tests.world.machine.process import Child, Process
+from tests.world.machine.spawn_faults import Module
 
 MODULE = "eventlm.worker.process"
 _POLL_NS = 20_000_000
@@ -202,10 +204,21 @@ class WorldWorker:
         self.process.after(self._setup.heartbeat_ns, self._beat)
 
 
-def program(pipes: WorldPipes, folders: WorldSharedFolders) -> Callable[[Process, Child, Sequence[str]], None]:
-    """What the module of workers runs. pipes, folders: of the engine."""
+def module(pipes: WorldPipes, folders: WorldSharedFolders) -> Module:
+    """That of workers. pipes, folders: of the engine."""
 
     def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
         WorldWorker(process, child, pipes.by_address[arguments[0]], folders)
 
-    return run
+    def say_wrong(process: Process, child: Child, arguments: Sequence[str]) -> None:
+        """It answers its setup with what nobody can read, or says that it cannot start."""
+        pipe = pipes.by_address[arguments[0]]
+        failed = encode(WorkerFailed(epoch=0, message="it has no memory"))
+        pipe.open_child(
+            process,
+            lambda _: pipe.answer(b"hello" if process.world.draws.draw("wrong hello", process.pid) % 2 else failed),
+        )
+        assert process.parent is not None
+        process.parent.on_end(lambda _: process.end(1))
+
+    return Module(run, say_wrong)
