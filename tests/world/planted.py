@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from msgspec import structs
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.bus.recorder import Effect, ThreadedRecorder
+from eventlm.bus.segment_file import SegmentFile
 from eventlm.bus.subscription import LiveBuffer
 from eventlm.core.state.block_pool import BlockPool
 from eventlm.engine.backend import AttemptId, BackendError
@@ -22,6 +24,7 @@ from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.live_requests import Output
 from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.replicas.rank_group import Loss
+from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.events import Event, Forwarded, ForwardFailed
 from eventlm.worker.protocol import FromWorker, StepResult
 from tests.world.invariants.checks import BrokenInvariant
@@ -193,6 +196,51 @@ def _clock_of_the_wall() -> contextlib.AbstractContextManager[Any]:
     return patch.object(AsyncioClock, "now_ns", now_ns)
 
 
+def _on_submit(act: Callable[[], object]) -> contextlib.AbstractContextManager[Any]:
+    submit = InferenceEngine.submit
+
+    async def submit_and_act(self: InferenceEngine, *arguments: Any, **options: Any) -> Any:
+        act()
+        return await submit(self, *arguments, **options)
+
+    return patch.object(InferenceEngine, "submit", submit_and_act)
+
+
+@contextlib.contextmanager
+def _leaked_task() -> Iterator[None]:
+    tasks = []
+    with _on_submit(lambda: tasks.append(asyncio.create_task(asyncio.sleep(1e6)))):
+        yield
+
+
+def _leaked_timer() -> contextlib.AbstractContextManager[Any]:
+    return _on_submit(lambda: asyncio.get_running_loop().call_later(1e6, print))
+
+
+def _leaked_file() -> contextlib.AbstractContextManager[Any]:
+    return patch.object(SegmentFile, "close", lambda self: None)
+
+
+def _leaked_thread() -> contextlib.AbstractContextManager[Any]:
+    make = ThreadedRecorder.__init__
+
+    def make_two(self: ThreadedRecorder, *arguments: Any, **options: Any) -> None:
+        make(self, *arguments, **options)
+        make(self, *arguments, **options)
+
+    return patch.object(ThreadedRecorder, "__init__", make_two)
+
+
+def _leaked_child() -> contextlib.AbstractContextManager[Any]:
+    kill = WorkerProcess.kill
+
+    async def kill_the_dead(self: WorkerProcess) -> None:
+        if self.ending:
+            await kill(self)
+
+    return patch.object(WorkerProcess, "kill", kill_the_dead)
+
+
 _TIMES = "times of the log are the host's"
 PLANTED = {
     "effect before its write": Planted(
@@ -246,6 +294,13 @@ PLANTED = {
         "Nobody is told that events are lost.",
         ("gaps are reported", "nothing shown that the log lacks", "no end shown that the log lacks"),
         _untold_full_disk,
+    ),
+    "leaked task": Planted("A task is forgotten with each request.", ("no task is left",), _leaked_task),
+    "leaked timer": Planted("A timer is forgotten with each request.", ("no timer is left",), _leaked_timer),
+    "leaked file": Planted("No segment is closed.", ("no file is left open",), _leaked_file),
+    "leaked thread": Planted("A log is given two threads.", ("no thread is left",), _leaked_thread),
+    "leaked child": Planted(
+        "A worker that counts as lost is not ended.", ("no child is left", "no task is left"), _leaked_child
     ),
     "clock that jumps back": Planted("The run's clock follows the wall clock.", (_TIMES,), _clock_of_the_wall),
 }

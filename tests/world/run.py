@@ -17,12 +17,14 @@ import structlog
 import xxhash
 from msgspec import Struct
 
+from eventlm.config import Config
 from eventlm.engine.admin import AdminAction
 from eventlm.engine.backends.actions import AddBackend
 from eventlm.errors import EventLMError
 from tests.cached_loggers import forget_cached_loggers
 from tests.world.gateway import Gateway, check_attempts
 from tests.world.invariants.checks import Checks
+from tests.world.invariants.leaks import Leaks
 from tests.world.invariants.logs import Logs
 from tests.world.invariants.metrics import check_gauges, read_metrics
 from tests.world.invariants.privacy import Privacy
@@ -144,6 +146,7 @@ class Run:
             self.world.run_for(1)
         self.logs = Logs(self)
         self.lives = Lives(self)
+        self.leaks = Leaks(self)
         self.watch = Watch(
             self.world,
             self.checks,
@@ -151,6 +154,11 @@ class Run:
             write_timeout_seconds=plan.config.server.write_timeout_seconds,
             can_give_up=self.can_give_up,
         )
+
+    @property
+    def config(self) -> Config:
+        """Of the servers."""
+        return self._plan.config
 
     @property
     def servers(self) -> list[WorldServer]:
@@ -165,7 +173,7 @@ class Run:
     @property
     def can_give_up(self) -> bool:
         """Whether the engine may give its replicas up."""
-        return self._plan.config.worker.max_restarts < MANY_RESTARTS
+        return self.config.worker.max_restarts < MANY_RESTARTS
 
     def start_server(self, name: str) -> WorldServer:
         """Another one, in a process of this name."""
@@ -217,7 +225,7 @@ class Run:
 
     def _come(self, visit: Any) -> None:
         answer = fake_answer if self._plan.gateway is None else self._plan.gateway.answer
-        client = Client(self.world, visit, ADDRESS, self._plan.config.server, answer)
+        client = Client(self.world, visit, ADDRESS, self.config.server, answer)
         self.logs.listen()
         client.num_told_before, client.came_in_outage = self.logs.num_told, self.logs.is_lossy
         client.has_lost_server = not self.lives.is_there
@@ -285,7 +293,7 @@ class Run:
         self.world.run_for(5)
         if self.gateway is not None:
             self._serve_last(self.gateway)
-        elif self._plan.faults and not self._plan.deaths and not self._plan.config.model.fake.get("poison_ppm"):
+        elif self._plan.faults and not self._plan.deaths and not self.config.model.fake.get("poison_ppm"):
             # An operator may have yet to undo what was done last.
             self.world.run_for(20)
             self._come_last(most_seconds=REST_SECONDS)
@@ -295,7 +303,7 @@ class Run:
             check_gauges(self.checks, metrics, num_backends=len(self.gateway.backends) if self.gateway else 0)
             Privacy(self.clients, self.checks).check("the metrics", metrics.encode())
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
-        self.world.run_for(self._plan.config.server.resume_seconds)
+        self.world.run_for(self.config.server.resume_seconds)
         num_bytes = engine.registry.num_bytes
         self.checks.check("no reply is kept for ever", not num_bytes, f"{num_bytes} bytes")
         own = set(self.server.processes)
@@ -307,6 +315,7 @@ class Run:
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
+        self.leaks.check_rest()
 
     def _check_client(self, client: Client) -> None:
         check_client(client, self.checks)
@@ -353,6 +362,7 @@ class Run:
         defects = [line for line in self.lines if "defect" in str(line.get("event", ""))]
         self.watch.check_wrong()
         self.checks.check("no defect is logged", not defects, f"{defects}")
+        self.leaks.check_ends()
         self.checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
 
     def _take_in(self, client: Client) -> None:

@@ -13,6 +13,7 @@ from tests.world.machine.spawn_faults import SpawnFaults
 from tests.world.machine.world import SECOND
 from tests.world.plans.plan import Fault, Plan
 from tests.world.programs import front_ends, workers
+from tests.world.programs.server import WorldServer
 from tests.world.run import Run, quiet
 from tests.world.test_front_ends import plan
 
@@ -50,6 +51,12 @@ class _FailingStarts(Run):
 
     module: ClassVar[str]
 
+    def start_server(self, name: str) -> WorldServer:
+        """As Run.start_server, but keeps all."""
+        server = super().start_server(name)
+        self.all_servers = [*getattr(self, "all_servers", ()), server]
+        return server
+
     def _happen(self, fault: Fault) -> None:
         self.world.spawn_faults = SpawnFaults(1, self.module)
         self.world.after(60 * SECOND, lambda: setattr(self.world, "spawn_faults", SpawnFaults()))
@@ -58,7 +65,7 @@ class _FailingStarts(Run):
                 child.end(-SIGKILL)
 
 
-def _with_failing_starts(module: str, what: Plan) -> Run:
+def _with_failing_starts(module: str, what: Plan) -> _FailingStarts:
     with quiet() as lines:
         run = type("", (_FailingStarts,), {"module": module})(what._replace(seconds=70), lines)
         run.run()
@@ -71,7 +78,7 @@ def _events(run: Run) -> list[str]:
 
 def test_a_server_without_front_ends_ends_and_says_so_until_they_start() -> None:
     run = _with_failing_starts(front_ends.MODULE, plan())
-    first, *between, last = run.servers
+    first, *between, last = run.all_servers
     assert (first.process.returncode, str(first.error)) == (
         ExitCode.FAILED,
         "no front end is left; see the log above for why they ended",
@@ -90,7 +97,7 @@ def test_an_engine_whose_workers_never_start_is_given_up_and_its_clients_are_tol
     assert _events(run).count("worker did not start") >= 3
     assert _events(run)[:-1].count("replica given up") == 1
     assert run.world.faults["engine given up"] == 1
-    assert run.servers[0].process.returncode == ExitCode.OK
+    assert run.all_servers[0].process.returncode == ExitCode.OK
     told = [bytes(client.reply.body) for client in run.clients[:-1]]
     assert all(b"no worker is left" in each for each in told)
 

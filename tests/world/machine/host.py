@@ -52,14 +52,16 @@ class WorldThreads:
 
     def start(self, name: str) -> WorldThread:
         """As Threads.start."""
-        return WorldThread(self._process)
+        return WorldThread(self._process, name)
 
 
 class WorldThread:
     """Does one action after the other, each some time after it was queued, and at the end of the time that it takes."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, name: str) -> None:
+        process.threads.append(name)
         self._process = process
+        self._name = name
         self._actions: deque[Callable[[], None]] = deque()
         self._busy_until_ns = 0
 
@@ -89,6 +91,7 @@ class WorldThread:
 
     def stop(self) -> None:
         """As TaskThread.stop."""
+        self._process.threads.remove(self._name)
 
     def _act(self) -> None:
         if self._actions:

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from tests.world.machine.left import left_in
 from tests.world.machine.loop import Killed, ProcessLoop
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Process:
         self.handles: dict[int, Handle] = {}
         #: Errors that nothing caught, and lines of the log that say that there is a defect.
         self.errors: list[str] = []
+        #: Names of those that run.
+        self.threads: list[str] = []
         self.loop = ProcessLoop(self)
         self._main: asyncio.Task[Any] | None = None
         self._on_end: list[Callable[[int], None]] = []
@@ -80,6 +83,7 @@ class Process:
                 self.errors.append(f"{self.name} has failed: {main.exception()!r}")
             self.end(1)
         else:
+            self.world.left += [f"{each} of {self.name}" for each in left_in(self)]
             self.end(main.result() or 0)
         raise Killed
 

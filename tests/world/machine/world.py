@@ -93,6 +93,8 @@ class World:
         #: Of those that ended before: how many calls into the system each has made, and their errors.
         self.calls_of_buried: dict[str, int] = {}
         self._errors: list[str] = []
+        #: What processes had under way when their programs came to their ends, in words.
+        self.left: list[str] = []
         #: The process whose code runs at the moment.
         self.running: Process | None = None
         self.num_turns = 0
