@@ -10,6 +10,7 @@ from eventlm.events import Arrived, Emitted, Event, Finished, Gap, Launched, Rel
 from eventlm.events.codec import decode_body, split_line
 from tests.world.invariants.checks import Checks
 from tests.world.machine.disk import WorldDisk
+from tests.world.machine.file_tree import File
 
 _TAGS = tuple(
     f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish", "gap")
@@ -36,6 +37,8 @@ class _Steps:
         self.answered: dict[int, tuple[StepCompleted, Launched | None]] = {}
         self.streamed: list[tuple[int, int, int, int]] = []
         self.has_gap = False
+        #: The file that has been read last.
+        self.last: File | None = None
 
 
 class LogWatch:
@@ -59,11 +62,13 @@ class LogWatch:
         steps = self._runs.setdefault(run_folder, _Steps())
         reader = self._disk.of("watch")
         paths = [*(segment.path for segment in closed_segments(run_folder, reader)), run_folder / TRACE_NAME]
-        for path in paths:
-            if reader.status(path) is None:
-                # The server has died between the names of a segment.
-                continue
-            file = self._disk.tree.find_file(path)
+        # A server may have died between the names of a segment.
+        files = [self._disk.tree.find_file(path) for path in paths if reader.status(path) is not None]
+        if steps.last is not None and steps.last not in files:
+            # It has been removed since, with what it had got.
+            files.insert(0, steps.last)
+        for file in files:
+            steps.last = file
             start = self._positions.get(file.number, 0)
             end = file.content.rfind(b"\n", start) + 1
             if end > start:
