@@ -56,9 +56,14 @@ class LogWatch:
         self._checks = checks
         self._runs: dict[Path, _Steps] = {}
         self._positions: dict[int, int] = {}
+        #: Those that the disk had seen when a run was last read.
+        self._num_changes: dict[Path, int] = {}
 
     def read(self, run_folder: Path) -> None:
         """Take what a run's files have got since."""
+        if self._num_changes.get(run_folder) == self._disk.num_changes:
+            return
+        self._num_changes[run_folder] = self._disk.num_changes
         steps = self._runs.setdefault(run_folder, _Steps())
         reader = self._disk.of("watch")
         paths = [*(segment.path for segment in closed_segments(run_folder, reader)), run_folder / TRACE_NAME]

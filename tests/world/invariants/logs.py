@@ -47,6 +47,7 @@ class Logs:
         self._rotten: set[Path] = set()
         #: Lines of runs when all that was pending came to the medium.
         self._num_saved: dict[str, int] = {}
+        self._num_changes_saved = 0
 
     @contextlib.contextmanager
     def _calm(self) -> Iterator[None]:
@@ -196,8 +197,11 @@ class Logs:
 
     def write_back(self) -> None:
         """Bring all that is pending to the medium, as kernels do every so often."""
-        self._read()
         self.listen()
+        if self._disk.num_changes == self._num_changes_saved:
+            return
+        self._num_changes_saved = self._disk.num_changes
+        self._read()
         self._disk.write_back()
         # Of older ones all was saved before.
         for server in self._run.servers:

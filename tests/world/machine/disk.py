@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _DEVICE = 1
 
 
+#: Calls that change nothing, and threads that make calls.
+_LOOKS = ("status", "file status", "list", "is_link", "is_locked", "is_writable", "read", "resolve", "open", "thread")
+
+
 class WorldDisk:
     """faults: as of now; may be set at any time."""
 
@@ -34,6 +38,11 @@ class WorldDisk:
         self.tree = FileTree(self.surroundings.unix_ns)
         self._num_calls: Counter[str] = Counter()
         self._open: dict[str, list[_OpenFile]] = {}
+
+    @property
+    def num_changes(self) -> int:
+        """Calls that may have changed what is on it."""
+        return self._num_calls.total() - sum(self._num_calls[name] for name in _LOOKS)
 
     def of(self, process: str) -> ProcessDisk:
         """The disk as a process has it."""
