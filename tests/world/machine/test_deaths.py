@@ -15,6 +15,7 @@ import pytest
 from tests.world.machine.host import WorldPipe, WorldPipes, system_of
 from tests.world.machine.loop import Killed
 from tests.world.machine.process import Child, Death, Process, When
+from tests.world.machine.spawn_faults import Module
 from tests.world.machine.world import World
 
 PORT = ("127.0.0.1", 1)
@@ -84,7 +85,7 @@ def _run(death: Death | None) -> tuple[_Seen, Process]:
         pipe.open_child(process, lambda frames: seen.messages.append(frames[0]))
 
     pipes = WorldPipes(mortal)
-    system = system_of(mortal, {"child": be_child})._replace(pipes=pipes)
+    system = system_of(mortal, {"child": Module(be_child, be_child)})._replace(pipes=pipes)
 
     async def act() -> int:
         transport, _ = await mortal.loop.create_connection(asyncio.Protocol, *PORT)
