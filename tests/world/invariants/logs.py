@@ -137,7 +137,7 @@ class Logs:
             return None
         self._checks.check("bit rot is found", not self._rotten_in(name), f"{self._rotten_in(name)}")
         self._checks.check("the log verifies", result.divergence is None, f"{result.divergence}")
-        self._losses.check_gaps(name, result.warnings, was_killed=self._was_killed(name))
+        self._losses.check_gaps(name, result.warnings, was_killed=self._was_killed(name), first_s=result.first_s)
         return result
 
     def _check_left(self, name: str) -> None:

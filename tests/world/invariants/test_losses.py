@@ -41,6 +41,12 @@ def test_a_told_gap_that_the_log_has_not_is_found() -> None:
         _told(_LOST, _FOUND).check_gaps("a", [], was_killed=True)
 
 
+def test_a_gap_that_was_removed_with_its_segment_need_not_be_there() -> None:
+    _told(_LOST, _FOUND).check_gaps("a", [], was_killed=False, first_s=21)
+    with pytest.raises(BrokenInvariant, match="gaps are reported"):
+        _told(_LOST, _FOUND).check_gaps("a", [], was_killed=False, first_s=20)
+
+
 def test_a_gap_of_another_run_is_no_excuse() -> None:
     with pytest.raises(BrokenInvariant, match="gaps are reported"):
         _told(_LOST, _FOUND).check_gaps("b", [_GAP], was_killed=True)
