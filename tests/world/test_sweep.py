@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.bus.recorder import Effect, ThreadedRecorder
+from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
 from tests.world.invariants.checks import BrokenInvariant
 from tests.world.machine.process import Death
@@ -92,6 +93,26 @@ def test_an_effect_before_its_write_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ThreadedRecorder, "write", release)
     with pytest.raises(BrokenInvariant, match="the log lacks"):
         _run(_plan({}, record_lag="gap"))
+
+
+def test_an_effect_just_before_its_write_is_found_by_a_death_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Recorder.write
+
+    def release(self: Recorder, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+        if not self.writer.num_events:
+            write(self, bodies, then, tokens=tokens)
+            return
+        self._append(bodies, tokens)
+        then()
+        # By then clients have been written to, and have read nothing.
+        asyncio.get_running_loop().call_soon(self.writer.flush)
+
+    monkeypatch.setattr(Recorder, "write", release)
+    # Segments would begin before what is to be written.
+    monkeypatch.setattr(Recorder, "segment_due", False)
+    _run(_plan({}))
+    with pytest.raises(BrokenInvariant, match="the log lacks"):
+        _sweep(_SERVER, "wait", every=10)
 
 
 @pytest.mark.soak

@@ -117,7 +117,11 @@ FAULTS = {
         2, failures.kill_child_in_call, (f"{workers.MODULE} killed", f"{front_ends.MODULE} killed")
     ),
     "reboot": FaultKind(1, failures.reboot),
-    "suspend": FaultKind(2, failures.suspend, ("engine suspended",)),
+    "suspend": FaultKind(
+        2,
+        failures.suspend,
+        ("engine suspended", f"{workers.MODULE} suspended", f"{front_ends.MODULE} suspended"),
+    ),
     "failing starts": FaultKind(
         2, failures.failing_starts, (f"{workers.MODULE} start ", f"{front_ends.MODULE} start ")
     ),
