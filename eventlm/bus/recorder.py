@@ -224,10 +224,13 @@ class ThreadedRecorder(Recorder):
     def _give_up(self, reason: str) -> None:
         """Release all effects in order."""
         self._given_up = reason
-        self._on_problem(f"the trace {self.writer.path} lags: {reason}; events are lost until the disk answers")
+        self._tell_lag(reason)
         self._is_lossy = False
         self._release(self._in_flight)
         self._drop_waiting()
+
+    def _tell_lag(self, reason: str) -> None:
+        self._on_problem(f"the trace {self.writer.path} lags: {reason}; events are lost until the disk answers")
 
     def _drop_waiting(self) -> None:
         dropped, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
@@ -247,6 +250,9 @@ class ThreadedRecorder(Recorder):
         if not given_up:
             self._release(batch)
         elif self._is_lossy:
+            if not self.writer.problem and any(entry.has_gap for entry in batch):
+                # The writer has told that it writes again: what was lost meanwhile is another gap.
+                self._tell_lag(given_up)
             self.writer.give_up(given_up)
         elif not self.writer.problem:
             self._on_problem(f"the trace {self.writer.path} is written again; no event was lost")

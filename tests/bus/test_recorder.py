@@ -289,6 +289,24 @@ def test_a_segment_after_lost_events_is_lost_too(tmp_path: Path, disk: SlowDisk,
     assert run.read()[1:] == ([(8, last_missing)], True)
 
 
+def test_what_is_lost_while_a_segment_ends_a_gap_is_told_before_its_end(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path)
+    disk.num_full = 1
+    run.note()
+    run.loop.turn()
+    disk.hang()
+    run.start_segment()
+    assert disk.hangs.wait(SECONDS)
+    run.loop.sleep(1.01)
+    run.note()
+    disk.answer()
+    run.loop.turn()
+    run.end()
+    are_ends = ["is written again" in message for message in run.messages]
+    assert are_ends == [False, False, True, False, True]
+    assert len(run.read()[1]) == 2
+
+
 def test_where_no_file_can_be_made_the_stamped_lines_are_a_gap(tmp_path: Path, disk: SlowDisk) -> None:
     run = Run(tmp_path, segment_bytes=500)
     obstacle = run.writer.run_folder / "trace.jsonl.next"

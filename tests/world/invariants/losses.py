@@ -42,10 +42,10 @@ class ToldLosses:
             run.is_lossy = True
         elif writes := _WRITES.search(event):
             run = self._runs[writes[1]]
-            self._checks.check("gaps are reported", run.is_lossy, f"nothing was told before: {event}")
-            run.is_lossy = False
             if writes[2]:
+                self._checks.check("gaps are reported", run.is_lossy, f"nothing was told before: {event}")
                 run.missing.append((int(writes[2]), int(writes[3])))
+            run.is_lossy = False
         return loses is not None
 
     def of(self, run: str) -> Losses:
