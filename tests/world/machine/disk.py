@@ -381,8 +381,9 @@ class _ReadableFile(_OpenFile):
             self._check_open()
             return self.file.is_locked
 
-    def release(self) -> None:
-        super().release()
+    def close(self) -> None:
+        super().close()
+        # Not if its process dies, perhaps in a call of the buffer's own.
         self._buffer.close()
 
 

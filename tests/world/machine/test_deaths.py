@@ -156,3 +156,20 @@ def test_a_message_that_has_not_left_a_process_is_lost_with_it() -> None:
         assert taken == [bytes([number]) for number in range(len(taken))]
         found.add(len(taken))
     assert found == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("when", ["before", "halfway", "after"])
+def test_a_process_that_dies_while_it_reads_a_file_is_gone(when: When) -> None:
+    world = World(1)
+    process = Process(world, "p")
+    disk = world.disk.of("p")
+    process.death = Death(4, when)
+
+    async def read() -> int:
+        disk.create(Path("/file")).write(b"words")
+        disk.open(Path("/file")).read(5)
+        return 0
+
+    process.run(read())
+    world.run_for(1)
+    assert (process.returncode, world.processes, world.disk.open_files("p"), world.errors) == (-9, [], [], [])
