@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
+# What `secrets` hands out, too; that loads OpenSSL, which makes every worker larger.
+import os
 from typing import Protocol
 
 
@@ -23,8 +24,8 @@ class SystemChance:
 
     def token_bytes(self, num_bytes: int) -> bytes:
         """As Chance says."""
-        return secrets.token_bytes(num_bytes)
+        return os.urandom(num_bytes)
 
     def identity(self, prefix: str) -> str:
         """As Chance says."""
-        return f"{prefix}{secrets.token_hex(16)}"
+        return f"{prefix}{os.urandom(16).hex()}"

@@ -1,8 +1,9 @@
-"""The child's end of a message pipe. It imports no asyncio."""
+"""The child's end of a message pipe, over ZeroMQ. It imports no asyncio."""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
 
 import zmq
@@ -11,40 +12,43 @@ from eventlm.system.remote_ends import RemoteEnds
 
 #: How long a process that ends tries to get rid of what it has sent.
 LINGER_MS = 1000
+#: How often a process looks for a message where it waits for less than ZeroMQ counts in.
+_POLL_NS = 50_000
+_MS_NS = 1_000_000
 
 
-class Sender:
-    """Sends messages. For use in one thread at a time."""
+class ZmqSender:
+    """As `Sender`."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
 
     def send(self, message: bytes) -> None:
-        """Queue a message."""
+        """As Sender.send."""
         self._socket.send(message)
 
     def close(self) -> None:
-        """Queue nothing more."""
+        """As Sender.close."""
         self._socket.close()
 
 
-class Pulses:
-    """Receives pulses. For use in one thread at a time."""
+class ZmqPulses:
+    """As `Pulses`."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
 
-    def receive(self, timeout_ms: int) -> bytes | None:
-        """The next one; None if none comes in time."""
-        return self._socket.recv() if self._socket.poll(timeout_ms) else None
+    async def receive(self, timeout_seconds: float) -> bytes | None:
+        """As Pulses.receive."""
+        return self._socket.recv() if self._socket.poll(round(timeout_seconds * 1000)) else None
 
     def close(self) -> None:
-        """Receive nothing more."""
+        """As Pulses.close."""
         self._socket.close()
 
 
-class ChildPipe:
-    """Opened with the two addresses of a ParentPipe, and with `ends` where that is on another host."""
+class ZmqChildPipe:
+    """As `ChildPipe`, opened with the two addresses of a ParentPipe, and with `ends` where that is on another host."""
 
     def __init__(self, inbox: str, outbox: str, ends: RemoteEnds | None = None) -> None:
         self._addresses = (inbox, outbox)
@@ -57,39 +61,47 @@ class ChildPipe:
             ends.protect(self._inbox)
             self._inbox.connect(inbox)
 
-    def poll(self, timeout_ms: int) -> bool:
-        """Wait so long for a message; whether there is one."""
-        return bool(self._inbox.poll(timeout_ms))
+    async def wait(self, seconds: float) -> bool:
+        """As ChildPipe.wait."""
+        left_ns = round(seconds * 1e9)
+        end_ns = time.monotonic_ns() + left_ns
+        while not self._inbox.poll(max(left_ns, 0) // _MS_NS):
+            left_ns = end_ns - time.monotonic_ns()
+            if 0 < left_ns < _MS_NS:
+                time.sleep(min(left_ns, _POLL_NS) / 1e9)  # noqa: ASYNC251
+            if left_ns <= _POLL_NS:
+                return False
+        return True
 
-    def receive(self) -> list[bytes]:
-        """Wait for the frames of the next message."""
+    async def receive(self) -> list[bytes]:
+        """As ChildPipe.receive."""
         return self._inbox.recv_multipart()
 
-    def sender(self) -> Sender:
-        """A new sender, to be closed before the pipe."""
+    def sender(self) -> ZmqSender:
+        """As ChildPipe.sender."""
         socket = self._context.socket(zmq.PUSH)
         socket.set(zmq.LINGER, LINGER_MS)
         if self._ends is not None:
             self._ends.protect(socket)
         socket.connect(self._addresses[1])
-        return Sender(socket)
+        return ZmqSender(socket)
 
-    def pulses(self) -> Pulses | None:
-        """The parent's pulses, to be closed before the pipe; None if it is on this host and sends none."""
+    def pulses(self) -> ZmqPulses | None:
+        """As ChildPipe.pulses."""
         if self._ends is None:
             return None
         socket = self._context.socket(zmq.PULL)
         self._ends.protect(socket)
         socket.connect(self._ends.pulses)
-        return Pulses(socket)
+        return ZmqPulses(socket)
 
     def close(self) -> None:
-        """Wait until all messages are sent, at most `LINGER_MS`: those of a process that ends earlier are lost."""
+        """As ChildPipe.close."""
         self._inbox.close()
         self._context.term()
 
     def remove(self) -> None:
-        """Remove the files of a pipe whose parent has died."""
+        """As ChildPipe.remove: its files, if it has some."""
         if self._ends is not None:
             return
         paths = [Path(address.removeprefix("ipc://")) for address in self._addresses]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import asyncio
+    import socket
+
+    from eventlm.system.remote_ends import RemoteEnds
 
 
 class ParentPipe(Protocol):
-    """The parent's end of a pipe; the child's is `eventlm.system.child_pipe`. addresses: the child's arguments."""
+    """The parent's end of a pipe. addresses: by which the child opens its end."""
 
     @property
     def addresses(self) -> tuple[str, str]: ...
@@ -34,11 +36,69 @@ class ParentPipe(Protocol):
         ...
 
 
+class Sender(Protocol):
+    """Sends messages. For use in one thread at a time."""
+
+    def send(self, message: bytes) -> None:
+        """Queue a message."""
+        ...
+
+    def close(self) -> None:
+        """Queue nothing more."""
+        ...
+
+
+class Pulses(Protocol):
+    """Receives pulses. For use in one thread at a time."""
+
+    async def receive(self, timeout_seconds: float) -> bytes | None:
+        """Block this thread until the next one comes; None if none does in time."""
+        ...
+
+    def close(self) -> None:
+        """Receive nothing more."""
+        ...
+
+
+class ChildPipe(Protocol):
+    """The child's end of a pipe."""
+
+    async def wait(self, seconds: float) -> bool:
+        """Block this thread until there is a message, at most so long. False: none was there just before the end."""
+        ...
+
+    async def receive(self) -> list[bytes]:
+        """Block this thread until there is a message; its frames."""
+        ...
+
+    def sender(self) -> Sender:
+        """A new sender, to be closed before the pipe."""
+        ...
+
+    def pulses(self) -> Pulses | None:
+        """The parent's pulses, to be closed before the pipe; None if it is on this host and sends none."""
+        ...
+
+    def close(self) -> None:
+        """Return once all messages are sent, or cannot be within a second. What the process still has to send when it
+        ends without that is lost.
+        """
+        ...
+
+    def remove(self) -> None:
+        """Remove what is left of a pipe whose parent has died."""
+        ...
+
+
 class Pipes(Protocol):
     """Makes pipes."""
 
     def open(self) -> ParentPipe:
         """A new pipe. Raises OSError or `eventlm.system.parent_pipe.PipeError`."""
+        ...
+
+    def open_child(self, inbox: str, outbox: str, ends: RemoteEnds | None = None) -> ChildPipe:
+        """The child's end of the pipe that has these addresses. ends: of one whose parent is on another host."""
         ...
 
     def pair(self) -> tuple[socket.socket, socket.socket]:
@@ -53,11 +113,19 @@ class SystemPipes:
 
     def open(self) -> ParentPipe:
         """As Pipes.open."""
-        # Not at the top: a simulation has a system, too, and need not wait for asyncio and ZeroMQ.
+        # Imports are here so that each process loads what it needs: a worker no asyncio, a simulation no ZeroMQ.
         from eventlm.system.parent_pipe import ZmqParentPipe
 
         return ZmqParentPipe()
 
+    def open_child(self, inbox: str, outbox: str, ends: RemoteEnds | None = None) -> ChildPipe:
+        """As Pipes.open_child."""
+        from eventlm.system.child_pipe import ZmqChildPipe
+
+        return ZmqChildPipe(inbox, outbox, ends)
+
     def pair(self) -> tuple[socket.socket, socket.socket]:
         """As Pipes.pair."""
+        import socket
+
         return socket.socketpair()

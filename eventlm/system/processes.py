@@ -8,13 +8,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 if TYPE_CHECKING:
     import asyncio
 
 
 _PAGE_BYTES = resource.getpagesize()
+#: How often a process looks whether its parent lives.
+PARENT_POLL_S = 0.5
 
 
 class ProcessUsage(NamedTuple):
@@ -72,7 +74,15 @@ class Processes(Protocol):
 
     @property
     def parent_pid(self) -> int:
-        """The id of the process that started this one."""
+        """The id of the process that started this one; of another one once that has ended."""
+        ...
+
+    async def orphaned(self, parent_pid: int) -> None:
+        """Block this thread until this process has another parent than that one."""
+        ...
+
+    def exit(self, status: int, line: str = "") -> NoReturn:
+        """End this process at once, whatever its threads do. line: written to stderr before."""
         ...
 
     def usage(self) -> ProcessUsage:
@@ -110,6 +120,17 @@ class SystemProcesses:
     def parent_pid(self) -> int:
         """As Processes.parent_pid."""
         return os.getppid()
+
+    async def orphaned(self, parent_pid: int) -> None:
+        """As Processes.orphaned."""
+        while os.getppid() == parent_pid:
+            time.sleep(PARENT_POLL_S)  # noqa: ASYNC251
+
+    def exit(self, status: int, line: str = "") -> NoReturn:
+        """As Processes.exit."""
+        if line:
+            print(line, file=sys.stderr, flush=True)
+        os._exit(status)
 
     def usage(self) -> ProcessUsage:
         """As Processes.usage. The figures are in memory, so that reading them does not wait."""

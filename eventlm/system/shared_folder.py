@@ -63,6 +63,10 @@ class SharedFolders(Protocol):
         """The board in one. size: of how many processes; the board is made. None: it is there. Raises OSError."""
         ...
 
+    def remove(self, folder: str | Path) -> None:
+        """Remove one whose maker cannot. What others have mapped of it stays. Harmless if it is gone."""
+        ...
+
 
 class SystemSharedFolders:
     """In the host's memory."""
@@ -74,6 +78,10 @@ class SystemSharedFolders:
     def board(self, folder: str | Path, *, size: int | None = None) -> StepBoard:
         """As SharedFolders says."""
         return StepBoard(folder, size=size)
+
+    def remove(self, folder: str | Path) -> None:
+        """As SharedFolders says."""
+        _remove_folder(folder)
 
 
 class SharedFolder:
@@ -95,7 +103,7 @@ class SharedFolder:
     def remove(self) -> None:
         """Remove it and what is in it. Harmless when called twice."""
         if self._lock >= 0:
-            remove_folder(self.path)
+            _remove_folder(self.path)
             os.close(self._lock)
             self._lock = -1
 
@@ -138,7 +146,7 @@ def remove_left_folders(parent: Path) -> None:
                 is_new = path.name.startswith(_UNLOCKED) and time.time() - found.st_mtime < _OLD_SECONDS
                 if found.st_uid == os.geteuid() and not is_new:
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    remove_folder(path)
+                    _remove_folder(path)
             finally:
                 os.close(lock)
 
@@ -148,6 +156,5 @@ def _open_folder(path: Path) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
-def remove_folder(path: str | Path) -> None:
-    """Remove a shared folder whose maker cannot. What others have mapped of it stays. Harmless if it is gone."""
+def _remove_folder(path: str | Path) -> None:
     shutil.rmtree(path, ignore_errors=True)

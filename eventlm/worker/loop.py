@@ -15,6 +15,7 @@ from eventlm.events.codec import decode_body
 from eventlm.grammars import GrammarError
 from eventlm.system.clock import Clock
 from eventlm.system.collector import lasting_objects
+from eventlm.system.system import System
 from eventlm.tracebacks import describe
 from eventlm.worker.fake.model import FakeModel
 from eventlm.worker.protocol import (
@@ -43,10 +44,10 @@ class LoadedRunner(NamedTuple):
     message: WorkerReady | WorkerFailed
 
 
-def make_runner(setup: WorkerSetup, report: StartReport) -> Runner:
+def _make_runner(setup: WorkerSetup, system: System, report: StartReport) -> Runner:
     """For the model that is asked for. Raises EventLMError if it cannot be loaded."""
     if setup.model == FAKE_MODEL:
-        return FakeModel(setup)
+        return FakeModel(setup, system)
     report.begin(LOADING_LIBRARIES)
     # Torch takes a second to import, and the fake model needs none.
     if setup.device == "cpu":
@@ -68,12 +69,10 @@ class BegunStep(NamedTuple):
     step: StepUnderWay
 
 
-def load(
-    setup: WorkerSetup, pid: int, on_phase: OnPhase, make: Callable[[WorkerSetup, StartReport], Runner] = make_runner
-) -> LoadedRunner:
-    """Make the runner, by `make`, which may take minutes, and measure steps if the setup says so."""
+def load(setup: WorkerSetup, system: System, on_phase: OnPhase) -> LoadedRunner:
+    """Make the runner, which may take minutes, and measure steps if the setup says so."""
     try:
-        runner = make(setup, StartReport(on_phase))
+        runner = _make_runner(setup, system, StartReport(on_phase))
         samples = runner.warm_up() if setup.warm_up else []
         fingerprint, host = runner.describe()
     except PeerLostError as error:
@@ -87,7 +86,7 @@ def load(
         return LoadedRunner(None, failed)
     ready = WorkerReady(
         epoch=setup.epoch,
-        pid=pid,
+        pid=system.processes.pid,
         version=__version__,
         num_blocks=runner.num_blocks,
         notes=runner.notes,
@@ -99,7 +98,7 @@ def load(
 
 
 class WorkerLoop:
-    """Takes messages with `take`, and `answer`s the oldest step under way once it is done.
+    """Takes messages with `take`, and `answer`s the oldest step under way once it is done. Neither waits.
 
     exit_status: set when the worker must end; then nothing more may be taken. busy_since_ns: since when the oldest step
     under way has been the oldest, 0 between steps; may be read in any thread. send_grammar: takes what became of a
@@ -127,6 +126,8 @@ class WorkerLoop:
         self._send_grammar = send_grammar
         #: In the order of their launches.
         self._under_way: deque[BegunStep] = deque()
+        #: Follows the answers of what is under way. Nothing more is taken then.
+        self._desynced: WorkerDesync | None = None
 
     @property
     def has_steps(self) -> bool:
@@ -141,8 +142,15 @@ class WorkerLoop:
             # `answer` meets it again, and reports it.
             return False
 
+    @property
+    def due_ns(self) -> int:
+        """Until when at least the oldest step under way is running; 0: that is not known."""
+        return self._under_way[0].step.due_ns
+
     def take(self, frames: list[bytes]) -> Iterator[FromWorker]:
         """Take a message: begin a step, prepare a grammar, or end."""
+        if self._desynced is not None:
+            return
         if len(frames) > 1:
             yield from self._start(frames)
             return
@@ -162,11 +170,13 @@ class WorkerLoop:
         try:
             step = self._runner.start(launch, payload)
         except DesyncError as error:
-            # The steps before it are valid.
-            while self._under_way and self.exit_status is None:
-                yield from self.answer()
-            if self.exit_status is None:
-                yield self._desync(error, launch.step)
+            self._desynced = WorkerDesync(epoch=self._epoch, step=launch.step, detail=str(error))
+            if self._under_way:
+                # They are valid.
+                self._hold_step(self._under_way[0].number)
+            else:
+                self.exit_status = 1
+                yield self._desynced
         except Exception as error:
             yield self._fail(error, launch.step)
         else:
@@ -174,7 +184,7 @@ class WorkerLoop:
             self._hold_step(self._under_way[0].number)
 
     def answer(self) -> Iterator[FromWorker]:
-        """Wait for the oldest step under way; its result if that is wanted, or how it failed."""
+        """The oldest step under way, which is done: its result if that is wanted, or how it failed."""
         number, step = self._under_way.popleft()
         # What it has waited for, others have computed.
         self.busy_since_ns = self._clock.monotonic_ns()
@@ -183,7 +193,8 @@ class WorkerLoop:
             start_ns, end_ns = step.times_ns
         except DesyncError as error:
             # Found late, where a step begins only when another rank has given what it needs.
-            yield self._desync(error, number)
+            self.exit_status = 1
+            yield WorkerDesync(epoch=self._epoch, step=number, detail=str(error))
             return
         except Exception as error:
             yield self._fail(error, number)
@@ -193,10 +204,9 @@ class WorkerLoop:
         self._hold_step(self._under_way[0].number if self._under_way else -1)
         if self._answers:
             yield StepResult(epoch=self._epoch, step=number, start_ns=start_ns, end_ns=end_ns, **output._asdict())
-
-    def _desync(self, error: DesyncError, step: int) -> WorkerDesync:
-        self.exit_status = 1
-        return WorkerDesync(epoch=self._epoch, step=step, detail=str(error))
+        if self._desynced is not None and not self._under_way:
+            self.exit_status = 1
+            yield self._desynced
 
     def _fail(self, error: Exception, step: int) -> WorkerFailed:
         self.exit_status = 1

@@ -23,8 +23,13 @@ class StepUnderWay(Protocol):
         """Whether `finish` need not wait."""
         ...
 
+    @property
+    def due_ns(self) -> int:
+        """Before this time of the machine's monotonic clock it is not done; 0: that is not known."""
+        ...
+
     def finish(self) -> StepOutput:
-        """What it gave. Waits for it."""
+        """What it gave, once it is done."""
         ...
 
     @property
@@ -77,6 +82,8 @@ class Runner(Protocol):
 class ExecutedStep:
     """A launch that a runner computes at once."""
 
+    due_ns = 0
+
     def __init__(self, execute: Callable[[], StepOutput]) -> None:
         start_ns = time.monotonic_ns()
         self._output = execute()
@@ -96,6 +103,8 @@ class AwaitedStep:
 
     has_input: whether that is there, or why there will be none; may wait a moment for it.
     """
+
+    due_ns = 0
 
     def __init__(self, has_input: Callable[[], bool], execute: Callable[[], StepOutput]) -> None:
         self._has_input = has_input

@@ -3,6 +3,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -49,6 +52,21 @@ def test_what_a_process_knows_of_itself() -> None:
     assert processes.parent_pid == os.getppid()
     assert 0 < before.cpu_ns <= after.cpu_ns
     assert after.resident_bytes - before.resident_bytes > len(data) // 2
+
+
+def test_an_orphan_learns_it_and_ends_at_once() -> None:
+    code = """
+        import os, sys, threading
+        from eventlm.system.processes import SystemProcesses
+        from eventlm.system.threads import run_blocking
+        # Python waits for this thread where a process ends in order.
+        threading.Thread(target=threading.Event().wait).start()
+        run_blocking(SystemProcesses().orphaned(os.getppid() + 1))
+        SystemProcesses().exit(7, "alone")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (7, "alone\n")
 
 
 async def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ import pytest
 import zmq
 from msgspec import structs
 
-from eventlm.system.child_pipe import ChildPipe
+from eventlm.system.child_pipe import ZmqChildPipe
 from eventlm.system.remote_ends import RemoteEnds
 from eventlm.system.remote_pipe import RemoteParentPipe, RunKeys
+from eventlm.system.threads import run_blocking
 from tests.processes import PATIENCE_SECONDS
 
 #: As long as the handshakes of a test take, several times over.
-LONG_MS = 300
+LONG_S = 0.3
 
 
 @pytest.fixture
@@ -26,11 +27,11 @@ async def parent() -> AsyncIterator[RemoteParentPipe]:
     pipe.close()
 
 
-def received(child: ChildPipe, count: int) -> list[list[bytes]]:
+async def received(child: ZmqChildPipe, count: int) -> list[list[bytes]]:
     found = []
     for _ in range(count):
-        assert child.poll(1000 * PATIENCE_SECONDS)
-        found.append(child.receive())
+        assert await child.wait(PATIENCE_SECONDS)
+        found.append(await child.receive())
     return found
 
 
@@ -38,19 +39,19 @@ async def test_what_is_sent_before_the_child_is_there_arrives_in_order(parent: R
     sent = [[b"%d" % number, b"beside"] for number in range(50)]
     for frames in sent[:30]:
         parent.send(*frames)
-    child = ChildPipe(*parent.addresses, parent.ends)
+    child = ZmqChildPipe(*parent.addresses, parent.ends)
     for frames in sent[30:]:
         parent.send(*frames)
-    assert await asyncio.to_thread(received, child, 50) == sent
+    assert await asyncio.to_thread(run_blocking, received(child, 50)) == sent
     sender, pulses = child.sender(), child.pulses()
     sender.send(b"up")
     assert await asyncio.wait_for(parent.receive(), PATIENCE_SECONDS) == b"up"
     assert pulses is not None
-    assert pulses.receive(0) is None
+    assert run_blocking(pulses.receive(0)) is None
     message = None
     while message is None:
         parent.pulse(b"still here")
-        message = await asyncio.to_thread(pulses.receive, 50)
+        message = await asyncio.to_thread(run_blocking, pulses.receive(0.05))
     assert message == b"still here"
     for end in (sender, pulses, child):
         end.close()  # type: ignore[attr-defined]
@@ -76,12 +77,12 @@ async def test_who_lacks_the_key_gets_nowhere(
         writer.send(b"from a stranger")
         parent.send(b"a prompt")
         heard = parent.receive()
-        assert not await asyncio.to_thread(reader.poll, LONG_MS)
+        assert not await asyncio.to_thread(reader.poll, round(1000 * LONG_S))
         assert not heard.done()
         # All of it goes to the child.
-        child = ChildPipe(*parent.addresses, parent.ends)
+        child = ZmqChildPipe(*parent.addresses, parent.ends)
         parent.send(b"another")
-        assert await asyncio.to_thread(received, child, 2) == [[b"a prompt"], [b"another"]]
+        assert await asyncio.to_thread(run_blocking, received(child, 2)) == [[b"a prompt"], [b"another"]]
         sender = child.sender()
         sender.send(b"up")
         assert await asyncio.wait_for(heard, PATIENCE_SECONDS) == b"up"
@@ -91,8 +92,8 @@ async def test_who_lacks_the_key_gets_nowhere(
 
 async def test_a_child_does_not_speak_to_another_engine(parent: RemoteParentPipe) -> None:
     other = RemoteParentPipe("127.0.0.1", RunKeys())
-    child = ChildPipe(*other.addresses, parent.ends)
+    child = ZmqChildPipe(*other.addresses, parent.ends)
     other.send(b"a launch")
-    assert not await asyncio.to_thread(child.poll, LONG_MS)
+    assert not await asyncio.to_thread(run_blocking, child.wait(LONG_S))
     child.close()
     other.close()

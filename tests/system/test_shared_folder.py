@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.system import shared_folder
-from eventlm.system.shared_folder import NO_STEP, SharedFolder, StepBoard
+from eventlm.system.shared_folder import NO_STEP, SharedFolder, StepBoard, SystemSharedFolders
 
 KILLED = """
 import os, signal, sys
@@ -47,6 +47,19 @@ def test_a_folder_is_private_and_goes_with_all_that_is_in_it() -> None:
     folder.remove()
     folder.remove()
     assert not folder.path.exists()
+
+
+def test_another_process_can_remove_it() -> None:
+    folders = SystemSharedFolders()
+    folder = folders.make()
+    board = folders.board(folder.path, size=2)
+    folders.remove(folder.path)
+    folders.remove(str(folder.path))
+    assert not folder.path.exists()
+    board.write(1, 5)
+    assert board.read(1) == 5
+    board.close()
+    folder.remove()
 
 
 def test_without_a_file_system_in_memory_it_is_a_temporary_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 
-from eventlm.system.threads import SystemThreads
+import pytest
+
+from eventlm.system.threads import SystemThreads, run_blocking
 
 SECONDS = 60
 
@@ -25,6 +29,36 @@ def test_a_wait_ends_when_its_time_is_over() -> None:
     may_end.set()
     assert thread.wait(SECONDS)
     thread.stop()
+
+
+def test_a_program_runs_in_another_thread_and_blocks_it() -> None:
+    threads = SystemThreads()
+    may_end = threads.latch()
+    ran: list[tuple[bool, str]] = []
+
+    async def program() -> None:
+        await threads.sleep(0.001)
+        ran.append((await may_end.wait(SECONDS), threading.current_thread().name))
+
+    ended = threads.run("tested", program)
+    assert not run_blocking(ended.wait(0.01))
+    may_end.set()
+    assert run_blocking(ended.wait(SECONDS))
+    assert ran == [(True, "tested")]
+
+
+def test_a_program_that_blocks_gives_what_it_returns_and_raises() -> None:
+    async def program(divisor: int) -> int:
+        begun = time.monotonic()
+        await SystemThreads().sleep(0.01)
+        assert time.monotonic() - begun >= 0.01
+        return 6 // divisor
+
+    assert run_blocking(program(2)) == 3
+    with pytest.raises(ZeroDivisionError):
+        run_blocking(program(0))
+    with pytest.raises(AssertionError, match="does not block"):
+        run_blocking(asyncio.sleep(0))
 
 
 def assert_true(value: bool) -> None:

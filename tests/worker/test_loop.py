@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from eventlm.errors import EventLMError, ExitCode
 from eventlm.events import Launched
 from eventlm.events.codec import encode_body
 from eventlm.grammars import GrammarError
+from eventlm.system.system import real_system
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.loop import WorkerLoop, load
@@ -32,6 +34,7 @@ from eventlm.worker.runner import PeerLostError
 from eventlm.worker.sequence_table import DesyncError
 from tests.worker.launches import launched, payload
 
+SYSTEM = real_system()
 FAKE = {"base_ns": 300, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
 SETUP = WorkerSetup(
     replica=0,
@@ -61,6 +64,10 @@ class Step(NamedTuple):
         if self.number in self.device.broken:
             raise self.device.broken[self.number]
         return StepOutput([[self.number]], [], [], {})
+
+    @property
+    def due_ns(self) -> int:
+        return 10 * self.number + 5
 
     @property
     def times_ns(self) -> tuple[int, int]:
@@ -122,6 +129,7 @@ def test_a_step_is_begun_while_another_is_under_way_and_answered_once_done() -> 
     assert rig.launch(0) == rig.launch(1) == []
     assert rig.device.begun == [0, 1]
     assert rig.loop.has_steps
+    assert rig.loop.due_ns == 5
     assert rig.loop.is_running()
     rig.device.num_done = 1
     assert not rig.loop.is_running()
@@ -159,7 +167,14 @@ def test_steps_before_a_desync_are_answered_first() -> None:
     rig.device.desynced = 2
     rig.launch(0)
     rig.launch(1)
-    assert rig.launch(2) == [result(0), result(1), WorkerDesync(epoch=3, step=2, detail="they differ")]
+    assert rig.launch(2) == []
+    assert rig.held[-1] == 0
+    assert list(rig.loop.answer()) == [result(0)]
+    # Nothing is begun any more.
+    assert rig.launch(3) == rig.take(Shutdown()) == []
+    assert rig.loop.exit_status is None
+    assert list(rig.loop.answer()) == [result(1), WorkerDesync(epoch=3, step=2, detail="they differ")]
+    assert rig.device.begun == [0, 1]
     assert rig.loop.exit_status == 1
 
 
@@ -169,8 +184,9 @@ def test_a_failed_step_before_a_desync_is_the_only_report() -> None:
     rig.device.broken[1] = EventLMError("no more memory")
     rig.launch(0)
     rig.launch(1)
-    first, failed = rig.launch(2)
-    assert first == result(0)
+    assert rig.launch(2) == []
+    assert list(rig.loop.answer()) == [result(0)]
+    [failed] = rig.loop.answer()
     assert isinstance(failed, WorkerFailed)
     assert failed.message == "no more memory"
     assert rig.loop.exit_status == 1
@@ -229,19 +245,19 @@ def no_phase(phase: str, done: int, total: int) -> None:
 
 @pytest.mark.parametrize("warm_up", [True, False])
 def test_a_loaded_runner_is_described(warm_up: bool) -> None:
-    runner, ready = load(WorkerSetup(**{**_fields(), "warm_up": warm_up}), 77, no_phase)
+    runner, ready = load(WorkerSetup(**{**_fields(), "warm_up": warm_up}), SYSTEM, no_phase)
     assert isinstance(runner, FakeModel)
     assert isinstance(ready, WorkerReady)
-    assert (ready.epoch, ready.pid, ready.num_blocks, ready.model_fingerprint) == (3, 77, 64, "fake")
+    assert (ready.epoch, ready.pid, ready.num_blocks, ready.model_fingerprint) == (3, os.getpid(), 64, "fake")
     assert ready.samples == (fake_samples(FakeParameters(**FAKE)) if warm_up else [])
 
 
 def test_a_model_that_is_missing_and_a_defect_are_distinguished() -> None:
-    runner, failed = load(WorkerSetup(**{**_fields(), "model": "/none"}), 77, no_phase)
+    runner, failed = load(WorkerSetup(**{**_fields(), "model": "/none"}), SYSTEM, no_phase)
     assert runner is None
     assert isinstance(failed, WorkerFailed)
     assert (failed.exit_code, failed.traceback) == (ExitCode.USAGE, "")
-    runner, failed = load(WorkerSetup(**{**_fields(), "fake": {"speed": 3}}), 77, no_phase)
+    runner, failed = load(WorkerSetup(**{**_fields(), "fake": {"speed": 3}}), SYSTEM, no_phase)
     assert runner is None
     assert isinstance(failed, WorkerFailed)
     assert (failed.exit_code, failed.message[:11]) == (0, "TypeError: ")
@@ -281,5 +297,5 @@ def test_a_rank_that_loses_a_peer_while_it_starts(monkeypatch: pytest.MonkeyPatc
         raise PeerLostError("another rank is gone")
 
     monkeypatch.setattr(FakeModel, "describe", fail)
-    _, failed = load(SETUP, 77, no_phase)
+    _, failed = load(SETUP, SYSTEM, no_phase)
     assert failed == WorkerFailed(epoch=3, message="another rank is gone", lost_peer=True)

@@ -21,12 +21,13 @@ from eventlm.errors import ExitCode
 from eventlm.events.codec import encode_body
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.clock import SystemClock
-from eventlm.system.pipes import ParentPipe, SystemPipes
+from eventlm.system.pipes import ParentPipe
 from eventlm.system.shared_folder import StepBoard
+from eventlm.system.threads import run_blocking
 from eventlm.worker.fake.model import FakeModel, fake_samples
 from eventlm.worker.fake.tokens import FakeParameters, fake_token
 from eventlm.worker.loop import WorkerLoop
-from eventlm.worker.process import BETWEEN_MS, Worker
+from eventlm.worker.process import BETWEEN_S, Worker
 from eventlm.worker.protocol import (
     FromWorker,
     Heartbeat,
@@ -46,7 +47,7 @@ from eventlm.worker.start_report import LOADING_LIBRARIES, MEASURING_STEPS, READ
 from tests.checkpoints import make_checkpoint
 from tests.processes import PATIENCE_SECONDS, is_running, wait_until
 from tests.worker.launches import launched, new_sequence, payload
-from tests.worker.test_loop import SETUP
+from tests.worker.test_loop import SETUP, SYSTEM
 
 QUICK = {"base_ns": 1_000_000, "decode_ns": 0, "prefill_token_ns": 0, "context_token_ns": 0}
 #: No test sees the end of a step that takes an hour.
@@ -350,7 +351,7 @@ def test_the_process_of_a_fake_model_never_loads_torch_and_none_loads_asyncio() 
     code = """
         import sys
         import eventlm.worker.process
-        assert "torch" not in sys.modules
+        assert not {"asyncio", "torch"} & set(sys.modules)
         import eventlm.worker.model_runner, eventlm.worker.warm_up
         own = [name for name in sys.modules if name.startswith("eventlm.")]
         assert not any("asyncio" in vars(sys.modules[name]) for name in own)
@@ -384,33 +385,33 @@ class Busy(FakeModel):
 
 @pytest.mark.parametrize("endless", [False, True])
 def test_a_worker_that_waits_works_ahead_until_a_message_comes(endless: bool) -> None:
-    engine = SystemPipes().open()
-    worker = Worker(*engine.addresses, os.getpid())
+    engine = SYSTEM.pipes.open()
+    worker = Worker(SYSTEM, *engine.addresses)
     runner = Busy(engine, endless=endless)
     loop = WorkerLoop(1, runner, SystemClock(), print)
     # It does not begin while messages come.
     engine.send(b"first")
-    assert worker._pipe.poll(1000 * PATIENCE_SECONDS)
-    assert worker._receive(loop, runner) == [b"first"]
+    assert run_blocking(worker._pipe.wait(PATIENCE_SECONDS))
+    assert run_blocking(worker._receive(loop, runner)) == [b"first"]
     assert runner.num_pieces == 0
     begun = time.monotonic()
-    assert worker._receive(loop, runner) == [b"second"]
+    assert run_blocking(worker._receive(loop, runner)) == [b"second"]
     # It checks for a message between two pieces, and pauses.
-    assert time.monotonic() - begun >= 0.9e-3 * BETWEEN_MS * (runner.num_pieces - 1)
+    assert time.monotonic() - begun >= 0.9 * BETWEEN_S * (runner.num_pieces - 1)
     assert runner.num_pieces >= 5 if endless else runner.num_pieces == 5
     worker._close()
     engine.close()
 
 
 def test_it_does_not_end_before_its_last_messages_are_sent(tmp_path: Path) -> None:
-    worker = Worker(f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out", os.getppid())
+    worker = Worker(SYSTEM, f"ipc://{tmp_path}/in", f"ipc://{tmp_path}/out")
     engine = zmq.Context().socket(zmq.PUSH)
     engine.connect(f"ipc://{tmp_path}/in")
     engine.send(encode(SETUP))
     engine.send_multipart([encode_body(launched(0, decodes=[(4, 1, 7, 0)])), encode(payload())])
     # Nobody listens: they are kept for a second, not only for as long as the process happens to need for its end.
     begun = time.monotonic()
-    assert worker.run() == 1
+    assert run_blocking(worker.run()) == 1
     assert time.monotonic() - begun > 0.9
     engine.context.destroy(linger=0)
 
@@ -424,7 +425,7 @@ from eventlm.worker import process
 from eventlm.worker.protocol import Peers
 from eventlm.worker.ranks.gloo import GlooReceiver, GlooStore
 
-def run(self, libraries):
+async def run(self, libraries):
     global groups
     def group(rank):
         return GlooStore(Peers(shared_memory=sys.argv[4]), rank, 2).group("pair", rank, 2)

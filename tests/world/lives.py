@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from eventlm.bus.log_writer import LogWriteError
 from eventlm.errors import ExitCode, UsageError
-from eventlm.worker.process import PARENT_POLL_S
+from eventlm.system.processes import PARENT_POLL_S
 from tests.world.machine.process import SIGKILL, Process
 from tests.world.machine.world import SECOND
 from tests.world.programs.server import WorldServer
@@ -117,6 +117,8 @@ class Lives:
         for process in self._on_host():
             process.end(-SIGKILL)
         world.boot_ns = world.now_ns
+        world.pipes.clear()
+        world.boards.clear()
         self._run.logs.reboot()
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> bool:

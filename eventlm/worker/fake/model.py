@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from eventlm.core.predictor import StepShape
 from eventlm.core.shards import deal_out
 from eventlm.events import Launched
-from eventlm.system.clock import Clock, SystemClock
-from eventlm.system.shared_folder import Board, StepBoard
+from eventlm.system.clock import Clock
+from eventlm.system.system import System
 from eventlm.worker.fake.rank import FakeNotice, FakeWait
 from eventlm.worker.fake.runner import FakeDeath, FakeHang, FakeRunner
 from eventlm.worker.fake.tokens import FakeParameters
 from eventlm.worker.protocol import FAKE_MODEL, StepOutput, StepPayload, StepSample, WorkerSetup
 
-#: How often a rank looks where another one is.
-_POLL_S = 0.001
+#: How often a step that is held up looks whether it still is.
+_POLL_NS = 5_000_000
 
 
 class TimedFakeStep(NamedTuple):
@@ -31,24 +29,47 @@ class TimedFakeStep(NamedTuple):
 
     def is_done(self) -> bool:
         """Whether its time is over."""
-        return self.clock.monotonic_ns() >= self.times_ns[1]
+        return self.clock.monotonic_ns() >= self.due_ns
+
+    @property
+    def due_ns(self) -> int:
+        """Its end."""
+        return self.times_ns[1]
 
     def finish(self) -> StepOutput:
-        """What it gave. Sleeps for what is left of its time."""
-        left_ns = self.times_ns[1] - self.clock.monotonic_ns()
-        # Even a sleep of no time gives up the processor.
-        if left_ns > 0:
-            time.sleep(left_ns / 1e9)
+        """What it gave."""
         return self.output
+
+
+class HeldFakeStep(NamedTuple):
+    """A launch that ends in an error once `may_end`, which may be never."""
+
+    may_end: Callable[[], bool]
+    error: Exception
+    clock: Clock
+    times_ns: tuple[int, int] = (0, 0)
+
+    def is_done(self) -> bool:
+        """Whether it may end."""
+        return self.may_end()
+
+    @property
+    def due_ns(self) -> int:
+        """A moment from now."""
+        return self.clock.monotonic_ns() + _POLL_NS
+
+    def finish(self) -> StepOutput:
+        """Raises its error."""
+        raise self.error
 
 
 class FakeModel:
     """The fake worker in real time: a device that computes one launch after the other, each as long as it says, and
-    dies when it is drawn to. clock: by default this host's.
+    dies when it is drawn to.
     """
 
-    def __init__(self, setup: WorkerSetup, clock: Clock | None = None) -> None:
-        self._clock = clock or SystemClock()
+    def __init__(self, setup: WorkerSetup, system: System) -> None:
+        self._clock, self._processes = system.clock, system.processes
         self._profile_ops = setup.profile_ops
         self._runner = FakeRunner(
             setup.fake,
@@ -62,27 +83,24 @@ class FakeModel:
         self.num_blocks = setup.num_blocks
         self.notes: list[str] = []
         self.waits_for_peers = False
-        self._board = self._open_board(setup.peers.shared_memory) if setup.peers.shared_memory else None
+        shared = setup.peers.shared_memory
+        self._board = system.shared_folders.board(shared) if shared else None
+        #: The launch that is never computed, nor are those that come behind it.
+        self._held: HeldFakeStep | None = None
         #: When the device of each stage will have done all that it was given.
         self._free_ns = [0] * setup.layout.stages
 
-    def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep:
+    def start(self, launch: Launched, payload: StepPayload) -> TimedFakeStep | HeldFakeStep:
         """Queued after what is under way. Every stage takes an equal part of each operation's time."""
+        if self._held is not None:
+            return self._held
         begun_ns = self._clock.monotonic_ns()
         try:
             step = self._runner.execute(launch, payload)
         except FakeDeath as death:
-            self._die(death)
-        except FakeHang:
-            self._hang()
-        except FakeWait:
-            self.waits_for_peers = True
-            self._hang()
-        except FakeNotice as notice:
-            # Nobody can notice it before the other has come there.
-            self.waits_for_peers = True
-            self._await_rank(notice.rank, launch.step)
-            raise
+            self._processes.exit(1, f"fake worker: {death}")
+        except (FakeHang, FakeWait, FakeNotice) as fault:
+            return self._hold(launch.step, fault)
         num_stages = len(self._free_ns)
         shares = {name: [len(share) for share in deal_out(time_ns, num_stages)] for name, time_ns in step.ops.items()}
         stages: list[tuple[int, int]] = []
@@ -95,21 +113,16 @@ class FakeModel:
         ops = {name: share[-1] for name, share in shares.items()} if self._profile_ops else {}
         return TimedFakeStep(step._replace(ops=ops, stages=stages if num_stages > 1 else []), times_ns, self._clock)
 
-    def _open_board(self, folder: str) -> Board:
-        return StepBoard(folder)
+    def _hold(self, step: int, fault: Exception) -> HeldFakeStep:
+        board, other = self._board, fault.rank if isinstance(fault, FakeNotice) else None
 
-    def _die(self, death: FakeDeath) -> NoReturn:
-        print(f"fake worker: {death}", file=sys.stderr)
-        os._exit(1)
+        def may_end() -> bool:
+            # Nobody can notice it before the other rank has come there.
+            return other is not None and (board is None or board.read(other) >= step)
 
-    def _hang(self) -> NoReturn:
-        while True:
-            time.sleep(1)
-
-    def _await_rank(self, rank: int, step: int) -> None:
-        """Wait until another rank has a step in hand."""
-        while self._board is not None and self._board.read(rank) < step:
-            time.sleep(_POLL_S)
+        self.waits_for_peers = not isinstance(fault, FakeHang)
+        self._held = HeldFakeStep(may_end, fault, self._clock)
+        return self._held
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:
         """Over the fake model's bytes."""

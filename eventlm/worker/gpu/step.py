@@ -38,6 +38,8 @@ class GpuStep:
         self._output: StepOutput | None = None
         #: When it was last seen to be under way.
         self._running_ns = 0
+        #: A device does not say how long it will take.
+        self.due_ns = 0
         #: When the device began and ended it, on this machine's monotonic clock, as far as a host can see; when it is
         #: finished.
         self.times_ns = (0, 0)

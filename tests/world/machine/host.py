@@ -6,17 +6,21 @@ import asyncio
 import errno
 import subprocess
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
-from eventlm.system.processes import ProcessUsage
+from eventlm.system.processes import PARENT_POLL_S, ProcessUsage
 from eventlm.system.shared_folder import NO_STEP
 from eventlm.system.system import System
+from tests.world.machine.blocking import WorldLatch, run_program, suspend
 from tests.world.machine.draws import DrawnChance
 from tests.world.machine.file_tree import error_of
+from tests.world.machine.loop import Killed
 from tests.world.machine.network import Socket
 from tests.world.machine.process import SIGKILL, Child, Process
 from tests.world.machine.spawn_faults import Module, StartFault
+from tests.world.machine.world import World
 
 _MESSAGE_NS = (10_000, 200_000)
 _SPAWN_NS = (5_000_000, 200_000_000)
@@ -53,6 +57,20 @@ class WorldThreads:
     def start(self, name: str) -> WorldThread:
         """As Threads.start."""
         return WorldThread(self._process, name)
+
+    def run(self, name: str, program: Callable[[], Coroutine[Any, Any, None]]) -> WorldLatch:
+        """As Threads.run."""
+        ended = self.latch()
+        run_program(self._process, program, lambda _: ended.set())
+        return ended
+
+    def latch(self) -> WorldLatch:
+        """As Threads.latch."""
+        return WorldLatch(self._process)
+
+    async def sleep(self, seconds: float) -> None:
+        """As Threads.sleep."""
+        await suspend(lambda go_on: self._process.after(round(seconds * 1e9), go_on))
 
 
 class WorldThread:
@@ -142,6 +160,7 @@ class WorldPipe:
     def close(self) -> None:
         """As ParentPipe.close."""
         self._is_closed = True
+        self._process.world.pipes.pop(self.addresses[0], None)
 
     def open_child(self, child: Process, take: Callable[[list[bytes]], None]) -> None:
         """The child is there: it takes the messages."""
@@ -186,6 +205,70 @@ class WorldPipe:
         self._to_parent.append(message)
 
 
+class WorldChildPipe:
+    """The child's end of a pipe."""
+
+    def __init__(self, pipe: WorldPipe, process: Process) -> None:
+        self._pipe = pipe
+        self._process = process
+        self._messages: deque[list[bytes]] = deque()
+        #: Lets the program go on that waits for a message.
+        self._go_on: Callable[[], None] = lambda: None
+        pipe.open_child(process, self._take)
+
+    def _take(self, frames: list[bytes]) -> None:
+        self._messages.append(frames)
+        self._go_on()
+
+    async def wait(self, seconds: float) -> bool:
+        """As ChildPipe.wait."""
+
+        def begin(go_on: Callable[[], None]) -> None:
+            self._go_on = go_on
+            self._process.after(round(seconds * 1e9), go_on)
+
+        if not self._messages and seconds > 0:
+            await suspend(begin)
+        return bool(self._messages)
+
+    async def receive(self) -> list[bytes]:
+        """As ChildPipe.receive."""
+
+        def begin(go_on: Callable[[], None]) -> None:
+            self._go_on = go_on
+
+        if not self._messages:
+            await suspend(begin)
+        return self._messages.popleft()
+
+    def sender(self) -> WorldSender:
+        """As ChildPipe.sender."""
+        return WorldSender(self._pipe)
+
+    def pulses(self) -> None:
+        """As ChildPipe.pulses: there is one host."""
+
+    def close(self) -> None:
+        """As ChildPipe.close: messages of a process that is not killed are not lost."""
+
+    def remove(self) -> None:
+        """As ChildPipe.remove: it has no files."""
+
+
+class WorldSender:
+    """Sends messages of a child."""
+
+    def __init__(self, pipe: WorldPipe) -> None:
+        self._pipe = pipe
+
+    def send(self, message: bytes) -> None:
+        """As Sender.send."""
+        self._pipe.answer(message)
+
+    def close(self) -> None:
+        """As Sender.close."""
+
+
 def _deliver(future: asyncio.Future[bytes], message: bytes) -> None:
     if not future.done():
         future.set_result(message)
@@ -196,15 +279,17 @@ class WorldPipes:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        #: By the address of a child's inbox.
-        self.by_address: dict[str, WorldPipe] = {}
 
     def open(self) -> WorldPipe:
         """As Pipes.open."""
         world = self._process.world
         pipe = WorldPipe(self._process, world.next_pid())
-        self.by_address[pipe.addresses[0]] = pipe
+        world.pipes[pipe.addresses[0]] = pipe
         return pipe
+
+    def open_child(self, inbox: str, outbox: str, ends: None = None) -> WorldChildPipe:
+        """As Pipes.open_child, for the first time."""
+        return WorldChildPipe(self._process.world.pipes.pop(inbox), self._process)
 
     def pair(self) -> tuple[Socket, Socket]:
         """As Pipes.pair."""
@@ -229,6 +314,27 @@ class WorldProcesses:
         """As Processes.parent_pid."""
         parent = self._process.parent
         return parent.pid if parent is not None else 1
+
+    async def orphaned(self, parent_pid: int) -> None:
+        """As Processes.orphaned."""
+        process, parent = self._process, self._process.parent
+        assert parent is not None
+        assert parent.pid == parent_pid
+
+        def begin(go_on: Callable[[], None]) -> None:
+            process.on_orphaned = lambda: process.after(0, go_on)
+
+        if not parent.is_dead:
+            await suspend(begin)
+        delay_ns = process.world.draws.between(0, round(PARENT_POLL_S * 1e9), "orphan", process.pid)
+        await suspend(lambda go_on: process.after(delay_ns, go_on))
+
+    def exit(self, status: int, line: str = "") -> NoReturn:
+        """As Processes.exit."""
+        if line and self._process.child is not None:
+            self._process.child.print_line(line)
+        self._process.end(status)
+        raise Killed
 
     def usage(self) -> ProcessUsage:
         """As Processes.usage: nothing is measured."""
@@ -307,25 +413,28 @@ class WorldFolder:
 
     def remove(self) -> None:
         """As Folder.remove."""
-        self._folders.boards.pop(str(self.path), None)
+        self._folders.remove(self.path)
 
 
 class WorldSharedFolders:
-    """Of the ranks that a process starts."""
+    """Of the host."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
-        self.boards: dict[str, WorldBoard] = {}
+    def __init__(self, world: World) -> None:
+        self._world = world
 
     def make(self) -> WorldFolder:
         """As SharedFolders.make."""
-        return WorldFolder(self, Path(f"/dev/shm/ranks-{self._process.world.next_pid()}"))
+        return WorldFolder(self, Path(f"/dev/shm/ranks-{self._world.next_pid()}"))
 
     def board(self, folder: str | Path, *, size: int | None = None) -> WorldBoard:
         """As SharedFolders.board."""
         if size is not None:
-            self.boards[str(folder)] = WorldBoard(size)
-        return self.boards[str(folder)]
+            self._world.boards[str(folder)] = WorldBoard(size)
+        return self._world.boards[str(folder)]
+
+    def remove(self, folder: str | Path) -> None:
+        """As SharedFolders.remove."""
+        self._world.boards.pop(str(folder), None)
 
 
 def system_of(process: Process, modules: Mapping[str, Module]) -> System:
@@ -337,5 +446,5 @@ def system_of(process: Process, modules: Mapping[str, Module]) -> System:
         threads=WorldThreads(process),
         processes=WorldProcesses(process, modules),  # type: ignore[arg-type]
         pipes=WorldPipes(process),  # type: ignore[arg-type]
-        shared_folders=WorldSharedFolders(process),
+        shared_folders=WorldSharedFolders(process.world),
     )

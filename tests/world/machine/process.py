@@ -41,6 +41,10 @@ class Process:
         self.name = name
         self.pid = world.next_pid()
         self.parent = parent
+        #: As its parent sees it, if that has spawned it.
+        self.child: Child | None = None
+        #: Called when its parent has ended.
+        self.on_orphaned: Callable[[], None] | None = None
         self.is_dead = False
         self.returncode: int | None = None
         self.ended_ns = -1
@@ -239,6 +243,9 @@ class Process:
         for act in self._on_end:
             act(returncode)
         self.world.remove(self)
+        for each in [*self.world.processes]:
+            if each.parent is self and each.on_orphaned is not None:
+                each.on_orphaned()
 
     def let_go(self) -> None:
         """Keep nothing of what it was about to do when it ended."""
@@ -256,6 +263,7 @@ class Child:
     def __init__(self, process: Process, *, stdout: int) -> None:
         assert process.parent is not None
         self.process = process
+        process.child = self
         self.pid = process.pid
         self._loop = process.parent.loop
         self._parent = process.parent

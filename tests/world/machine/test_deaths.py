@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.world.machine.host import WorldPipe, WorldPipes, system_of
+from tests.world.machine.host import WorldPipes, system_of
 from tests.world.machine.loop import Killed
 from tests.world.machine.process import Child, Death, Process, When
 from tests.world.machine.spawn_faults import Module
@@ -81,15 +81,13 @@ def _run(death: Death | None) -> tuple[_Seen, Process]:
 
     def be_child(process: Process, child: Child, arguments: Any) -> None:
         seen.children.append(process)
-        pipe: WorldPipe = pipes.by_address[arguments[0]]
-        pipe.open_child(process, lambda frames: seen.messages.append(frames[0]))
+        world.pipes[arguments[0]].open_child(process, lambda frames: seen.messages.append(frames[0]))
 
-    pipes = WorldPipes(mortal)
-    system = system_of(mortal, {"child": Module(be_child, be_child)})._replace(pipes=pipes)
+    system = system_of(mortal, {"child": Module(be_child, be_child)})
 
     async def act() -> int:
         transport, _ = await mortal.loop.create_connection(asyncio.Protocol, *PORT)
-        pipe = pipes.open()
+        pipe = system.pipes.open()
         child = await system.processes.spawn("child", pipe.addresses[0], stdout=subprocess.DEVNULL)
         file = system.disk.create(Path("/file"))
         try:

@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import pytest
 import uvloop
 
-from eventlm.system.child_pipe import ChildPipe
+from eventlm.system.child_pipe import ZmqChildPipe
 from eventlm.system.frames import FrameConnection
 from eventlm.system.parent_pipe import ZmqParentPipe
+from eventlm.system.threads import run_blocking
+from tests.world.machine.blocking import run_program
 from tests.world.machine.host import WorldPipes
 from tests.world.machine.process import Process
 from tests.world.machine.world import World
@@ -307,18 +309,23 @@ def _pipe_in_world(seed: int, messages: Messages) -> tuple[list[list[bytes]], li
     taken: list[list[bytes]] = []
     answers: list[bytes] = []
 
+    async def act_as_child() -> None:
+        end = WorldPipes(child).open_child(*pipe.addresses)
+        sender = end.sender()
+        for message in messages.to_parent:
+            sender.send(message)
+        while await end.wait(1):
+            taken.append(await end.receive())
+
     async def act() -> None:
         for frames in messages.early:
             pipe.send(*frames)
-        pipe.open_child(child, taken.append)
+        run_program(child, act_as_child, lambda _: child.end(0))
         for frames in messages.to_child:
             pipe.send(*frames)
-        for message in messages.to_parent:
-            pipe.answer(message)
         for _ in messages.to_parent:
             answers.append(await pipe.receive())
-        await asyncio.sleep(1)
-        child.end(0)
+        await asyncio.sleep(2)
         for frames in messages.late:
             pipe.send(*frames)
         pipe.close()
@@ -332,7 +339,7 @@ async def _real_pipe(messages: Messages) -> tuple[list[list[bytes]], list[bytes]
     pipe = ZmqParentPipe()
     for frames in messages.early:
         pipe.send(*frames)
-    child = ChildPipe(*pipe.addresses)
+    child = ZmqChildPipe(*pipe.addresses)
     sender = child.sender()
     for frames in messages.to_child:
         pipe.send(*frames)
@@ -340,8 +347,8 @@ async def _real_pipe(messages: Messages) -> tuple[list[list[bytes]], list[bytes]
         sender.send(message)
     answers = [await pipe.receive() for _ in messages.to_parent]
     wanted = len(messages.early) + len(messages.to_child)
-    taken = [await asyncio.to_thread(child.receive) for _ in range(wanted)]
-    assert not child.poll(20)
+    taken = [await asyncio.to_thread(run_blocking, child.receive()) for _ in range(wanted)]
+    assert not run_blocking(child.wait(0.02))
     sender.close()
     child.close()
     for frames in messages.late:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import aiohttp.web_app
 
@@ -18,6 +18,9 @@ from tests.world.machine.loop import Killed
 from tests.world.machine.network import Network
 from tests.world.machine.process import GONE, NEVER, Death, Process
 from tests.world.machine.spawn_faults import SpawnFaults
+
+if TYPE_CHECKING:
+    from tests.world.machine.host import WorldBoard, WorldPipe
 
 SECOND = 1_000_000_000
 #: The host was booted some time before.
@@ -86,6 +89,9 @@ class World:
         self.spawn_faults = SpawnFaults()
         self.network = Network(self)
         self.disk = WorldDisk(_AroundDisk(self))
+        #: Pipes whose children have not opened their ends, by the addresses of their inboxes; and boards by folder.
+        self.pipes: dict[str, WorldPipe] = {}
+        self.boards: dict[str, WorldBoard] = {}
         self.processes: list[Process] = []
         #: Those that live, and those that have ended since garbage was collected last.
         self.by_name: dict[str, Process] = {}

@@ -17,7 +17,7 @@ from eventlm.errors import EventLMError
 from eventlm.server.http_server import run_server
 from eventlm.system.system import System
 from eventlm.worker.protocol import FAKE_MODEL
-from tests.world.machine.host import WorldPipes, WorldSharedFolders, system_of
+from tests.world.machine.host import system_of
 from tests.world.machine.process import Process
 from tests.world.machine.world import World
 from tests.world.programs import front_ends, workers
@@ -33,14 +33,9 @@ class WorldServer:
 
     def __init__(self, world: World, config: Config, *, name: str, num_blocks: int, max_model_len: int) -> None:
         self.process = process = Process(world, name)
-        pipes = WorldPipes(process)
-        folders = WorldSharedFolders(process)
         self.front_ends: list[WorldFrontEnd] = []
-        modules = {
-            workers.MODULE: workers.module(pipes, folders),
-            front_ends.MODULE: front_ends.module(self.front_ends),
-        }
-        system = system_of(process, modules)._replace(pipes=pipes, shared_folders=folders)
+        modules = {workers.MODULE: workers.PROGRAMS, front_ends.MODULE: front_ends.module(self.front_ends)}
+        system = system_of(process, modules)
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
