@@ -51,7 +51,15 @@ LONGER = (
     requests(2, 6, count=3, deadline_ns=PATIENT_NS),
     requests(4, 2, count=2, deadline_ns=URGENT_NS),
 )
-MIXES = {"growing": GROWING, "chunked": CHUNKED, "sharing": SHARING}
+#: Each under all policies: what may happen, with limits, in some 100,000 states each.
+MIXES: dict[str, tuple[tuple[Arrivals, ...], str, dict[str, Any]]] = {
+    "growing": (GROWING, "cancel cancel lose end*", {}),
+    "chunked": (CHUNKED, "cancel cancel lose lose end*", {}),
+    "sharing": (SHARING, "cancel cancel lose lose end*", {}),
+    "preferred": (PREFERRED, "cancel lose end*", {}),
+    "four": (FOUR, "cancel lose", {}),
+    "longer": (LONGER, "cancel cancel lose end*", ONE),
+}
 UNREAD = (requests(4, 2, count=2, blocks=[1, 2], skip_cache_read=True), requests(4, 2, blocks=[1, 2]))
 GROUPED = (requests(3, 3, count=2, group_size=2), requests(2, 3, count=2))
 HEDGED = (requests(3, 1, count=2, deadline_ns=URGENT_NS),)
@@ -116,85 +124,81 @@ SMALL = [
 #: What `make soak` searches too.
 SOAK = [
     *(
-        _scope(f"{mix}-{name}", arrivals, "cancel cancel lose lose end*", policies=(policy,))
-        for mix, arrivals in MIXES.items()
+        _scope(f"{mix}-{name}", arrivals, chances, policies=(policy,), limits=limits)
+        for mix, (arrivals, chances, limits) in MIXES.items()
         for name, policy in POLICIES.items()
     ),
-    *(_scope(f"four-{name}", FOUR, "cancel lose end*", policies=(policy,)) for name, policy in POLICIES.items()),
-    *(
-        _scope(f"longer-{name}", LONGER, "cancel cancel lose lose end*", policies=(policy,), limits=ONE)
-        for name, policy in POLICIES.items()
-    ),
-    *(
-        _scope(f"preferred-{name}", PREFERRED, "cancel lose end* none", policies=(policy,))
-        for name, policy in POLICIES.items()
-    ),
-    *(_scope(name, GROWING, "cancel lose lose end*", router=router) for name, router in ROUTERS.items()),
+    *(_scope(name, GROWING, "cancel lose end*", router=router) for name, router in ROUTERS.items()),
     *(_scope(f"{name}-four", FOUR, "cancel lose", router=router) for name, router in ROUTERS.items()),
-    _scope("dynamic", CHUNKED, "cancel cancel lose lose end*", batcher=DYNAMIC),
+    _scope("dynamic", CHUNKED, "cancel cancel lose end*", batcher=DYNAMIC),
     _scope(
         "space-sharing",
         CHUNKED,
-        "cancel cancel lose lose end*",
+        "cancel cancel lose end*",
         batcher=SpaceSharing(min_chunk_tokens=1, target_ms=2.1, min_long_steps=0),
     ),
     _scope("predicted", CHUNKED, "cancel lose predict end*", batcher=DYNAMIC),
-    _scope("predicted-lrs", GROWING, "cancel lose predict end", policies=(Lrs(evict_margin=0),)),
-    _scope("grouped-all", GROUPED, "cancel lose lose end*", limits={"max_queue_len": 1, "max_num_seqs": 1}),
-    _scope("ended-together", GROWING, "cancel lose lose ends*"),
-    _scope("three-replicas", GROWING, "cancel lose", limits={"num_replicas": 3}),
+    _scope("predicted-lrs", GROWING, "cancel predict end*", policies=(Lrs(evict_margin=0),)),
+    _scope("grouped-all", GROUPED, "cancel lose end*", limits={"max_queue_len": 1, "max_num_seqs": 1}),
+    _scope("ended-together", GROWING, "cancel lose ends*"),
+    _scope("three-replicas", GROWING, "lose", limits={"num_replicas": 3}),
     _scope("three-steps", GROWING, "cancel lose lose end*", limits=ONE | DEEP),
     _scope("sampled", SAMPLED, "cancel cancel lose lose end*"),
-    _scope("swapped", GROWING, "cancel lose swap swap end", policies=(Edf(), Lrs(evict_margin=0))),
-    _scope("paused", GROWING, "cancel lose pause pause"),
-    _scope("flushed", GROWING, "cancel replace flush lose"),
-    _scope("watched-all", WATCHED, "cancel cancel lose lose end* text* refuse front_end"),
-    _scope("late-all", LATE, "cancel cancel lose lose end*"),
-    _scope("late-paused", LATE, "cancel lose pause end*"),
+    _scope("swapped", GROWING, "cancel swap swap end", policies=(Edf(), Lrs(evict_margin=0))),
+    _scope("paused", GROWING, "lose pause"),
+    _scope("flushed", GROWING, "replace flush"),
+    _scope("watched-all", WATCHED, "lose end* text* refuse"),
+    _scope("watched-ended", WATCHED, "cancel end* text* refuse front_end"),
+    _scope("late-all", LATE, "lose end*"),
+    _scope("late-paused", LATE, "cancel pause end*"),
     _scope("joined", EQUAL, "cancel lose", joins=True),
-    _scope("joined-growing", GROWING, "cancel lose", limits=ONE, joins=True),
+    _scope("joined-growing", GROWING, "cancel lose end", limits=ONE, joins=True),
     _scope("speculating", GROWING, "cancel lose end*", limits={"max_tokens_per_row": 2}),
-    _scope("pipeline", GROWING, "cancel lose lose end*", limits={"num_stages": 2, "max_num_seqs": 1}),
-    _scope("groups", GROWING, "cancel lose lose end*", limits=GROUPS),
-    _scope("recurrent", SHARING, "cancel lose lose flush end*", limits=RECURRENT),
+    _scope("pipeline", GROWING, "cancel lose end*", limits={"num_stages": 2, "max_num_seqs": 1}),
+    _scope("groups", GROWING, "cancel lose", limits=GROUPS),
+    _scope("recurrent", SHARING, "cancel lose flush end*", limits=RECURRENT),
     _scope(
         "two-sets",
         (requests(2, 3), requests(3, 1, count=2, replicaset=1, deadline_ns=URGENT_NS)),
-        "cancel lose fail down",
+        "cancel lose fail",
         limits=ONE,
         others=(FORWARDED,),
     ),
-    _scope("poison", EQUAL, "cancel crash crash crash lose stale", limits={"max_losses": 3}),
+    _scope("poison", EQUAL, "cancel crash crash lose stale", limits={"max_losses": 3}),
     _scope("silent", GROWING, "cancel lose none none none end*", limits=ONE),
     _scope("forwarded-all", EQUAL, "cancel fail fail down", limits=FORWARDED),
     _scope("forwarded-metrics", EQUAL, "cancel fail later metrics metrics", limits=FORWARDED),
-    _scope("forwarded-drained", EQUAL, "cancel fail down down pause", limits=FORWARDED),
-    _scope("hedged", HEDGED_LATE, "cancel fail fail down", limits=FORWARDED),
-    _scope("hedged-joined", HEDGED_LATE, "cancel fail", limits=FORWARDED, joins=True),
+    _scope("forwarded-drained", EQUAL, "cancel fail down pause", limits=FORWARDED),
+    _scope("hedged", HEDGED_LATE, "fail fail down", limits=FORWARDED),
+    _scope("hedged-joined", HEDGED_LATE, "fail", limits=FORWARDED, joins=True),
     _scope("forwarded-sampled", (requests(3, 2, n=2),), "cancel fail fail down metrics", limits=FORWARDED),
     _scope("watched-joined", WATCHED, "cancel lose text", limits=ONE, joins=True),
     _scope("paused-joined", (requests(3, 2, count=3),), "cancel lose pause", joins=True),
     _scope(
         "poison-joined", (requests(3, 2, count=2),), "cancel crash crash lose", limits={"max_losses": 2}, joins=True
     ),
-    _scope("sampled-joined", (requests(3, 3, n=2), requests(3, 2)), "cancel lose end", limits=ONE, joins=True),
+    _scope("sampled-joined", (requests(3, 3, n=2), requests(3, 2)), "cancel lose end", joins=True),
     _scope("sampled-watched-all", (_watched(3, 3, n=2), requests(3, 2, count=2)), "cancel cancel lose end* text*"),
-    _scope("groups-watched-all", (_watched(2, 4, count=3),), "cancel cancel lose lose end* text", limits=GROUPS),
+    _scope("groups-watched-all", (_watched(2, 4, count=2),), "cancel cancel lose lose end* text", limits=GROUPS),
     _scope(
         "speculating-pipeline-all",
         (_watched(2, 4, count=2), requests(3, 3)),
-        "cancel lose end* text",
+        "lose end* text",
         limits={"num_stages": 2, "max_tokens_per_row": 2},
     ),
     _scope("micro-batches-all", (requests(2, 3, count=4),), "cancel cancel lose lose end*", limits=MICRO_BATCHES),
     _scope(
         "recurrent-sampled-all",
         (requests(4, 2, n=2, blocks=[1, 2]), requests(4, 2, count=2, blocks=[1, 3])),
-        "cancel lose lose flush end*",
+        "cancel lose flush end*",
         limits=RECURRENT,
     ),
-    _scope("unread-all", UNREAD, "cancel cancel lose lose flush end*"),
-    _scope("scored-all", (requests(5, 0, count=2, kind="score"), requests(2, 5, count=2)), "cancel lose lose end*"),
+    _scope("unread-all", UNREAD, "cancel cancel lose flush end*"),
+    _scope(
+        "scored-all",
+        (requests(5, 0, count=2, kind="score"), requests(2, 5, count=2)),
+        "cancel lose end*",
+    ),
     _scope("run-ahead-all", GROWING, "cancel lose end*", limits={"run_ahead_ms": 2}),
     _scope("buckets-all", GROWING, "cancel lose end*", limits={"graph_buckets": [2], "max_num_seqs": 3}),
     _scope(
@@ -204,5 +208,5 @@ SOAK = [
         policies=(Edf(),),
         limits=ONE | {"max_evictions": 1, "max_skips": 0},
     ),
-    _scope("six-blocks", (requests(2, 6, count=3), requests(5, 3)), "cancel lose end*", limits={"num_blocks": 6}),
+    _scope("six-blocks", (requests(2, 6, count=3), requests(5, 3)), "cancel lose", limits={"num_blocks": 6}),
 ]
