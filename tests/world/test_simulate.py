@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.world.plans import faults
 from tests.world.plans.faults import FaultKind
 from tests.world.plans.plan import Plan, draw_plan
 from tests.world.run import Run
+from tests.world.swarm import command
 from tests.world.swarm.handlers import all_handlers
 
 #: One of few visits, which takes a fraction of a second.
@@ -91,7 +94,7 @@ def test_other_bytes_in_a_fresh_process_are_a_failure(
 def test_many_seeds_without_a_kind_of_fault_are_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(simulate, "_ENOUGH_SEEDS", 1)
+    monkeypatch.setattr(command, "_ENOUGH_SEEDS", 1)
     assert simulate.main([_SEED]) == 1
     assert "have never struck" in capsys.readouterr().out
 
@@ -119,12 +122,23 @@ def test_a_timeline_lies_beside_the_trace_that_it_tells_of(tmp_path: Path) -> No
     assert eventlm(["report", str(tmp_path / "runs/latest"), "-o", str(tmp_path / "report.html")]) == 0
 
 
-def test_coverage_lists_the_handlers_that_never_ran(capsys: pytest.CaptureFixture[str]) -> None:
-    assert simulate.main([_SEED, "--coverage"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    start = next(number for number, line in enumerate(lines) if "have not:" in line)
-    num_run, num_others = map(int, re.findall("[0-9]+", lines[start]))
-    assert (len(lines) - start - 1, num_run + num_others) == (num_others, len(all_handlers()))
-    # Whoever accepts connections does so until there is none.
+def test_coverage_lists_the_handlers_that_have_not_run() -> None:
+    arguments = [sys.executable, "-m", "tests.world.simulate", _SEED, "--coverage"]
+    output = subprocess.run(arguments, check=True, capture_output=True, text=True).stdout
+    num_run, num_all = map(int, re.findall("([0-9]+) of ([0-9]+) handlers", output)[0])
+    assert num_all == len(all_handlers())
     assert num_run > 0
-    assert not any("listener.py" in line and "BlockingIOError" in line for line in lines[start:])
+    listed = set(re.findall("^  (eventlm/.*)$", output, re.MULTILINE))
+    assert listed < all_handlers()
+    # Connections are accepted until there is none.
+    assert not any("listener.py" in name and "BlockingIOError" in name for name in listed)
+
+
+def test_many_seeds_without_a_handler_are_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert simulate.main([_SEED]) == 0
+    monkeypatch.setattr(command, "_ENOUGH_SEEDS_FOR_HANDLERS", 1)
+    monkeypatch.setattr(command, "watched", {"any"})
+    assert simulate.main([_SEED]) == 1
+    assert "has no reason why" in capsys.readouterr().out

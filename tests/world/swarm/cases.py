@@ -12,7 +12,7 @@ from tests.world.invariants.checks import BrokenInvariant
 from tests.world.machine.world import StuckError
 from tests.world.plans.plan import PACES, Plan, draw_plan
 from tests.world.run import Ran, Run, quiet
-from tests.world.swarm.handlers import HandlerTrace
+from tests.world.swarm import handlers
 from tests.world.swarm.timeline import write_timeline
 
 
@@ -57,18 +57,11 @@ class Failure(Struct, frozen=True):
 
 
 class Outcome(Struct, frozen=True):
-    """ran or failure is there. handlers: those of errors that have run, if that was asked for."""
+    """ran or failure is there. handlers: those of errors that have run, of those that are watched."""
 
     ran: Ran | None = None
     failure: Failure | None = None
     handlers: list[str] = []
-
-
-def run_traced(case: Case) -> Outcome:
-    """Run it once, here, and note which handlers of errors run."""
-    with HandlerTrace() as trace:
-        outcome = run_case(case)
-    return structs.replace(outcome, handlers=trace.names)
 
 
 def run_case(case: Case, folder: Path | None = None) -> Outcome:
@@ -84,7 +77,7 @@ def run_case(case: Case, folder: Path | None = None) -> Outcome:
         if folder is not None:
             failure = outcome.failure
             write_timeline(folder, run.world, "it passed" if failure is None else f"{failure.name}\n{failure.detail}")
-        return outcome
+        return structs.replace(outcome, handlers=sorted(handlers.has_run))
 
 
 def _failure_of(error: Exception) -> Failure:
