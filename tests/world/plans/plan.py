@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from eventlm.config import (
+    CacheConfig,
     Config,
+    LogConfig,
     ModelConfig,
     ParallelConfig,
     RecordConfig,
@@ -169,6 +171,11 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
         fake["raise_ppm"] = draws.between(0, 5, "raises") // 5 * 300
         fake["poison_ppm"] = draws.between(0, 7, "poison") // 7 * 20_000
     policy = POLICIES[draws.draw("policy") % len(POLICIES)]
+
+    def draw_limit(least: int, most: int, what: str, *, usual: int) -> int:
+        """One in four has a low one, which nobody can meet who is to have no error."""
+        return usual if is_calm or draws.draw(f"low {what}") % 4 else draws.between(least, most, what)
+
     return Config(
         model=ModelConfig(model="fake", fake=fake),
         scheduler=SchedulerConfig(
@@ -178,14 +185,25 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
             router={"type": _ROUTERS[draws.draw("router") % len(_ROUTERS)]},
             max_num_seqs=draws.between(1, 8, "seqs"),
             max_num_batched_tokens=draws.between(16, 256, "batched"),
+            max_queue_len=draw_limit(2, 40, "queue", usual=2048),
+            max_steps_in_flight=draws.between(1, 4, "steps in flight"),
+            max_decodes_in_flight_per_seq=draws.between(0, 1, "decodes in flight"),
+            run_ahead_ms=draws.between(0, 200, "run ahead"),
+            max_skips=draws.between(0, 8, "skips"),
+            max_evictions=draws.between(0, 3, "evictions"),
+        ),
+        cache=CacheConfig(
+            block_size=(16, 32)[draws.draw("block size") % 2],
+            prefix_cache=draws.draw("prefix cache") % 4 > 0,
         ),
         parallel=ParallelConfig(
             tensor_parallel_size=_RANKS[draws.draw("tensor") % len(_RANKS)],
             pipeline_parallel_size=_RANKS[draws.draw("pipeline") % len(_RANKS)],
         ),
         worker=WorkerConfig(
-            heartbeat_timeout_seconds=patience * draws.between(20, 60, "heartbeat"),
+            heartbeat_timeout_seconds=patience * draws.between(2, 60, "heartbeat"),
             step_timeout_seconds=patience * draws.between(5, 60, "step timeout"),
+            start_timeout_seconds=patience * draws.between(5, 120, "start timeout"),
             max_restarts=_draw_restarts(draws, fake),
         ),
         server=ServerConfig(
@@ -194,6 +212,10 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
             resume_seconds=draws.between(0, 1, "resumes") * draws.between(1, 120, "resume"),
             max_stream_buffer=f"{draws.between(1, 64, 'stream buffer')}KiB",
             write_timeout_seconds=draws.between(2, 60, "write timeout"),
+            header_timeout_seconds=draws.between(1, 20, "header timeout"),
+            body_timeout_seconds=draws.between(1, 60, "body timeout"),
+            max_connections=draw_limit(4, 20, "connections", usual=4096),
+            body_memory=f"{draw_limit(2, 8, 'bodies', usual=1024)}KiB",
         ),
         record=RecordConfig(
             record="/runs",
@@ -201,9 +223,11 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
             record_keep=f"{draws.between(200, 2000, 'keep')}KiB",
             record_lag=("wait", "gap")[draws.draw("lag") % 2],
             record_lag_ms=draws.between(20, 2000, "lag time"),
+            record_lag_memory=f"{draws.between(16, 4096, 'lag memory')}KiB",
             checkpoint_events=draws.between(10, 1000, "checkpoint"),
             validate_every=draws.between(1, 64, "validate"),
         ),
+        log=LogConfig(log_stats_interval_s=draws.between(0, 60, "stats")),
     )
 
 
