@@ -28,14 +28,14 @@ async def list_backends(source: DnsBackends | FileBackends, disk: Disk = SYSTEM_
 
 
 async def watch(
-    source: DnsBackends | FileBackends, *, seconds: float, disk: Disk = SYSTEM_DISK
+    source: DnsBackends | FileBackends, specs: list[BackendSpec], *, seconds: float, disk: Disk = SYSTEM_DISK
 ) -> AsyncGenerator[list[BackendSpec]]:
-    """All backends of a source, now and every so many seconds.
+    """All backends of a source: those that were found before, and then those of now, every so many seconds.
 
     While it cannot be read, which is logged, those of before.
     """
-    specs: list[BackendSpec] | None = None
     problem = ""
+    yield specs
     while True:
         try:
             specs, problem = await list_backends(source, disk), ""
@@ -43,8 +43,7 @@ async def watch(
             if str(error) != problem:
                 problem = str(error)
                 log.warning("backends cannot be listed; those that are there stay", reason=problem)
-        if specs is not None:
-            yield specs
+        yield specs
         await asyncio.sleep(seconds)
 
 

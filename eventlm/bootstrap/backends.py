@@ -116,7 +116,7 @@ async def _find_specs(config: Config, disk: Disk) -> tuple[list[BackendSpec], li
             specs = [source]
         else:
             specs = await list_backends(source, disk)
-            watches.append(partial(watch, source, seconds=config.gateway.probe_interval_ms / 1000, disk=disk))
+            watches.append(partial(watch, source, specs, seconds=config.gateway.probe_interval_ms / 1000, disk=disk))
         for spec in specs:
             if await _is_own_address(spec.url, config.server):
                 raise UsageError(f"--backend {spec.url} is the address of this server itself; leave it out")

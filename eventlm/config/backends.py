@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, structs
 
 from eventlm.config.secrets import REDACTED, hide_keys
 from eventlm.errors import UsageError
-from eventlm.system.disk import SYSTEM_DISK, Disk, read_whole
+from eventlm.system.disk import SYSTEM_DISK, Disk
 
 BackendKind = Literal["vllm", "sglang", "llamacpp", "ollama", "openai", "eventlm"]
 
@@ -103,7 +103,7 @@ def parse_backend(
 def read_backends_file(backends: FileBackends, disk: Disk = SYSTEM_DISK) -> list[BackendSpec]:
     """The servers that a file lists now; `#` begins a comment. Raises UsageError, with the line."""
     try:
-        lines = read_whole(disk, Path(backends.path)).decode().splitlines()
+        lines = disk.read(Path(backends.path)).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--backend file:{backends.path}: cannot read it: {_reason(error)}") from error
     found: list[BackendSpec] = []
@@ -168,7 +168,7 @@ def _key(texts: Mapping[str, str], where: str, environment: Mapping[str, str] | 
             raise UsageError(f"{where}: the variable {name} is not set; put the backend's key into it")
     if "key_file" in texts:
         try:
-            key = read_whole(disk, Path(texts["key_file"])).decode().strip()
+            key = disk.read(Path(texts["key_file"])).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{where}: cannot read {texts['key_file']}: {_reason(error)}") from error
         if not key:

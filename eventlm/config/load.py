@@ -24,6 +24,7 @@ from eventlm.config.replicasets import SECTIONS_OF_REPLICASETS, TOP_REPLICASET, 
 from eventlm.config.secrets import hide_keys
 from eventlm.config.structs import AUTO_CLASS, CLASS_NAME, Config, GatewayConfig, ServiceClass
 from eventlm.errors import UsageError
+from eventlm.system.disk import SYSTEM_DISK, Disk
 
 API_KEY_VARIABLE = "EVENTLM_API_KEY"
 
@@ -353,10 +354,10 @@ def _shown(option: Option, value: object) -> str:
     return repr(value) if option.hide is None else str(option.hide(value))
 
 
-def read_toml(path: Path, *, what: str) -> dict[str, Any]:
+def read_toml(path: Path, *, what: str, disk: Disk = SYSTEM_DISK) -> dict[str, Any]:
     """The tables of a file that is to hold `what`. Raises UsageError with file, line and column."""
     try:
-        text = path.read_bytes().decode()
+        text = disk.read(path).decode()
     except OSError as error:
         raise UsageError(f"cannot read {what} {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:

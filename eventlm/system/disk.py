@@ -13,13 +13,14 @@ READ_BUFFER_BYTES = 256 * 1024
 
 
 class FileStatus(NamedTuple):
-    """identity: the same for all names of a file. modified_ns: Unix time."""
+    """identity: the same for all names of a file. modified_ns: Unix time. mode: who may read and write it."""
 
     identity: tuple[int, int]
     num_bytes: int
     modified_ns: int
     is_file: bool
     is_folder: bool
+    mode: int
 
 
 class ReadableFile(Protocol):
@@ -74,6 +75,10 @@ class Disk(Protocol):
         ...
 
     def open(self, path: Path) -> ReadableFile: ...
+
+    def read(self, path: Path) -> bytes:
+        """All that a file has. Waits for whoever writes into a pipe."""
+        ...
 
     def status(self, path: Path) -> FileStatus | None:
         """Follows links. None if there is nothing that can be looked at; raises nothing."""
@@ -140,6 +145,9 @@ class SystemDisk:
     def open(self, path: Path) -> ReadableFile:
         return _ReadableFile(path)
 
+    def read(self, path: Path) -> bytes:
+        return path.read_bytes()
+
     def status(self, path: Path) -> FileStatus | None:
         try:
             return _status(os.stat(path))
@@ -178,18 +186,6 @@ class SystemDisk:
 
     def remove_folder(self, path: Path) -> None:
         path.rmdir()
-
-
-def read_whole(disk: Disk, path: Path) -> bytes:
-    """What a file has; of a pipe what waits in it. Raises OSError."""
-    file = disk.open(path)
-    try:
-        parts = []
-        while part := file.read(READ_BUFFER_BYTES):
-            parts.append(part)
-        return b"".join(parts)
-    finally:
-        file.close()
 
 
 class _ReadableFile(io.BufferedReader):
@@ -252,6 +248,7 @@ def _status(found: os.stat_result) -> FileStatus:
         found.st_mtime_ns,
         stat.S_ISREG(found.st_mode),
         stat.S_ISDIR(found.st_mode),
+        stat.S_IMODE(found.st_mode),
     )
 
 

@@ -140,7 +140,8 @@ def test_disks_agree(disk: Disk, tmp_path: Path) -> None:
     status = disk.status(folder / "second")
     assert status == file.status() == reader.status()
     assert status is not None
-    assert (status.num_bytes, status.is_file, status.is_folder) == (9, True, False)
+    assert (status.num_bytes, status.is_file, status.is_folder, status.mode) == (9, True, False, 0o600)
+    assert disk.read(folder / "second") == b"one\ntwo\nt"
     file.close()
     disk.symlink("b", tmp_path / "a" / "link")
     assert disk.is_link(tmp_path / "a" / "link")
@@ -156,6 +157,8 @@ def test_disks_agree(disk: Disk, tmp_path: Path) -> None:
     assert disk.is_writable(tmp_path / "a")
     with pytest.raises(FileNotFoundError):
         disk.open(folder / "file")
+    with pytest.raises(FileNotFoundError):
+        disk.read(folder / "file")
     with pytest.raises(OSError, match="directory"):
         disk.list(tmp_path / "none")
 

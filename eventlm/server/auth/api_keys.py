@@ -14,7 +14,6 @@ does not grow with their number. A changed file takes effect at once; a broken o
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 import stat
 from hashlib import blake2b, sha256
@@ -31,6 +30,7 @@ from eventlm.config.load import read_toml
 from eventlm.config.options import did_you_mean
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.errors import UsageError
+from eventlm.system.disk import SYSTEM_DISK, Disk, FileStatus
 from eventlm.system.system import System
 
 Scope = Literal["inference", "admin"]
@@ -94,7 +94,8 @@ class ApiKeys:
         self._path = Path(config.api_keys_file) if config.api_keys_file else None
         self._configured = _principals([KeyEntry(name=CONFIGURED_NAME, key=config.api_key)]) if config.api_key else {}
         self._secret = system.chance.token_bytes(32)
-        self._version = self._stat()
+        self._disk = system.disk
+        self._version = self._status()
         self._by_digest = self._load()
 
     def __len__(self) -> int:
@@ -116,7 +117,7 @@ class ApiKeys:
 
     def reload(self) -> bool:
         """Read the file again. If it cannot be used, the keys stay as they are and the log says why."""
-        self._version = self._stat()
+        self._version = self._status()
         try:
             self._by_digest = self._load()
         except UsageError as error:
@@ -130,23 +131,17 @@ class ApiKeys:
         """Reload whenever the file changes; runs until it is cancelled."""
         while self._path is not None:
             await asyncio.sleep(POLL_SECONDS)
-            if self._stat() != self._version:
+            if self._status() != self._version:
                 self.reload()
 
-    def _stat(self) -> tuple[int, int, int] | None:
+    def _status(self) -> FileStatus | None:
         """Identifies a version of the file without reading it."""
-        if self._path is None:
-            return None
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return None if self._path is None else self._disk.status(self._path)
 
     def _load(self) -> dict[bytes, Principal]:
         principals = dict(self._configured)
         if self._path is not None:
-            principals |= _principals(read_key_file(self._path))
+            principals |= _principals(read_key_file(self._path, self._disk))
         self.service_classes = sorted({principal.service_class for principal in principals.values()} - {""})
         return {self._digest(digest): principal for digest, principal in principals.items()}
 
@@ -154,10 +149,12 @@ class ApiKeys:
         return blake2b(key_sha256, digest_size=32, key=self._secret).digest()
 
 
-def read_key_file(path: Path) -> list[KeyEntry]:
+def read_key_file(path: Path, disk: Disk = SYSTEM_DISK) -> list[KeyEntry]:
     """The entries of a file of keys. Raises UsageError, which never shows a key."""
-    _check_mode(path)
-    tables = read_toml(path, what="the API keys")
+    status = disk.status(path)
+    if status is not None and status.mode & stat.S_IWOTH:
+        raise UsageError(f"{path} can be written by everybody: chmod 600 {path}")
+    tables = read_toml(path, what="the API keys", disk=disk)
     for name in tables:
         if name != "keys":
             raise UsageError(f"{path}: unknown table {name!r}{did_you_mean(name, ['keys'], listed_as='known')}")
@@ -168,8 +165,8 @@ def read_key_file(path: Path) -> list[KeyEntry]:
         raise UsageError(f"{path}: keys must be tables, one [[keys]] for each key")
     entries = [_entry(f"{path}, [[keys]] {number}", table) for number, table in enumerate(found, start=1)]
     _check_unique(path, entries)
-    if any(entry.key for entry in entries):
-        _check_mode(path, has_keys=True)
+    if any(entry.key for entry in entries) and status is not None and status.mode & _OTHERS:
+        raise UsageError(f"{path} has keys in it and can be read by everybody: chmod 600 {path}, or give their sha256")
     return entries
 
 
@@ -202,18 +199,6 @@ def _check_fields(where: str, prefix: str, table: dict[str, Any], struct: type[S
         if name not in known:
             hint = did_you_mean(name, known, listed_as="known")
             raise UsageError(f"{where}: unknown field {prefix + name!r}{hint}")
-
-
-def _check_mode(path: Path, *, has_keys: bool = False) -> None:
-    """Raise UsageError if others may write the file, or read it although it has keys."""
-    try:
-        mode = os.stat(path).st_mode
-    except OSError as error:
-        raise UsageError(f"cannot read the API keys {path}: {error.strerror}") from error
-    if mode & stat.S_IWOTH:
-        raise UsageError(f"{path} can be written by everybody: chmod 600 {path}")
-    if has_keys and mode & _OTHERS:
-        raise UsageError(f"{path} has keys in it and can be read by everybody: chmod 600 {path}, or give their sha256")
 
 
 def _check_unique(path: Path, entries: list[KeyEntry]) -> None:

@@ -34,7 +34,7 @@ from eventlm.errors import InputError, UsageError
 from eventlm.server.batches.objects import TERMINAL, BatchError, BatchErrors, BatchObject, FileObject
 from eventlm.server.batches.results import write_all
 from eventlm.server.errors import ApiError
-from eventlm.system.disk import WritableFile, read_whole
+from eventlm.system.disk import WritableFile
 from eventlm.system.system import System
 
 _log = structlog.get_logger("eventlm.batches")
@@ -328,7 +328,7 @@ class OwnerFolder:
         """A record; None if there is none."""
         path = folder / f"{name}.json"
         try:
-            data = read_whole(self.disk, path)
+            data = self.disk.read(path)
         except FileNotFoundError:
             return None
         try:

@@ -211,6 +211,13 @@ class ProcessDisk:
                 file.rot(call.draw("rotten bit"))
             return _ReadableFile(self._disk, self._process, path, file)
 
+    def read(self, path: Path) -> bytes:
+        file = self.open(path)
+        try:
+            return file.read()
+        finally:
+            file.close()
+
     def status(self, path: Path) -> FileStatus | None:
         with self._call("status", path), contextlib.suppress(OSError):
             return _status(self._tree.find(path))
@@ -419,6 +426,6 @@ class _Raw(io.RawIOBase):
 
 def _status(node: Node) -> FileStatus:
     num_bytes = len(node.content) if isinstance(node, File) else 0
-    return FileStatus(
-        (_DEVICE, node.number), num_bytes, node.modified_ns, isinstance(node, File), isinstance(node, Folder)
-    )
+    is_file, is_folder = isinstance(node, File), isinstance(node, Folder)
+    mode = 0o700 if is_folder else 0o600
+    return FileStatus((_DEVICE, node.number), num_bytes, node.modified_ns, is_file, is_folder, mode)
