@@ -159,8 +159,10 @@ class StubBackend:
 
     @web.middleware
     async def _check_key(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
-            return error(401, "Incorrect API key provided.", code="invalid_api_key")
+        sent = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.key and sent != self.key:
+            # As OpenAI's does.
+            return error(401, f"Incorrect API key provided: {sent}.", code="invalid_api_key")
         answer: web.StreamResponse = await handler(request)
         return answer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from eventlm.core.state.backend_state import GIVEN_PPM, RETRY_PPM
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.errors import EventLMError
 from eventlm.events import Arrived, Forwarded, RetrySet, Streamed
-from eventlm.server.batches.results import write_all
 from eventlm.system.disk import Disk
 from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
@@ -21,22 +19,21 @@ from tests.world.machine.network import Handle, Socket
 from tests.world.machine.world import World
 from tests.world.plans.gateway_plan import LIST, NAME, GatewayPlan
 from tests.world.programs.backends import WorldBackend
+from tests.world.programs.operator import Operator
 
 
 class Gateway:
     """The backends, from the start on. specs: how the gateway reaches them."""
 
-    def __init__(self, world: World, plan: GatewayPlan) -> None:
+    def __init__(self, world: World, plan: GatewayPlan, operator: Operator) -> None:
         self._world = world
         self.plan = plan
         self.backends = [WorldBackend(world, each) for each in plan.backends]
         common = BackendSpec(url="", key=plan.key)
         parsed = [parse_backend(each, common=common) for each in plan.specs]
         self.specs = [each for each in parsed if isinstance(each, BackendSpec)]
-        self._disk = world.disk.of("operator")
-        self._disk.make_folders(LIST.parent)
+        self._operator = operator
         self.write_list()
-        world.disk.write_back()
         world.network.names[NAME] = {each.host: True for each in plan.backends}
 
     def one(self, detail: int) -> WorldBackend:
@@ -56,27 +53,13 @@ class Gateway:
         self._world.network.names[NAME][host] = is_there
 
     def write_list(self, specs: list[str] | None = None, *, cut_to: int | None = None, replaces: bool = False) -> None:
-        """An operator writes a list of backends, where the disk takes it. specs: None: of all. cut_to: bytes of it that
-        are written. replaces: it gets its name when it is whole.
-        """
+        """An operator writes a list of backends. specs: None: of all. cut_to: of its bytes. replaces: see Operator."""
         content = "".join(f"{each}\n" for each in (self.plan.specs if specs is None else specs)).encode()
-        path = LIST.with_suffix(".new") if replaces else LIST
-        with contextlib.suppress(OSError):
-            if replaces:
-                self._disk.unlink(path)
-            file = self._disk.create(path) if self._disk.status(path) is None else self._disk.append(path)
-            try:
-                file.truncate(0)
-                write_all(file, content[:cut_to])
-            finally:
-                file.close()
-            if replaces:
-                self._disk.rename(path, LIST)
+        self._operator.write(LIST, content[:cut_to], replaces=replaces)
 
     def remove_list(self) -> None:
         """An operator removes it."""
-        with contextlib.suppress(OSError):
-            self._disk.unlink(LIST)
+        self._operator.remove(LIST)
 
     def heal(self) -> None:
         """Nothing goes wrong any more."""

@@ -24,9 +24,10 @@ from eventlm.errors import EventLMError
 from tests.cached_loggers import forget_cached_loggers
 from tests.world.gateway import Gateway, check_attempts
 from tests.world.invariants.checks import Checks
+from tests.world.invariants.keys import Secrets, check_let_in
 from tests.world.invariants.leaks import Leaks
 from tests.world.invariants.logs import Logs
-from tests.world.invariants.metrics import check_gauges, read_metrics
+from tests.world.invariants.metrics import check_gauges, read_page
 from tests.world.invariants.privacy import Privacy
 from tests.world.invariants.told import check_client
 from tests.world.invariants.watch import Watch
@@ -40,9 +41,11 @@ from tests.world.machine.world import SECOND, World
 from tests.world.plans.fault_count import FaultCount
 from tests.world.plans.faults import FAULTS
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
-from tests.world.plans.plan import LAST_VISIT, MANY_RESTARTS, Fault, Plan
+from tests.world.plans.keys_plan import KEYS, KeysPlan
+from tests.world.plans.plan import MANY_RESTARTS, Fault, Plan
 from tests.world.programs.backends import in_time_of
 from tests.world.programs.client import Client, fake_answer
+from tests.world.programs.operator import Operator
 from tests.world.programs.server import ADDRESS, WorldServer
 
 MAX_MODEL_LEN = 512
@@ -132,6 +135,7 @@ class Run:
         self._plan = plan
         self.lines = lines
         self.checks = Checks()
+        self._secrets = Secrets(plan, self.checks)
         self.world = World(plan.seed, plan.deaths)
         self._faults = FaultCount(self.world.faults)
         lines.is_heard = lambda: self.world.running is not None
@@ -141,10 +145,14 @@ class Run:
         self._digest = xxhash.xxh3_128()
         #: Other servers that run the model, if any do.
         self.gateway: Gateway | None = None
+        self.operator = Operator(self.world)
+        if plan.keys is not None:
+            self.operator.write(KEYS, plan.keys.content)
         if plan.gateway is not None:
-            self.gateway = Gateway(self.world, plan.gateway)
+            self.gateway = Gateway(self.world, plan.gateway, self.operator)
             # They are there before it starts.
             self.world.run_for(1)
+        self.world.disk.write_back()
         self.logs = Logs(self)
         self.lives = Lives(self)
         self.leaks = Leaks(self)
@@ -160,6 +168,11 @@ class Run:
     def config(self) -> Config:
         """Of the servers."""
         return self._plan.config
+
+    @property
+    def keys(self) -> KeysPlan | None:
+        """Of the servers' clients, if they need any."""
+        return self._plan.keys
 
     @property
     def servers(self) -> list[WorldServer]:
@@ -258,6 +271,8 @@ class Run:
     def _stop_faults(self) -> None:
         self.world.disk.faults = DiskFaults()
         self.world.spawn_faults = SpawnFaults()
+        if self.keys is not None:
+            self.operator.write(KEYS, self.keys.content, replaces=True)
         if self.gateway is not None:
             self.gateway.heal()
         for process in self.world.processes:
@@ -300,9 +315,14 @@ class Run:
             self._come_last(most_seconds=REST_SECONDS)
             self.world.run_for(5)
         if not self._plan.deaths:
-            metrics = read_metrics(self.world, ADDRESS)
+            metrics = read_page(self.world, ADDRESS, "/metrics")
             check_gauges(self.checks, metrics, num_backends=len(self.gateway.backends) if self.gateway else 0)
             Privacy(self.clients, self.checks).check("the metrics", metrics.encode())
+            self._secrets.check("the metrics", metrics.encode())
+            if self.keys is not None:
+                for path in ("/admin/status", "/admin/backends"):
+                    page = read_page(self.world, ADDRESS, path, self.keys.operator.sent.headers)
+                    self._secrets.check(path, page.encode())
         # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
         self.world.run_for(self.config.server.resume_seconds)
         num_bytes = engine.registry.num_bytes
@@ -320,7 +340,8 @@ class Run:
 
     def _check_client(self, client: Client) -> None:
         check_client(client, self.checks)
-        if self._plan.is_calm and not (client.was_disturbed or client.was_dropped):
+        check_let_in(client, self.checks)
+        if self._plan.is_calm and not (client.was_disturbed or client.was_dropped or client.was_refused):
             reply = client.reply
             is_over = reply.is_done if client.visit.body["stream"] else reply.is_whole
             self.checks.check(
@@ -331,7 +352,7 @@ class Run:
 
     def _come_last(self, *, most_seconds: float) -> None:
         """One more request is served."""
-        self._come(LAST_VISIT)
+        self._come(self._plan.last_visit)
         last = self.clients[-1]
         self.world.run(lambda: last.is_over, most_seconds=most_seconds)
         check_client(last, self.checks)
@@ -362,6 +383,7 @@ class Run:
         self.checks.check("no process is left", not left, f"{left}")
         defects = [line for line in self.lines if "defect" in str(line.get("event", ""))]
         self.watch.check_wrong()
+        self._secrets.check_all(self.lines, self.world.disk.tree)
         self.checks.check("no defect is logged", not defects, f"{defects}")
         self.leaks.check_ends()
         self.checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
@@ -369,6 +391,7 @@ class Run:
     def _take_in(self, client: Client) -> None:
         """Add what it was sent to what is told of the seed."""
         self._statuses[str(client.reply.status)] += 1
+        self._secrets.check_client(client)
         for reply in client.replies:
             self._digest.update(f"{client.visit.number} {reply.status} {len(reply.body)}\n".encode())
             self._digest.update(bytes(reply.body))

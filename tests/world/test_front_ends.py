@@ -27,7 +27,7 @@ def plan(*, breaks_after: int = -1, num_tries: int = 4) -> Plan:
         config,
         model=structs.replace(config.model, fake={"base_ns": 20_000_000}),
         scheduler=structs.replace(config.scheduler, replicas=1, max_num_seqs=_NUM_CLIENTS, max_num_batched_tokens=256),
-        server=structs.replace(config.server, api_servers=2, resume_seconds=30),
+        server=structs.replace(config.server, api_servers=2, resume_seconds=30, api_keys_file=""),
     )
     bodies = [
         {"model": "m", "seed": seed, "max_tokens": 100, "n": 1, "stream": True, "prompt": "ppp"}
@@ -38,7 +38,9 @@ def plan(*, breaks_after: int = -1, num_tries: int = 4) -> Plan:
         for number, body in enumerate(bodies)
     ]
     faults = [Fault(0, SECOND, "kill front end", 0)]
-    return drawn._replace(is_calm=False, config=config, num_blocks=96, seconds=20, visits=visits, faults=faults)
+    return drawn._replace(
+        is_calm=False, config=config, num_blocks=96, seconds=20, visits=visits, faults=faults, keys=None
+    )
 
 
 def _clients(what: Plan) -> list[Client]:

@@ -33,8 +33,8 @@ class _ByDesign(NamedTuple):
     num_listening: int = 1
 
 
-#: It serves, and sends heartbeats.
-_FRONT_END = _ByDesign({"WorldFrontEnd._serve": 1, "FrontEndServer._beat": 1})
+#: It serves, sends heartbeats, and looks at a file of keys if there is one.
+_FRONT_END = _ByDesign({"WorldFrontEnd._serve": 1, "FrontEndServer._beat": 1, "ApiKeys.watch": 1})
 
 
 class Leaks:
@@ -70,6 +70,8 @@ class Leaks:
         num_backends = len(gateway.backends) if gateway is not None else 0
         tasks = {
             "WorldServer._serve": 1,
+            # Where requests come to.
+            "ApiKeys.watch": 0 if num_front_ends else 1,
             # What the server waits for: a signal to stop, and the loss of all front ends.
             "Event.wait": 2 if num_front_ends else 0,
             # Supervision of front ends, workers and backends, each until the end.

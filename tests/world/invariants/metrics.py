@@ -1,4 +1,4 @@
-"""What a server's `/metrics` say once all has come to rest."""
+"""What a server's pages, such as `/metrics`, say once all has come to rest."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.world.programs.http_client import send
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "eventlm:backend_requests_running")
 
 
-def read_metrics(world: World, server: Address) -> str:
-    """The text that a server gives."""
-    process = Process(world, "monitoring")
+def read_page(world: World, server: Address, path: str, headers: dict[str, str] | None = None) -> str:
+    """A page of a server."""
+    process = Process(world, f"monitoring of {path}")
     texts: list[str] = []
 
     async def ask() -> int:
-        texts.append(bytes((await send(process, server, "GET", "/metrics")).body).decode())
+        texts.append(bytes((await send(process, server, "GET", path, headers=headers)).body).decode())
         return 0
 
     process.run(ask())

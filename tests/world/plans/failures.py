@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tests.world.machine.disk_faults import DiskFaults
 from tests.world.machine.process import SIGKILL, Death, When
 from tests.world.machine.spawn_faults import SpawnFaults
+from tests.world.plans.keys_plan import KEYS
 from tests.world.programs import front_ends, workers
 
 if TYPE_CHECKING:
@@ -110,3 +111,22 @@ slow = disk_fault(
 def bit_rot(run: Run, detail: int) -> bool:
     """A bit of a closed segment turns over."""
     return run.logs.rot(detail)
+
+
+def rewrite_keys(run: Run, detail: int) -> bool:
+    """An operator makes a mistake in the file of keys, or removes it, and corrects that after a while."""
+    keys = run.keys
+    if keys is None:
+        return False
+    match detail % 3:
+        case 0:
+            run.operator.remove(KEYS)
+        case 1:
+            run.operator.write(KEYS, keys.content + b"to be done\n", replaces=True)
+        case _:
+            run.operator.write(KEYS, b"", replaces=True)
+    run.world.after(detail % _MOST_SECONDS * _SECOND, lambda: run.operator.write(KEYS, keys.content, replaces=True))
+    return True
+
+
+hide_keys = disk_fault(lambda run, detail: {"unreadable": frozenset({KEYS})})

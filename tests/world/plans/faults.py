@@ -132,6 +132,8 @@ FAULTS = {
     "disk without links": FaultKind(1, failures.without_links, ("no links",)),
     "slow disk": FaultKind(2, failures.slow, ("slow ",)),
     "bit rot": FaultKind(1, failures.bit_rot, ("rotten log",)),
+    "rewrite keys": FaultKind(1, failures.rewrite_keys),
+    "unreadable keys": FaultKind(1, failures.hide_keys, ("refused to open",)),
     "cut connection": FaultKind(4, _cut_connection),
     "set wall clock": FaultKind(1, _set_wall_clock),
     "slow subscriber": FaultKind(2, _slow_subscriber, ("subscriber lagged",)),

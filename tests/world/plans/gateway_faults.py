@@ -110,6 +110,20 @@ def _lock_list(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -
     return _hide_list(run, detail) and gateway.plan.listing == "file"
 
 
+def _change_key(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
+    """It wants another key for a while."""
+    stub = backend.stub
+    if not stub.key:
+        return False
+    stub.key = "sk-another"
+
+    def change_back() -> None:
+        stub.key = gateway.plan.key
+
+    run.world.after(detail % 30 * SECOND, change_back)
+    return True
+
+
 GATEWAY_FAULTS = {
     "kill backend": FaultKind(4, _on_backend(_kill)),
     "freeze backend": FaultKind(2, _on_backend(_freeze), ("backend frozen",)),
@@ -118,6 +132,7 @@ GATEWAY_FAULTS = {
     "drain backend": FaultKind(1, _on_backend(_drain), ("DrainBackend done",)),
     "remove backend": FaultKind(1, _on_backend(_remove), ("RemoveBackend done",)),
     "leave DNS": FaultKind(2, _on_backend(_leave_dns), ("name without an address",)),
+    "change key of backend": FaultKind(2, _on_backend(_change_key)),
     "rewrite list": FaultKind(3, _on_backend(_rewrite_list)),
     "unreadable list": FaultKind(1, _on_backend(_lock_list), ("refused to open",)),
 }

@@ -171,6 +171,7 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
         ),
         server=config.server,
         record=config.record,
+        classes=config.classes,
     )
 
 

@@ -27,6 +27,7 @@ from tests.world.machine.world import SECOND
 from tests.world.plans.faults import FAULTS, POLICIES, FaultKind
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
 from tests.world.plans.gateway_plan import GatewayPlan, draw_body, draw_gateway, draw_gateway_config
+from tests.world.plans.keys_plan import KeysPlan, SentKey, draw_keys
 
 #: So many that no replica is given up.
 MANY_RESTARTS = 1000
@@ -51,7 +52,8 @@ class Fault(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A client that comes with a request. Each `after`: so many events of a reply, or -1 for never.
+    """A client that comes with a request. key: None: there are none. Each `after`: so many events of a reply, or -1 for
+    never.
 
     leaves_after: when it goes. num_tries: how often it tries again if it is not served, and comes again for the rest of
     its stream. breaks_after: when its connection breaks, each of them. pauses_after, pause_ms: when and for how long it
@@ -68,10 +70,10 @@ class Visit(NamedTuple):
     pauses_after: int = -1
     pause_ms: int = 0
     deletes_after: int = -1
+    key: SentKey | None = None
 
 
-#: Comes once all is well.
-LAST_VISIT = Visit(
+_LAST_VISIT = Visit(
     -1,
     0,
     {"model": "m", "seed": 7, "max_tokens": 3, "n": 2, "stream": True, "prompt": "last"},
@@ -94,6 +96,14 @@ class Plan(NamedTuple):
     faults: list[Fault]
     deaths: Mapping[str, Death] = {}
     gateway: GatewayPlan | None = None
+    keys: KeysPlan | None = None
+
+    @property
+    def last_visit(self) -> Visit:
+        """Comes once all is well."""
+        if self.keys is None:
+            return _LAST_VISIT
+        return _LAST_VISIT._replace(key=self.keys.operator.sent)
 
     def without(self, visits: set[int], faults: set[int]) -> Plan:
         """The same with some of them left out."""
@@ -150,14 +160,20 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
         seconds = pace.hours * 3600
         num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
     visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
+    config = _draw_config(draws, is_calm=is_calm, patience=pace.patience if pace is not None else 1)
+    keys = draw_keys(draws)
+    if keys is not None:
+        config = keys.put_into(config)
+        visits = [each._replace(key=keys.sent(draws, each.number)) for each in visits]
     return Plan(
         seed=draws.seed,
         is_calm=is_calm,
-        config=_draw_config(draws, is_calm=is_calm, patience=pace.patience if pace is not None else 1),
+        config=config,
         num_blocks=draws.between(24, 96, "blocks"),
         seconds=seconds,
         visits=visits,
         faults=[_draw_fault(draws, number, seconds, visits) for number in range(num_faults)],
+        keys=keys,
     )
 
 

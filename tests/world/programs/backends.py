@@ -66,6 +66,7 @@ class WorldBackend:
     def heal(self) -> None:
         """Nothing goes wrong with what comes from now on."""
         self._faults = self.stub.faults = []
+        self.stub.key = self.plan.options["key"]
         self.start_again()
 
     async def _serve(self) -> int:

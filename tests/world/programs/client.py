@@ -96,6 +96,18 @@ class Client:
         """Whether it was told that its deadline could not be met, where it had asked for that."""
         return "drop_if_late" in self.visit.body and b'"deadline_exceeded"' in self.reply.body
 
+    @property
+    def was_refused(self) -> bool:
+        """Whether it was told that its key is wrong, or is over a limit."""
+        key = self.visit.key
+        if key is None:
+            return False
+        return self.reply.status == 401 if key.holder is None else self.reply.status == 429 and bool(key.holder.limits)
+
+    @property
+    def _key_headers(self) -> dict[str, str]:
+        return {} if self.visit.key is None else self.visit.key.headers
+
     def choices(self) -> list[dict[str, Any]]:
         """All that has come of them."""
         if self.visit.body["stream"]:
@@ -149,7 +161,8 @@ class Client:
         self.stream_replies = [*self.stream_replies, reply] if method == "GET" else [reply]
         reply.on_data = self._see
         body = self.visit.body if method == "POST" else None
-        self._note(f"sends {method} {path} {headers or ''} {msgspec.json.encode(body).decode()}")
+        headers = (headers or {}) | self._key_headers
+        self._note(f"sends {method} {path} {headers} {msgspec.json.encode(body).decode()}")
         await send(self.process, self._address, method, path, body, headers, reply=reply)
         self._note(f"has a whole reply of status {reply.status}" if reply.is_whole else f"{reply.error!r}")
 
@@ -206,7 +219,14 @@ class Client:
         reply_id, _ = self._position()
         if reply_id:
             self.ended = Reply()
-            await send(self.process, self._address, "DELETE", f"/v1/stream/{reply_id}", reply=self.ended)
+            await send(
+                self.process,
+                self._address,
+                "DELETE",
+                f"/v1/stream/{reply_id}",
+                headers=self._key_headers,
+                reply=self.ended,
+            )
             self._note(f"has ended its reply: {self.ended.status} {bytes(self.ended.body)!r}")
 
     def cut(self) -> None:
