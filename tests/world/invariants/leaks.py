@@ -35,6 +35,8 @@ class _ByDesign(NamedTuple):
 
 #: It serves, sends heartbeats, and looks at a file of keys if there is one.
 _FRONT_END = _ByDesign({"WorldFrontEnd._serve": 1, "FrontEndServer._beat": 1, "ApiKeys.watch": 1})
+#: It sends heartbeats, and watches its parent.
+_WORKER = _ByDesign({}, threads=("heart", "parent"), num_listening=0)
 
 
 class Leaks:
@@ -53,6 +55,9 @@ class Leaks:
         for module, most in self._most_children().items():
             names = [each.name for each in children if each.name.startswith(module)]
             self._checks.check("no child is left", len(names) <= most, f"{names} for {most}")
+        for worker in children:
+            if worker.name.startswith(workers.MODULE):
+                self._check(worker, _WORKER)
         self._check(server.process, self._engine())
         for front_end in server.front_ends:
             self._check(front_end.process, _FRONT_END)

@@ -60,8 +60,14 @@ class WorldThreads:
 
     def run(self, name: str, program: Callable[[], Coroutine[Any, Any, None]]) -> WorldLatch:
         """As Threads.run."""
-        ended = self.latch()
-        run_program(self._process, program, lambda _: ended.set())
+        ended, threads = self.latch(), self._process.threads
+
+        def end(_: object) -> None:
+            threads.remove(name)
+            ended.set()
+
+        threads.append(name)
+        run_program(self._process, program, end)
         return ended
 
     def latch(self) -> WorldLatch:

@@ -27,6 +27,15 @@ def run(program: Program, *, seconds: float = 100) -> Process:
     return process
 
 
+@pytest.mark.parametrize(("seconds", "left"), [(1, ["other"]), (3, [])])
+def test_a_thread_runs_until_its_program_ends(seconds: float, left: list[str]) -> None:
+    async def program(system: System) -> None:
+        system.threads.run("other", lambda: system.threads.sleep(2))
+        await system.threads.sleep(100)
+
+    assert run(program, seconds=seconds).threads == left
+
+
 def test_a_sleep_takes_its_time_and_others_run_meanwhile() -> None:
     slept: list[tuple[str, float]] = []
 
