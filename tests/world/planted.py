@@ -1,9 +1,14 @@
-"""Bugs that are planted in the shell, one at a time, to see that the invariants of a world find them."""
+"""Bugs that are planted in the shell, one at a time, to see that the invariants of a world find them.
+
+`python -m tests.world.planted` looks for each of them from seed 0 on, and writes to `RESULTS.md` which seed finds it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -31,6 +36,11 @@ from tests.world.invariants.checks import BrokenInvariant
 from tests.world.machine.world import StuckError
 from tests.world.plans.plan import Plan, draw_gateway_plan, draw_plan
 from tests.world.run import run_plan
+from tests.world.swarm.results import PAGE
+
+#: A bug must be found by one of so many seeds.
+NUM_SEEDS = 200
+_BEGIN, _END = "<!-- planted: written by tests.world.planted -->", "<!-- end of planted -->"
 
 
 class Planted(NamedTuple):
@@ -304,3 +314,32 @@ PLANTED = {
     ),
     "clock that jumps back": Planted("The run's clock follows the wall clock.", (_TIMES,), _clock_of_the_wall),
 }
+
+
+def first_found(name: str) -> tuple[int, str]:
+    """The first seed that finds a bug, and by which invariant. Raises LookupError if none does."""
+    for seed in range(NUM_SEEDS):
+        if found := PLANTED[name].find(seed):
+            return seed, found
+    raise LookupError(f"{NUM_SEEDS} seeds do not find {name!r}: {PLANTED[name].what}")
+
+
+def main() -> int:
+    """1: a bug was not found, or not by an invariant that is about it."""
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=True)
+    rows = []
+    for name, planted in PLANTED.items():
+        seed, found = first_found(name)
+        rows.append(f"| {name} | {seed} | {found} |")
+        print(rows[-1], flush=True)
+        if found not in planted.found_by:
+            print(f"it is not about this bug; these are: {', '.join(planted.found_by)}", file=sys.stderr)
+            return 1
+    text = PAGE.read_text()
+    table = f"At commit {commit.stdout.strip()}:\n\n| bug | seed | found by |\n|---|---:|---|\n" + "\n".join(rows)
+    PAGE.write_text(f"{text.split(_BEGIN)[0]}{_BEGIN}\n\n{table}\n\n{_END}{text.split(_END)[1]}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -95,6 +95,8 @@ def _check_choices(client: Client, checks: Checks, *, is_cut: bool = False) -> N
             checks.check("texts end for the right reason", ends[0] in reasons, f"{where}.{index}: {ends}")
             checks.check("whole texts are the reference's", text == wanted, f"{where}.{index}: {text!r}")
         else:
-            begins = wanted.startswith(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+            # What may yet become the stop string is held back, and sent if something else ends the request.
+            most = wanted + body.get("stop", "")[:-1]
+            begins = most.startswith(text.rstrip("\N{REPLACEMENT CHARACTER}"))
             checks.check("cut texts begin the reference's", begins, f"{where}.{index}: {text!r}")
             checks.check("texts are cut for a reason", bool(ends) or is_cut, f"{where}.{index} has no end")
