@@ -251,6 +251,14 @@ def _leaked_child() -> contextlib.AbstractContextManager[Any]:
     return patch.object(WorkerProcess, "kill", kill_the_dead)
 
 
+def _missing_restart() -> contextlib.AbstractContextManager[Any]:
+    async def wait(self: ReplicaController) -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    return patch.object(ReplicaController, "_restart", wait)
+
+
 _TIMES = "times of the log are the host's"
 PLANTED = {
     "effect before its write": Planted(
@@ -263,6 +271,7 @@ PLANTED = {
         ("results are of what was launched", "workers answer what was launched"),
         _old_epoch,
     ),
+    "missing restart": Planted("No worker follows one that is lost.", ("somebody is served",), _missing_restart),
     "leaked block": Planted(
         "One table in ten keeps a block when it is released.",
         ("no block is left", "no defect is logged", "the engine lives"),

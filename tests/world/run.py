@@ -160,7 +160,7 @@ class Run:
             self.world,
             self.checks,
             lambda: self.server,
-            write_timeout_seconds=plan.config.server.write_timeout_seconds,
+            config=plan.config,
             can_give_up=self.can_give_up,
         )
 

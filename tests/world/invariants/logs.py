@@ -180,7 +180,8 @@ class Logs:
                 )
 
     def _rotten_in(self, name: str) -> list[Path]:
-        return [path for path in self._rotten if path.parent.name == name]
+        """Files of a run, unless they have been removed to make room."""
+        return [path for path in sorted(self._rotten) if path.parent.name == name and self._reader.status(path)]
 
     def _has_line(self, folder: Path) -> bool:
         with contextlib.suppress(FileNotFoundError):

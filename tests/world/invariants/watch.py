@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.subscription import Lagged
+from eventlm.config import Config
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import State
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.events import Event, StepCompleted
+from eventlm.engine.replicas.controller import MAX_DOUBLINGS, RESTART_SECONDS
+from eventlm.events import Event, Finished, StepCompleted, Streamed
 from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
 from tests.world.machine.network import Socket
@@ -33,9 +35,25 @@ _SAME_NS = 1000
 _MOST_BUFFERED = 1024 * 1024
 
 
+#: For so long a fault of the world may keep a worker or a backend from what it does, and their starts from success.
+_MOST_FAULT_SECONDS = 90
+#: Times between restarts in a row, the longest of which is reached while starts fail.
+_RESTARTS_SECONDS = round(2 * RESTART_SECONDS * 2**MAX_DOUBLINGS)
+
+
+def _patience_seconds(config: Config) -> int:
+    """By then what has failed is noticed, and something else is tried, once no more of it fails."""
+    if config.gateway.backend:
+        gateway = config.gateway
+        tried = gateway.first_token_timeout_seconds + gateway.silence_timeout_seconds + gateway.outage_seconds
+        return tried + _MOST_FAULT_SECONDS
+    noticed = config.worker.step_timeout_seconds + config.worker.heartbeat_timeout_seconds
+    return noticed + _RESTARTS_SECONDS + _MOST_FAULT_SECONDS
+
+
 class Watch:
-    """Looks again and again while clients are there. write_timeout_seconds: of the server's configuration. can_give_up:
-    the engine may give its replicas up. wrong: what was found while the server's code ran, by the names of invariants.
+    """Looks again and again while clients are there. config: of the server. can_give_up: the engine may give its
+    replicas up. wrong: what was found while the server's code ran, by the names of invariants.
     """
 
     def __init__(
@@ -44,7 +62,7 @@ class Watch:
         checks: Checks,
         server: Callable[[], WorldServer],
         *,
-        write_timeout_seconds: int,
+        config: Config,
         can_give_up: bool = False,
     ) -> None:
         self.wrong: list[tuple[str, str]] = []
@@ -52,7 +70,10 @@ class Watch:
         self._checks = checks
         self._can_give_up = can_give_up
         self._server = server
-        self._write_timeout_ns = write_timeout_seconds * SECOND
+        self._write_timeout_ns = config.server.write_timeout_seconds * SECOND
+        self._patience_seconds = _patience_seconds(config)
+        #: When somebody was served last, or nobody had to be.
+        self._served_ns = 0
         self._clients: list[Client] = []
         #: When each of them was first seen to be gone.
         self._gone_ns: dict[int, int] = {}
@@ -94,6 +115,7 @@ class Watch:
             bus.attach(lambda event: self._see(event, process.monotonic_ns - origin_ns))
         self._check_soon(process.world_ns(engine.origin_ns), state)
         self._check_closing(state)
+        self._check_served(state)
         self._check_queues(bus)
         self.check_wrong()
 
@@ -109,6 +131,8 @@ class Watch:
     def _see(self, event: Event, now_ns: int) -> None:
         """In the engine's process: an event is published, at this time of the run."""
         checks = self._checks
+        if isinstance(event, StepCompleted | Streamed | Finished):
+            self._served_ns = self._world.now_ns
         checks.counts["times of the log are the host's"] += 1
         if event.ts > now_ns + _SAME_NS or (isinstance(event, StepCompleted) and event.end_ns > event.ts):
             self.wrong.append(("times of the log are the host's", f"{event} at {now_ns}"))
@@ -148,6 +172,14 @@ class Watch:
         for identity, since_ns in self._closing_ns.items():
             is_late = self._is_soon_over(since_ns + self._write_timeout_ns)
             self._checks.check("edges end texts", not is_late, f"{identity} waits for the end of its text")
+
+    def _check_served(self, state: CoreState) -> None:
+        """Of those who wait somebody is served within the times that the configuration gives."""
+        if not state.requests or state.paused:
+            self._served_ns = self._world.now_ns
+        since_ns = max(self._served_ns, self._runs_since_ns)
+        is_served = self._world.now_ns <= since_ns + self._patience_seconds * SECOND
+        self._checks.check("somebody is served", is_served, f"nobody for {self._patience_seconds} s")
 
     def _check_queues(self, bus: Bus) -> None:
         checks, own = self._checks, set(self._server().processes)
