@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 ItemT = TypeVar("ItemT")
@@ -24,6 +24,17 @@ async def completed(work: Awaitable[T], stop: asyncio.Event) -> asyncio.Future[T
         for each in (task, stopped):
             each.cancel()
         await asyncio.gather(task, stopped, return_exceptions=True)
+
+
+async def together(*works: Coroutine[Any, Any, None]) -> None:
+    """Await all; if one fails, cancel the others and raise what it raised."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def gathered(work: Callable[[ItemT], Awaitable[T]], items: Iterable[ItemT], *, at_once: int) -> list[T]:

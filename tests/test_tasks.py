@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from eventlm.tasks import completed, gathered
+from eventlm.tasks import completed, gathered, together
 
 
 async def test_work_that_ends_first_gives_its_result() -> None:
@@ -54,3 +54,22 @@ async def test_work_is_under_way_for_so_many_at_once() -> None:
 
     assert await gathered(work, range(10), at_once=3) == [-item for item in range(10)]
     assert most == 3
+
+
+async def test_the_first_failure_ends_the_others_before_it_is_raised() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    async def fail() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("it fails")
+
+    with pytest.raises(ValueError, match="it fails"):
+        await together(work(), fail(), work())
+    assert ended == [True, True]

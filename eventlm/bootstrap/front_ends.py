@@ -17,7 +17,7 @@ from eventlm.frontend.protocol import FrontEndModel, FrontEndSetup
 from eventlm.server.context import FINAL_WRITES_SECONDS
 from eventlm.server.http_server import bind_sockets, url_of
 from eventlm.system.system import System
-from eventlm.tasks import completed
+from eventlm.tasks import completed, together
 from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
 
 #: Time for a front end to leave, beyond the time for its requests.
@@ -73,7 +73,7 @@ class ServerWithFrontEnds:
         drain_seconds = config.server.drain_seconds + FINAL_WRITES_SECONDS + _LEAVE_SECONDS
         try:
             on_listening(url)
-            if await completed(_together(controller.start(), load()), stop):
+            if await completed(together(controller.start(), load()), stop):
                 on_ready(url)
                 if await completed(controller.all_dead.wait(), stop) and not stop.is_set():
                     raise EngineUnavailableError("no front end is left; see the log above for why they ended")
@@ -110,14 +110,3 @@ class ServerWithFrontEnds:
                 for each in engine.setups[1:]
             ],
         )
-
-
-async def _together(*starts: Coroutine[Any, Any, None]) -> None:
-    """Await all; if one fails, cancel the others and raise what it raised."""
-    tasks = [asyncio.create_task(start) for start in starts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

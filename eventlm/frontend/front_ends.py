@@ -22,6 +22,7 @@ from eventlm.frontend.front_end import FrontEnd
 from eventlm.frontend.protocol import FrontEndSetup, Signal, StateChanged
 from eventlm.metrics.components import FrontEndMetrics
 from eventlm.system.system import System
+from eventlm.tasks import together
 
 if TYPE_CHECKING:
     from eventlm.engine.inference_engine import InferenceEngine
@@ -75,7 +76,7 @@ class FrontEndController:
         """Start all. Raises EngineUnavailableError if one does not start."""
         self._engine.on_state = self._send_state
         try:
-            await asyncio.gather(*(front_end.start() for front_end in self._front_ends))
+            await together(*(front_end.start() for front_end in self._front_ends))
         except BaseException:
             await self.stop()
             raise

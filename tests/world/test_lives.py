@@ -113,3 +113,22 @@ def test_what_a_worker_says_in_place_of_a_hello_is_in_the_log() -> None:
         "SIGKILL",
     )
     assert [each for each in words if not any(each in error for error in errors)] == []
+
+
+class _HalfOfAllFail(_FailingStarts):
+    """The server is killed, and for a minute one of two front ends does not start as it should."""
+
+    module = front_ends.MODULE
+
+    def _happen(self, fault: Fault) -> None:
+        super()._happen(fault)
+        self.world.spawn_faults = SpawnFaults(2, self.module)
+        self.server.process.end(-SIGKILL)
+
+
+def test_when_one_front_end_does_not_start_the_start_of_the_other_ends_too() -> None:
+    with quiet() as lines:
+        run = _HalfOfAllFail(plan(num_tries=0)._replace(seconds=70), lines)
+        ran = run.run()
+    assert str(run.all_servers[1].error).startswith("front end ")
+    assert ran.checks["who ends in order leaves nothing"] == 1

@@ -24,6 +24,8 @@ from tests.world.machine.world import World
 
 _MESSAGE_NS = (10_000, 200_000)
 _SPAWN_NS = (5_000_000, 200_000_000)
+#: What a parent waits until it has its child.
+_FORK_NS = (500_000, 20_000_000)
 #: Longest time by which a process is late to start, above what any parent waits for it.
 _LATE_NS = 200_000_000_000
 
@@ -383,7 +385,13 @@ class WorldProcesses:
                         runs.run(process, child, arguments)
 
             process.after(delay_ns, begin)
-        await asyncio.sleep(0)
+        fork_ns = parent.world.draws.between(*_FORK_NS, "fork", process.pid)
+        try:
+            await asyncio.sleep(fork_ns / 1e9)
+        except asyncio.CancelledError:
+            # Nobody will have it.
+            process.end(-SIGKILL)
+            raise
         return child
 
     def _draw_fault(self, module: str) -> tuple[StartFault | None, int]:
