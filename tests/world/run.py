@@ -98,8 +98,9 @@ def quiet() -> Iterator[Lines]:
     before, hear_before = structlog.get_config(), sys.unraisablehook
 
     def hear(error: Any) -> None:
-        # Coroutines cannot await, and their loop may be closed.
-        if not isinstance(error.exc_value, (Killed, RuntimeError)) or not inspect.iscoroutine(error.object):
+        # They cannot await, and their loop may be closed.
+        is_left = inspect.iscoroutine(error.object) or getattr(error.object, "__name__", "") == "__del__"
+        if not isinstance(error.exc_value, (Killed, RuntimeError)) or not is_left:
             hear_before(error)
 
     def keep(_: Any, level: str, line: Any) -> str:

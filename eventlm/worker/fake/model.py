@@ -47,6 +47,7 @@ class HeldFakeStep(NamedTuple):
     may_end: Callable[[], bool]
     error: Exception
     clock: Clock
+    since_ns: int
     times_ns: tuple[int, int] = (0, 0)
 
     def is_done(self) -> bool:
@@ -55,8 +56,9 @@ class HeldFakeStep(NamedTuple):
 
     @property
     def due_ns(self) -> int:
-        """A moment from now."""
-        return self.clock.monotonic_ns() + _POLL_NS
+        """A moment from now, and later the longer it has lasted."""
+        now_ns = self.clock.monotonic_ns()
+        return now_ns + max(_POLL_NS, (now_ns - self.since_ns) // 8)
 
     def finish(self) -> StepOutput:
         """Raises its error."""
@@ -121,7 +123,7 @@ class FakeModel:
             return other is not None and (board is None or board.read(other) >= step)
 
         self.waits_for_peers = not isinstance(fault, FakeHang)
-        self._held = HeldFakeStep(may_end, fault, self._clock)
+        self._held = HeldFakeStep(may_end, fault, self._clock, self._clock.monotonic_ns())
         return self._held
 
     def prepare_grammar(self, grammar: str) -> Future[Any]:

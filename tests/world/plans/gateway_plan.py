@@ -170,6 +170,8 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
             outage_seconds=between(1, 60, "outage"),
         ),
         server=config.server,
+        # Front ends beat by it.
+        worker=config.worker,
         record=config.record,
         classes=config.classes,
     )

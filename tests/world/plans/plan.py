@@ -113,21 +113,29 @@ class Plan(NamedTuple):
         )
 
 
-class Pace(NamedTuple):
-    """How much happens, and for how long, where the seed does not say. patience: with silent processes. probe_ms: least
-    and most between two looks at a backend.
+class Patience(NamedTuple):
+    """The shell's, least and most. silence, step, start: of workers, in seconds; the longer the first two, the rarer are
+    heartbeats. probe_ms: between two looks at a backend.
     """
+
+    silence: tuple[int, int] = (2, 60)
+    step: tuple[int, int] = (5, 60)
+    start: tuple[int, int] = (5, 120)
+    probe_ms: tuple[int, int] = _PROBE_MS
+
+
+class Pace(NamedTuple):
+    """How much happens, and for how long, where the seed does not say."""
 
     hours: int
     visits_per_hour: int
     faults_per_hour: int
-    patience: int = 1
-    probe_ms: tuple[int, int] = _PROBE_MS
+    patience: Patience
 
 
 PACES = {
-    "quiet": Pace(4, 5, 10, patience=10, probe_ms=(20_000, 120_000)),
-    "steady": Pace(1, 1800, 0, probe_ms=(1_000, 10_000)),
+    "quiet": Pace(4, 5, 10, Patience((300, 600), (300, 600), (300, 600), (20_000, 120_000))),
+    "steady": Pace(1, 1800, 0, Patience(probe_ms=(1_000, 10_000))),
 }
 
 
@@ -141,13 +149,17 @@ def draw_gateway_plan(seed: int, pace: Pace | None = None) -> Plan:
     draws = Draws(seed)
     plan = _draw_own(draws, pace)
     gateway = draw_gateway(draws, is_calm=plan.is_calm)
-    probe_ms = draws.between(*(_PROBE_MS if pace is None else pace.probe_ms), "gateway probe")
+    probe_ms = draws.between(*_patience(pace).probe_ms, "gateway probe")
     return plan._replace(
         config=draw_gateway_config(draws, gateway, plan.config, probe_ms),
         visits=[each._replace(body=draw_body(draws, each.number, each.body)) for each in plan.visits],
         faults=[_of_gateway(draws, each) for each in plan.faults],
         gateway=gateway,
     )
+
+
+def _patience(pace: Pace | None) -> Patience:
+    return Patience() if pace is None else pace.patience
 
 
 def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
@@ -160,7 +172,7 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
         seconds = pace.hours * 3600
         num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
     visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
-    config = _draw_config(draws, is_calm=is_calm, patience=pace.patience if pace is not None else 1)
+    config = _draw_config(draws, is_calm=is_calm, patience=_patience(pace))
     keys = draw_keys(draws)
     if keys is not None:
         config = keys.put_into(config)
@@ -177,8 +189,8 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
     )
 
 
-def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
-    """The server's flags, and constants of the shell. patience: with silent processes, which then beat more rarely."""
+def _draw_config(draws: Draws, *, is_calm: bool, patience: Patience) -> Config:
+    """The server's flags, and constants of the shell."""
     fake: dict[str, Any] = {"base_ns": draws.between(500_000, 40_000_000, "base")}
     if not is_calm:
         fake["late_ppm"] = draws.between(0, 20_000, "late")
@@ -217,9 +229,9 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: int) -> Config:
             pipeline_parallel_size=_RANKS[draws.draw("pipeline") % len(_RANKS)],
         ),
         worker=WorkerConfig(
-            heartbeat_timeout_seconds=patience * draws.between(2, 60, "heartbeat"),
-            step_timeout_seconds=patience * draws.between(5, 60, "step timeout"),
-            start_timeout_seconds=patience * draws.between(5, 120, "start timeout"),
+            heartbeat_timeout_seconds=draws.between(*patience.silence, "heartbeat"),
+            step_timeout_seconds=draws.between(*patience.step, "step timeout"),
+            start_timeout_seconds=draws.between(*patience.start, "start timeout"),
             max_restarts=_draw_restarts(draws, fake),
         ),
         server=ServerConfig(
