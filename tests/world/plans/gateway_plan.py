@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from eventlm.config import Config, ModelConfig, SchedulerConfig
+from eventlm.config import Config, ModelConfig, SchedulerConfig, WorkerConfig
 from eventlm.config.backends import BackendKind
 from eventlm.config.structs import GatewayConfig
 from tests.gateway.stub_backend import chat_prompt, reply_text
@@ -170,8 +170,8 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
             outage_seconds=between(1, 60, "outage"),
         ),
         server=config.server,
-        # Front ends beat by it.
-        worker=config.worker,
+        # Of front ends, too.
+        worker=WorkerConfig(heartbeat_timeout_seconds=config.worker.heartbeat_timeout_seconds),
         record=config.record,
         classes=config.classes,
     )

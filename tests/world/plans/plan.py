@@ -114,8 +114,8 @@ class Plan(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """The shell's, least and most. silence, step, start: of workers, in seconds; the longer the first two, the rarer are
-    heartbeats. probe_ms: between two looks at a backend.
+    """The shell's, least and most. silence, step, start: of workers, in seconds; the longer, the rarer are heartbeats.
+    probe_ms: between two looks at a backend.
     """
 
     silence: tuple[int, int] = (2, 60)
@@ -173,7 +173,8 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
         num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
     visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
     config = _draw_config(draws, is_calm=is_calm, patience=_patience(pace))
-    keys = draw_keys(draws)
+    # At a pace of hours their file would be looked at all the time.
+    keys = draw_keys(draws) if pace is None else None
     if keys is not None:
         config = keys.put_into(config)
         visits = [each._replace(key=keys.sent(draws, each.number)) for each in visits]
