@@ -118,7 +118,7 @@ class Lives:
             process.end(-SIGKILL)
         world.boot_ns = world.now_ns
         world.pipes.clear()
-        world.boards.clear()
+        world.folders.clear()
         self._run.logs.reboot()
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> bool:

@@ -31,6 +31,7 @@ from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.replicas.rank_group import Loss
 from eventlm.engine.replicas.worker_process import WorkerProcess
 from eventlm.events import Event, Forwarded, ForwardFailed
+from eventlm.launchers.process import LocalRanks
 from eventlm.worker.protocol import FromWorker, StepResult
 from tests.world.invariants.checks import BrokenInvariant
 from tests.world.machine.world import StuckError
@@ -259,6 +260,10 @@ def _missing_restart() -> contextlib.AbstractContextManager[Any]:
     return patch.object(ReplicaController, "_restart", wait)
 
 
+def _leaked_folder() -> contextlib.AbstractContextManager[Any]:
+    return patch.object(LocalRanks, "release", lambda self: None)
+
+
 _TIMES = "times of the log are the host's"
 PLANTED = {
     "effect before its write": Planted(
@@ -320,6 +325,9 @@ PLANTED = {
     "leaked thread": Planted("A log is given two threads.", ("no thread is left",), _leaked_thread),
     "leaked child": Planted(
         "A worker that counts as lost is not ended.", ("no child is left", "no task is left"), _leaked_child
+    ),
+    "leaked folder": Planted(
+        "What the ranks of a replica share is not removed.", ("no shared folder is left",), _leaked_folder
     ),
     "clock that jumps back": Planted("The run's clock follows the wall clock.", (_TIMES,), _clock_of_the_wall),
 }

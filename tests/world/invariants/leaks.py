@@ -58,6 +58,8 @@ class Leaks:
         for worker in children:
             if worker.name.startswith(workers.MODULE):
                 self._check(worker, _WORKER)
+        num_workers, num_replicas = self._most_children()[workers.MODULE], self._run.config.scheduler.replicas
+        self._check_folders(most=num_replicas if num_workers > num_replicas else 0)
         self._check(server.process, self._engine())
         for front_end in server.front_ends:
             self._check(front_end.process, _FRONT_END)
@@ -121,3 +123,10 @@ class Leaks:
         """What processes had that have ended in order."""
         left = self._run.world.left
         self._checks.check("who ends in order leaves nothing", not left, f"{left}")
+        if self._run.server.process.returncode == 0:
+            self._check_folders(most=0)
+
+    def _check_folders(self, *, most: int) -> None:
+        """Of the ranks of each replica."""
+        folders = list(self._run.world.folders)
+        self._checks.check("no shared folder is left", len(folders) <= most, f"{folders} for {most}")

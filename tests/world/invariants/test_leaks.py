@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from eventlm.config import ParallelConfig
 from tests.world.invariants.checks import BrokenInvariant
 from tests.world.machine.world import SECOND
 from tests.world.plans.plan import Fault
@@ -18,6 +19,7 @@ _LEAKS = {
     "leaked file": "no file is left open",
     "leaked thread": "no thread is left",
     "leaked child": "no child is left",
+    "leaked folder": "no shared folder is left",
 }
 
 
@@ -27,6 +29,7 @@ def test_each_kind_of_leak_is_found_at_rest(name: str) -> None:
     config = structs.replace(
         drawn.config,
         worker=structs.replace(drawn.config.worker, heartbeat_timeout_seconds=20),
+        parallel=ParallelConfig(tensor_parallel_size=2),
         record=structs.replace(drawn.config.record, record_lag="gap", record_segment="8KiB"),
     )
     # Frozen for longer than it may be silent, a worker is lost.

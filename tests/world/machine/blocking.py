@@ -36,7 +36,9 @@ def run_program(
         except StopIteration as end:
             on_end(end.value)
         except Exception as error:
-            process.errors.append(f"{process.name} has failed: {error!r}")
+            # What an orphan needs may be gone.
+            if process.parent is None or not process.parent.is_dead:
+                process.errors.append(f"{process.name} has failed: {error!r}")
             process.end(1)
             raise Killed from error
         else:

@@ -20,7 +20,6 @@ from tests.world.machine.loop import Killed
 from tests.world.machine.network import Socket
 from tests.world.machine.process import SIGKILL, Child, Process
 from tests.world.machine.spawn_faults import Module, StartFault
-from tests.world.machine.world import World
 
 _MESSAGE_NS = (10_000, 200_000)
 _SPAWN_NS = (5_000_000, 200_000_000)
@@ -419,36 +418,42 @@ class WorldBoard:
 
 
 class WorldFolder:
-    """A shared folder, which has a board."""
+    """A folder that ranks share, made by a process."""
 
-    def __init__(self, folders: WorldSharedFolders, path: Path) -> None:
-        self.path = path
-        self._folders = folders
+    def __init__(self, maker: Process) -> None:
+        self.path = Path(f"/dev/shm/ranks-{maker.world.next_pid()}")
+        self.maker = maker
+        self.board = WorldBoard(0)
+        maker.world.folders[str(self.path)] = self
 
     def remove(self) -> None:
         """As Folder.remove."""
-        self._folders.remove(self.path)
+        self.maker.world.folders.pop(str(self.path), None)
 
 
 class WorldSharedFolders:
-    """Of the host."""
+    """Those of the host, as a process sees them."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, process: Process) -> None:
+        self._process = process
 
     def make(self) -> WorldFolder:
-        """As SharedFolders.make."""
-        return WorldFolder(self, Path(f"/dev/shm/ranks-{self._world.next_pid()}"))
+        """As SharedFolders.make. Those that makers have left when they died are removed."""
+        for folder in [*self._process.world.folders.values()]:
+            if folder.maker.is_dead:
+                folder.remove()
+        return WorldFolder(self._process)
 
     def board(self, folder: str | Path, *, size: int | None = None) -> WorldBoard:
         """As SharedFolders.board."""
+        found = self._process.world.folders[str(folder)]
         if size is not None:
-            self._world.boards[str(folder)] = WorldBoard(size)
-        return self._world.boards[str(folder)]
+            found.board = WorldBoard(size)
+        return found.board
 
     def remove(self, folder: str | Path) -> None:
         """As SharedFolders.remove."""
-        self._world.boards.pop(str(folder), None)
+        self._process.world.folders.pop(str(folder), None)
 
 
 def system_of(process: Process, modules: Mapping[str, Module]) -> System:
@@ -460,5 +465,5 @@ def system_of(process: Process, modules: Mapping[str, Module]) -> System:
         threads=WorldThreads(process),
         processes=WorldProcesses(process, modules),  # type: ignore[arg-type]
         pipes=WorldPipes(process),  # type: ignore[arg-type]
-        shared_folders=WorldSharedFolders(process.world),
+        shared_folders=WorldSharedFolders(process),
     )

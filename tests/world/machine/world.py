@@ -20,7 +20,7 @@ from tests.world.machine.process import GONE, NEVER, Death, Process
 from tests.world.machine.spawn_faults import SpawnFaults
 
 if TYPE_CHECKING:
-    from tests.world.machine.host import WorldBoard, WorldPipe
+    from tests.world.machine.host import WorldFolder, WorldPipe
 
 SECOND = 1_000_000_000
 #: The host was booted some time before.
@@ -89,9 +89,10 @@ class World:
         self.spawn_faults = SpawnFaults()
         self.network = Network(self)
         self.disk = WorldDisk(_AroundDisk(self))
-        #: Pipes whose children have not opened their ends, by the addresses of their inboxes; and boards by folder.
+        #: Pipes whose children have not opened their ends, by the addresses of their inboxes.
         self.pipes: dict[str, WorldPipe] = {}
-        self.boards: dict[str, WorldBoard] = {}
+        #: Those that processes share, by their paths.
+        self.folders: dict[str, WorldFolder] = {}
         self.processes: list[Process] = []
         #: Those that live, and those that have ended since garbage was collected last.
         self.by_name: dict[str, Process] = {}
