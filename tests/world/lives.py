@@ -61,10 +61,14 @@ class Lives:
 
     @property
     def is_well(self) -> bool:
-        """Whether the last server is ready, and nothing of it is frozen or has a start that takes so long."""
+        """Whether the last server is ready, all of its workers are, and no process is frozen or late to start."""
         server, now_ns = self.servers[-1], self._run.world.now_ns
-        is_ready = server.is_ready and server.engine is not None and server.engine.state == "ready"
-        return is_ready and not any(each.free_ns > now_ns + SECOND for each in self._on_host())
+        engine = server.engine
+        if not server.is_ready or engine is None or engine.state != "ready":
+            return False
+        replicas = engine._replicas._all.values()
+        are_started = all(each.is_up or (each._task is not None and each._task.done()) for each in replicas)
+        return are_started and not any(each.free_ns > now_ns + SECOND for each in self._on_host())
 
     @property
     def is_there(self) -> bool:

@@ -337,6 +337,7 @@ class Run:
             self.checks.check("no connection is left", not left, f"{len(left)} of {process.name}")
         for front_end in self.server.front_ends:
             self.checks.check("front ends forget", not front_end.left(), front_end.left())
+        self.world.run(lambda: self.lives.is_well, most_seconds=REST_SECONDS)
         self.leaks.check_rest()
 
     def _check_client(self, client: Client) -> None:
