@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from eventlm.cli.logging_setup import configure_logging
@@ -34,6 +36,21 @@ def test_leaving_a_fault_out_moves_no_other_draw() -> None:
     fewer = plan.without(set(), {plan.faults[0].number})
     assert fewer.faults == plan.faults[1:]
     assert run_plan(fewer).num_requests == len(plan.visits)
+
+
+def test_a_seed_does_not_hear_what_another_one_has_left() -> None:
+    class Left:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            inference_engine.log.error("from another seed")
+
+    gc.disable()
+    Left()
+    with quiet() as lines:
+        pass
+    assert lines == []
 
 
 def test_a_seed_hears_loggers_that_a_command_has_used_before() -> None:

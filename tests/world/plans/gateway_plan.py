@@ -162,7 +162,7 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
             forward_retries=between(0, 4, "retries"),
             retry_backoff_ms=1 << between(0, 12, "backoff"),
             retry_budget_percent=between(0, 100, "budget"),
-            hedge_ms=between(0, 1, "hedges") * between(1, 5000, "hedge"),
+            hedge_ms=between(0, 1, "hedges") * between(1, 20_000, "hedge"),
             first_token_timeout_seconds=between(2, 60, "first"),
             silence_timeout_seconds=between(1, 30, "silence"),
             probe_interval_ms=probe_ms,
