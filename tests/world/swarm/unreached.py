@@ -8,7 +8,61 @@ from functools import cache
 from tests.world.swarm.handlers import all_handlers
 
 #: Patterns of their names, by the reason.
-REASONS: dict[str, tuple[str, ...]] = {}
+REASONS: dict[str, tuple[str, ...]] = {
+    "clients of a world ask for completions, chats and streams alone": (
+        "eventlm/engine/explanations.py *",
+        "eventlm/engine/object_store/*",
+        "eventlm/engine/reports.py *",
+        "eventlm/gateway/client.py HttpBackend._embedding *",
+        "eventlm/server/anthropic/*",
+        "eventlm/server/batches/*",
+        "eventlm/server/context.py ServerContext._read_to_the_end *",
+        "eventlm/server/dashboard/*",
+        "eventlm/server/endpoints/request_info.py *",
+        "eventlm/server/llamacpp/*",
+        "eventlm/server/ollama/*",
+        "eventlm/server/openai/logprobs.py *",
+        "eventlm/server/responses/*",
+    ),
+    "clients of a world send what they should": (
+        "eventlm/engine/request_check.py *",
+        "eventlm/server/context.py ServerContext.forwards_body *",
+        "eventlm/server/context.py read_body *",
+        "eventlm/server/context.py read_query *",
+        "eventlm/server/cors.py *",
+        "eventlm/server/endpoints/resumption.py _position *",
+        "eventlm/server/http/content_encoding.py *",
+        "eventlm/server/middleware.py _answered except web.HTTPException",
+        "eventlm/server/translation.py *",
+    ),
+    "operators of a world make no mistakes": (
+        "eventlm/engine/plugins/*",
+        "eventlm/engine/predictor/*",
+        "eventlm/server/endpoints/admin.py *",
+        "eventlm/server/endpoints/backends.py *",
+        "eventlm/server/http_server.py *",
+    ),
+    "there is no TLS in a world": ("eventlm/gateway/client.py _trusting *", "eventlm/server/http/tls.py *"),
+    "no run of a world names several models": ("eventlm/server/model_rules.py *",),
+    "runs of a world record no tokens": ("eventlm/bus/token_log*",),
+    "commands that read logs, not servers, come there": (
+        "eventlm/bus/log_reader.py *",
+        "eventlm/bus/run_list.py *",
+        "eventlm/bus/segment_reader.py *",
+        "eventlm/bus/trace_repair.py *",
+    ),
+    "it guards against defects of the server, which a seed must not find": (
+        "eventlm/bus/bus.py Bus.publish except Exception",
+        "eventlm/bus/log_writer.py LogWriter._check_header except ValueError",
+        "eventlm/bus/subscription.py Subscription._next_past except Exception",
+        "eventlm/engine/* except Exception*",
+        "eventlm/engine/inference_engine.py InferenceEngine._guarded except EventLMError",
+        "eventlm/engine/replicas/controller.py ReplicaController._take except ResultMismatchError",
+        "eventlm/frontend/* except Exception",
+        "eventlm/frontend/link.py FrontEndLink._receive except msgspec.DecodeError",
+        "eventlm/server/* except Exception",
+    ),
+}
 
 
 @cache
