@@ -76,11 +76,13 @@ class StreamEvents:
     def take(self, outputs: Sequence[ChoiceOutput]) -> bytes:
         """The events of the outputs taken since the last call; empty if their text is held back."""
         framed: list[bytes] = []
+        failures = [failure for output in outputs if (failure := output.error) is not None]
         for output in outputs:
-            if (failure := output.error) is not None:
+            if output.error is not None:
                 # Its last text is still shown.
                 output = msgspec.structs.replace(output, finished=None)
-                self.error = from_generation_error(failure)
+                # The one that failed first may come last: the others were cancelled because of it.
+                self.error = from_generation_error(min(failures, key=lambda each: each.reason == "cancelled"))
             framed += self._framed(self._replies.events(output, self._generation))
             if self.error is not None:
                 break
