@@ -297,7 +297,8 @@ PLANTED = {
     ),
     "two ends": Planted(
         "The end of a reply is delivered twice.",
-        ("one finish a choice", "texts are cut for a reason", "requests end with their clients"),
+        # Of a request of two choices, the edge takes the second end for that of the other choice.
+        ("one finish a choice", "texts are cut for a reason", "requests end with their clients", "edges end texts"),
         _two_ends,
     ),
     "unbounded subscriber": Planted(

@@ -117,6 +117,8 @@ def quiet() -> Iterator[Lines]:
     # What other seeds have left may act too: one pass of the collector need not find all of it.
     lines.is_heard = lambda: False
     gc.collect()
+    # What an earlier world has left may have said something.
+    lines.clear()
     gc.freeze()
     gc.disable()
     del lines.is_heard
