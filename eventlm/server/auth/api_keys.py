@@ -97,6 +97,8 @@ class ApiKeys:
         self._disk = system.disk
         self._version = self._status()
         self._by_digest = self._load()
+        #: Why it could not be read again.
+        self._problem = ""
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -117,22 +119,30 @@ class ApiKeys:
 
     def reload(self) -> bool:
         """Read the file again. If it cannot be used, the keys stay as they are and the log says why."""
-        self._version = self._status()
+        self._problem = ""
+        return self._reload()
+
+    def _reload(self) -> bool:
+        """The same, but the log does not say twice in a row why."""
+        version = self._status()
         try:
             self._by_digest = self._load()
         except UsageError as error:
-            _log.error("the API keys were not reloaded, those before stay in force", error=str(error))
+            if str(error) != self._problem:
+                self._problem = str(error)
+                _log.error("the API keys were not reloaded, those before stay in force", error=self._problem)
             return False
+        self._version, self._problem = version, ""
         if self._path is not None:
             _log.info("API keys reloaded", file=str(self._path), num_keys=len(self))
         return True
 
     async def watch(self) -> None:
-        """Reload whenever the file changes; runs until it is cancelled."""
+        """Reload whenever the file changes, and until it could be read; runs until it is cancelled."""
         while self._path is not None:
             await asyncio.sleep(POLL_SECONDS)
             if self._status() != self._version:
-                self.reload()
+                self._reload()
 
     def _status(self) -> FileStatus | None:
         """Identifies a version of the file without reading it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -15,6 +17,7 @@ from eventlm.engine.rate_limits import RateLimits
 from eventlm.errors import UsageError
 from eventlm.server.auth import api_keys
 from eventlm.server.auth.api_keys import ANYBODY, ApiKeys
+from eventlm.system.disk import SystemDisk
 from eventlm.system.system import real_system
 from tests.processes import wait_until
 from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
@@ -176,6 +179,37 @@ def test_reload_keeps_the_old_keys_if_the_new_are_broken(key_file: Path) -> None
     assert (logs[0]["event"], logs[0]["num_keys"]) == ("API keys reloaded", 1)
     assert keys.find("sk-alice") is None
     assert keys.find("sk-carol") is not None
+
+
+async def test_a_file_that_could_not_be_read_is_read_again_though_it_is_the_same(
+    key_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    was_read = asyncio.Event()
+
+    class FailingDisk(SystemDisk):
+        num_left = 0
+
+        def read(self, path: Path) -> bytes:
+            self.num_left -= 1
+            if self.num_left >= 0:
+                raise OSError(errno.EIO, "Input/output error")
+            was_read.set()
+            return super().read(path)
+
+    monkeypatch.setattr(api_keys, "POLL_SECONDS", 0.001)
+    disk = FailingDisk()
+    keys = ApiKeys(real_system()._replace(disk=disk), ServerConfig(api_keys_file=str(key_file)))
+    was_read.clear()
+    disk.num_left = 3
+    write(key_file, "[[keys]]\nname = 'carol'\nkey = 'sk-carol'\n")
+    with capture_logs() as logs:
+        watching = asyncio.create_task(keys.watch())
+        async with asyncio.timeout(30):
+            await was_read.wait()
+        watching.cancel()
+    assert keys.find("sk-carol") is not None
+    assert [line["log_level"] for line in logs] == ["error", "info"]
+    assert logs[0]["error"] == f"cannot read the API keys {key_file}: Input/output error"
 
 
 def test_a_file_that_changes_is_read_again(
