@@ -330,7 +330,9 @@ PLANTED = {
     "leaked folder": Planted(
         "What the ranks of a replica share is not removed.", ("no shared folder is left",), _leaked_folder
     ),
-    "clock that jumps back": Planted("The run's clock follows the wall clock.", (_TIMES,), _clock_of_the_wall),
+    "clock that jumps back": Planted(
+        "The run's clock follows the wall clock.", (_TIMES, "late requests are dropped"), _clock_of_the_wall
+    ),
 }
 
 
