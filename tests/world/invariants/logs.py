@@ -231,9 +231,13 @@ class Logs:
                 self._see_left(name, files[name])
             for name in self.names():
                 after = self._lines(name)
-                # Of one with a hole or a rotten file, more can be read once a file is gone.
-                is_whole = name not in holed
-                wrong = [s for s, body in after.items() if lines[name].get(s, None if is_whole else body) != body]
+                # Of one with a hole or a rotten file, more can be read once a file is gone; and what was removed to make
+                # room may be there again.
+                unknown = None if name not in holed else b""
+                first_s = min(lines[name], default=0)
+                wrong = [
+                    s for s, body in after.items() if s >= first_s and lines[name].get(s, unknown) not in (body, b"")
+                ]
                 self._checks.check("what a reboot leaves is as it was", not wrong, f"{name}: {wrong[:5]}")
                 # One before may have left a hole.
                 num_saved = min(self._num_saved.get(name, 0), num_lines[name], len(lines[name]))
