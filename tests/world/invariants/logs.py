@@ -231,7 +231,7 @@ class Logs:
                 self._see_left(name, files[name])
             for name in self.names():
                 after = self._lines(name)
-                # Of one with a hole or a rotten file, more can be read once a file is gone; and what was removed to make
+                # Of one with a hole or a rotten file, more can be read once a file is gone. What was removed to make
                 # room may be there again.
                 unknown = None if name not in holed else b""
                 first_s = min(lines[name], default=0)
