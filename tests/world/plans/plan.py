@@ -125,16 +125,17 @@ class Patience(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How much happens, and for how long, where the seed does not say."""
+    """How much happens, and for how long, where the seed does not say. most_output: tokens of the longest texts."""
 
     hours: int
     visits_per_hour: int
     faults_per_hour: int
     patience: Patience
+    most_output: int = _MOST_OUTPUT
 
 
 PACES = {
-    "quiet": Pace(4, 5, 10, Patience((300, 600), (300, 600), (300, 600), (20_000, 120_000))),
+    "quiet": Pace(4, 5, 10, Patience((300, 600), (300, 600), (300, 600), (20_000, 120_000)), most_output=40),
     "steady": Pace(1, 1800, 0, Patience(probe_ms=(1_000, 10_000))),
 }
 
@@ -171,7 +172,8 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
         is_calm = not pace.faults_per_hour
         seconds = pace.hours * 3600
         num_visits, num_faults = pace.hours * pace.visits_per_hour, pace.hours * pace.faults_per_hour
-    visits = [_draw_visit(draws, number, seconds) for number in range(num_visits)]
+    most_output = _MOST_OUTPUT if pace is None else pace.most_output
+    visits = [_draw_visit(draws, number, seconds, most_output) for number in range(num_visits)]
     config = _draw_config(draws, is_calm=is_calm, patience=_patience(pace))
     # At a pace of hours their file would be looked at all the time.
     keys = draw_keys(draws) if pace is None else None
@@ -266,14 +268,14 @@ def _draw_restarts(draws: Draws, fake: Mapping[str, Any]) -> int:
     return MANY_RESTARTS if fails or draws.draw("few restarts") % 2 else draws.between(0, 5, "restarts")
 
 
-def _draw_visit(draws: Draws, number: int, seconds: int) -> Visit:
+def _draw_visit(draws: Draws, number: int, seconds: int, most_output: int) -> Visit:
     def between(least: int, most: int, what: str) -> int:
         return draws.between(least, most, f"visit {what}", number)
 
     is_chat = draws.draw("chat", number) % 2 == 0
     prompt = "p" * between(1, _MOST_PROMPT, "prompt")
     shared = f"family {between(0, 4, 'family')} " * between(0, 6, "shared")
-    most = between(1, _MOST_OUTPUT, "output")
+    most = between(1, most_output, "output")
     body: dict[str, Any] = {
         "model": "m",
         "seed": between(0, 2**31, "seed"),
