@@ -65,6 +65,8 @@ Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="lower goe
 _Milliseconds = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 
 _SECOND_NS = 1_000_000_000
+#: Metrics of front ends come with their heartbeats.
+_MAX_HEARTBEAT_NS = 30 * _SECOND_NS
 
 _File = Annotated[str, Meta(extra={"metavar": "FILE"})]
 _Size = Annotated[
@@ -421,11 +423,12 @@ class WorkerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def heartbeat_ns(self) -> int:
-        """Time between heartbeats: a second, or more where patience is long; at least four fit in a silence that
-        counts as death.
+        """Time between heartbeats: a second, or up to half a minute where patience is long; at least four fit in a
+        silence that counts as death.
         """
         patience_ns = min(self.heartbeat_timeout_seconds, self.step_timeout_seconds) * _SECOND_NS
-        return min(self.heartbeat_timeout_seconds * _SECOND_NS // 4, max(_SECOND_NS, patience_ns // 20))
+        usual_ns = max(_SECOND_NS, min(patience_ns // 20, _MAX_HEARTBEAT_NS))
+        return min(self.heartbeat_timeout_seconds * _SECOND_NS // 4, usual_ns)
 
 
 class GpuConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from eventlm.config.core import MAX_NUMBER
 from eventlm.config.load import load_config, to_toml
-from eventlm.config.structs import SIZE_PATTERN, memory_bytes
+from eventlm.config.structs import SIZE_PATTERN, WorkerConfig, memory_bytes
 from eventlm.errors import UsageError
 
 
@@ -73,3 +74,23 @@ def test_bytes_of_a_size(size: str, expected: int) -> None:
 @pytest.mark.parametrize("size", ["", "5", "MiB", "-1KB", "1 KB", "1kb", "1PB", "1.KB", ".5KB", "1e3B"])
 def test_what_is_no_size(size: str) -> None:
     assert re.fullmatch(SIZE_PATTERN, size) is None
+
+
+@pytest.mark.parametrize(
+    ("silence_seconds", "step_seconds", "heartbeat_ms"),
+    [
+        (20, 600, 1000),
+        (1, 600, 250),
+        (3, 600, 750),
+        (20, 1, 1000),
+        (300, 600, 15_000),
+        (600, 40, 2000),
+        (600, 600, 30_000),
+        (MAX_NUMBER, MAX_NUMBER, 30_000),
+    ],
+)
+def test_heartbeats_are_rarer_where_patience_is_long(
+    silence_seconds: int, step_seconds: int, heartbeat_ms: int
+) -> None:
+    worker = WorkerConfig(heartbeat_timeout_seconds=silence_seconds, step_timeout_seconds=step_seconds)
+    assert worker.heartbeat_ns == heartbeat_ms * 1_000_000
