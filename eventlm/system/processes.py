@@ -128,9 +128,12 @@ class SystemProcesses:
 
     def exit(self, status: int, line: str = "") -> NoReturn:
         """As Processes.exit."""
-        if line:
-            print(line, file=sys.stderr, flush=True)
-        os._exit(status)
+        try:
+            if line:
+                print(line, file=sys.stderr, flush=True)
+        finally:
+            # Also where nobody reads stderr any more.
+            os._exit(status)
 
     def usage(self) -> ProcessUsage:
         """As Processes.usage. The figures are in memory, so that reading them does not wait."""

@@ -69,6 +69,15 @@ def test_an_orphan_learns_it_and_ends_at_once() -> None:
     assert (ended.returncode, ended.stderr) == (7, "alone\n")
 
 
+def test_a_process_ends_though_nobody_reads_its_last_line() -> None:
+    code = "from eventlm.system.processes import SystemProcesses; SystemProcesses().exit(7, 'alone')"
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run([sys.executable, "-c", code], check=False, stderr=writing, timeout=60)
+    os.close(writing)
+    assert ended.returncode == 7
+
+
 async def test_nothing_is_imported_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spawned.py").write_text("")
     monkeypatch.chdir(tmp_path)
