@@ -69,16 +69,19 @@ def _commands(output: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("happen", "name"), [(lambda *_: time.sleep(600), "hung"), (lambda *_: os._exit(3), "died")], ids=["hangs", "dies"]
+    ("happen", "name", "limit"),
+    [(lambda *_: time.sleep(600), "hung", "5"), (lambda *_: os._exit(3), "died", "300")],
+    ids=["hangs", "dies"],
 )
 def test_a_process_that_gives_no_result_is_a_failure_of_its_seed(
     happen: Callable[[Run, int], bool],
     name: str,
+    limit: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _plant(monkeypatch, happen)
-    assert simulate.main([_SEED, "--shrink", "0", "--limit", "5"]) == 1
+    assert simulate.main([_SEED, "--shrink", "0", "--limit", limit]) == 1
     assert f"failure: {name}" in capsys.readouterr().out
 
 
