@@ -38,7 +38,7 @@ from tests.world.machine.loop import Killed
 from tests.world.machine.network import Socket
 from tests.world.machine.process import SIGKILL
 from tests.world.machine.spawn_faults import SpawnFaults
-from tests.world.machine.world import SECOND, World
+from tests.world.machine.world import SECOND, World, collect
 from tests.world.plans.fault_count import FaultCount
 from tests.world.plans.faults import FAULTS
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
@@ -116,7 +116,7 @@ def quiet() -> Iterator[Lines]:
     asyncio.set_event_loop(None)
     # What other seeds have left may act too: one pass of the collector need not find all of it.
     lines.is_heard = lambda: False
-    gc.collect()
+    collect()
     # What an earlier world has left may have said something.
     lines.clear()
     gc.freeze()
@@ -128,7 +128,7 @@ def quiet() -> Iterator[Lines]:
         yield lines
     finally:
         lines.is_heard = lambda: False
-        gc.collect()
+        collect()
         gc.unfreeze()
         gc.enable()
         sys.unraisablehook = hear_before

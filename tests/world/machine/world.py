@@ -42,6 +42,14 @@ class Note(NamedTuple):
     what: str
 
 
+def collect() -> None:
+    """Collect garbage, also what aiohttp keeps: a thousand handlers, each with all of a server that may have ended long
+    ago.
+    """
+    aiohttp.web_app._cached_build_middleware.cache_clear()
+    gc.collect()
+
+
 class _AroundDisk(Surroundings):
     """The world, as its disk sees it."""
 
@@ -240,6 +248,4 @@ class World:
             self.calls_of_buried[process.name] = self.by_name.pop(process.name).num_calls
             self._errors += process.errors
         self.graves.clear()
-        # It keeps a thousand handlers, each with all of a server that may have ended long ago.
-        aiohttp.web_app._cached_build_middleware.cache_clear()
-        gc.collect()
+        collect()
