@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import itertools
 import os
 import shlex
@@ -19,9 +21,10 @@ from tests.layout import ROOT
 from tests.world.commit import Commit
 from tests.world.plans.faults import FAULTS
 from tests.world.plans.gateway_faults import GATEWAY_FAULTS
-from tests.world.plans.plan import PACES
+from tests.world.plans.plan import PACES, draw_gateway_plan, draw_plan
+from tests.world.run import quiet, run_plan
 from tests.world.swarm.cases import Case, Failure, run_case
-from tests.world.swarm.handlers import all_handlers, watched
+from tests.world.swarm.handlers import all_handlers, has_run, watched
 from tests.world.swarm.results import PAGE, Batch, Totals, add_batch, read_batches
 from tests.world.swarm.shrink import shrink
 from tests.world.swarm.swarm import Swarm
@@ -31,6 +34,8 @@ from tests.world.swarm.unreached import unreached
 _ENOUGH_SEEDS = 200
 #: Each handler of errors must have run in one of so many, but those that nothing here can lead to.
 _ENOUGH_SEEDS_FOR_HANDLERS = 1000
+#: So many make it worth while to run two before, here.
+_MANY_SEEDS = 10
 #: One of so many is run twice.
 _ONE_TWICE_IN = 20
 
@@ -171,6 +176,9 @@ def _run_one(case: Case, folder: Path) -> int:
 def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
     # What it has started is ended in either case.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    first, last = args.seeds
+    if last is None or last - first >= _MANY_SEEDS:
+        _load_modules()
     swarm = Swarm(num_jobs=args.jobs, limit_seconds=args.limit)
     totals, done, handlers, began = Totals(), list[int](), set[str](), time.monotonic()
     outcomes = swarm.run(seeds.cases())
@@ -208,6 +216,18 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
     elif args.add_to_results:
         add_batch(Batch(seeds.commit.name, f"{min(done)}-{max(done)}", args.pace, totals.groups))
     return int(bool(never or (unrun and is_enough)) or totals.groups["failures"].total() > 0)
+
+
+def _load_modules() -> None:
+    """Let forks find all that seeds load, which takes each of them a second."""
+    for plan in (draw_plan(0), draw_gateway_plan(0)):
+        with contextlib.suppress(Exception):
+            run_plan(plan)
+    # What they have left is collected, and not heard.
+    with quiet():
+        pass
+    has_run.clear()
+    gc.freeze()
 
 
 def _show_progress(totals: Totals, elapsed_seconds: float) -> None:
