@@ -126,7 +126,7 @@ class WorkerLoop:
         self._send_grammar = send_grammar
         #: In the order of their launches.
         self._under_way: deque[BegunStep] = deque()
-        #: Follows the answers of what is under way. Nothing more is taken then.
+        #: Follows the answers of what is under way. No other step begins before that.
         self._desynced: WorkerDesync | None = None
 
     @property
@@ -149,10 +149,9 @@ class WorkerLoop:
 
     def take(self, frames: list[bytes]) -> Iterator[FromWorker]:
         """Take a message: begin a step, prepare a grammar, or end."""
-        if self._desynced is not None:
-            return
         if len(frames) > 1:
-            yield from self._start(frames)
+            if self._desynced is None:
+                yield from self._start(frames)
             return
         message = decode_to_worker(frames[0])
         if isinstance(message, Shutdown):

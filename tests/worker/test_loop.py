@@ -171,11 +171,20 @@ def test_steps_before_a_desync_are_answered_first() -> None:
     assert rig.held[-1] == 0
     assert list(rig.loop.answer()) == [result(0)]
     # Nothing is begun any more.
-    assert rig.launch(3) == rig.take(Shutdown()) == []
+    assert rig.launch(3) == []
     assert rig.loop.exit_status is None
     assert list(rig.loop.answer()) == [result(1), WorkerDesync(epoch=3, step=2, detail="they differ")]
     assert rig.device.begun == [0, 1]
     assert rig.loop.exit_status == 1
+
+
+def test_a_worker_with_steps_before_a_desync_can_be_told_to_leave() -> None:
+    rig = Rig()
+    rig.device.desynced = 1
+    rig.launch(0)
+    rig.launch(1)
+    assert rig.take(Shutdown()) == []
+    assert rig.loop.exit_status == 0
 
 
 def test_a_failed_step_before_a_desync_is_the_only_report() -> None:

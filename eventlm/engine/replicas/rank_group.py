@@ -248,7 +248,7 @@ class RankGroup:
             elif worker.is_end_of_all:
                 return Loss(worker.ending)
             else:
-                loss = Loss(worker.ending or "unreadable message", crashed=worker.crashed)
+                loss = Loss(worker.ending or worker.given_up, crashed=worker.crashed)
             if loss is not None:
                 return self._of(rank, loss)
 

@@ -79,7 +79,7 @@ class WorkerProcess:
         self._printing: asyncio.Task[None] | None = None
         #: Of a process on another host.
         self.clock: ClockMap | None = None
-        #: How it was given up while it started, for a person; empty: it was not.
+        #: Why it was given up while it lived, for a person; empty: it was not.
         self.given_up = ""
         #: While it starts: since its last message, counted in waits for one; None before the first.
         self._silent_seconds: float | None = None

@@ -143,6 +143,9 @@ class ApiKeys:
             await asyncio.sleep(POLL_SECONDS)
             if self._status() != self._version:
                 self._reload()
+            else:
+                # If it becomes unusable again, that is said again.
+                self._problem = ""
 
     def _status(self) -> FileStatus | None:
         """Identifies a version of the file without reading it."""
@@ -161,10 +164,12 @@ class ApiKeys:
 
 def read_key_file(path: Path, disk: Disk = SYSTEM_DISK) -> list[KeyEntry]:
     """The entries of a file of keys. Raises UsageError, which never shows a key."""
-    status = disk.status(path)
-    if status is not None and status.mode & stat.S_IWOTH:
-        raise UsageError(f"{path} can be written by everybody: chmod 600 {path}")
     tables = read_toml(path, what="the API keys", disk=disk)
+    status = disk.status(path)
+    if status is None:
+        raise UsageError(f"{path} was removed while it was read")
+    if status.mode & stat.S_IWOTH:
+        raise UsageError(f"{path} can be written by everybody: chmod 600 {path}")
     for name in tables:
         if name != "keys":
             raise UsageError(f"{path}: unknown table {name!r}{did_you_mean(name, ['keys'], listed_as='known')}")

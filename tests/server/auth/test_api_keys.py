@@ -16,7 +16,7 @@ from eventlm.config import ServerConfig
 from eventlm.engine.rate_limits import RateLimits
 from eventlm.errors import UsageError
 from eventlm.server.auth import api_keys
-from eventlm.server.auth.api_keys import ANYBODY, ApiKeys
+from eventlm.server.auth.api_keys import ANYBODY, ApiKeys, read_key_file
 from eventlm.system.disk import SystemDisk
 from eventlm.system.system import real_system
 from tests.processes import wait_until
@@ -253,3 +253,16 @@ def test_the_log_names_the_key_but_never_shows_it(start_server: Callable[..., Ru
         wait_until(lambda: len(logs) == 2)
     assert [(line["status"], line.get("key")) for line in logs] == [(200, "alice"), (401, None)]
     assert "sk-" not in repr(logs)
+
+
+def test_a_file_that_goes_while_it_is_read_is_not_used(tmp_path: Path) -> None:
+    class VanishingDisk(SystemDisk):
+        def read(self, path: Path) -> bytes:
+            content = super().read(path)
+            path.unlink()
+            return content
+
+    path = tmp_path / "keys.toml"
+    path.write_text("[[keys]]\nname = 'a'\nkey = 'SECRET'\n")
+    with pytest.raises(UsageError, match="was removed while it was read"):
+        read_key_file(path, VanishingDisk())

@@ -205,7 +205,7 @@ class ProcessDisk:
         with self._call("open", path) as call:
             file = self._tree.find_file(path)
             if path in self._disk.faults.unreadable:
-                call.report("refused to open")
+                call.report(f"refused to open {path.name}")
                 raise error_of(errno.EACCES, path)
             if file.medium and call.happens("bit rot", self._disk.faults.bit_rot):
                 file.rot(call.draw("rotten bit"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from eventlm.engine.admin import AdminAction, Drain, FlushCache, Pause, Resume, SwapPolicy
 from tests.world.plans import failures
+from tests.world.plans.keys_plan import KEYS
 from tests.world.programs import front_ends, workers
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ FAULTS = {
     "slow disk": FaultKind(2, failures.slow, ("slow ",)),
     "bit rot": FaultKind(1, failures.bit_rot, ("rotten log",)),
     "rewrite keys": FaultKind(1, failures.rewrite_keys),
-    "unreadable keys": FaultKind(1, failures.hide_keys, ("refused to open",)),
+    "unreadable keys": FaultKind(1, failures.hide_keys, (f"refused to open {KEYS.name}",)),
     "cut connection": FaultKind(4, _cut_connection),
     "set wall clock": FaultKind(1, _set_wall_clock),
     "slow subscriber": FaultKind(2, _slow_subscriber, ("subscriber lagged",)),

@@ -134,5 +134,5 @@ GATEWAY_FAULTS = {
     "leave DNS": FaultKind(2, _on_backend(_leave_dns), ("name without an address",)),
     "change key of backend": FaultKind(2, _on_backend(_change_key)),
     "rewrite list": FaultKind(3, _on_backend(_rewrite_list)),
-    "unreadable list": FaultKind(1, _on_backend(_lock_list), ("refused to open",)),
+    "unreadable list": FaultKind(1, _on_backend(_lock_list), (f"refused to open {LIST.name}",)),
 }

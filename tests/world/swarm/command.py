@@ -175,7 +175,7 @@ def _run_one(case: Case, folder: Path) -> int:
 
 def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
     # What it has started is ended in either case.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     first, last = args.seeds
     if last is None or last - first >= _MANY_SEEDS:
         _load_modules()
@@ -198,6 +198,7 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
         print("stopped", file=sys.stderr)
     finally:
         outcomes.close()
+        signal.signal(signal.SIGTERM, before)
     print(*aligned(totals.rows()), sep="\n")
     print(*table(("fault", "set", "struck"), [*totals.fault_rows()]), sep="\n")
     print(f"{time.monotonic() - began:.0f} s in {args.jobs} processes at once, load average {os.getloadavg()[0]:.1f}")
