@@ -1,4 +1,4 @@
-"""Programs that wait for nothing but what a `System` gives: those that block their threads on a real host."""
+"""Programs that block their thread on a real host. In the world they wait only through what a `System` provides."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from tests.world.machine.loop import Killed
 from tests.world.machine.process import Process
 
-#: Begins a wait: has the function called, in the process, when that is over. Later calls are harmless.
+#: Starts a wait: has the given function called, in the process, when the wait is over. Further calls are harmless.
 Begin = Callable[[Callable[[], None]], None]
 
 
 @types.coroutine
 def suspend(begin: Begin) -> Generator[Begin, None, None]:
-    """Wait in a program."""
+    """Suspend the program until the wait is over."""
     yield begin
 
 
 def run_program(
     process: Process, program: Callable[[], Coroutine[Any, Any, Any]], on_end: Callable[[Any], None]
 ) -> None:
-    """Run it in a thread of a process, which begins soon. on_end: gets what it returns. An error ends the process."""
+    """Start the program in a thread of the process. on_end: gets the program's result. An error ends the process."""
     begun: Coroutine[Any, Any, Any] | None = None
     num_waits = 0
 
@@ -36,7 +36,7 @@ def run_program(
         except StopIteration as end:
             on_end(end.value)
         except Exception as error:
-            # What an orphan needs may be gone.
+            # An orphan may fail because what it needs is gone.
             if process.parent is None or not process.parent.is_dead:
                 process.errors.append(f"{process.name} has failed: {error!r}")
             process.end(1)
@@ -48,7 +48,7 @@ def run_program(
 
 
 class WorldLatch:
-    """What the programs of a process wait for."""
+    """A latch that programs of a process can wait for."""
 
     def __init__(self, process: Process) -> None:
         self._process = process

@@ -1,8 +1,8 @@
-"""The disk of a simulated host, with all that may go wrong with one.
+"""The disk of a simulated host, and everything that may go wrong with it.
 
-Each process has the disk by `WorldDisk.of`. What it has written outlives it (`crash`), but not the machine (`reboot`):
-for contents `sync` helps. There is no call that syncs a folder, so names are safe only after `write_back`, which the
-world calls as a kernel would, every so often.
+Each process gets the disk from `WorldDisk.of`. What a process writes survives its end (`crash`), but not that of the
+machine (`reboot`), unless `sync` has brought the contents to the medium. No call syncs a folder: names are safe only
+after `write_back`, which the world calls every so often, as a kernel would.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 _DEVICE = 1
 
 
-#: Calls that change nothing, and threads that make calls.
+#: Calls that change nothing, and `thread`, which counts the slow calls of threads.
 _LOOKS = ("status", "file status", "list", "is_link", "is_locked", "is_writable", "read", "resolve", "open", "thread")
 
 
 class WorldDisk:
-    """faults: as of now; may be set at any time."""
+    """The disk of one host. faults: the current settings; may be changed at any time."""
 
     def __init__(self, surroundings: Surroundings | None = None) -> None:
         self.faults = DiskFaults()
@@ -41,35 +41,35 @@ class WorldDisk:
 
     @property
     def num_changes(self) -> int:
-        """Calls that may have changed what is on it."""
+        """How many calls may have changed what is on the disk."""
         return self._num_calls.total() - sum(self._num_calls[name] for name in _LOOKS)
 
     def of(self, process: str) -> ProcessDisk:
-        """The disk as a process has it."""
+        """The disk as one process sees it."""
         return ProcessDisk(self, process)
 
     def open_files(self, process: str) -> list[Path]:
-        """By which paths the process has opened files that it has not closed."""
+        """The paths of the files that the process has open."""
         return [file.path for file in self._open.get(process, [])]
 
     def crash(self, process: str) -> None:
-        """Close all that the process has open, and with it release its locks."""
+        """Close all files that the process has open, which releases its locks."""
         for file in [*self._open.get(process, [])]:
             file.release()
         self._open.pop(process, None)
 
     def reboot(self) -> None:
-        """End all processes, and lose any of the pages and names that are pending."""
+        """End all processes, and lose some of the pending pages and names."""
         for process in [*self._open]:
             self.crash(process)
         self.tree.reboot(lambda number: self._keep("names", number), lambda number: self._keep("pages", number))
 
     def write_back(self) -> None:
-        """Nothing is pending any more, as after sync(2)."""
+        """Bring everything pending to the medium, as sync(2) does."""
         self.tree.write_back()
 
     def _keep(self, what: str, number: int) -> list[bool]:
-        """Which of so many reach the medium: none, all, the first few, or any."""
+        """Which of `number` pending items reach the medium: none, all, the first few, or a random subset."""
         self._num_calls[what] += 1
         call = self._num_calls[what]
         drawn = self.surroundings.draw(f"kept {what}", call)
@@ -88,7 +88,7 @@ class WorldDisk:
 
     @contextlib.contextmanager
     def call(self, process: str, name: str, path: Path) -> Iterator[_Call]:
-        """A call into the system."""
+        """A call of a process into the system."""
         self._num_calls[name] += 1
         call = _Call(self, name, self._num_calls[name], self.surroundings.before_call(process, name, path))
         if call.happens(f"slow {name}", self.faults.slow):
@@ -99,30 +99,30 @@ class WorldDisk:
             self.surroundings.after_call(process, name, path)
 
     def draw_slowness(self) -> int:
-        """How long the calls take that a thread is about to make, in nanoseconds."""
+        """How long the next calls of a thread take, in nanoseconds."""
         self._num_calls["thread"] += 1
         call = _Call(self, "thread", self._num_calls["thread"], False)
         slow = call.happens("slow thread", self.faults.slow)
         return 1 + call.draw("time of a slow thread") % self.faults.most_slow_ns if slow else 0
 
     def add_open(self, file: _OpenFile) -> None:
-        """A process has opened it."""
+        """Add a file that a process has opened."""
         self._open.setdefault(file.process, []).append(file)
 
     def remove_open(self, file: _OpenFile) -> None:
-        """It is closed."""
+        """Remove a file that was closed."""
         self._open[file.process].remove(file)
 
     @property
     def num_bytes(self) -> int:
-        """Of all files that have names or are open."""
+        """The size of all files that have names or are open."""
         files = {file.number: file for file in self.tree.files()}
         files |= {each.file.number: each.file for opened in self._open.values() for each in opened}
         return sum(len(file.content) for file in files.values())
 
 
 class _Call(NamedTuple):
-    """A call of a process. number: of those of its name; is_cut: half of it is done."""
+    """A call of a process. number: among the calls of that name; is_cut: do only half of it."""
 
     disk: WorldDisk
     name: str
@@ -136,7 +136,7 @@ class _Call(NamedTuple):
         self.disk.surroundings.fault(fault, self.number)
 
     def happens(self, fault: str, one_in: int) -> bool:
-        """Whether this call is one in so many."""
+        """Whether this call is the one in `one_in` that the fault strikes."""
         is_so = bool(one_in) and self.draw(fault) % one_in == 0
         if is_so:
             self.report(fault)
@@ -148,20 +148,20 @@ class _Call(NamedTuple):
             raise error_of(errno.EROFS, path)
 
     def check_change(self, path: Path) -> None:
-        """Before anything but a sync is changed."""
+        """Fail if a change is to fail. Called before any change but a sync."""
         self.check_writable(path)
         if self.happens(f"error of {self.name}", self.disk.faults.errors):
             raise error_of(errno.EIO, path)
 
     def check_name(self, path: Path) -> None:
-        """Before a name is added. Where a disk has not a byte left, some file systems have no room for it."""
+        """Fail if there is no room for a new name: on a full disk, some file systems have none."""
         self.check_change(path)
         capacity = self.disk.faults.capacity
         if capacity is not None and capacity <= self.disk.num_bytes and self.happens(f"no room to {self.name}", 2):
             raise error_of(errno.ENOSPC, path)
 
     def num_written(self, num_bytes: int, path: Path) -> int:
-        """How many of so many bytes a write takes."""
+        """How many of `num_bytes` bytes a write takes."""
         capacity = self.disk.faults.capacity
         room = num_bytes if capacity is None else max(capacity - self.disk.num_bytes, 0)
         if room < num_bytes:
@@ -315,7 +315,7 @@ class _OpenFile:
         disk.add_open(self)
 
     def call(self, name: str) -> contextlib.AbstractContextManager[_Call]:
-        """A call for this file."""
+        """A call that concerns this file."""
         return self._disk.call(self.process, name, self.path)
 
     def status(self) -> FileStatus:
@@ -329,7 +329,7 @@ class _OpenFile:
                 self.release()
 
     def release(self) -> None:
-        """Close it without a call: its process has gone."""
+        """Close it without a call, because its process has ended."""
         self._is_open = False
         self._disk.remove_open(self)
 
@@ -363,7 +363,7 @@ class _WritableFile(_OpenFile):
             self._check_open()
             call.check_writable(self.path)
             if call.happens("error of sync", self._disk.faults.sync_errors):
-                # Linux takes the pages for clean from now on, and another sync does not write them.
+                # Linux then marks the pages as clean, so that another sync does not write them.
                 self.file.persist(lambda number: [False] * number)
                 raise error_of(errno.EIO)
             self.file.persist(keep_all)
@@ -376,7 +376,7 @@ class _WritableFile(_OpenFile):
 class _ReadableFile(_OpenFile):
     def __init__(self, disk: WorldDisk, process: str, path: Path, file: File) -> None:
         super().__init__(disk, process, path, file)
-        # What is buffered, and for how long, is what it is with a file of the host.
+        # Buffered exactly as a real file is.
         self._buffer = io.BufferedReader(_Raw(self), READ_BUFFER_BYTES)
         self.read = self._buffer.read
         self.readline = self._buffer.readline
@@ -390,12 +390,12 @@ class _ReadableFile(_OpenFile):
 
     def close(self) -> None:
         super().close()
-        # Not if its process dies, perhaps in a call of the buffer's own.
+        # Not reached if the process dies, perhaps within a call that the buffer makes.
         self._buffer.close()
 
 
 class _Raw(io.RawIOBase):
-    """What the buffer of an open file reads from."""
+    """The raw file below the buffer of an open file."""
 
     def __init__(self, opened: _ReadableFile) -> None:
         self._opened = opened

@@ -1,4 +1,4 @@
-"""What may go wrong with a simulated disk, and what the disk asks of its world."""
+"""What may go wrong with a simulated disk, and what the disk needs from its world."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 
 class DiskFaults(NamedTuple):
-    """What may go wrong. The first five are in one of so many calls, by a draw that is 0 modulo the number; 0: in none.
+    """The faults of a disk. Each of the first five strikes one call in that many, when a draw is 0 modulo the number;
+    0: never.
 
-    errors: EIO of writes and of changes of names. slow: calls take up to `most_slow_ns`. bit_rot: a bit of the medium
-    has turned over when the file is opened. capacity: bytes of all files. unreadable: files that nobody may open.
+    errors: EIO on writes and on changes of names. slow: calls take up to `most_slow_ns`. bit_rot: a bit on the medium
+    has flipped when the file is opened. capacity: bytes of all files together. unreadable: files that cannot be opened.
     """
 
     errors: int = 0
@@ -27,9 +28,9 @@ class DiskFaults(NamedTuple):
 
 
 class Surroundings:
-    """What a disk asks of its world. As it is here, nothing goes wrong and no time goes by.
+    """What a disk needs from its world. In this base class nothing goes wrong and no time passes.
 
-    faults: how often each has happened.
+    faults: how often each fault has struck.
     """
 
     def __init__(self) -> None:
@@ -40,20 +41,22 @@ class Surroundings:
         return 0
 
     def draw(self, what: str, number: int) -> int:
-        """Any number of 0 and more, the same for the same arguments. 1 keeps a fault from happening."""
+        """Any number >= 0, always the same for the same arguments. 1 makes no fault happen."""
         return 1
 
     def fault(self, what: str, number: int) -> None:
-        """One has happened, by the draw of this name and number where there was one."""
+        """Note that a fault has struck. If it was drawn, the arguments are the name and number of the draw."""
         self.faults[what] += 1
 
     def spend(self, ns: int) -> None:
-        """The call that has just begun takes so long."""
+        """The call that has just begun takes this long."""
 
     def before_call(self, process: str, name: str, path: Path) -> bool:
-        """May raise what ends the process before the call. True: `after_call` will raise that, and only half is done:
-        of a write a part of the content, of `make_folders` one folder, else all."""
+        """Called before each call; may raise what ends the process. True: do only half of the call, then `after_call`
+        raises that. Half of a write is part of the content, half of `make_folders` is one folder; any other call is
+        done whole.
+        """
         return False
 
     def after_call(self, process: str, name: str, path: Path) -> None:
-        """The call has come to its end, or to an error. May raise what ends the process."""
+        """Called after each call, also when it failed. May raise what ends the process."""

@@ -1,4 +1,4 @@
-"""Surroundings of a disk whose faults are drawn, and of a process that dies."""
+"""Surroundings for tests of the disk: one with drawn faults, and one whose process dies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ALL_FAULTS = DiskFaults(errors=12, sync_errors=4, short_writes=4, slow=9, bit_ro
 
 
 class Drawn(Surroundings):
-    """spent_ns: by slow calls; left_out: of these names and numbers nothing is drawn."""
+    """Draws the faults. spent_ns: time spent in slow calls; left_out: names and numbers of draws that are left out."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Drawn(Surroundings):
 
 
 class Mortal(Drawn):
-    """Kills the engine around its call of this number: before, halfway through or after it."""
+    """Kills the engine at its call with this number: before it, halfway through or after it."""
 
     def __init__(self, seed: int, call: int, when: str) -> None:
         super().__init__(seed)
@@ -59,7 +59,7 @@ class Mortal(Drawn):
             self._is_dying = len(self.calls) == self._call
             if not self._is_dying or self._when != "before":
                 return self._is_dying and self._when == "halfway"
-        # Nor do its `finally` blocks come to the disk.
+        # The `finally` blocks of the dying process do not reach the disk either.
         raise Killed
 
     def after_call(self, process: str, name: str, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Names and contents on a simulated disk: what processes see, and what of it would outlive a power failure.
+"""Names and contents on a simulated disk: what processes see, and what would survive a power failure.
 
-Names are kept apart from contents. A change of names (a rename is one) and a page of a file are pending until they are
-on the medium, which any of them may reach before the others; only changes of the same name keep their order.
+Names are separate from contents. A change of names (a rename is one change) and a page of a file are pending until they
+reach the medium. They may get there in any order; only changes of the same name keep theirs.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 PAGE_BYTES = 4096
-#: How many links a path may lead through.
+#: The most links that a path may go through.
 _MOST_LINKS = 40
 
-#: Which of so many pending things, in their order, reach the medium.
+#: Given the number of pending items, returns which of them, in their order, reach the medium.
 Keep = Callable[[int], list[bool]]
 
 
 def keep_all(number: int) -> list[bool]:
-    """As after a sync."""
+    """Keep everything, as a sync does."""
     return [True] * number
 
 
 class Node:
-    """What a name may stand for. number: its identity."""
+    """What a name can refer to. number: its identity."""
 
     def __init__(self, number: int, unix_ns: int) -> None:
         self.number = number
@@ -34,7 +34,7 @@ class Node:
 
 
 class File(Node):
-    """content: what processes read; medium: what they would after a reboot; is_locked: by a writer."""
+    """A file. content: what processes read; medium: what they would read after a reboot; is_locked: by a writer."""
 
     def __init__(self, number: int, unix_ns: int) -> None:
         super().__init__(number, unix_ns)
@@ -44,14 +44,14 @@ class File(Node):
         self._pending: set[int] = set()
 
     def append(self, content: bytes, unix_ns: int) -> None:
-        """Into the page cache."""
+        """Append to the page cache."""
         first = len(self.content) // PAGE_BYTES
         self.content += content
         self._pending.update(range(first, -(-len(self.content) // PAGE_BYTES)))
         self.modified_ns = unix_ns
 
     def truncate(self, num_bytes: int, unix_ns: int) -> None:
-        """Cut it, or let it end in zeros."""
+        """Cut the file off, or extend it with zeros."""
         if num_bytes > len(self.content):
             self.append(bytes(num_bytes - len(self.content)), unix_ns)
             return
@@ -60,7 +60,7 @@ class File(Node):
         self.modified_ns = unix_ns
 
     def persist(self, keep: Keep) -> None:
-        """Bring pending pages to the medium, and last the length; what is not kept is pending no more."""
+        """Bring the pending pages to the medium, then the length. What is not kept is lost, and no longer pending."""
         pages = sorted(self._pending)
         self._pending.clear()
         has_length = len(self.content) == len(self.medium)
@@ -78,7 +78,7 @@ class File(Node):
             self.medium += bytes(len(self.content) - len(self.medium))
 
     def rot(self, bit: int) -> None:
-        """Turn over one bit of the medium, which is read unless the page is still to be written."""
+        """Flip one bit on the medium. Reads see it unless the page is pending."""
         at, mask = bit // 8 % len(self.medium), 1 << bit % 8
         self.medium[at] ^= mask
         if at < len(self.content) and at // PAGE_BYTES not in self._pending:
@@ -86,7 +86,7 @@ class File(Node):
 
 
 class Folder(Node):
-    """entries: what processes see; medium: what they would after a reboot."""
+    """A folder. entries: what processes see; medium: what they would see after a reboot."""
 
     def __init__(self, number: int, unix_ns: int) -> None:
         super().__init__(number, unix_ns)
@@ -103,32 +103,33 @@ class Link(Node):
 
 
 class Place(NamedTuple):
-    """Where a path leads. nodes: the root and all that follow, None where there is nothing; names: of all but the
-    root."""
+    """Where a path leads. nodes: the root and each node on the way, None where there is nothing; names: those of all
+    nodes but the root.
+    """
 
     nodes: list[Node | None]
     names: list[str]
 
     @property
     def node(self) -> Node | None:
-        """What is there."""
+        """The node there, if any."""
         return self.nodes[-1]
 
     @property
     def folder(self) -> Folder:
-        """In which the place is."""
+        """The folder that contains the place."""
         folder = self.nodes[max(len(self.nodes) - 2, 0)]
         assert isinstance(folder, Folder)
         return folder
 
     @property
     def path(self) -> Path:
-        """Absolute and without links."""
+        """The absolute path without links."""
         return Path("/", *self.names)
 
 
 class _Entry(NamedTuple):
-    """What a folder has, or no longer has, under a name."""
+    """A change of a name in a folder. node: None if the name is removed."""
 
     folder: Folder
     name: str
@@ -142,13 +143,13 @@ class _Entry(NamedTuple):
 
 
 class FileTree:
-    """Relative paths are below the root. Methods raise the OSError that Linux gives."""
+    """A tree of names. Relative paths start at the root. Methods raise the same OSError as Linux."""
 
     def __init__(self, unix_ns: Callable[[], int]) -> None:
         self._unix_ns = unix_ns
         self._num_nodes = 0
         self._root = self.new_folder()
-        #: Each comes to the medium as a whole.
+        #: Changes of names, each of which reaches the medium as a whole.
         self._pending: list[tuple[_Entry, ...]] = []
 
     def _number(self) -> int:
@@ -156,19 +157,21 @@ class FileTree:
         return self._num_nodes
 
     def new_file(self) -> File:
-        """Without a name."""
+        """A new file, without a name."""
         return File(self._number(), self._unix_ns())
 
     def new_folder(self) -> Folder:
-        """Without a name."""
+        """A new folder, without a name."""
         return Folder(self._number(), self._unix_ns())
 
     def new_link(self, target: str) -> Link:
-        """Without a name."""
+        """A new link, without a name."""
         return Link(self._number(), self._unix_ns(), target)
 
     def place(self, path: Path, *, follows: bool = True, is_strict: bool = True) -> Place:
-        """follows: a link at the end as well. is_strict: raise an error where something on the way is no folder."""
+        """Where a path leads. follows: also follow a link at the end. is_strict: fail if something on the way is no
+        folder.
+        """
         place = Place([self._root], [])
         parts, num_links = [*reversed(path.parts)], 0
         while parts:
@@ -196,35 +199,35 @@ class FileTree:
         return place
 
     def free_place(self, path: Path) -> Place:
-        """One where nothing is."""
+        """Where a path leads. Fails if something is there."""
         place = self.place(path, follows=False)
         if place.node is not None:
             raise error_of(errno.EEXIST, path)
         return place
 
     def find(self, path: Path, *, follows: bool = True) -> Node:
-        """What is there."""
+        """The node at a path."""
         node = self.place(path, follows=follows).node
         if node is None:
             raise error_of(errno.ENOENT, path)
         return node
 
     def find_file(self, path: Path) -> File:
-        """The file that is there."""
+        """The file at a path."""
         node = self.find(path)
         if not isinstance(node, File):
             raise error_of(errno.EISDIR, path)
         return node
 
     def find_folder(self, path: Path) -> Folder:
-        """The folder that is there."""
+        """The folder at a path."""
         node = self.find(path)
         if not isinstance(node, Folder):
             raise error_of(errno.ENOTDIR, path)
         return node
 
     def add(self, place: Place, node: Node) -> None:
-        """Give a node a name at a free place."""
+        """Add a node under a name at a free place."""
         self._change(_Entry(place.folder, place.names[-1], node))
 
     def rename(self, path: Path, new: Path) -> None:
@@ -272,7 +275,7 @@ class FileTree:
         self._pending.append(entries)
 
     def files(self) -> list[File]:
-        """All that have names, each once."""
+        """All files that have names, each once."""
         return list({file.number: file for file in self._nodes(self._root) if isinstance(file, File)}.values())
 
     def _nodes(self, folder: Folder) -> Iterator[Node]:
@@ -282,13 +285,13 @@ class FileTree:
                 yield from self._nodes(node)
 
     def write_back(self) -> None:
-        """As sync(2): nothing is pending any more."""
+        """Bring everything pending to the medium, as sync(2) does."""
         self._persist_names(keep_all)
         for file in self.files():
             file.persist(keep_all)
 
     def reboot(self, keep_names: Keep, keep_pages: Keep) -> None:
-        """What was pending and is not kept is gone."""
+        """Lose all pending changes and pages that are not kept."""
         self._persist_names(keep_names)
         self._restore(self._root)
         for file in self.files():
@@ -303,7 +306,7 @@ class FileTree:
                 for entry in change:
                     entry.put_into(entry.folder.medium)
             else:
-                # What came of a name later is lost with it.
+                # A later change of the same name is lost with it.
                 lost |= names
         self._pending.clear()
 
@@ -315,5 +318,5 @@ class FileTree:
 
 
 def error_of(code: int, path: Path | None = None) -> OSError:
-    """The error of a number, of the class that Python has for it."""
+    """The OSError for an errno, of Python's matching subclass."""
     return OSError(code, os.strerror(code)) if path is None else OSError(code, os.strerror(code), str(path))

@@ -1,4 +1,4 @@
-"""What a simulated process takes from its host, as `eventlm.system.system.System` has it."""
+"""The simulated host as one process sees it: implementations of what `eventlm.system.system.System` contains."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.world.machine.spawn_faults import Module, StartFault
 
 _MESSAGE_NS = (10_000, 200_000)
 _SPAWN_NS = (5_000_000, 200_000_000)
-#: What a parent waits until it has its child.
+#: How long a parent waits for `spawn` to return the child.
 _FORK_NS = (500_000, 20_000_000)
-#: Longest time by which a process is late to start, above what any parent waits for it.
+#: The most by which a late child delays its start; longer than any parent waits.
 _LATE_NS = 200_000_000_000
 
 
@@ -37,20 +37,20 @@ class WorldClock:
         self._world = process.world
 
     def monotonic_ns(self) -> int:
-        """As Clock says."""
+        """As Clock.monotonic_ns."""
         return self._process.monotonic_ns
 
     def unix_ns(self) -> int:
-        """As Clock says."""
+        """As Clock.unix_ns."""
         return self._world.unix_ns
 
     def unix_s(self) -> int:
-        """As Clock says."""
+        """As Clock.unix_s."""
         return self._world.unix_ns // 1_000_000_000
 
 
 class WorldThreads:
-    """Threads of a process."""
+    """The threads of a process."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -81,7 +81,9 @@ class WorldThreads:
 
 
 class WorldThread:
-    """Does one action after the other, each some time after it was queued, and at the end of the time that it takes."""
+    """Runs actions one after the other. Each runs some time after it was queued, once the time that it takes has
+    passed.
+    """
 
     def __init__(self, process: Process, name: str) -> None:
         process.threads.append(name)
@@ -103,7 +105,7 @@ class WorldThread:
         self._process.in_thread(self._act, busy_ns)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """As TaskThread.wait. The caller stands still meanwhile."""
+        """As TaskThread.wait. The time spent waiting blocks the whole process."""
         process = self._process
         left_ns = max(self._busy_until_ns - process.world.now_ns, 0) if self._actions else 0
         if left_ns > timeout_seconds * 1e9:
@@ -126,21 +128,21 @@ class WorldThread:
 
 
 class WorldPipe:
-    """A message pipe to a child. Messages arrive late and in order. Those to a dead process are lost, and so are the
-    last ones of one that is killed before they have left it.
+    """A message pipe to a child. Messages arrive late but in order. A message to a dead process is lost, and so is one
+    that had not yet left its sender when that was killed.
     """
 
     def __init__(self, process: Process, number: int) -> None:
         self._process = process
         self.addresses = (f"in-{number}", f"out-{number}")
         self._number = number
-        #: The child's end takes messages; None before it is there.
+        #: The child, once it has opened its end.
         self.child: Process | None = None
         self._to_child: deque[tuple[bytes, ...]] = deque()
         self._take: Callable[[list[bytes]], None] | None = None
         self._to_parent: deque[bytes] = deque()
         self._waiting: deque[asyncio.Future[bytes]] = deque()
-        #: When the last message of each direction arrives, and when it has left its sender.
+        #: For each direction: when the latest message arrives, and when it leaves its sender.
         self._last_ns, self._left_ns = [0, 0], [0, 0]
         self._num_messages = 0
         self._is_closed = False
@@ -153,7 +155,7 @@ class WorldPipe:
                 self._later(self._process, self._pass_on)
 
     def pulse(self, message: bytes) -> None:
-        """As ParentPipe.pulse: nothing on one host."""
+        """As ParentPipe.pulse: does nothing on a single host."""
 
     def receive(self) -> asyncio.Future[bytes]:
         """As ParentPipe.receive."""
@@ -170,7 +172,7 @@ class WorldPipe:
         self._process.world.pipes.pop(self.addresses[0], None)
 
     def open_child(self, child: Process, take: Callable[[list[bytes]], None]) -> None:
-        """The child is there: it takes the messages."""
+        """The child opens its end, and takes messages from now on."""
         self.child, self._take = child, take
         for _ in self._to_child:
             self._later(self._process, self._pass_on)
@@ -219,7 +221,7 @@ class WorldChildPipe:
         self._pipe = pipe
         self._process = process
         self._messages: deque[list[bytes]] = deque()
-        #: Lets the program go on that waits for a message.
+        #: Resumes the program that waits for a message.
         self._go_on: Callable[[], None] = lambda: None
         pipe.open_child(process, self._take)
 
@@ -253,17 +255,17 @@ class WorldChildPipe:
         return WorldSender(self._pipe)
 
     def pulses(self) -> None:
-        """As ChildPipe.pulses: there is one host."""
+        """As ChildPipe.pulses: does nothing on a single host."""
 
     def close(self) -> None:
-        """As ChildPipe.close: messages of a process that is not killed are not lost."""
+        """As ChildPipe.close. Nothing to flush: only a kill loses messages."""
 
     def remove(self) -> None:
-        """As ChildPipe.remove: it has no files."""
+        """As ChildPipe.remove: a simulated pipe has no files."""
 
 
 class WorldSender:
-    """Sends messages of a child."""
+    """Sends a child's messages to its parent."""
 
     def __init__(self, pipe: WorldPipe) -> None:
         self._pipe = pipe
@@ -282,7 +284,7 @@ def _deliver(future: asyncio.Future[bytes], message: bytes) -> None:
 
 
 class WorldPipes:
-    """Makes pipes of a process."""
+    """Makes a process's pipes."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -295,7 +297,7 @@ class WorldPipes:
         return pipe
 
     def open_child(self, inbox: str, outbox: str, ends: None = None) -> WorldChildPipe:
-        """As Pipes.open_child, for the first time."""
+        """As Pipes.open_child. It can be opened only once."""
         return WorldChildPipe(self._process.world.pipes.pop(inbox), self._process)
 
     def pair(self) -> tuple[Socket, Socket]:
@@ -304,7 +306,7 @@ class WorldPipes:
 
 
 class WorldProcesses:
-    """Starts children. modules: by their names."""
+    """Starts children. modules: what can be run in them, by name."""
 
     def __init__(self, process: Process, modules: Mapping[str, Module]) -> None:
         self._process = process
@@ -388,13 +390,13 @@ class WorldProcesses:
         try:
             await asyncio.sleep(fork_ns / 1e9)
         except asyncio.CancelledError:
-            # Nobody will have it.
+            # Nobody will have the child, so it is killed.
             process.end(-SIGKILL)
             raise
         return child
 
     def _draw_fault(self, module: str) -> tuple[StartFault | None, int]:
-        """Of the process that is spawned, with a number from which more of it is drawn."""
+        """Draw the fault of the next child, and a number that decides its details."""
         world, name = self._process.world, f"of a start of {self._process.name}"
         fault = world.spawn_faults.fault_of(module, world.draws.draw(f"fault {name}", self._num_spawned))
         if fault is not None:
@@ -403,7 +405,7 @@ class WorldProcesses:
 
 
 class WorldBoard:
-    """Steps that ranks have in hand."""
+    """The step that each rank is working on."""
 
     def __init__(self, size: int) -> None:
         self._steps = [NO_STEP] * size
@@ -418,7 +420,7 @@ class WorldBoard:
 
 
 class WorldFolder:
-    """A folder that ranks share, made by a process."""
+    """A folder that ranks share. maker: the process that made it."""
 
     def __init__(self, maker: Process) -> None:
         self.path = Path(f"/dev/shm/ranks-{maker.world.next_pid()}")
@@ -432,13 +434,13 @@ class WorldFolder:
 
 
 class WorldSharedFolders:
-    """Those of the host, as a process sees them."""
+    """The host's shared folders, as a process sees them."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     def make(self) -> WorldFolder:
-        """As SharedFolders.make. Those that makers have left when they died are removed."""
+        """As SharedFolders.make. Folders whose makers have died are removed first."""
         for folder in [*self._process.world.folders.values()]:
             if folder.maker.is_dead:
                 folder.remove()
@@ -457,7 +459,7 @@ class WorldSharedFolders:
 
 
 def system_of(process: Process, modules: Mapping[str, Module]) -> System:
-    """The host as a process sees it. modules: those that it can run in children."""
+    """The simulated host as a process sees it. modules: what its children can run, by name."""
     return System(
         clock=WorldClock(process),
         chance=DrawnChance(process.world.draws, process.name),

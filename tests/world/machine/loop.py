@@ -1,6 +1,6 @@
 """The event loop of one simulated process: asyncio's own, first in first out, but driven from outside.
 
-Time is the world's. Timers are up to a millisecond late, as they are on a real host, each by a draw of its own.
+Time is world time. Timers are up to a millisecond late, as on a real host, each by its own draw.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from tests.world.machine.process import Process
 
 _MOST_LATE_NS = 1_000_000
-#: So many timers may have been cancelled and still be there, or half of all.
+#: Cancelled timers are cleared out once there are more than this plus half of all timers.
 _MOST_CANCELLED = 100
 
 
 class Killed(SystemExit):
-    """The process is dead: nothing that it does from here on has an effect. Not caught by what catches errors."""
+    """The process is dead: nothing that it does from here on has an effect. `except Exception` does not catch it."""
 
 
 class _Task(asyncio.Task[Any]):
-    """Hashed by a number and not by its address, which would order the sets that it is in."""
+    """A task with a number as its hash: the default, its address, would make the order of sets differ between runs."""
 
     def __init__(self, *arguments: Any, number: int, **options: Any) -> None:
         self._number = number
@@ -50,7 +50,7 @@ class _Future(asyncio.Future[Any]):
 
 
 class _Server:
-    """Takes connections, as asyncio's servers do."""
+    """Accepts connections, as asyncio's servers do."""
 
     def __init__(self, loop: ProcessLoop, protocol_factory: Callable[[], Any], listening: Listening) -> None:
         self.sockets = [listening]
@@ -59,7 +59,7 @@ class _Server:
         listening.watch(loop, self._accept)
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         [listening] = self.sockets
         listening.unwatch(self._loop)
         listening.drop(self._loop.process)
@@ -72,7 +72,7 @@ class _Server:
 
 
 class ProcessLoop(asyncio.BaseEventLoop):
-    """Runs when `World` calls `run_once`."""
+    """The loop of a process. It runs when `World` calls `run_once`."""
 
     def __init__(self, process: Process) -> None:
         super().__init__()
@@ -80,14 +80,14 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self._world = process.world
         self._num_made = 0
         self._num_timers = 0
-        # Above the precision of floats for times of a year.
+        # Larger than the float precision of times of up to a year.
         self._clock_resolution = 1e-6
         self.set_exception_handler(self._note_error)
         self.set_task_factory(self._make_task)
 
     @property
     def due_ns(self) -> int | None:
-        """When there is something to run: now, the time of the next timer, or never."""
+        """World time at which there is something to run: now, or when the next timer is due; None: never."""
         if self._ready:  # type: ignore[attr-defined]
             return self._world.now_ns
         scheduled = self._scheduled  # type: ignore[attr-defined]
@@ -98,7 +98,7 @@ class ProcessLoop(asyncio.BaseEventLoop):
         return self.process.world_ns(round(scheduled[0]._when * 1e9)) if scheduled else None
 
     def run_once(self) -> None:
-        """Run what is ready, once. Raises Killed if the process ends meanwhile."""
+        """Run the callbacks that are ready, once. Raises Killed if the process ends meanwhile."""
         self._thread_id = threading.get_ident()
         before = sys.get_asyncgen_hooks()
         sys.set_asyncgen_hooks(
@@ -114,12 +114,12 @@ class ProcessLoop(asyncio.BaseEventLoop):
             self._thread_id = None
 
     def let_go(self) -> None:
-        """Forget all callbacks, those too that may yet come."""
+        """Forget all callbacks, and any that are added later."""
         self._ready = deque[Any](maxlen=0)
         self._scheduled.clear()  # type: ignore[attr-defined]
 
     def _run_ready(self) -> None:
-        """What asyncio does in a turn, without what waits for the real host."""
+        """One turn of asyncio's loop, without waiting for the real host."""
         ready, scheduled = self._ready, self._scheduled  # type: ignore[attr-defined]
         if self._timer_cancelled_count > _MOST_CANCELLED + len(scheduled) // 2:
             for handle in scheduled:
@@ -138,11 +138,11 @@ class ProcessLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def time(self) -> float:
-        """Of the host's monotonic clock, in seconds."""
+        """The process's monotonic clock, in seconds."""
         return self.process.monotonic_ns / 1e9
 
     def call_at(self, when: float, callback: Callable[..., Any], *args: Any, context: Any = None) -> Any:
-        """Not before `when`, and up to a millisecond later."""
+        """Call it at `when`, or up to a millisecond later."""
         self._num_timers += 1
         self._world.changed(self.process)
         late_ns = self._world.draws.draw("timer", self.process.pid, self._num_timers) % _MOST_LATE_NS
@@ -164,10 +164,10 @@ class ProcessLoop(asyncio.BaseEventLoop):
         self.process.note_error(context)
 
     def _write_to_self(self) -> None:
-        """The world sees by itself that there is something to run."""
+        """Does nothing: the world sees by itself that there is something to run."""
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        """In a thread of the simulated process: some time later, at once."""
+        """Run it in a thread of the simulated process: after some time, in one go."""
         future = self.create_future()
 
         def act() -> None:
@@ -182,14 +182,14 @@ class ProcessLoop(asyncio.BaseEventLoop):
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> list[Any]:
-        """Of names that the world's network has, and of numeric addresses."""
+        """Resolves names that the world's network knows, and numeric addresses."""
         addresses = self._world.network.resolve(host)
         if not addresses:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
     def add_reader(self, fd: Listening, callback: Callable[..., Any], *args: Any) -> None:  # type: ignore[override]
-        """Call back whenever connections wait there."""
+        """Call back whenever connections are waiting there."""
         fd.watch(self, lambda: callback(*args))
 
     def remove_reader(self, fd: Listening) -> bool:  # type: ignore[override]

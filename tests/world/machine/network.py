@@ -1,7 +1,7 @@
-"""Connections between simulated processes: TCP and socket pairs, whose bytes arrive late and in pieces, but in order.
+"""Connections between simulated processes: TCP and socket pairs. Bytes arrive late and in pieces, but in order.
 
-What a process has written is the kernel's once there was room for it, and arrives even if the process dies. What is not
-read when a socket is closed resets the connection, as on a real host.
+Bytes that the kernel has accepted arrive even if the process that wrote them dies. As on a real host, a socket that is
+closed with unread bytes resets the connection.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from tests.world.machine.world import World
 
 Address = tuple[str, int]
-#: Bytes that may be under way in one direction before the other end reads, if that has not chosen less.
+#: Bytes that may be in flight in one direction before the other end reads, unless that end has chosen less.
 WINDOW_BYTES = 64 * 1024
-#: Above it, and until there is so little again, a transport lets its writer wait.
+#: A transport pauses its writer above this many buffered bytes, until there are few enough again.
 _HIGH_BYTES = 64 * 1024
 _LATENCY_NS = (20_000, 300_000)
-#: One of so many pieces is split in two.
+#: How many pieces in a million are split in two.
 _SPLIT_PPM = 100_000
 
 
 class Handle:
-    """What a file descriptor stands for. It is closed with the last process that has it."""
+    """What a file descriptor stands for. It is closed when the last process that holds it drops it."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -39,12 +39,12 @@ class Handle:
         return self._number
 
     def held_by(self, process: Process) -> None:
-        """A process has it too."""
+        """One more process holds it."""
         self.holders.add(process)
         process.handles[self._number] = self
 
     def drop(self, process: Process) -> None:
-        """A process has it no more."""
+        """A process holds it no longer."""
         if process in self.holders:
             self.holders.remove(process)
             del process.handles[self._number]
@@ -52,14 +52,14 @@ class Handle:
                 self.closed()
 
     def closed(self) -> None:
-        """Nobody has it."""
+        """Called when no process holds it any longer."""
 
     def setblocking(self, flag: bool) -> None:
-        """Nothing ever blocks."""
+        """Does nothing: no call ever blocks."""
 
 
 class Socket(Handle):
-    """One end of a connection. All of a process's sockets are used by its loop alone."""
+    """One end of a connection. Within a process, only the loop uses sockets."""
 
     family = real_socket.AF_INET
 
@@ -69,16 +69,16 @@ class Socket(Handle):
         self.side = side
         self.peer: Socket | None = None
         self.inbox = bytearray()
-        #: The other end sends nothing more, once the inbox is empty.
+        #: The other end sends nothing more: the stream ends when the inbox is empty.
         self.has_end = False
         self.is_reset = False
         self.is_closed = False
-        #: The last one that had it.
+        #: The last process that held it.
         self.holder: Process | None = None
-        #: Whoever had it has died and has not closed it, or nobody took it.
+        #: The process that held it died without closing it, or none accepted it.
         self.was_orphaned = False
         self.num_under_way = 0
-        #: So many bytes may be under way to it before it reads.
+        #: How many bytes may be in flight to this end before it reads.
         self.window_bytes = WINDOW_BYTES
         self.transport: SocketTransport | None = None
         self._num_pieces = 0
@@ -91,7 +91,7 @@ class Socket(Handle):
         self.close()
 
     def close(self) -> None:
-        """By the process that runs."""
+        """Close it in the process that is running."""
         process = self.network.world.running
         if process is not None:
             self.drop(process)
@@ -107,7 +107,7 @@ class Socket(Handle):
         super().drop(process)
 
     def closed(self) -> None:
-        """As Handle.closed: the other end gets the end of the stream, or a reset if something was not read."""
+        """As Handle.closed. The other end sees the end of the stream, or a reset if something was unread here."""
         self.transport = None
         if not self.is_closed:
             self.is_closed = True
@@ -120,19 +120,19 @@ class Socket(Handle):
             self._later(lambda peer: peer.end(resets=True))
 
     def cut(self) -> None:
-        """Something between both ends resets it."""
+        """Reset both ends, as something on the way between them may do."""
         self.abort()
         if self.peer is not None:
             self.peer.abort()
 
     def hold(self, until_ns: int) -> None:
-        """Nothing gets through before that time, either way."""
+        """Let nothing through in either direction before that time."""
         for end in (self, self.peer):
             if end is not None:
                 end._last_ns = end._held_until_ns = max(end._last_ns, until_ns)
 
     def send(self, data: bytes) -> int:
-        """Pass bytes to the kernel; how many it took."""
+        """Pass bytes to the kernel. Returns how many it accepted."""
         assert self.peer is not None
         taken = data[: max(self.peer.window_bytes - self.num_under_way, 0)]
         draws, rest = self.network.world.draws, taken
@@ -155,13 +155,13 @@ class Socket(Handle):
         self._tell(SocketTransport.readable)
 
     def end(self, *, resets: bool) -> None:
-        """The end of the stream arrives."""
+        """The end of the stream arrives, or a reset."""
         self.has_end = True
         self.is_reset = self.is_reset or resets
         self._tell(SocketTransport.readable)
 
     def read(self) -> bytes:
-        """All that has arrived."""
+        """All bytes that have arrived."""
         data = bytes(self.inbox)
         self.inbox.clear()
         if data:
@@ -169,23 +169,23 @@ class Socket(Handle):
         return data
 
     def acknowledge(self, num_bytes: int) -> None:
-        """The other end has read so many bytes."""
+        """The other end has read this many bytes."""
         self.num_under_way -= num_bytes
         self._tell(SocketTransport.writable)
 
     def getsockname(self) -> Address:
-        """Some address."""
+        """Any address."""
         return ("127.0.0.1", self._number)
 
     def getpeername(self) -> Address:
-        """Some address."""
+        """Any address."""
         return ("127.0.0.1", self._number + 1)
 
     def setsockopt(self, *_: object) -> None:
-        """There are no options."""
+        """Does nothing: there are no options."""
 
     def getsockopt(self, *_: object) -> int:
-        """There are no options."""
+        """0: there are no options."""
         return 0
 
     def _tell(self, what: Callable[[SocketTransport], None]) -> None:
@@ -193,7 +193,7 @@ class Socket(Handle):
             what(self.transport)
 
     def _later(self, act: Callable[[Socket], None]) -> None:
-        """Let something arrive at the other end, after all that was sent before."""
+        """Have something happen at the other end, after everything sent before has arrived."""
         world, peer = self.network.world, self.peer
         if peer is None:
             return
@@ -206,7 +206,7 @@ class Socket(Handle):
 
 
 class Listening(Handle):
-    """A socket that connections wait at. Several processes may have it; all of them take from one queue."""
+    """A listening socket. Several processes may hold it; all of them accept from one queue."""
 
     family = real_socket.AF_INET
 
@@ -218,28 +218,28 @@ class Listening(Handle):
         self._watches: dict[ProcessLoop, Callable[[], None]] = {}
 
     def getsockname(self) -> Address:
-        """Where it listens."""
+        """The address on which it listens."""
         return self.address
 
     def watch(self, loop: ProcessLoop, callback: Callable[[], None]) -> None:
-        """Call back whenever connections wait."""
+        """Call back whenever connections are waiting."""
         self._watches[loop] = callback
         if self.waiting:
             loop.call_soon(callback)
 
     def unwatch(self, loop: ProcessLoop) -> bool:
-        """Do so no more."""
+        """Stop calling back. Returns whether the loop was watching."""
         return self._watches.pop(loop, None) is not None
 
     def add(self, end: Socket) -> None:
-        """A connection waits."""
+        """A new connection waits to be accepted."""
         self.waiting.append(end)
         for loop, callback in self._watches.items():
             if not loop.process.is_dead:
                 loop.call_soon(callback)
 
     def accept(self) -> tuple[Socket, Address]:
-        """The next connection. Raises BlockingIOError."""
+        """Accept the next connection. Raises BlockingIOError if there is none."""
         if not self.waiting:
             raise BlockingIOError
         end = self.waiting.popleft()
@@ -247,11 +247,11 @@ class Listening(Handle):
         return end, ("127.0.0.1", end.fileno())
 
     def close(self) -> None:
-        """By the process that runs."""
+        """Close it in the process that is running."""
         self.drop(self.network.world.require_running())
 
     def closed(self) -> None:
-        """As Handle.closed: connections that wait are reset."""
+        """As Handle.closed. Waiting connections are reset."""
         while self.waiting:
             end = self.waiting.popleft()
             end.was_orphaned = True
@@ -263,16 +263,16 @@ class Network:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        #: The addresses of each name, and whether DNS has them now.
+        #: The addresses of each name, and whether DNS currently returns each.
         self.names: dict[str, dict[str, bool]] = {}
-        #: No connection is made there before that time.
+        #: Before that time, no connection to the address is made.
         self.held_until_ns: dict[Address, int] = {}
         self._listening: dict[Address, list[Listening]] = {}
         self._num_handles = 100
 
     def listen(self, process: Process, address: Address, *, shares: bool = False) -> Listening:
-        """A new listening socket. shares: the address may have others, and each connection waits at one of them, as
-        with SO_REUSEPORT. Raises OSError if the address is in use.
+        """A new listening socket. shares: several sockets may have the address, and each connection goes to one of
+        them, as with SO_REUSEPORT. Raises OSError if the address is in use.
         """
         with process.call():
             present = self._open_at(address)
@@ -285,7 +285,7 @@ class Network:
             return listening
 
     def resolve(self, name: str) -> list[str]:
-        """The addresses of a name, or an address itself."""
+        """The addresses of a name. An address resolves to itself."""
         if name not in self.names:
             return [name]
         if not all(self.names[name].values()):
@@ -303,20 +303,20 @@ class Network:
         return ours, theirs
 
     def socket(self, process: Process) -> Socket:
-        """A new one, which is not connected."""
+        """A new socket, not yet connected."""
         self._num_handles += 2
         made = Socket(self, self._num_handles - 1, 0)
         made.held_by(process)
         return made
 
     def _other_end(self, ours: Socket) -> Socket:
-        """Nobody's as yet."""
+        """Make the other end of a socket. No process holds it yet."""
         theirs = Socket(self, ours.fileno() + 1, 1)
         ours.peer, theirs.peer = theirs, ours
         return theirs
 
     async def connect(self, ours: Socket, address: Address) -> None:
-        """Connect it to an address. Raises ConnectionRefusedError."""
+        """Connect a socket to an address. Raises ConnectionRefusedError if nothing listens there."""
         latency_ns = self.world.draws.between(*_LATENCY_NS, "connect", ours.fileno())
         held_ns = self.held_until_ns.get(address, 0) - self.world.now_ns
         if held_ns > 0:
@@ -331,7 +331,7 @@ class Network:
 
 
 class SocketTransport(asyncio.Transport):
-    """As asyncio's over a real socket."""
+    """A transport like asyncio's over a real socket."""
 
     def __init__(self, loop: ProcessLoop, sock: Socket, protocol: Any, made: asyncio.Future[None]) -> None:
         super().__init__({"socket": sock, "sockname": sock.getsockname(), "peername": sock.getpeername()})
@@ -355,17 +355,17 @@ class SocketTransport(asyncio.Transport):
         self.readable()
 
     def readable(self) -> None:
-        """Something has arrived. Who does not read learns of a reset only if it has something to write."""
+        """Something has arrived. A process that is not reading notices a reset only when it has something to write."""
         self._loop.call_soon(self._read)
         self.writable()
 
     def writable(self) -> None:
-        """There is room."""
+        """There is room to send."""
         if self._buffer:
             self._loop.call_soon(self._flush)
 
     def _read(self) -> None:
-        """As a loop does that asks the kernel again and again while there is something to read."""
+        """Read like a loop that asks the kernel again while there is something to read."""
         sock = self._sock
         if self._is_lost or self._is_reading_paused or self._is_closing or self._has_seen_end:
             return

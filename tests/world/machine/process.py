@@ -1,4 +1,4 @@
-"""A simulated process: its loop, threads, children and open files, which all end with it."""
+"""A simulated process with its loop, threads, children and open files, all of which end with it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from tests.world.machine.network import Handle
     from tests.world.machine.world import World
 
-#: What one turn of a loop takes, and what a thread does.
+#: How long a turn of a loop takes, and how long an action in a thread.
 _TURN_NS = (5_000, 60_000)
 _THREAD_NS = (20_000, 500_000)
 SIGKILL = 9
-#: When a process runs next that has nothing to do, and one that has ended.
+#: Time of the next turn of a process that has nothing to do (NEVER), or that has ended (GONE).
 NEVER = 2**63
 GONE = -1
 
@@ -27,57 +27,57 @@ When = Literal["before", "halfway", "after"]
 
 
 class Death(NamedTuple):
-    """A process is killed around one of its calls into the system. call: the number of that, from 1."""
+    """Kills a process at one of its calls into the system. call: the number of the call, from 1."""
 
     call: int
     when: When
 
 
 class Process:
-    """One of a world. pid: unique in it."""
+    """A process of a world. pid: unique in that world."""
 
     def __init__(self, world: World, name: str, parent: Process | None = None) -> None:
         self.world = world
         self.name = name
         self.pid = world.next_pid()
         self.parent = parent
-        #: As its parent sees it, if that has spawned it.
+        #: The parent's view of this process, if a parent spawned it.
         self.child: Child | None = None
-        #: Called when its parent has ended.
+        #: Called when the parent ends.
         self.on_orphaned: Callable[[], None] | None = None
         self.is_dead = False
         self.returncode: int | None = None
         self.ended_ns = -1
-        #: When its clock was 0. Moves on with each time for which the clock stands still.
+        #: World time at which this process's monotonic clock was 0. Grows whenever that clock stands still.
         self._boot_ns = world.boot_ns
-        #: It does nothing before that time: it has just run, or is frozen.
+        #: The process does nothing before this time, since it has just run or is frozen.
         self.free_ns = world.now_ns
-        #: When the world lets it run next; it may have put that off since.
+        #: World time of the next turn as last planned; the process may have put it off since.
         self.planned_ns = NEVER
         #: Open files, sockets and pipes by number.
         self.handles: dict[int, Handle] = {}
-        #: Errors that nothing caught, and lines of the log that say that there is a defect.
+        #: Uncaught errors, and log lines that report a defect.
         self.errors: list[str] = []
-        #: Names of those that run.
+        #: Names of the running threads.
         self.threads: list[str] = []
         self.loop = ProcessLoop(self)
         self._main: asyncio.Task[Any] | None = None
         self._on_end: list[Callable[[int], None]] = []
         self._num_turns = 0
         self._num_threaded = 0
-        #: What keeps it from running until then.
+        #: Until when it is frozen, and by which fault.
         self._frozen_until_ns, self._frozen_by = 0, ""
         self._slow_until_ns, self._slow_factor = 0, 1
-        #: What calls into the system have taken in the present turn, or in a thread.
+        #: Time taken by calls into the system in this turn or thread action.
         self.spent_ns = 0
-        #: Calls into the system.
+        #: How many calls into the system it has made.
         self.num_calls = 0
         self.death = world.deaths.get(name)
         self._is_dying = False
         world.add(self)
 
     def run(self, program: Coroutine[Any, Any, int | None]) -> None:
-        """Run its program; what that returns is its exit status."""
+        """Run a program. Its result is the exit status."""
         self._main = self.loop.create_task(program)
         self._main.add_done_callback(self._ended)
 
@@ -92,26 +92,26 @@ class Process:
         raise Killed
 
     def on_end(self, act: Callable[[int], None]) -> None:
-        """Call with its exit status once it has ended."""
+        """Call a function with the exit status once the process has ended."""
         self._on_end.append(act)
 
     def note_error(self, context: dict[str, Any]) -> None:
-        """Its loop has met an error that nothing caught."""
+        """Note an error that nothing in the loop caught."""
         if not self.is_dead and not isinstance(context.get("exception"), Killed):
             self.errors.append(f"{self.name}: {context['message']}: {context.get('exception')!r}")
 
     @property
     def monotonic_ns(self) -> int:
-        """What the monotonic clock of its host shows."""
+        """What the process's monotonic clock shows."""
         return self.world.now_ns - self._boot_ns
 
     def world_ns(self, monotonic_ns: int) -> int:
-        """When that clock shows this, if it does not stand still before."""
+        """World time at which the monotonic clock will show this, unless the clock stands still before then."""
         return monotonic_ns + self._boot_ns
 
     @property
     def due_ns(self) -> int:
-        """When it runs next; NEVER: nothing is to be done."""
+        """World time of the next turn; NEVER: there is nothing to do."""
         due_ns = self.loop.due_ns
         return NEVER if due_ns is None else max(due_ns, self.free_ns)
 
@@ -119,7 +119,7 @@ class Process:
         """Run its loop once."""
         self._num_turns += 1
         world = self.world
-        # What came later did not have to wait.
+        # Whatever came after the freeze did not have to wait.
         if world.now_ns == self._frozen_until_ns:
             self._count(self._frozen_by)
         world.running = self
@@ -139,13 +139,13 @@ class Process:
         self.free_ns = max(self.free_ns, world.now_ns + turn_ns * (self._slow_factor if is_slow else 1) + self.spent_ns)
 
     def in_thread(self, action: Callable[[], None], busy_ns: int = 0) -> None:
-        """Do something in a thread: some time later, and not before what that is busy with is done."""
+        """Run an action in a thread, some time after the thread has been busy for `busy_ns`."""
         self._num_threaded += 1
         delay_ns = busy_ns + self.world.draws.between(*_THREAD_NS, "thread", self.pid, self._num_threaded)
         self.after(delay_ns, action)
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Do something later by its clock that is not done in its loop, unless it is dead then."""
+        """Run an action outside the loop, after a delay by the process's clock, unless the process is dead by then."""
         due_ns = self.monotonic_ns + delay_ns
 
         def act() -> None:
@@ -155,7 +155,7 @@ class Process:
                 self.world.at(self.world_ns(due_ns), act)
                 return
             if self.free_ns > self.world.now_ns + _TURN_NS[1] * self._slow_factor:
-                # It is frozen, with all of its threads, or in a slow call.
+                # The whole process is frozen, or in a slow call.
                 if self._frozen_until_ns > self.world.now_ns:
                     self._count(self._frozen_by)
                 self.world.at(self.free_ns, act)
@@ -173,27 +173,28 @@ class Process:
         self.world.after(delay_ns, act)
 
     def freeze(self, duration_ns: int, by: str = "frozen") -> None:
-        """It does nothing for so long. by: what is counted if it had something to do."""
+        """Stop the process for this long. by: the fault that is counted if the process had something to do."""
         self.free_ns = self._frozen_until_ns = max(self.free_ns, self.world.now_ns + duration_ns)
         self._frozen_by = by
 
     def _count(self, what: str) -> None:
-        """A fault has struck it."""
+        """Count a fault that has struck this process."""
         self.world.faults[f"{self.name.partition(' ')[0]} {what}"] += 1
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> None:
-        """Its host does nothing for so long. stops_clock: the monotonic clock stands still meanwhile, too."""
+        """Suspend the host for this long. stops_clock: the monotonic clock stands still meanwhile."""
         self.freeze(duration_ns, "suspended")
         if stops_clock:
             self._boot_ns += duration_ns
 
     def slow_until(self, time_ns: int, factor: int) -> None:
-        """Until then its turns take so many times as long."""
+        """Until that time, make each turn take `factor` times as long."""
         self._slow_until_ns, self._slow_factor = time_ns, factor
 
     def begin_call(self) -> bool:
-        """It calls into the system. Raises Killed if it is dead, or dies before the call. True: it will die in the
-        middle of the call, half of which is to be done; then, or if it dies after the call, `end_call` raises Killed.
+        """Begin a call into the system. Raises Killed if the process is dead or dies before the call. True: the process
+        dies in the middle of the call, so do only half of it. In that case, and if the process dies after the call,
+        `end_call` raises Killed.
         """
         if self.is_dead:
             raise Killed
@@ -210,13 +211,13 @@ class Process:
         return death.when == "halfway"
 
     def end_call(self) -> None:
-        """The call has come to its end, or to an error."""
+        """End a call into the system, also one that failed."""
         if self._is_dying and not self.is_dead:
             self.kill()
 
     @contextlib.contextmanager
     def call(self) -> Iterator[bool]:
-        """A call into the system; whether half of it is to be done."""
+        """A call into the system. Yields whether to do only half of it."""
         is_cut = self.begin_call()
         try:
             yield is_cut
@@ -224,7 +225,7 @@ class Process:
             self.end_call()
 
     def kill(self) -> None:
-        """SIGKILL. Raises ProcessLookupError if it has ended."""
+        """Kill it as SIGKILL does. Raises ProcessLookupError if it has ended."""
         if self.is_dead:
             raise ProcessLookupError(3, "No such process")
         self.end(-SIGKILL)
@@ -232,7 +233,7 @@ class Process:
             raise Killed
 
     def end(self, returncode: int) -> None:
-        """It has ended: nothing of it runs again, and the kernel closes what it had open."""
+        """End the process: none of its code runs again, and the kernel closes its open files."""
         if self.is_dead:
             return
         self.is_dead = True
@@ -248,14 +249,14 @@ class Process:
                 each.on_orphaned()
 
     def let_go(self) -> None:
-        """Keep nothing of what it was about to do when it ended."""
+        """Drop everything that it was about to do when it ended."""
         self._main = None
         self._on_end.clear()
         self.loop.let_go()
 
 
 class Child:
-    """A process from its parent's side, as asyncio has it. stdout: what it prints, if that is a pipe."""
+    """A process as its parent sees it, like asyncio's. stdout: what the process prints, if that goes to a pipe."""
 
     stdin = None
     stderr = None
@@ -273,7 +274,7 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """Known once the parent has seen its end."""
+        """The exit status, once the parent has noticed the end."""
         return self._ended.result() if self._ended.done() else None
 
     async def wait(self) -> int:
@@ -286,7 +287,7 @@ class Child:
             self.process.kill()
 
     def print_line(self, line: str) -> None:
-        """It prints something."""
+        """The process prints a line."""
         if self.stdout is not None and not self._parent.is_dead:
             self._loop.call_soon(self.stdout.feed_data, f"{line}\n".encode())
 

@@ -1,4 +1,4 @@
-"""Programs that block are suspended where they wait, as threads of a real host are."""
+"""Programs that block are suspended where they wait, like threads of a real host."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Program = Callable[[System], Coroutine[Any, Any, Any]]
 
 
 def run(program: Program, *, seconds: float = 100) -> Process:
-    """A process with this program, after so long; what that returns is its exit status."""
+    """Run a program for some seconds in a new process. The result of the program is the exit status."""
     world = World(1)
     process = Process(world, "child", Process(world, "parent"))
     system = system_of(process, {})

@@ -1,4 +1,4 @@
-"""Processes that are killed around any call into the system."""
+"""Processes that are killed at each of their calls into the system."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PORT = ("127.0.0.1", 1)
 
 @pytest.fixture(autouse=True)
 def _ignore_the_dead(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What of them is collected tries to end in order, and cannot."""
+    """Ignore errors of dead processes' objects: when collected, they try in vain to shut down cleanly."""
     before = sys.unraisablehook
 
     def hear(error: Any) -> None:
@@ -44,7 +44,7 @@ class _Peer(asyncio.Protocol):
 
 
 class _Seen:
-    """What of a process others see: bytes sent, files, messages, children."""
+    """What others see of a process: bytes sent, files, messages, children."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -63,7 +63,9 @@ class _Seen:
 
 
 def _run(death: Death | None) -> tuple[_Seen, Process]:
-    """A process makes one call of each kind, and as many again in the `finally` blocks that its death unwinds."""
+    """Run a process that makes one call of each kind, and all of them again in the `finally` blocks that its death
+    unwinds.
+    """
     world = World(1)
     seen = _Seen(world)
     other, mortal = Process(world, "other"), Process(world, "mortal")

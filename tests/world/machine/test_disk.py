@@ -1,4 +1,4 @@
-"""The simulated disk does what the host's does; each fault happens, and the same draws give the same."""
+"""The simulated disk behaves like the host's, each fault occurs, and the same draws give the same faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Call = tuple[str, Callable[[], object]]
 
 
 class Operations:
-    """Random calls into a disk. Results are those that all disks agree on; the same seed makes the same calls."""
+    """Random calls into a disk. Results contain only what all disks agree on. The same seed makes the same calls."""
 
     def __init__(self, seed: int, disk: Disk, folder: Path) -> None:
         self._rng = random.Random(seed)
@@ -34,7 +34,7 @@ class Operations:
         self._files: list[Any] = []
 
     def _path(self) -> Path:
-        """Below the folder, as no target of a link leads up and nothing follows `..` but a name."""
+        """A path below the folder: link targets never lead upwards, and only a name follows `..`."""
         rng = self._rng
         parts = [rng.choice("abcd") for _ in range(rng.choice((1, 1, 2, 2, 3)))]
         if rng.random() < 0.1:
@@ -42,7 +42,7 @@ class Operations:
         return self._folder.joinpath(*parts)
 
     def next(self) -> tuple[str, object]:
-        """A call and what it came to."""
+        """Make the next call. Returns its name and its result or error."""
         name, call = self._draw_call()
         try:
             return name, call()
@@ -109,7 +109,7 @@ class Operations:
         file.close()
 
     def _resolve(self, path: Path) -> object:
-        """Where links go in circles, what the host gives or raises depends on the version of Python."""
+        """Where links form a circle, what the host returns or raises depends on the version of Python."""
         for each in (path, *path.parents):
             try:
                 self._disk.list(each)
@@ -126,7 +126,7 @@ class Operations:
         return None not in statuses and statuses[0].identity == statuses[1].identity  # type: ignore[union-attr]
 
     def contents(self) -> dict[str, object]:
-        """All that can be found below the folder, by its path."""
+        """All that can be found below the folder, by path."""
         found: dict[str, object] = {}
         folders = [self._folder]
         while folders:
@@ -188,7 +188,7 @@ def test_a_path_may_lead_through_40_links(disk: Disk, tmp_path: Path) -> None:
 
 
 def history(seed: int, left_out: set[tuple[str, int]] | None = None) -> tuple[list[tuple[str, int]], str]:
-    """Operations of two processes under all faults: what has gone wrong, and a digest of all that was seen."""
+    """Run two processes with all faults on. Returns the faults that struck, and a digest of everything seen."""
     world = Drawn(seed)
     world.left_out = left_out or set()
     disk, folder, seen = WorldDisk(world), Path("/data"), blake2b()
@@ -253,7 +253,7 @@ def test_a_fault_that_is_left_out_moves_no_other_before_it_and_draws_none_anew()
         index = happened.index(fault)
         assert without[:index] == happened[:index]
         assert fault not in without
-    # A slow call changes nothing but the time.
+    # A slow call differs only in the time that it takes.
     slow = next(fault for fault in happened if fault[0] == "slow status")
     without, other_digest = history(4, {slow})
     assert without == [fault for fault in happened if fault != slow]

@@ -1,4 +1,4 @@
-"""What is left of a batch's state and results on a disk that fails, and that the batch can go on from there."""
+"""What a failing disk keeps of a batch's state and results, and that the batch can be resumed from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def line(number: int) -> OutputLine:
 
 
 def go_on(disk: Disk, *, ends: bool = True) -> tuple[list[int], list[int]]:
-    """Run a batch from where it is: the lines that were over before, and those that are now."""
+    """Resume a batch. Returns the numbers of the lines that were finished before, and of those finished now."""
     disk.make_folders(FOLDER)
     results = Results(disk, FOLDER / "out.jsonl", FOLDER / "errors.jsonl")
     with contextlib.closing(results):

@@ -1,4 +1,4 @@
-"""What a simulated disk loses when a process or the machine ends, and how it fails."""
+"""What a simulated disk loses when a process or the machine goes down, and how calls fail."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_file_that_was_cut_is_long_again_after_a_reboot_or_it_is_not() -> None
         disk.reboot()
         found.add(read(engine, path))
     whole = (b"1234567" * PAGE_BYTES)[: PAGE_BYTES + 5]
-    # Pages that were cut off before they were written are gone.
+    # Pages that were truncated before they were written are gone.
     assert found == {whole, whole[:3], whole[:3] + b"end", whole[:3] + b"end" + whole[6:], whole[:6]}
 
 
@@ -163,7 +163,7 @@ def test_a_full_disk_takes_what_it_has_room_for_and_then_nothing(disk: WorldDisk
     file.truncate(4)
     assert file.write(b"1") == 1
     engine.unlink(path)
-    # What has no name any more, but is open, still takes room.
+    # A file that has no name but is open still takes up room.
     other = engine.create(path)
     assert other.write(b"0123456789") == 5
     file.close()

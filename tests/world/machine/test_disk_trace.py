@@ -1,4 +1,4 @@
-"""What a real writer of traces leaves on a disk that fails, and what the reader says of it."""
+"""What the real trace writer leaves on a failing disk, and what the reader reports."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def system_of(disk: Disk) -> System:
 
 
 def read(disk: Disk) -> tuple[list[Event], str]:
-    """All events that can be read, and what the reader says of the end."""
+    """All events that can be read, and what the reader reports at the end."""
     found: list[Event] = []
     try:
         with LogReader(FOLDER / "run", disk=disk) as reader:
@@ -53,7 +53,7 @@ def read(disk: Disk) -> tuple[list[Event], str]:
 
 
 def record(disk: Disk, on_flush: Callable[[NotedRun], None]) -> None:
-    """Three segments."""
+    """Record three segments."""
     run = NotedRun(FOLDER, system=system_of(disk))
     on_flush(run)
     for number in range(1, 7):
@@ -79,7 +79,7 @@ def _start(disk: Disk, header: Event) -> None:
 
 @pytest.mark.parametrize("capacity", [0, 1, None])
 def test_a_start_that_finds_the_disk_full_can_be_tried_again(capacity: int | None) -> None:
-    """Wherever the disk is found to be full: None is when the header has been written."""
+    """At whichever write the disk turns out to be full. None: right after the header was written."""
     header = traces.events(1)[0]
     disk = WorldDisk(_Full())
     disk.faults = DiskFaults(capacity=len(traces.lines([header])[0]) if capacity is None else capacity)
@@ -102,7 +102,7 @@ def test_a_writer_that_dies_around_any_call_leaves_what_it_has_flushed() -> None
             found, end = read(disk.of("reader"))
             assert found[: len(whole)] == whole[: len(found)], (when, call)
             assert len(found) >= flushed[-1], (when, call)
-            # Without a whole header there is no trace.
+            # Without a complete header there is no trace.
             assert end != "damaged" or not found
             ends.add(end)
         assert 30 < call < 99
@@ -110,7 +110,7 @@ def test_a_writer_that_dies_around_any_call_leaves_what_it_has_flushed() -> None
 
 
 def test_after_a_reboot_a_trace_has_its_first_lines_and_damage_is_told() -> None:
-    """Of a run that has one segment. Nothing that was written back is lost."""
+    """A run with one segment. Nothing that was written back is lost."""
     made, ends = traces.events(120, rows=60, seed=2), set()
     for seed in range(150):
         world = Drawn(seed)
@@ -130,7 +130,7 @@ def test_after_a_reboot_a_trace_has_its_first_lines_and_damage_is_told() -> None
 
 
 def test_after_a_reboot_a_run_in_segments_has_only_what_was_written() -> None:
-    """A segment whose name is lost is missed, or it was the first; what follows it has its own snapshot."""
+    """A segment whose name is lost is reported missing, unless it was the first; the next one has its own snapshot."""
     ends = set()
     for seed in range(500):
         disk = WorldDisk(Mortal(seed, 12 + seed % 30, "before"))

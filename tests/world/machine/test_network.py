@@ -1,4 +1,4 @@
-"""Connections of the world: in order, in pieces, and reset where a real one is."""
+"""Connections of the world deliver in order and in pieces, and are reset where a real connection is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADDRESS = ("127.0.0.1", 7000)
 
 
 class End(asyncio.Protocol):
-    """Keeps what comes."""
+    """Keeps what it receives."""
 
     def __init__(self) -> None:
         self.received: list[bytes] = []
@@ -32,7 +32,7 @@ class End(asyncio.Protocol):
 
 
 class Two:
-    """A server and a client, connected."""
+    """A server and a client that are connected."""
 
     def __init__(self, seed: int = 1) -> None:
         self.world = world = World(seed)

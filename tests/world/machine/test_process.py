@@ -1,4 +1,4 @@
-"""Simulated processes and their ends."""
+"""Simulated processes, and how they end."""
 
 from __future__ import annotations
 

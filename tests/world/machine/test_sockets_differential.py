@@ -1,8 +1,9 @@
-"""Simulated sockets and pipes do what real ones do, under random operations.
+"""Simulated sockets and pipes behave like real ones under random operations.
 
-Two ends of a connection do the same in both worlds, one operation after the other. What each has seen must become the
-same: bytes, and whether and how the connection was lost. Left out is what TCP leaves open: how much of what was unsent
-arrives before an end that does not wait for it, and whether a reset after the end of the stream is seen as one.
+The two ends of a connection make the same operations, one after the other, in both worlds. Both worlds must come to
+show each end the same: bytes, and whether and how the connection was lost. Ignored is what TCP leaves open: how much
+unsent data arrives before a close that does not wait for it, and whether a reset after the end of the stream is seen as
+one.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from tests.world.machine.host import WorldPipes
 from tests.world.machine.process import Process
 from tests.world.machine.world import World
 
-#: What a kernel takes at once, whatever the sizes of its buffers.
+#: What a kernel accepts at once, whatever its buffer sizes.
 _SURELY_TAKEN = 4096
-#: Of what is written: some within every kernel's buffers, some above.
+#: Sizes of writes: some fit every kernel's buffers, some do not.
 _SIZES = (1, 100, 3000, 30_000, 600_000)
 _KERNEL_BYTES = 65_536
 _NUM_SCRIPTS, _NUM_OPERATIONS = 40, 9
 
 
 class Operation(NamedTuple):
-    """By end 0 or 1. size: of what it writes."""
+    """An operation of end 0 or 1. size: how many bytes it writes."""
 
     end: int
     what: str
@@ -42,7 +43,7 @@ class Operation(NamedTuple):
 
 
 class End(asyncio.Protocol):
-    """Keeps what it sees."""
+    """Records what it sees."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -72,7 +73,7 @@ def _act(end: End, operation: Operation, content: Iterator[bytes]) -> None:
     match operation.what:
         case "write":
             data = next(content)[: operation.size]
-            # asyncio drops it then; uvloop calls it an error, and so does the world.
+            # asyncio drops the data then; uvloop treats it as an error, and so does the world.
             if not end.lost:
                 end.transport.write(data)
         case "pause":
@@ -94,13 +95,13 @@ class Seen(NamedTuple):
 
     @classmethod
     def of(cls, end: End, *, is_open: bool) -> Seen:
-        """Of an end. is_open: TCP leaves open what it sees exactly."""
+        """What an end has seen. is_open: TCP leaves the details open."""
         error = bool(end.lost) and end.lost[0] is not None
         return cls(None if is_open else len(end.received), bool(end.lost), None if is_open else error)
 
 
 class Step(NamedTuple):
-    """An operation, and what both ends have seen after it; None: of one whose process has died."""
+    """An operation, and what each end has seen after it; None: the end's process has died."""
 
     operation: Operation
     seen: list[Seen | None]
@@ -114,7 +115,7 @@ def _content(seed: int) -> Iterator[bytes]:
 
 
 def _simulate(seed: int) -> list[Step]:
-    """Draw a script and run it in the world."""
+    """Draw a script of operations and run it in the world."""
     chance = random.Random(seed)
     world = World(seed)
     processes = [Process(world, name) for name in ("first", "second")]
@@ -157,7 +158,7 @@ def _simulate(seed: int) -> list[Step]:
 
 
 def _check(ends: list[End]) -> None:
-    """What holds in both worlds."""
+    """Check what must hold in both worlds."""
     for end in ends:
         assert len(end.lost) <= 1
         assert all(error is None or isinstance(error, ConnectionError) for error in end.lost)
@@ -165,7 +166,7 @@ def _check(ends: list[End]) -> None:
 
 
 async def _do_really(seed: int, steps: list[Step], pair: tuple[socket.socket, socket.socket]) -> None:
-    """Run the script over real sockets, and wait after each operation for what was seen in the world."""
+    """Run the script over real sockets. After each operation, wait until what the world showed is seen."""
     loop = asyncio.get_running_loop()
     ends = [End(), End()]
     for end, sock in zip(ends, pair, strict=True):
@@ -187,8 +188,8 @@ async def _do_really(seed: int, steps: list[Step], pair: tuple[socket.socket, so
 
 
 async def _wait_for(step: Step, ends: list[End], dead: set[int]) -> list[Seen | None]:
-    """What was seen, once it is what it was in the world, or after a while."""
-    # What was asked for happens in a later turn of the loop.
+    """What the ends have seen, once it is the same as in the world, or after a timeout."""
+    # An operation takes effect in a later turn of the loop.
     await asyncio.sleep(0.002)
     for _ in range(1000):
         found = [None if index in dead else Seen.of(end, is_open=step.is_open[index]) for index, end in enumerate(ends)]
@@ -222,7 +223,7 @@ def _frames(seed: int) -> list[bytes]:
 
 
 class FrameEnd:
-    """What one end of a connection of frames takes."""
+    """Records the frames that one end of a connection receives."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
@@ -245,7 +246,7 @@ async def _until(holds: Callable[[], bool]) -> None:
 
 
 async def _send_frames(ends: list[FrameEnd], seed: int) -> None:
-    """Both send, and the first closes once all of its frames have left."""
+    """Both ends send, and the first closes once all of its frames have left."""
     first, second = (end.connection for end in ends)
     assert first is not None
     assert second is not None
@@ -282,7 +283,7 @@ def test_frames_are_as_over_a_real_pair() -> None:
 
 
 class Messages(NamedTuple):
-    """Of a pipe: sent before the child is there, then both ways, then after the child's death."""
+    """The messages of a pipe: sent before the child is there, then in both directions, then after the child's death."""
 
     early: list[list[bytes]]
     to_child: list[list[bytes]]

@@ -1,4 +1,4 @@
-"""The world: simulated processes and what is under way between them, in one thread and in virtual time."""
+"""The world: simulated processes and the events between them, run in one thread and in virtual time."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from tests.world.machine.host import WorldFolder, WorldPipe
 
 SECOND = 1_000_000_000
-#: The host was booted some time before.
+#: World time at the start, when the host has been up for a while.
 _BEGIN_NS = 1_000 * SECOND
 _UNIX_NS = 1_800_000_000 * SECOND
-#: Garbage is collected at fixed points, since what it held may come to an end by that.
+#: Garbage is collected after fixed numbers of turns, because finalizers may run then.
 _TURNS_OF_A_COLLECTION = 50_000
 
 
 class StuckError(AssertionError):
-    """What was waited for does not come."""
+    """What a run waits for has not happened in time."""
 
 
 class Note(NamedTuple):
-    """Something that has happened. who: a process, or `world`."""
+    """Something that happened. who: a process, or `world`."""
 
     time_ns: int
     who: str
@@ -43,15 +43,15 @@ class Note(NamedTuple):
 
 
 def collect() -> None:
-    """Collect garbage, also what aiohttp keeps: a thousand handlers, each with all of a server that may have ended long
-    ago.
+    """Collect garbage. First clear aiohttp's cache of a thousand handlers, each of which keeps a server alive that may
+    have ended long ago.
     """
     aiohttp.web_app._cached_build_middleware.cache_clear()
     gc.collect()
 
 
 class _AroundDisk(Surroundings):
-    """The world, as its disk sees it."""
+    """The world as its disk sees it."""
 
     def __init__(self, world: World) -> None:
         super().__init__()
@@ -81,9 +81,9 @@ class _AroundDisk(Surroundings):
 
 
 class World:
-    """Everything is drawn from `seed`. now_ns: of the world, which no process sees; unix_ns: what the host's wall clock
-    shows; boot_ns: when its monotonic clock was 0. deaths: of processes, by their names. faults: what they have
-    done, by what it was.
+    """A world, drawn from `seed`. now_ns: world time, which no process sees; unix_ns: what the host's wall clock
+    shows; boot_ns: world time at which the monotonic clock was 0; deaths: which processes to kill, by name; faults: how
+    often each has struck.
     """
 
     def __init__(self, seed: int, deaths: Mapping[str, Death] | None = None) -> None:
@@ -93,55 +93,55 @@ class World:
         self.boot_ns = 0
         self.wall_offset_ns = _UNIX_NS
         self.faults: Counter[str] = Counter()
-        #: As of now; may be set at any time.
+        #: The current settings; may be changed at any time.
         self.spawn_faults = SpawnFaults()
         self.network = Network(self)
         self.disk = WorldDisk(_AroundDisk(self))
-        #: Pipes whose children have not opened their ends, by the addresses of their inboxes.
+        #: Pipes whose child has not opened its end yet, by the address of their inbox.
         self.pipes: dict[str, WorldPipe] = {}
-        #: Those that processes share, by their paths.
+        #: Shared folders, by path.
         self.folders: dict[str, WorldFolder] = {}
         self.processes: list[Process] = []
-        #: Those that live, and those that have ended since garbage was collected last.
+        #: Living processes, and those that have ended since the last garbage collection.
         self.by_name: dict[str, Process] = {}
         self.graves: list[Process] = []
-        #: Of those that ended before: how many calls into the system each has made, and their errors.
+        #: Processes that ended before that: how many calls into the system each made, and all of their errors.
         self.calls_of_buried: dict[str, int] = {}
         self._errors: list[str] = []
-        #: What processes had under way when their programs came to their ends, in words.
+        #: What processes still had in use when their programs ended, in words.
         self.left: list[str] = []
-        #: The process whose code runs at the moment.
+        #: The process whose code is running now.
         self.running: Process | None = None
         self.num_turns = 0
-        #: What has happened, if that is to be kept.
+        #: What has happened; None: it is not recorded.
         self.notes: list[Note] | None = None
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._num_events = 0
-        #: When processes run next, and their numbers; one whose plans have changed may be there more than once.
+        #: Next turns as time, pid and process; a process whose plans have changed may be there more than once.
         self._due: list[tuple[int, int, Process]] = []
-        #: Those whose plans may have changed since they were last put there, in the order in which they did.
+        #: Processes whose plans may have changed since they were last put there, in the order of the changes.
         self._changed: dict[Process, None] = {}
         self._num_pids = 1000
 
     def next_pid(self) -> int:
-        """Of the next process."""
+        """The pid of the next process."""
         self._num_pids += 1
         return self._num_pids
 
     def note(self, who: str, what: str) -> None:
-        """Something has happened."""
+        """Record that something happened."""
         if self.notes is not None:
             self.notes.append(Note(self.now_ns, who, what))
 
     def add(self, process: Process) -> None:
-        """A process has begun. Its name is its own for ever."""
+        """Register a new process. Its name may never be used again."""
         assert process.name not in self.by_name.keys() | self.calls_of_buried.keys(), process.name
         self.by_name[process.name] = process
         self.processes.append(process)
         self.note(process.name, f"begins as process {process.pid}")
 
     def remove(self, process: Process) -> None:
-        """A process has ended."""
+        """Remove a process that has ended."""
         self.note(process.name, f"ends with status {process.returncode}")
         self.disk.crash(process.name)
         self.processes.remove(process)
@@ -150,7 +150,7 @@ class World:
         self.graves.append(process)
 
     def require_running(self) -> Process:
-        """The process whose code runs."""
+        """The process whose code is running now; there must be one."""
         assert self.running is not None
         return self.running
 
@@ -161,39 +161,39 @@ class World:
 
     @property
     def errors(self) -> list[str]:
-        """Of all processes."""
+        """The errors of all processes."""
         return self._errors + [error for process in self.by_name.values() for error in process.errors]
 
     @property
     def num_calls(self) -> dict[str, int]:
-        """Calls into the system, by process."""
+        """How many calls into the system each process has made."""
         return self.calls_of_buried | {name: process.num_calls for name, process in self.by_name.items()}
 
     def at(self, time_ns: int, action: Callable[[], None]) -> None:
-        """Do something at a time."""
+        """Run an action at a world time."""
         self._num_events += 1
         heappush(self._events, (max(time_ns, self.now_ns), self._num_events, action))
 
     def after(self, delay_ns: int, action: Callable[[], None]) -> None:
-        """Do something later."""
+        """Run an action after a delay."""
         self.at(self.now_ns + delay_ns, action)
 
     def run(self, until: Callable[[], bool], *, most_seconds: float) -> None:
-        """Go on until something is so. Raises StuckError if it is not in that time."""
+        """Run the world until a condition holds. Raises StuckError if it does not hold within that time."""
         limit_ns = self.now_ns + round(most_seconds * SECOND)
         while not until():
             if not self._go_on(limit_ns):
                 raise StuckError(f"still not so after {most_seconds} s; errors: {self.errors}")
 
     def run_for(self, seconds: float) -> None:
-        """Go on for so long."""
+        """Run the world for this long."""
         limit_ns = self.now_ns + round(seconds * SECOND)
         while self._go_on(limit_ns):
             pass
         self.now_ns = limit_ns
 
     def _go_on(self, limit_ns: int) -> bool:
-        """Let the next thing happen; False if that is after the limit."""
+        """Run the next event or turn. False if it comes after the limit."""
         event_ns = self._events[0][0] if self._events else None
         process = self._next_process()
         if process is not None and (event_ns is None or process.planned_ns < event_ns):
@@ -216,11 +216,11 @@ class World:
         return True
 
     def changed(self, process: Process) -> None:
-        """It may run sooner than it was to."""
+        """The process may now have to run earlier than planned."""
         self._changed[process] = None
 
     def _next_process(self) -> Process | None:
-        """The one that runs next, the oldest if there are several. It is on top of `_due`."""
+        """The process that runs next, the oldest one of several. It is on top of `_due`."""
         due = self._due
         for process in self._changed:
             due_ns = process.due_ns
@@ -234,7 +234,7 @@ class World:
                 due_ns = process.due_ns
                 if due_ns == planned_ns:
                     return process
-                # It has put off what it was to do.
+                # It has put off its next turn.
                 process.planned_ns = due_ns
                 if due_ns != NEVER:
                     heappush(due, (due_ns, process.pid, process))
@@ -242,7 +242,7 @@ class World:
         return None
 
     def _collect(self) -> None:
-        """Let go of what the dead hold: it tries to end in order, and cannot."""
+        """Let go of what dead processes hold: once collected, it tries in vain to shut down cleanly."""
         for process in self.graves:
             process.let_go()
             self.calls_of_buried[process.name] = self.by_name.pop(process.name).num_calls
