@@ -1,1 +1,1 @@
-"""What must be so in every world, and how that is seen."""
+"""The invariants of every world, and how they are checked."""

@@ -1,5 +1,5 @@
-"""What the log of a gateway must show of the attempts at backends: each is allowed and paid for, and one at a time is
-shown.
+"""What the log of a gateway must show of attempts at backends: each attempt is allowed and paid for, and output is
+shown from only one attempt at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.world.invariants.checks import Checks
 
 
 def check_attempts(checks: Checks, run_folder: Path | None, disk: Disk, config: GatewayConfig) -> None:
-    """Attempts of a whole log keep to the rules."""
+    """Check the attempts of a complete log."""
     if run_folder is None:
         return
     try:
@@ -26,7 +26,7 @@ def check_attempts(checks: Checks, run_folder: Path | None, disk: Disk, config: 
             events = [line.event() for line in reader]
     except EventLMError:
         return
-    # Of the oldest files, some may have been removed.
+    # The oldest files may have been removed.
     if not reader.gaps and events and events[0].s == 0:
         attempts = Attempts(checks, config)
         for event in events:
@@ -34,25 +34,25 @@ def check_attempts(checks: Checks, run_folder: Path | None, disk: Disk, config: 
 
 
 class Attempts:
-    """Those of a log, event by event."""
+    """Follows the attempts of a log, event by event."""
 
     def __init__(self, checks: Checks, config: GatewayConfig) -> None:
         self._checks = checks
         self._most = 1 + config.forward_retries
         self._share_ppm = config.retry_budget_percent * 10_000
         self._arrived: dict[int, Arrived] = {}
-        #: But hedges.
+        #: Attempts of each sequence, without hedges.
         self._num_attempts: Counter[SequenceId] = Counter()
         self._num_first = self._num_more = 0
         self._begun: set[SequenceId] = set()
         self._streamed: list[tuple[int, int, int, int]] = []
-        #: The attempt that was shown last, and how many tokens of the answer.
+        #: The attempt whose output was shown last, and how many tokens of the answer were shown.
         self._shown: dict[SequenceId, tuple[int, int]] = {}
-        #: Attempts at the same time.
+        #: The numbers of the attempts that are under way.
         self._under_way: dict[SequenceId, set[int]] = {}
 
     def take(self, event: Event) -> None:
-        """The next one."""
+        """Take the next event."""
         match event:
             case Arrived():
                 self._arrived[event.s] = event

@@ -1,4 +1,4 @@
-"""Keys of clients and of backends: the wrong ones open nothing, and none is shown anywhere."""
+"""API keys of clients and backends: a wrong key opens nothing, and no key is shown anywhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_let_in(client: Client, checks: Checks) -> None:
-    """A client without the right key is told so, and one that has it is let in, within its limits."""
+    """Check that a client without a valid key is refused, and one with a valid key is served within its limits."""
     sent = client.visit.key
     if sent is None:
         return
@@ -30,7 +30,7 @@ def check_let_in(client: Client, checks: Checks) -> None:
 
 
 class Secrets:
-    """All keys that a plan has."""
+    """All keys of a plan."""
 
     def __init__(self, plan: Plan, checks: Checks) -> None:
         keys = {each.key.key for each in plan.visits if each.key is not None}
@@ -43,17 +43,17 @@ class Secrets:
         self._checks = checks
 
     def check(self, where: str, content: bytes) -> None:
-        """Nothing of them is in it."""
+        """Check that no key is in this content."""
         found = [key for key in self._keys if key in content]
         self._checks.check("no key is shown", not found, f"{where}: {found}")
 
     def check_client(self, client: Client) -> None:
-        """Nothing of them is in what it was told."""
+        """Check that no key is in what a client received."""
         for reply in client.replies:
             self.check(f"a reply to visit {client.visit.number}", repr(reply.headers).encode() + bytes(reply.body))
 
     def check_all(self, lines: Iterable[dict[str, Any]], tree: FileTree) -> None:
-        """Nor in what the server has logged and written."""
+        """Check that no key is in the server's log lines, nor in its files."""
         for line in lines:
             self.check("a line of the log", repr(line).encode())
         own = tree.find_file(KEYS) if self._has_file else None

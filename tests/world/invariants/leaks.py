@@ -1,5 +1,5 @@
-"""What is left in processes once all requests are over, and once a process has ended in order: tasks, timers, open
-files, threads, children and listening sockets. At rest there is no more than what goes on by design, as listed here.
+"""What processes leak once all requests are over, and once a process has shut down cleanly: tasks, timers, open files,
+threads, children and listening sockets. At rest, only what is listed here may be left, since it goes on by design.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from tests.world.machine.process import Process
     from tests.world.run import Run
 
-#: How coroutines wait for a time: each of them needs one timer at most.
+#: Callbacks of timers with which coroutines wait; each task needs at most one.
 _WAITS = {"_release_waiter", "_set_result_unless_cancelled", "Timeout._on_timeout"}
 
 
 class _ByDesign(NamedTuple):
-    """What a process has at rest, at most. tasks: by the names of their coroutines; timers: by the names of what they
-    call, beside those of tasks that wait for a time.
+    """The most that a process has at rest. tasks: by name of the coroutine; timers: by name of the callback, without
+    those of tasks that wait for a time.
     """
 
     tasks: dict[str, int]
@@ -33,21 +33,21 @@ class _ByDesign(NamedTuple):
     num_listening: int = 1
 
 
-#: It serves, sends heartbeats, and looks at a file of keys if there is one.
+#: A front end serves, sends heartbeats, and watches the key file if there is one.
 _FRONT_END = _ByDesign({"WorldFrontEnd._serve": 1, "FrontEndServer._beat": 1, "ApiKeys.watch": 1})
-#: It sends heartbeats, and watches its parent.
+#: A worker sends heartbeats, and watches its parent.
 _WORKER = _ByDesign({}, threads=("heart", "parent"), num_listening=0)
 
 
 class Leaks:
-    """Looks for them in the processes of a run's last server."""
+    """Looks for leaks in the processes of a run's last server."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self._checks: Checks = run.checks
 
     def check_rest(self) -> None:
-        """All requests are over."""
+        """Check for leaks once all requests are over."""
         server, world = self._run.server, self._run.world
         children = [each for each in world.processes if each.parent is not None]
         strangers = [each.name for each in children if each.parent is not server.process]
@@ -77,11 +77,11 @@ class Leaks:
         num_backends = len(gateway.backends) if gateway is not None else 0
         tasks = {
             "WorldServer._serve": 1,
-            # Where requests come to.
+            # Without front ends, the engine's process handles requests, and watches the key file.
             "ApiKeys.watch": 0 if num_front_ends else 1,
-            # What the server waits for: a signal to stop, and the loss of all front ends.
+            # The server waits for a signal to stop, and for the loss of all front ends.
             "Event.wait": 2 if num_front_ends else 0,
-            # Supervision of front ends, workers and backends, each until the end.
+            # Supervision of front ends, workers and backends, which goes on until the end.
             "FrontEnd._supervise": num_front_ends,
             "ReplicaController._supervise": num_replicas,
             "RankGroup._listen": num_workers if num_workers > num_replicas else 0,
@@ -91,10 +91,10 @@ class Leaks:
             "BackendSet._follow": min(num_backends, 1),
         }
         timers = {
-            # Of the core and of the recorder, each of which has one at a time.
+            # The core and the recorder have one timer each.
             "AsyncioClock._call": 1,
             "InferenceEngine._guarded": 1,
-            # Of aiohttp, which closes connections to backends that were kept for long enough.
+            # aiohttp's timers, which close idle connections to backends.
             "_weakref_handle": num_backends,
         }
         return _ByDesign(
@@ -111,7 +111,7 @@ class Leaks:
         more = timers - Counter(most.timers)
         checks.check("no timer is left", not more, f"{name}: {more}")
         files = self._run.world.disk.open_files(name)
-        # It has another name until it has its first line.
+        # A log has a temporary name until its first line is written.
         is_log = all(each.name.startswith(TRACE_NAME) for each in files)
         checks.check("no file is left open", is_log and len(files) <= most.num_files, f"{name}: {files}")
         threads = Counter(process.threads) - Counter(most.threads)
@@ -120,13 +120,13 @@ class Leaks:
         checks.check("no socket is left", num_listening <= most.num_listening, f"{name}: {num_listening} listen")
 
     def check_ends(self) -> None:
-        """What processes had that have ended in order."""
+        """Check that processes that shut down cleanly left nothing behind."""
         left = self._run.world.left
         self._checks.check("who ends in order leaves nothing", not left, f"{left}")
         if self._run.server.process.returncode == 0:
             self._check_folders(most=0)
 
     def _check_folders(self, *, most: int) -> None:
-        """Of the ranks of each replica."""
+        """Check the ranks' shared folders; each replica has one."""
         folders = list(self._run.world.folders)
         self._checks.check("no shared folder is left", len(folders) <= most, f"{folders} for {most}")

@@ -1,4 +1,4 @@
-"""What the logs on a simulated disk have of each sequence, at any moment."""
+"""What the logs on a simulated disk contain about each sequence at any moment."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from tests.world.machine.file_tree import File
 _TAGS = tuple(
     f'{{"t":"{tag}"'.encode() for tag in ("arrive", "launch", "done", "emit", "streamed", "relay", "finish", "gap")
 )
-#: Most bytes of what one event of a backend's stream brings, which may count as one token.
+#: The most bytes that one event of a backend's stream brings. Such an event may count as one token.
 _MOST_BYTES = 16
 
 
 class Sample(NamedTuple):
-    """A sequence, by the seed of its request, which each visit has to itself."""
+    """A sequence, identified by the seed of its request, which no other visit uses."""
 
     seed: str
     index: int
 
 
 class _Steps:
-    """Of one run. launched: steps that have not been answered, by replica, epoch and number; answered: the last one of
-    each replica, with its launch, which is unknown after a gap.
+    """The steps of one run. launched: steps that have no result yet, by replica, epoch and number; answered: the last
+    step of each replica that has a result, with its launch, which is unknown after a gap.
     """
 
     def __init__(self) -> None:
@@ -37,15 +37,15 @@ class _Steps:
         self.answered: dict[int, tuple[StepCompleted, Launched | None]] = {}
         self.streamed: list[tuple[int, int, int, int]] = []
         self.has_gap = False
-        #: The file that has been read last.
+        #: The file that was read last.
         self.last: File | None = None
 
 
 class LogWatch:
-    """Reads what has been added whenever it is asked. num_tokens: that may be shown; finished: those that have
-    ended; num_lines: of all runs.
+    """Reads what has been added to the logs since the last call. num_tokens: how many tokens of each sequence may be
+    shown; finished: the sequences that have ended; num_lines: lines of all runs.
 
-    A line that was written is read here even if it does not reach the medium.
+    A line counts once it is written, even if it never reaches the medium.
     """
 
     def __init__(self, disk: WorldDisk, checks: Checks) -> None:
@@ -56,21 +56,21 @@ class LogWatch:
         self._checks = checks
         self._runs: dict[Path, _Steps] = {}
         self._positions: dict[int, int] = {}
-        #: Those that the disk had seen when a run was last read.
+        #: The disk's number of changes when each run was last read.
         self._num_changes: dict[Path, int] = {}
 
     def read(self, run_folder: Path) -> None:
-        """Take what a run's files have got since."""
+        """Read what was added to a run's files."""
         if self._num_changes.get(run_folder) == self._disk.num_changes:
             return
         self._num_changes[run_folder] = self._disk.num_changes
         steps = self._runs.setdefault(run_folder, _Steps())
         reader = self._disk.of("watch")
         paths = [*(segment.path for segment in closed_segments(run_folder, reader)), run_folder / TRACE_NAME]
-        # A server may have died between the names of a segment.
+        # If a server died while it renamed a segment, a name may be missing.
         files = [self._disk.tree.find_file(path) for path in paths if reader.status(path) is not None]
         if steps.last is not None and steps.last not in files:
-            # It has been removed since, with what it had got.
+            # The file was removed meanwhile; read what had been added to it.
             files.insert(0, steps.last)
         for file in files:
             steps.last = file
@@ -105,14 +105,16 @@ class LogWatch:
                     self.finished.add(Sample(steps.seeds[event.request], event.index))
 
     def _relay(self, steps: _Steps, relayed: Relayed) -> None:
-        """After a gap some of it may be unknown."""
+        """After a gap, some of the sequences may be unknown."""
         for row, (request, index, _, total) in enumerate(steps.streamed):
             if row not in relayed.dropped and request in steps.seeds:
                 self.num_tokens[Sample(steps.seeds[request], index)] = total * _MOST_BYTES
         steps.streamed = []
 
     def _answer(self, steps: _Steps, done: StepCompleted) -> None:
-        """Each result is of a step of the present worker, once, and was not there before that was launched."""
+        """Check that each result belongs to a launched step of the current worker, comes once, and not before the
+        launch.
+        """
         launched = steps.launched.pop((done.replica, done.epoch, done.step), None)
         steps.answered[done.replica] = done, launched
         is_answer = steps.has_gap if launched is None else launched.ts <= done.start_ns

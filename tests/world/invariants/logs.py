@@ -1,4 +1,4 @@
-"""The logs of all runs of a world: what must be so of them after each death, each reboot, and at the end."""
+"""The logs of all runs of a world: what must hold for them after each death and each reboot, and at the end."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from tests.world.programs.client import Client
     from tests.world.run import Run
 
-#: A run of more segments has only its last ones verified one by one.
+#: If a run has more segments, only this many of the last ones are verified alone.
 _MOST_ALONE = 4
 
 
 class Logs:
-    """num_told: how often the recorder has told that it loses events; is_lossy: it does so now."""
+    """Checks the logs. num_told: how often the recorder has reported that it is losing events; is_lossy: whether it is
+    losing events now.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -39,19 +41,19 @@ class Logs:
         self._num_lines = 0
         self._losses = ToldLosses(run.checks)
         self.num_told = 0
-        #: Runs that ended before a power failure. Of those of which it has taken something: how many lines come before
-        #: that, and which files have lost more than their ends.
+        #: Runs that ended before a power failure. For those that lost something to it: how many lines come before the
+        #: loss, and which files lost more than their ends.
         self._rebooted: set[str] = set()
         self._num_left: dict[str, int] = {}
         self._damaged: set[Path] = set()
         self._rotten: set[Path] = set()
-        #: Lines of runs when all that was pending came to the medium.
+        #: How many lines each run had when everything pending was last brought to the medium.
         self._num_saved: dict[str, int] = {}
         self._num_changes_saved = 0
 
     @contextlib.contextmanager
     def _calm(self) -> Iterator[None]:
-        """What is read here meets no faults."""
+        """Turn off disk faults while something is read."""
         faults, self._disk.faults = self._disk.faults, DiskFaults()
         try:
             yield
@@ -59,7 +61,7 @@ class Logs:
             self._disk.faults = faults
 
     def listen(self) -> None:
-        """Take what has been logged since."""
+        """Read the log lines that are new since the last call."""
         lines = self._run.lines
         for line in lines[self._num_lines :]:
             if self._losses.hear(str(line.get("event", ""))):
@@ -71,16 +73,17 @@ class Logs:
 
     @property
     def is_lossy(self) -> bool:
-        """Whether the last server loses events now."""
+        """Whether the last server is losing events now."""
         folder = self._run.server.run_folder
         return folder is not None and self._losses.of(folder.name).is_lossy
 
     def check_shown(self, client: Client) -> None:
-        """All that a client has been shown is in the log on the disk by now, as it was written before it was sent.
+        """Check that all that a client has been shown is in the log on the disk, which is written before anything is
+        sent.
 
-        There is one exception: the recorder has told, while the request was under way, that it loses events. That is
-        so where a disk fails, and with `record_lag=gap` also where it is slow. What is not written then is in a `gap`,
-        or, if the server dies before it can write that, after the end of the log.
+        There is one exception: while the request was under way, the recorder reported that it is losing events. It does
+        so if the disk fails, and with `record_lag=gap` also if the disk is slow. The missing events are then in a
+        `gap`, or past the end of the log if the server dies before it can write that.
         """
         self._read()
         self.listen()
@@ -97,20 +100,20 @@ class Logs:
             self._checks.check("no end shown that the log lacks", is_in_log, where)
 
     def _read(self) -> None:
-        """Take what the logs have got. Of some a power failure has taken what it has."""
+        """Read what was added to the logs, except those that a power failure may have damaged."""
         with self._calm():
             for server in self._run.servers:
                 if server.run_folder is not None and server.run_folder.name not in self._rebooted:
                     self._watch.read(server.run_folder)
 
     def names(self) -> list[str]:
-        """Of all runs that have left a folder."""
+        """The names of all runs that have left a folder."""
         with contextlib.suppress(FileNotFoundError):
             return sorted(name for name in self._reader.list(RUNS) if name != LATEST_NAME)
         return []
 
     def check_dead(self, server: WorldServer) -> None:
-        """The log of a server that has died verifies as far as it goes."""
+        """Check that the log of a dead server verifies as far as it goes."""
         self._read()
         self.listen()
         if server.run_folder is not None:
@@ -141,7 +144,7 @@ class Logs:
         return result
 
     def _check_left(self, name: str) -> None:
-        """What a power failure has left."""
+        """Check what a power failure has left of a run."""
         try:
             num_lines = verify_left(self._disk, RUNS / name)
         except Found as found:
@@ -158,8 +161,8 @@ class Logs:
         with contextlib.suppress(FileNotFoundError):
             paths = [segment.path for segment in closed_segments(RUNS / name, self._reader)]
             last = self._reader.status(RUNS / name / TRACE_NAME)
-            # A server that dies while it begins a segment leaves the last one two names, and a power failure may take
-            # one of them.
+            # A server that dies while it begins a segment leaves two names for the last one, and a power failure may
+            # remove either of them.
             paths = [path for path in paths if self._reader.status(path) != last]
             paths += [RUNS / name / TRACE_NAME] if last is not None else []
             if len(paths) < 2:
@@ -180,7 +183,7 @@ class Logs:
                 )
 
     def _rotten_in(self, name: str) -> list[Path]:
-        """Files of a run, unless they have been removed to make room."""
+        """The files of a run that have bit rot, without those that were removed to make room."""
         return [path for path in sorted(self._rotten) if path.parent.name == name and self._reader.status(path)]
 
     def _has_line(self, folder: Path) -> bool:
@@ -189,7 +192,7 @@ class Logs:
         return False
 
     def _lines(self, name: str) -> dict[int, bytes]:
-        """Bodies by `s`, up to what cannot be read."""
+        """The body of each line by its `s`, up to the first line that cannot be read."""
         found: dict[int, bytes] = {}
         with contextlib.suppress(EventLMError), LogReader(RUNS / name, disk=self._reader) as reader:
             for line in reader:
@@ -197,27 +200,27 @@ class Logs:
         return found
 
     def write_back(self) -> None:
-        """Bring all that is pending to the medium, as kernels do every so often."""
+        """Bring everything pending to the medium, as kernels do every so often."""
         self.listen()
         if self._disk.num_changes == self._num_changes_saved:
             return
         self._num_changes_saved = self._disk.num_changes
         self._read()
         self._disk.write_back()
-        # Of older ones all was saved before.
+        # Everything in older logs was saved before.
         for server in self._run.servers:
             if server.run_folder is not None:
                 self._num_saved[server.run_folder.name] = self._num_lines_of_one(server.run_folder.name)
 
     def _num_lines_of_one(self, name: str) -> int:
-        """Lines of a run that has one segment, else 0: a reboot may take a segment whose name is new."""
+        """How many lines a run has; 0 if it has several segments: a reboot may remove a segment that has a new name."""
         with self._calm(), contextlib.suppress(FileNotFoundError):
             if not closed_segments(RUNS / name, self._reader):
                 return self._disk.tree.find_file(RUNS / name / TRACE_NAME).content.count(b"\n")
         return 0
 
     def reboot(self) -> None:
-        """A power failure takes of the logs what it does, but what is left is as it was written."""
+        """Cause a power failure. It may remove parts of the logs, but what is left must be unchanged."""
         with self._calm():
             self._read()
             names = self.names()
@@ -231,15 +234,15 @@ class Logs:
                 self._see_left(name, files[name])
             for name in self.names():
                 after = self._lines(name)
-                # Of one with a hole or a rotten file, more can be read once a file is gone. What was removed to make
-                # room may be there again.
+                # If a run has a hole or a rotten file, more of it can be read once a file is gone; and files that were
+                # removed to make room may be back.
                 unknown = None if name not in holed else b""
                 first_s = min(lines[name], default=0)
                 wrong = [
                     s for s, body in after.items() if s >= first_s and lines[name].get(s, unknown) not in (body, b"")
                 ]
                 self._checks.check("what a reboot leaves is as it was", not wrong, f"{name}: {wrong[:5]}")
-                # One before may have left a hole.
+                # An earlier power failure may have left a hole.
                 num_saved = min(self._num_saved.get(name, 0), num_lines[name], len(lines[name]))
                 self._checks.check("a reboot leaves what was saved", len(after) >= num_saved, f"{name}: {len(after)}")
 
@@ -258,11 +261,11 @@ class Logs:
         self._checks.check("a log can be read", bool(after) or left != {*paths}, f"{name} cannot be")
 
     def rot(self, detail: int) -> bool:
-        """A bit of a closed segment turns over; False if there is none."""
+        """Flip a bit of a closed segment. False if there is none."""
         self._disk.write_back()
         with self._calm():
             closed = [segment.path for name in self.names() for segment in closed_segments(RUNS / name, self._reader)]
-        # Just before a segment begins, the last one has two names.
+        # Just before a new segment begins, the last one has two names.
         last = [
             self._disk.tree.find_file(RUNS / name / TRACE_NAME) for name in self.names() if self._has_line(RUNS / name)
         ]
@@ -275,7 +278,9 @@ class Logs:
         return True
 
     def check_end(self) -> int:
-        """Of all runs, the last of which has its end if the server ended in order; how many events there were."""
+        """Check the logs of all runs. If the last server shut down cleanly, its log must have an end. Returns how many
+        events there were.
+        """
         self._read()
         self.listen()
         names = self.names()

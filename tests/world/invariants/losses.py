@@ -1,4 +1,4 @@
-"""What the recorder tells of events that it loses, by run. The gaps of the run's log must be just those."""
+"""What the recorder reports about lost events, by run. A run's log must have exactly the gaps that were reported."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _LOSES = re.compile(r"the trace \S+/([^/]+)/trace\.jsonl.*; events are lost unti
 _WRITES = re.compile(
     r"the trace \S+/([^/]+)/trace\.jsonl is written again; (?:events (\d+) to (\d+) are not in it|no )"
 )
-#: As a verification reports them.
+#: A gap as a verification reports it.
 _GAP = re.compile(r" has a gap: events (\d+) to (\d+) were not recorded ")
 
 
 class Losses:
-    """Of one run. num_told: how often it was told that events are lost; is_lossy: it is so now; missing: first and last
-    of those that are not in the log, as was told.
+    """The losses of one run. num_told: how often a loss was reported; is_lossy: whether events are being lost now;
+    missing: the first and last number of each reported gap.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class Losses:
 
 
 class ToldLosses:
-    """Hears lines of the server's log."""
+    """Collects reports of losses from the server's log lines."""
 
     def __init__(self, checks: Checks) -> None:
         self._checks = checks
         self._runs: defaultdict[str, Losses] = defaultdict(Losses)
 
     def hear(self, event: str) -> bool:
-        """One line; whether it tells that events are lost from now on."""
+        """Take one line. Returns whether it reports that events are being lost from now on."""
         if loses := _LOSES.search(event):
             run = self._runs[loses[1]]
             run.num_told += 1
@@ -49,12 +49,13 @@ class ToldLosses:
         return loses is not None
 
     def of(self, run: str) -> Losses:
-        """Of a run, by its name."""
+        """The losses of a run, by its name."""
         return self._runs[run]
 
     def check_gaps(self, run: str, warnings: Sequence[str], *, was_killed: bool, first_s: int = 0) -> None:
-        """The log of a run has just the gaps that were told. first_s: of the first event that was kept. warnings: of
-        its verification. A server that was killed may have begun to write again, and not have told it yet.
+        """Check that the log of a run has exactly the gaps that were reported. first_s: number of the first event that
+        was kept. warnings: those of the log's verification. A server that was killed may have resumed writing without
+        having reported it.
         """
         told = self._runs[run]
         missing = [gap for gap in told.missing if gap[1] >= first_s]

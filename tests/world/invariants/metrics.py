@@ -1,4 +1,4 @@
-"""What a server's pages, such as `/metrics`, say once all has come to rest."""
+"""What a server's pages, such as `/metrics`, show once everything has come to rest."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from tests.world.machine.process import Process
 from tests.world.machine.world import World
 from tests.world.programs.http_client import send
 
-#: These are 0 at rest.
+#: Gauges that are 0 at rest.
 _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "eventlm:backend_requests_running")
 
 
 def read_page(world: World, server: Address, path: str, headers: dict[str, str] | None = None) -> str:
-    """A page of a server."""
+    """Fetch a page of a server."""
     process = Process(world, f"monitoring of {path}")
     texts: list[str] = []
 
@@ -28,7 +28,9 @@ def read_page(world: World, server: Address, path: str, headers: dict[str, str] 
 
 
 def check_gauges(checks: Checks, metrics: str, *, num_backends: int) -> None:
-    """They say that nothing is left of any request. num_backends: of a gateway, each of which has one."""
+    """Check that the gauges show nothing left of any request. num_backends: for a gateway, whose backends have a gauge
+    each.
+    """
     found = [line for line in metrics.splitlines() if line.startswith(_GAUGES)]
     for line in found:
         checks.check("gauges are 0 at rest", float(line.rpartition(" ")[2]) == 0, line)

@@ -1,4 +1,4 @@
-"""No prompt and no output is where nobody asked for it: in a trace, in a line of the log, among the metrics."""
+"""Prompts and outputs appear only where somebody asked for them: never in a trace, a log line or the metrics."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 #: Part of every longer prompt, and of nothing else.
 _PROMPT = "ppp"
-#: Shorter texts may be found by chance.
+#: Shorter texts may occur by chance.
 _LEAST_BYTES = 24
 
 
 def _forms(text: str) -> Iterator[bytes]:
-    """A text as it is, as JSON in ASCII, and as a list of tokens, each of which is a byte."""
+    """A text as it is, as ASCII JSON, and as a list of tokens, each of which is one byte."""
     content = text.encode()
     yield content
     yield json.dumps(text)[1:-1].encode()
@@ -31,7 +31,7 @@ _MARKS = {form for word in WORDS if not word.isascii() for form in _forms(word.d
 
 
 class Privacy:
-    """Knows the texts of clients."""
+    """The texts of clients, which must stay private."""
 
     def __init__(self, clients: Iterable[Client], checks: Checks) -> None:
         self._checks = checks
@@ -45,7 +45,7 @@ class Privacy:
                 self._texts.add(",".join(map(str, prompt[:4])).encode())
 
     def check(self, where: str, content: bytes) -> None:
-        """Nothing of them is in it."""
+        """Check that no such text is in this content."""
         content = content.replace(b", ", b",")
         found = [text for text in self._texts if text in content]
         self._checks.check(f"no text is in {where}", not found, f"{found}")

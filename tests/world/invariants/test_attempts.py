@@ -1,4 +1,4 @@
-"""Attempts of a gateway's log that break a rule."""
+"""Attempts in a gateway's log that break a rule are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.world.invariants.checks import BrokenInvariant, Checks
 
 
 class _Arrivals(Attempts):
-    """Of requests without deadlines."""
+    """The arrivals of requests without deadlines."""
 
     def _deadline_ns(self, request: int) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""Keys that are found where they must not be, and those that open what they must not."""
+"""Keys that appear where they must not are found, and so are keys that open what they must not."""
 
 from __future__ import annotations
 

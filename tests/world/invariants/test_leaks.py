@@ -1,4 +1,4 @@
-"""What a defect leaves in a process is found when the world has come to rest, each kind by an invariant of its own."""
+"""A defect that leaves something in a process is found at rest, each kind by an invariant of its own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_kind_of_leak_is_found_at_rest(name: str) -> None:
         parallel=ParallelConfig(tensor_parallel_size=2),
         record=structs.replace(drawn.config.record, record_lag="gap", record_segment="8KiB"),
     )
-    # Frozen for longer than it may be silent, a worker is lost.
+    # A worker that is frozen for longer than its heartbeat timeout is considered lost.
     freeze = Fault(0, SECOND, "freeze worker", 39)
     with PLANTED[name].plant(), pytest.raises(BrokenInvariant) as found:
         run_plan(drawn._replace(config=config, faults=[freeze], seconds=50))

@@ -1,4 +1,4 @@
-"""What is watched of logs, though their files go."""
+"""The watch of logs sees everything, even if files are removed."""
 
 from __future__ import annotations
 

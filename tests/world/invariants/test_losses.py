@@ -1,4 +1,4 @@
-"""Gaps of logs, and what was told of them."""
+"""Gaps of logs must match what was reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are found where they must not be."""
+"""Texts that appear where they must not are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client of a world must have been told: the reference text, or the beginning of it and why there is no more."""
+"""What a client of a world must have received: the reference text, or its beginning and why there is no more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.world.programs.http_client import Reply
 
 
 def check_client(client: Client, checks: Checks) -> None:
-    """Check all that it was told."""
+    """Check everything that a client received."""
     reply, where = client.reply, f"visit {client.visit.number}"
     for each in client.replies:
         checks.check("answered", bool(each.status) or _may_fail(client, each), f"{where}: {each.error!r}")
@@ -46,13 +46,13 @@ def _has_reason(reply: Reply) -> bool:
 
 
 def _check_end(client: Client, ended: Reply, checks: Checks) -> None:
-    """Its DELETE was answered; afterwards its reply is over."""
+    """Check that a client's DELETE was answered, and that its reply ended after that."""
     where = f"visit {client.visit.number}"
     checks.check("answered", bool(ended.status) or _may_fail(client, ended), f"{where}: DELETE: {ended.error!r}")
     if ended.is_whole:
         checks.check("replies can be ended", ended.status in (200, 404, 503), f"{where}: {ended.status}")
     if ended.is_whole and ended.status == 200 and not client.reply.was_cut and not client.reply.was_orphaned:
-        # One that comes again after that finds no reply.
+        # A client that reconnects after that finds no reply.
         is_told = client.is_served or client.reply.status == 404
         checks.check("readers of a deleted reply are told", is_told, f"{where} {bytes(client.reply.body)!r}")
 
@@ -75,11 +75,11 @@ def _check_stream(client: Client, checks: Checks) -> None:
 
 
 def _place(event_id: str) -> tuple[int, int, int]:
-    """Of an event among those of its stream."""
+    """The position of an event in its stream, from its id."""
     position = StreamPosition.parse(event_id)
     if not position.skip:
         return position.end, 1, 0
-    # Those after all outputs, or those of some that are not all shown yet.
+    # Events after all outputs, or after some outputs that are not all shown yet.
     return position.end, 2 * (not position.size), position.skip
 
 
@@ -95,7 +95,7 @@ def _check_choices(client: Client, checks: Checks, *, is_cut: bool = False) -> N
             checks.check("texts end for the right reason", ends[0] in reasons, f"{where}.{index}: {ends}")
             checks.check("whole texts are the reference's", text == wanted, f"{where}.{index}: {text!r}")
         else:
-            # What may yet become the stop string is held back, and sent if something else ends the request.
+            # A possible beginning of the stop string is held back, and sent if something else ends the request.
             most = wanted + body.get("stop", "")[:-1]
             begins = most.startswith(text.rstrip("\N{REPLACEMENT CHARACTER}"))
             checks.check("cut texts begin the reference's", begins, f"{where}.{index}: {text!r}")

@@ -1,4 +1,4 @@
-"""Invariants that are looked at while a world runs: queues are bounded, times are the host's, and what must happen soon
+"""Invariants that are checked while a world runs: queues are bounded, times are the host's, and what must happen soon
 does.
 """
 
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from tests.world.programs.server import WorldServer
 
 _LOOK_NS = SECOND // 4
-#: What must happen soon happens within this time, in which no process of the server was kept from running so long.
+#: What must happen soon happens within `_SOON_NS`, during which no process of the server was stalled for `_STALL_NS`.
 _SOON_NS, _STALL_NS = 3 * SECOND, SECOND // 5
-#: Facts of one moment are stamped some nanoseconds apart.
+#: Timestamps of the same moment may differ by some nanoseconds.
 _SAME_NS = 1000
-#: What a connection may keep for a client that does not read.
+#: The most bytes that a connection may buffer for a client that does not read.
 _MOST_BUFFERED = 1024 * 1024
 
 
-#: For so long a fault of the world may keep a worker or a backend from what it does, and their starts from success.
+#: The longest time for which a fault may stop a worker or a backend from working, or from being started.
 _MOST_FAULT_SECONDS = 90
-#: Times between restarts in a row, the longest of which is reached while starts fail.
+#: The time between several restarts in a row. Failing starts make it reach its maximum.
 _RESTARTS_SECONDS = round(2 * RESTART_SECONDS * 2**MAX_DOUBLINGS)
 
 
 def _patience_seconds(config: Config) -> int:
-    """By then what has failed is noticed, and something else is tried, once no more of it fails."""
+    """After this many seconds without another fault, a failure has been noticed and something else tried."""
     if config.gateway.backend:
         gateway = config.gateway
         tried = gateway.first_token_timeout_seconds + gateway.silence_timeout_seconds + gateway.outage_seconds
@@ -52,8 +52,8 @@ def _patience_seconds(config: Config) -> int:
 
 
 class Watch:
-    """Looks again and again while clients are there. config: of the server. can_give_up: the engine may give its
-    replicas up. wrong: what was found while the server's code ran, by the names of invariants.
+    """Checks at intervals while there are clients. config: the server's. can_give_up: the engine may give up its
+    replicas. wrong: what was found while the server's code ran, as names of invariants and details.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Watch:
         self._server = server
         self._write_timeout_ns = config.server.write_timeout_seconds * SECOND
         self._patience_seconds = _patience_seconds(config)
-        #: When somebody was served last, or nobody had to be.
+        #: When a request last made progress, or none was waiting.
         self._served_ns = 0
         self._clients: list[Client] = []
-        #: When each of them was first seen to be gone.
+        #: When each client was first seen to be gone, by visit.
         self._gone_ns: dict[int, int] = {}
-        #: Since when an edge of the present server has yet to look at the whole texts of sequences.
+        #: Since when each sequence has been waiting for an edge of the current server to check its whole text.
         self._closing_ns: dict[SequenceId, int] = {}
         self._runs_since_ns = 0
         self._bus: Bus | None = None
         self._is_looking = False
 
     def come(self, client: Client) -> None:
-        """A client is there."""
+        """A client has come."""
         self._clients.append(client)
         if not self._is_looking:
             self._is_looking = True
@@ -120,16 +120,16 @@ class Watch:
         self.check_wrong()
 
     def check_wrong(self) -> None:
-        """Fail with what was found."""
+        """Fail if anything was found while the server's code ran."""
         for name, detail in self.wrong:
             self._checks.check(name, False, detail)
 
     def _is_soon_over(self, since_ns: int) -> bool:
-        """Whether what must have happened soon after a time must have happened by now."""
+        """Whether what had to happen soon after `since_ns` must have happened by now."""
         return self._world.now_ns > max(since_ns, self._runs_since_ns) + _SOON_NS
 
     def _see(self, event: Event, now_ns: int) -> None:
-        """In the engine's process: an event is published, at this time of the run."""
+        """Check an event that the engine publishes. Runs in the engine's process. now_ns: on the run's clock."""
         checks = self._checks
         if isinstance(event, StepCompleted | Streamed | Finished):
             self._served_ns = self._world.now_ns
@@ -138,7 +138,7 @@ class Watch:
             self.wrong.append(("times of the log are the host's", f"{event} at {now_ns}"))
 
     def _check_soon(self, origin_ns: int, state: CoreState) -> None:
-        """origin_ns: when the run's clock was 0."""
+        """Check that what must happen soon has happened. origin_ns: when the run's clock was 0."""
         checks, now_ns = self._checks, self._world.now_ns
         live = state.requests.values()
         came_ns = {each.arrival.seed: origin_ns + each.arrival.ts for each in live}
@@ -149,7 +149,7 @@ class Watch:
             gone_ns = self._gone_ns.setdefault(number, now_ns)
             seed = str(client.visit.body["seed"])
             has_ended = seed not in came_ns
-            # It may have waited to be accepted.
+            # The request may have waited to be accepted.
             is_over = self._is_soon_over(max(gone_ns, came_ns.get(seed, 0)) + client.keep_ns)
             if is_over:
                 checks.check("requests end with their clients", has_ended, f"visit {number} goes on")
@@ -165,7 +165,7 @@ class Watch:
                 checks.check("late requests are dropped", is_dropped, f"request {request.arrival.s}")
 
     def _check_closing(self, state: CoreState) -> None:
-        """Edges say where texts end, at the latest once a client that does not read is given up."""
+        """Check that edges report the end of each text, at the latest when a client that reads nothing is dropped."""
         now_ns, live = self._world.now_ns, state.requests.values()
         closing = [each.id for request in live for each in request.sequences if each.state is State.CLOSING]
         self._closing_ns = {identity: self._closing_ns.get(identity, now_ns) for identity in closing}
@@ -174,7 +174,7 @@ class Watch:
             self._checks.check("edges end texts", not is_late, f"{identity} waits for the end of its text")
 
     def _check_served(self, state: CoreState) -> None:
-        """Of those who wait somebody is served within the times that the configuration gives."""
+        """Check that some waiting request is served within the times that the configuration allows."""
         if not state.requests or state.paused:
             self._served_ns = self._world.now_ns
         since_ns = max(self._served_ns, self._runs_since_ns)
@@ -194,7 +194,9 @@ class Watch:
                     checks.check("buffers of connections are bounded", is_own or size <= _MOST_BUFFERED, f"{size}")
 
     def subscribe(self, detail: int) -> bool:
-        """A subscriber comes that is slow, and leaves after a while. It must get each event, or be told."""
+        """Subscribe slowly, and leave after a while. The subscriber must get each event, or be told which ones it
+        missed.
+        """
         server = self._server()
         engine = server.engine
         if server.process.is_dead or engine is None or not server.is_ready:
