@@ -1,1 +1,1 @@
-"""What a seed draws, and the faults that it draws from."""
+"""What is drawn from a seed, and the faults to choose from."""

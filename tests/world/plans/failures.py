@@ -1,4 +1,4 @@
-"""Deaths of the server's process and of its host, suspends of that, and faults of its disk, each with an end."""
+"""Failures of the server's processes, its host and its disk. Those that last have an end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from tests.world.machine.process import Process
     from tests.world.run import Run
 
-#: Of which processes do not start; empty: of any.
+#: The modules whose processes fail to start; empty: all of them.
 _MODULES = (workers.MODULE, front_ends.MODULE, "")
 _SECOND = 1_000_000_000
-#: A call of so many that come next is the last.
+#: The process dies within this many calls.
 _CALLS_TO_DEATH = 400
-#: Longest time that a disk or starts of processes fail, and that a host is suspended.
+#: The longest time in seconds for which a disk or starts of processes fail, or a host is suspended.
 _MOST_SECONDS = 90
 
 
 def kill_server(run: Run, detail: int) -> bool:
-    """Kill the server at any time."""
+    """Kill the server at this moment."""
     process = run.server.process
     if process.is_dead:
         return False
@@ -34,14 +34,14 @@ def kill_server(run: Run, detail: int) -> bool:
 
 
 def kill_server_in_call(run: Run, detail: int) -> bool:
-    """Kill the server around one of its next calls into the system."""
+    """Kill the server at one of its next calls into the system."""
     process = run.server.process
     _die_soon(process, detail)
     return not process.is_dead
 
 
 def kill_child_in_call(run: Run, detail: int) -> bool:
-    """Kill one of the server's children around one of its next calls into the system."""
+    """Kill one of the server's children at one of its next calls into the system."""
     children = run.lives.children()
     if children:
         _die_soon(children[detail % len(children)], detail // 8)
@@ -54,7 +54,7 @@ def _die_soon(process: Process, detail: int) -> None:
 
 
 def reboot(run: Run, detail: int) -> bool:
-    """The host of the server loses its power, and its wall clock may be another afterwards."""
+    """Cut the power of the server's host. Its wall clock may differ afterwards."""
     run.lives.reboot()
     if detail % 2:
         run.world.wall_offset_ns += (detail - 500_000) * _SECOND
@@ -62,12 +62,12 @@ def reboot(run: Run, detail: int) -> bool:
 
 
 def suspend(run: Run, detail: int) -> bool:
-    """The host of the server is suspended, or it is a virtual machine that is paused."""
+    """Suspend the server's host, or pause it if it is a virtual machine."""
     return run.lives.suspend(detail % _MOST_SECONDS * _SECOND, stops_clock=detail // _MOST_SECONDS % 2 == 0)
 
 
 def failing_starts(run: Run, detail: int) -> bool:
-    """Processes do not start as they should for a while. Most often some just have to be started."""
+    """Make processes fail to start for a while. Usually some are killed, so that they have to be restarted."""
     world, module = run.world, _MODULES[detail % len(_MODULES)]
     world.spawn_faults = SpawnFaults(1 + detail // 8 % 3, module)
     for child in run.lives.children()[: detail // 64 % 8]:
@@ -82,7 +82,7 @@ def failing_starts(run: Run, detail: int) -> bool:
 
 
 def disk_fault(make: Callable[[Run, int], dict[str, Any]]) -> Callable[[Run, int], bool]:
-    """The disk has these fields of its faults for a while."""
+    """A fault that sets these fields of the disk's faults for a while."""
 
     def happen(run: Run, detail: int) -> bool:
         world, fields = run.world, make(run, detail)
@@ -109,12 +109,12 @@ slow = disk_fault(
 
 
 def bit_rot(run: Run, detail: int) -> bool:
-    """A bit of a closed segment turns over."""
+    """Flip a bit of a closed segment."""
     return run.logs.rot(detail)
 
 
 def rewrite_keys(run: Run, detail: int) -> bool:
-    """An operator makes a mistake in the file of keys, or removes it, and corrects that after a while."""
+    """Have an operator break or remove the key file, and correct it after a while."""
     keys = run.keys
     if keys is None:
         return False
@@ -133,7 +133,7 @@ _hide_keys = disk_fault(lambda run, detail: {"unreadable": frozenset({KEYS})})
 
 
 def hide_keys(run: Run, detail: int) -> bool:
-    """An operator writes the file of keys anew, and for a while the server may not read it."""
+    """Have an operator rewrite the key file, and make it unreadable for a while."""
     if run.keys is not None:
         run.operator.write(KEYS, run.keys.content, replaces=True)
     return _hide_keys(run, detail) and run.keys is not None

@@ -1,4 +1,4 @@
-"""Faults that were set, and those of them that have struck: a full disk that nobody writes to has not."""
+"""Counts the faults that were set, and those that have struck. A full disk that nobody writes to has not struck."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections import Counter
 
 from tests.world.plans.faults import FaultKind
 
-#: What is counted under such a name is a fault by itself, which is drawn where it strikes.
+#: Marks the names of faults that are counted by themselves, since they are drawn where they strike.
 _OWN = ": "
 
 
 class FaultCount:
-    """By kind. hits: what the world counts of calls, turns and the like that have met a fault, by what it was."""
+    """Counts faults by kind. hits: the world's counts of calls, turns and the like that a fault has affected, by
+    effect.
+    """
 
     def __init__(self, hits: Counter[str]) -> None:
         self._hits = hits
         self._set: Counter[str] = Counter()
         self._struck: Counter[str] = Counter()
-        #: Of the last fault of each kind, unless it strikes at once: its kind, and how many hits there were before.
+        #: The last fault of each kind, unless it strikes at once: its kind, and the number of hits before it was set.
         self._last: dict[str, tuple[FaultKind, int]] = {}
 
     def add(self, name: str, kind: FaultKind) -> None:
-        """One is set. From now on hits are its own, and no longer those of the last one of its kind."""
+        """Count a fault that was set. From now on, hits are due to it, not to the previous fault of its kind."""
         self._settle(name)
         self._set[name] += 1
         if kind.hits:
@@ -38,7 +40,7 @@ class FaultCount:
             self._struck[name] += self._num_hits(kind) > num_before
 
     def counts(self) -> dict[str, dict[str, int]]:
-        """How many were set, how many of those have struck, and the hits. None is set any more."""
+        """How many faults were set, how many of them struck, and the hits. Call this when no more will be set."""
         for name in [*self._last]:
             self._settle(name)
         own = {what: count for what, count in self._hits.items() if _OWN in what}

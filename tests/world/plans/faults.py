@@ -1,4 +1,4 @@
-"""The faults that happen at drawn times, by their names."""
+"""The faults that happen at drawn times, by name."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tests.world.run import Run
 
 _SECOND = 1_000_000_000
-#: One is in force at the start, and operators swap in the others.
+#: One policy is in force at the start, and operators swap in the others.
 POLICIES = ("fcfs", "edf", "lrs")
 
 
 class FaultKind(NamedTuple):
-    """weight: how often it is drawn, beside the others. happen: lets it happen; False if there is nothing that it could
-    hit. It gets a number below a million, and makes of it what it needs.
+    """A kind of fault. weight: how often it is drawn, relative to the others. happen: makes it happen, with a number
+    below a million from which it draws its details; False if there is nothing to hit.
 
-    hits: how the names begin under which the world counts what such a fault does. It has struck once one of those is
-    counted; without any, at once.
+    hits: prefixes of the names under which the world counts its effects. The fault has struck once one of them is
+    counted; without any, it strikes at once.
     """
 
     weight: int
@@ -37,7 +37,7 @@ def _one_of(processes: list[Process], detail: int) -> Process | None:
 
 
 def _child(module: str, act: Callable[[Process, int], None]) -> Callable[[Run, int], bool]:
-    """Something happens to one of the engine's processes that run a module."""
+    """A fault that happens to one of the engine's children that run a module."""
 
     def happen(run: Run, detail: int) -> bool:
         children = run.lives.children()
@@ -58,7 +58,7 @@ def _freeze(process: Process, detail: int) -> None:
 
 
 def _freeze_for_long(process: Process, detail: int) -> None:
-    """It may be taken for dead."""
+    """Freeze a process for so long that it may be considered dead."""
     process.freeze(detail % 90 * _SECOND)
 
 
@@ -93,7 +93,7 @@ def _slow_subscriber(run: Run, detail: int) -> bool:
 
 
 def _operator(action: Callable[[int], AdminAction], *, is_undone: bool = False) -> Callable[[Run, int], bool]:
-    """An operator asks for something, and within 20 s for its end."""
+    """A fault by which an operator requests an action and, if is_undone, the end of it within 20 s."""
 
     def happen(run: Run, detail: int) -> bool:
         run.administer(action(detail))

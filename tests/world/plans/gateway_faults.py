@@ -1,4 +1,4 @@
-"""Faults of a gateway's backends, of the network to them, and what operators do with them."""
+"""Faults of a gateway's backends, of the network to them, and actions of operators on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def _on_backend(
     act: Callable[[Run, Gateway, WorldBackend, int], bool],
 ) -> Callable[[Run, int], bool]:
-    """Does it to one of the backends, if there are any. It gets the rest of the drawn number."""
+    """A fault that happens to one of the backends, if there are any. It gets the rest of the drawn number."""
 
     def happen(run: Run, detail: int) -> bool:
         gateway = run.gateway
@@ -30,7 +30,7 @@ def _on_backend(
 
 
 def _kill(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """It is started again within a minute."""
+    """Kill a backend, and start it again within a minute."""
     if backend.process.is_dead:
         return False
     backend.process.end(-9)
@@ -44,7 +44,7 @@ def _freeze(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> b
 
 
 def _cut(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """One of its connections, or all."""
+    """Cut one of the backend's connections, or all of them."""
     found = gateway.connections(backend)
     if found and detail % 2:
         found = [found[detail % len(found)]]
@@ -54,7 +54,7 @@ def _cut(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool
 
 
 def _hold(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """Nothing gets through to it for a while."""
+    """Let nothing through to the backend for a while."""
     until_ns = run.world.now_ns + detail % 40 * SECOND
     run.world.network.held_until_ns[(backend.plan.host, PORT)] = until_ns
     for each in gateway.connections(backend):
@@ -70,7 +70,7 @@ def _drain(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bo
 
 
 def _remove(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """It is added again after a while."""
+    """Remove the backend, and add it again after a while."""
     spec = next(each for each in gateway.specs if each.name == f"{backend.plan.host}:{PORT}")
     run.administer(RemoveBackend(name=spec.name))
     run.world.after(detail % 30 * SECOND, lambda: run.administer(AddBackend(spec=spec)))
@@ -84,10 +84,10 @@ def _leave_dns(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -
 
 
 def _rewrite_list(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """An operator writes another list of backends, and after a while the right one."""
+    """Have an operator write a wrong list of backends, and the right one after a while."""
     specs, kind = gateway.plan.specs, detail % 6
     if kind == 0:
-        # An editor is still at it.
+        # The operator's editor has written only part of the file.
         gateway.write_list(cut_to=detail // 6 % 100)
     elif kind == 1:
         gateway.write_list([])
@@ -106,12 +106,12 @@ _hide_list = disk_fault(lambda run, detail: {"unreadable": frozenset({LIST})})
 
 
 def _lock_list(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """The gateway may not read it for a while."""
+    """Make the list unreadable for the gateway for a while."""
     return _hide_list(run, detail) and gateway.plan.listing == "file"
 
 
 def _change_key(run: Run, gateway: Gateway, backend: WorldBackend, detail: int) -> bool:
-    """It wants another key for a while."""
+    """Have the backend require another key for a while."""
     stub = backend.stub
     if not stub.key:
         return False

@@ -1,4 +1,4 @@
-"""What a seed draws where other servers run the model: the backends, the gateway's flags, and the requests to it."""
+"""What is drawn from a seed if other servers run the model: the backends, the gateway's flags, and its requests."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tests.gateway.stub_backend import chat_prompt, reply_text
 from tests.gateway.stub_faults import AT_END, Fault
 from tests.world.machine.draws import Draws
 
-#: All backends found by DNS listen there.
+#: The port of all backends; those found by DNS share it.
 PORT = 9000
 NAME = "pods"
-#: The file that lists them, if one does.
+#: The file that lists the backends, if the gateway uses one.
 LIST = Path("/etc/backends")
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity", "session_affinity")
 _KINDS: tuple[BackendKind, ...] = ("vllm", "sglang", "llamacpp", "ollama", "openai", "eventlm")
-#: Requests of one backend that may meet a fault.
+#: How many requests of one backend may have a fault.
 _NUM_REQUESTS = 100
 _HTML = "<html><body>Bad Gateway</body></html>"
-#: Counts that no answer has.
+#: Token counts that no answer can have.
 _COUNTS = (-7, 0, (1 << 31) - 1, 1 << 31, 10**30)
 _REPLIES = (
     (429, "", ""), (429, "1", ""), (429, "30", ""), (429, "600", ""), (429, "soon", ""), (500, "", ""),
@@ -34,13 +34,13 @@ _STREAMS: tuple[Literal["stall", "endless", "cut", "end", "malformed", "error"],
 )  # fmt: skip
 
 
-#: How the gateway is told of its backends.
+#: How the gateway learns of its backends.
 Listing = Literal["flags", "DNS", "file"]
 _LISTINGS: tuple[Listing, ...] = ("flags", "DNS", "file")
 
 
 class BackendPlan(NamedTuple):
-    """One of the backends. host: its address. options: of the stub. faults: what goes wrong with its requests."""
+    """One of the backends. host: its address. options: those of the stub. faults: which requests go wrong, and how."""
 
     host: str
     kind: BackendKind
@@ -49,8 +49,8 @@ class BackendPlan(NamedTuple):
 
 
 class GatewayPlan(NamedTuple):
-    """answer_tokens: of each answer, unless a request wants fewer. specs: one of each backend, without the key that all
-    of them want; empty: none do.
+    """A gateway and its backends. answer_tokens: length of each answer, unless a request asks for less. specs: one for
+    each backend, without `key`. key: the key that all backends require; empty: they require none.
     """
 
     backends: list[BackendPlan]
@@ -61,29 +61,29 @@ class GatewayPlan(NamedTuple):
 
     @property
     def flags(self) -> list[str]:
-        """What the gateway is told."""
+        """How the gateway's flags name the backends."""
         found = {"flags": self.specs, "DNS": [f"dns:{NAME}:{PORT}"], "file": [f"file:{LIST}"]}[self.listing]
         return [f"{each},key={self.key}" if self.key else each for each in found]
 
     def answer(self, body: dict[str, Any], index: int) -> tuple[str, set[str]]:
-        """The whole text of a choice, and the reasons for which it may end."""
+        """The full text of a choice, and the finish reasons that are allowed."""
         most = body.get("max_tokens") or body["max_completion_tokens"]
         prompt = chat_prompt(body["messages"]) if "messages" in body else str(body["prompt"])
         reasons = {"stop"} if most >= self.answer_tokens else set()
-        # One that is continued with nothing left ends by its limit.
+        # A request that is retried when nothing is left to generate ends by its limit.
         reasons |= {"length"} if most <= self.answer_tokens else set()
         return reply_text(prompt, body["seed"] + index, min(most, self.answer_tokens)), reasons
 
 
 def draw_gateway(draws: Draws, *, is_calm: bool) -> GatewayPlan:
-    """The backends of a seed."""
+    """Draw the backends of a seed."""
     answer_tokens = draws.between(1, 100, "answer tokens")
     listing = _LISTINGS[draws.draw("listing") % len(_LISTINGS)]
     key = f"sk-of-backends-{draws.draw('backend key', 1):016x}" if draws.draw("backend key") % 2 == 0 else ""
     num_backends = draws.between(1, 4, "backends")
     share_ppm = 0 if is_calm else draws.between(0, 400_000, "share of faults")
     backends = [_draw_backend(draws, number, answer_tokens, share_ppm) for number in range(num_backends)]
-    # There is no more of them than a name says.
+    # With DNS, the gateway knows nothing about a backend but its address.
     specs = [f"http://{each.host}:{PORT}" if listing == "DNS" else _draw_spec(draws, each) for each in backends]
     return GatewayPlan(
         [each._replace(options=each.options | {"key": key}) for each in backends], answer_tokens, listing, specs, key
@@ -101,7 +101,7 @@ def _draw_backend(draws: Draws, number: int, answer_tokens: int, share_ppm: int)
         "max_model_len": 1024,
         "first_delay": between(0, 1500, "first") / 1000,
         "token_delay": between(0, 60, "each") / 1000,
-        # llama.cpp sends each token as it comes.
+        # llama.cpp sends each token as soon as it is generated.
         "tokens_per_chunk": 1 if kind == "llamacpp" else between(1, 4, "chunk"),
         "max_concurrency": between(0, 4, "places"),
         "cache_blocks": between(0, 2, "cache") * 50,
@@ -117,7 +117,7 @@ def _draw_backend(draws: Draws, number: int, answer_tokens: int, share_ppm: int)
 
 
 def _draw_fault(draws: Draws, backend: int, number: int) -> Fault:
-    """What goes wrong with a request of a backend."""
+    """Draw what goes wrong with one request of a backend."""
 
     def between(least: int, most: int, what: str) -> int:
         return draws.between(least, most, f"backend fault {what}", backend, number)
@@ -142,7 +142,9 @@ def _draw_fault(draws: Draws, backend: int, number: int) -> Fault:
 
 
 def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_ms: int) -> Config:
-    """The flags of a gateway. config: of a server with own workers, for the rest. probe_ms: between looks at one."""
+    """Draw a gateway's flags. config: of a server with its own workers, used for all other flags. probe_ms: time
+    between two probes of a backend.
+    """
 
     def between(least: int, most: int, what: str) -> int:
         return draws.between(least, most, f"gateway {what}")
@@ -170,7 +172,7 @@ def draw_gateway_config(draws: Draws, plan: GatewayPlan, config: Config, probe_m
             outage_seconds=between(1, 60, "outage"),
         ),
         server=config.server,
-        # Of front ends, too.
+        # This is also the heartbeat timeout of front ends.
         worker=WorkerConfig(heartbeat_timeout_seconds=config.worker.heartbeat_timeout_seconds),
         record=config.record,
         classes=config.classes,
@@ -189,13 +191,13 @@ def _draw_spec(draws: Draws, backend: BackendPlan) -> str:
 
 
 def draw_body(draws: Draws, number: int, body: dict[str, Any]) -> dict[str, Any]:
-    """What a request to a gateway says beside what one to own workers does."""
+    """Change a request's body into one for a gateway."""
 
     def one_of(count: int, what: str) -> bool:
         return draws.draw(f"body {what}", number) % count == 0
 
     body = dict(body)
-    # It is of another text.
+    # The stop string was taken from another text.
     body.pop("stop", None)
     if "prompt" in body and one_of(3, "ids"):
         body["prompt"] = [draws.between(1, 9999, "body id", number, each) for each in range(20)]

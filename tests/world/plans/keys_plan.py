@@ -1,4 +1,4 @@
-"""What a seed draws of API keys: who holds one, with which class and limits, and what clients send."""
+"""What is drawn from a seed about API keys: who holds one, with which class and limits, and what clients send."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NAMES = ("alice", "bob", "carol")
 
 
 class Holder(NamedTuple):
-    """Of a key. limits: as in the file of keys; empty: none."""
+    """The holder of a key. limits: as in the key file; empty: none."""
 
     name: str
     key: str
@@ -26,43 +26,43 @@ class Holder(NamedTuple):
 
     @property
     def sent(self) -> SentKey:
-        """Its own key."""
+        """The holder's own key, as a client sends it."""
         return SentKey(self.key, self)
 
 
 class SentKey(NamedTuple):
-    """What a client sends. holder: None: nobody's."""
+    """The key that a client sends. holder: None: the key is wrong or missing."""
 
     key: str
     holder: Holder | None
 
     @property
     def headers(self) -> dict[str, str]:
-        """In which it does."""
+        """The headers that carry the key."""
         return {"authorization": f"Bearer {self.key}"} if self.key else {}
 
 
 class KeysPlan(NamedTuple):
-    """operator: may do all, without limits."""
+    """The keys of a plan. operator: may do everything, without limits."""
 
     holders: list[Holder]
     operator: Holder
 
     @property
     def content(self) -> bytes:
-        """Of the file of keys."""
+        """The content of the key file."""
         tables = [_table(each, ["inference"]) for each in self.holders]
         tables.append(_table(self.operator, ["inference", "admin"]))
         return "\n".join(tables).encode()
 
     def put_into(self, config: Config) -> Config:
-        """The same with the keys."""
+        """A copy of the flags with these keys."""
         return structs.replace(
             config, server=structs.replace(config.server, api_keys_file=str(KEYS)), classes=dict(_CLASSES)
         )
 
     def sent(self, draws: Draws, number: int) -> SentKey:
-        """By the client of a visit. One in ten has a wrong key or none."""
+        """The key that the client of a visit sends. One client in ten sends a wrong key or none."""
         kind = draws.between(0, 19, "sent key", number)
         if kind == 0:
             return SentKey("", None)
@@ -72,7 +72,7 @@ class KeysPlan(NamedTuple):
 
 
 def draw_keys(draws: Draws) -> KeysPlan | None:
-    """The keys of a seed. One in three has any."""
+    """Draw the keys of a seed. One seed in three has keys."""
     if draws.draw("keys") % 3:
         return None
     holders = [_draw_holder(draws, number) for number in range(draws.between(1, len(_NAMES), "holders"))]

@@ -1,6 +1,6 @@
-"""What a seed draws: the server, its clients, and what happens to them and when.
+"""What is drawn from a seed: the server, its clients, and what happens to them and when.
 
-Each fault and each visit is drawn by its own number, so that leaving some out changes none of the others. One seed in
+Each fault and each visit is drawn by its own number, so that leaving some out does not change the others. One seed in
 ten has no faults.
 """
 
@@ -29,21 +29,21 @@ from tests.world.plans.gateway_faults import GATEWAY_FAULTS
 from tests.world.plans.gateway_plan import GatewayPlan, draw_body, draw_gateway, draw_gateway_config
 from tests.world.plans.keys_plan import KeysPlan, SentKey, draw_keys
 
-#: So many that no replica is given up.
+#: So many restarts that the server never gives up a replica.
 MANY_RESTARTS = 1000
-#: Most replicas have one rank.
+#: Numbers of ranks to draw from; most replicas have one.
 _RANKS = (1, 1, 1, 1, 1, 1, 2, 3)
 _ROUTERS = ("pull", "round_robin", "least_loaded", "prefix_affinity")
-#: Half of the faults happen so soon after some client has come.
+#: Half of the faults happen within this time after a client has come.
 _NEAR_NS = 3 * SECOND
-#: Between two looks at a backend, where the pace does not say.
+#: The least and most time between two probes of a backend, unless the pace says otherwise.
 _PROBE_MS = (100, 5_000)
-#: Longest texts and prompts, in tokens.
+#: The most tokens of a text and of a prompt.
 _MOST_OUTPUT, _MOST_PROMPT = 120, 200
 
 
 class Fault(NamedTuple):
-    """One of them. detail: a drawn number, whose meaning is the kind's."""
+    """A fault of a plan. detail: a drawn number, from which the kind of fault takes its details."""
 
     number: int
     at_ns: int
@@ -52,12 +52,12 @@ class Fault(NamedTuple):
 
 
 class Visit(NamedTuple):
-    """A client that comes with a request. key: None: there are none. Each `after`: so many events of a reply, or -1 for
-    never.
+    """A client that comes with a request. key: None: the server requires no keys. Each `after` is a number of events of
+    a reply; -1: never.
 
-    leaves_after: when it goes. num_tries: how often it tries again if it is not served, and comes again for the rest of
-    its stream. breaks_after: when its connection breaks, each of them. pauses_after, pause_ms: when and for how long it
-    reads nothing, on each connection. deletes_after: when it ends its reply.
+    leaves_after: when the client leaves. num_tries: how often it retries if it is not served, and how often it
+    reconnects for the rest of its stream. breaks_after: when each of its connections breaks. pauses_after, pause_ms:
+    when, and for how long, it stops reading on each connection. deletes_after: when it ends its reply.
     """
 
     number: int
@@ -83,8 +83,8 @@ _LAST_VISIT = Visit(
 
 
 class Plan(NamedTuple):
-    """Of a seed. is_calm: nothing can go wrong beyond clients that leave. seconds: from the server's start to the last
-    visit or fault. deaths: of processes, by their names.
+    """The plan of a seed. is_calm: nothing goes wrong except that clients leave. seconds: from the start of the server
+    to the last visit or fault. deaths: which processes to kill, by name.
     """
 
     seed: int
@@ -100,13 +100,13 @@ class Plan(NamedTuple):
 
     @property
     def last_visit(self) -> Visit:
-        """Comes once all is well."""
+        """The visit that comes once all is well."""
         if self.keys is None:
             return _LAST_VISIT
         return _LAST_VISIT._replace(key=self.keys.operator.sent)
 
     def without(self, visits: set[int], faults: set[int]) -> Plan:
-        """The same with some of them left out."""
+        """A copy of the plan without some of its visits and faults."""
         return self._replace(
             visits=[each for each in self.visits if each.number not in visits],
             faults=[each for each in self.faults if each.number not in faults],
@@ -114,8 +114,8 @@ class Plan(NamedTuple):
 
 
 class Patience(NamedTuple):
-    """The shell's, least and most. silence, step, start: of workers, in seconds; the longer, the rarer are heartbeats.
-    probe_ms: between two looks at a backend.
+    """The least and most of the timeouts. silence, step, start: of workers, in seconds; the longer the silence, the
+    rarer the heartbeats. probe_ms: time between two probes of a backend.
     """
 
     silence: tuple[int, int] = (2, 60)
@@ -125,7 +125,7 @@ class Patience(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How much happens, and for how long, where the seed does not say. most_output: tokens of the longest texts."""
+    """How much happens, and for how long, in place of what the seed draws. most_output: tokens of the longest texts."""
 
     hours: int
     visits_per_hour: int
@@ -141,12 +141,12 @@ PACES = {
 
 
 def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
-    """The plan of a seed, or one of its kind at another pace. One in four has other servers that run the model."""
+    """Draw the plan of a seed, at another pace if one is given. In one seed of four, other servers run the model."""
     return draw_gateway_plan(seed, pace) if Draws(seed).draw("gateway") % 4 == 0 else _draw_own(Draws(seed), pace)
 
 
 def draw_gateway_plan(seed: int, pace: Pace | None = None) -> Plan:
-    """The same, with other servers in any case."""
+    """Draw a plan of the same kind, in which other servers always run the model."""
     draws = Draws(seed)
     plan = _draw_own(draws, pace)
     gateway = draw_gateway(draws, is_calm=plan.is_calm)
@@ -175,7 +175,7 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
     most_output = _MOST_OUTPUT if pace is None else pace.most_output
     visits = [_draw_visit(draws, number, seconds, most_output) for number in range(num_visits)]
     config = _draw_config(draws, is_calm=is_calm, patience=_patience(pace))
-    # At a pace of hours their file would be looked at all the time.
+    # Over hours, the key file would have to be checked all the time.
     keys = draw_keys(draws) if pace is None else None
     if keys is not None:
         config = keys.put_into(config)
@@ -193,7 +193,7 @@ def _draw_own(draws: Draws, pace: Pace | None) -> Plan:
 
 
 def _draw_config(draws: Draws, *, is_calm: bool, patience: Patience) -> Config:
-    """The server's flags, and constants of the shell."""
+    """Draw the server's flags, and some constants of the shell."""
     fake: dict[str, Any] = {"base_ns": draws.between(500_000, 40_000_000, "base")}
     if not is_calm:
         fake["late_ppm"] = draws.between(0, 20_000, "late")
@@ -204,7 +204,7 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: Patience) -> Config:
     policy = POLICIES[draws.draw("policy") % len(POLICIES)]
 
     def draw_limit(least: int, most: int, what: str, *, usual: int) -> int:
-        """One in four has a low one, which nobody can meet who is to have no error."""
+        """Draw a limit. One seed in four has a low one, except in calm plans, where clients must not run into it."""
         return usual if is_calm or draws.draw(f"low {what}") % 4 else draws.between(least, most, what)
 
     return Config(
@@ -263,7 +263,9 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: Patience) -> Config:
 
 
 def _draw_restarts(draws: Draws, fake: Mapping[str, Any]) -> int:
-    """The budget of restarts: few where workers fail only while there are faults, so that all ends well."""
+    """The budget of restarts. It is small only if workers fail through faults alone, so that the server recovers in the
+    end.
+    """
     fails = any(fake.get(f"{name}_ppm") for name in ("die", "hang", "raise", "poison"))
     return MANY_RESTARTS if fails or draws.draw("few restarts") % 2 else draws.between(0, 5, "restarts")
 
@@ -305,10 +307,10 @@ def _draw_visit(draws: Draws, number: int, seconds: int, most_output: int) -> Vi
 
 
 def _draw_manners(draws: Draws, number: int) -> dict[str, int]:
-    """What else a client does than to read its reply."""
+    """Draw what a client does besides reading its reply."""
 
     def after(one_of: int, most: int, what: str) -> int:
-        """So many clients do it."""
+        """After how many events it does this; -1: never. One client in `one_of` does it."""
         place = draws.draw(what, number)
         return place // one_of % (most + 1) if place % one_of == 0 else -1
 
@@ -331,7 +333,7 @@ def _draw_fault(draws: Draws, number: int, seconds: int, visits: list[Visit]) ->
 
 
 def _of_gateway(draws: Draws, fault: Fault) -> Fault:
-    """Two of three are of backends."""
+    """Replace two of three faults by faults of backends."""
     if draws.draw("fault of gateway", fault.number) % 3 == 0:
         return fault
     return fault._replace(kind=_drawn_kind(GATEWAY_FAULTS, draws.draw("gateway fault", fault.number)))

@@ -1,4 +1,4 @@
-"""Faults that were set, and those that struck."""
+"""Counting the faults that were set, and those that struck."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs on the simulated host: the server, its front ends and workers, other servers, and clients."""
+"""The programs that run on the simulated host: the server, its front ends and workers, other servers, and clients."""

@@ -1,4 +1,4 @@
-"""Backends: other servers that run the model, each in a simulated process, and how a gateway reaches them."""
+"""Backends: other servers that run the model, each in a simulated process, and how a gateway connects to them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(kw_only=True)
 class _Counted(Fault):
-    """A fault that the world counts when it happens."""
+    """A fault that the world counts when it strikes."""
 
     world: World
 
     @classmethod
     def of(cls, fault: Fault, world: World) -> _Counted:
-        """The same."""
+        """The same fault, counted in a world."""
         return cls(**{each.name: getattr(fault, each.name) for each in fields(fault)}, world=world)
 
     def hits(self, number: int) -> bool:
@@ -41,7 +41,7 @@ class _Counted(Fault):
 
 
 class WorldBackend:
-    """A backend, which may be killed and started again at the same address."""
+    """A backend, which may be killed and restarted at the same address."""
 
     def __init__(self, world: World, plan: BackendPlan) -> None:
         self.plan = plan
@@ -51,7 +51,7 @@ class WorldBackend:
         self.start()
 
     def start(self) -> None:
-        """It starts, with an empty cache."""
+        """Start it with an empty cache."""
         plan = self.plan
         self.stub = StubBackend(kind=plan.kind, host=plan.host, port=PORT, faults=self._faults, **plan.options)
         self._num_started += 1
@@ -59,12 +59,12 @@ class WorldBackend:
         self.process.run(self._serve())
 
     def start_again(self) -> None:
-        """Unless it has been."""
+        """Start it again if it is dead."""
         if self.process.is_dead:
             self.start()
 
     def heal(self) -> None:
-        """Nothing goes wrong with what comes from now on."""
+        """Remove its faults, so that all further requests succeed."""
         self._faults = self.stub.faults = []
         self.stub.key = self.plan.options["key"]
         self.start_again()
@@ -76,7 +76,7 @@ class WorldBackend:
 
 
 class _OrderedSet(MutableSet[ItemT], Generic[ItemT]):
-    """In the order of adding, and not of addresses."""
+    """A set that iterates in the order of insertion, not of addresses."""
 
     def __init__(self) -> None:
         self._items: dict[ItemT, None] = {}
@@ -98,7 +98,7 @@ class _OrderedSet(MutableSet[ItemT], Generic[ItemT]):
 
 
 class _WorldConnector(aiohttp.TCPConnector):
-    """aiohttp's, over the world's network."""
+    """aiohttp's connector, over the world's network."""
 
     def __init__(self, process: Process, **options: Any) -> None:
         def make(_: object) -> Socket:
@@ -109,7 +109,7 @@ class _WorldConnector(aiohttp.TCPConnector):
 
 
 def connect_from(process: Process) -> Callable[..., HttpBackend]:
-    """Makes clients of backends, in a process."""
+    """A function that makes clients of backends in a process."""
 
     def connect(spec: Any) -> HttpBackend:
         return HttpBackend(spec, connector=lambda **options: _WorldConnector(process, **options))
@@ -118,5 +118,5 @@ def connect_from(process: Process) -> Callable[..., HttpBackend]:
 
 
 def in_time_of(world: World) -> Any:
-    """A context in which aiohttp's connections age by the clock of the process that has them."""
+    """A context in which aiohttp's connections age by the clock of the process that owns them."""
     return patch("aiohttp.connector.monotonic", lambda: world.require_running().monotonic_ns / 1e9)

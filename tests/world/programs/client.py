@@ -1,4 +1,4 @@
-"""The clients of a world. What they must be told is in `tests.world.invariants.told`."""
+"""The clients of a world. `tests.world.invariants.told` checks what they receive."""
 
 from __future__ import annotations
 
@@ -16,20 +16,19 @@ from tests.world.machine.world import SECOND, World
 from tests.world.plans.plan import Visit
 from tests.world.programs.http_client import Reply, send
 
-#: The whole text of a choice by its index, of a request's body, and the reasons for which it may end.
+#: Given a request's body and the index of a choice, returns the choice's full text and its allowed finish reasons.
 Answer = Callable[[dict[str, Any], int], tuple[str, set[str]]]
-#: A client that comes again does so after this time, or one time in four within twice the time for which replies are
-#: kept.
+#: A client reconnects after this time, or, one time in four, within twice the time for which replies are kept.
 _PAUSE_MS = (1, 5_000)
 
 
 def most_tokens(body: dict[str, Any]) -> int:
-    """The limit of a request's output."""
+    """The most tokens that a request may generate."""
     return int(body.get("max_tokens") or body["max_completion_tokens"])
 
 
 def fake_answer(body: dict[str, Any], index: int) -> tuple[str, set[str]]:
-    """Of the fake model."""
+    """The answer of the fake model."""
     reference = fake_text(body["seed"], most_tokens(body), index=index)
     stop = body.get("stop", "")
     wanted = reference.partition(stop)[0] if stop else reference
@@ -37,12 +36,12 @@ def fake_answer(body: dict[str, Any], index: int) -> tuple[str, set[str]]:
 
 
 class Client:
-    """A visit under way, in a process of its own. config: of the server. answer: what it should get.
+    """A visit in progress, in its own process. config: the server's. answer: gives what the client should receive.
 
-    replies: all that it was sent, in order. stream_replies: those that are parts of one stream. ended: the reply to its
-    DELETE. has_left: it ended its connection before the reply's end. was_late: it came again when its reply need no
-    longer have been kept. has_lost_server: that has died, or was not there. on_shown: called whenever something of a
-    reply has come. num_told_before, came_in_outage: what the recorder had told when it came.
+    replies: all replies, in order. stream_replies: those that are parts of one stream. ended: the reply to its DELETE.
+    has_left: it closed its connection before the reply's end. was_late: it came back when its reply no longer had to be
+    kept. has_lost_server: the server has died, or was not there. on_shown: called whenever part of a reply arrives.
+    num_told_before, came_in_outage: what the recorder had reported when the client came.
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class Client:
 
     @property
     def reply(self) -> Reply:
-        """The last one, perhaps of a request that has yet to be sent."""
+        """The last reply; an empty one if no request has been sent yet."""
         return self.replies[-1] if self.replies else Reply()
 
     @property
     def was_disturbed(self) -> bool:
-        """Whether it need not have been served whole."""
+        """Whether the client need not have received a complete reply."""
         reply, visit = self.reply, self.visit
         has_dawdled = visit.pauses_after >= 0 and visit.pause_ms >= self._config.write_timeout_seconds * 1000
         is_lost = reply.was_cut or reply.was_orphaned or (has_dawdled and not reply.is_whole)
@@ -82,23 +81,23 @@ class Client:
 
     @property
     def keep_ns(self) -> int:
-        """For how long its request may go on without it."""
+        """How long its request may go on without it."""
         return self._config.resume_seconds * SECOND if self.visit.body["stream"] else 0
 
     @property
     def has_lost_edge(self) -> bool:
-        """Whether a process has died that had begun to serve it."""
+        """Whether a process that had begun to serve it has died."""
         servers = [reply.server for reply in self.replies]
         return any(server is not None and server.is_dead for server in servers)
 
     @property
     def was_dropped(self) -> bool:
-        """Whether it was told that its deadline could not be met, where it had asked for that."""
+        """Whether it asked to be dropped if late, and was told that its deadline could not be met."""
         return "drop_if_late" in self.visit.body and b'"deadline_exceeded"' in self.reply.body
 
     @property
     def was_refused(self) -> bool:
-        """Whether it was told that its key is wrong, or is over a limit."""
+        """Whether it was told that its key is wrong or over a limit."""
         key = self.visit.key
         if key is None:
             return False
@@ -109,7 +108,7 @@ class Client:
         return {} if self.visit.key is None else self.visit.key.headers
 
     def choices(self) -> list[dict[str, Any]]:
-        """All that has come of them."""
+        """All choices, or parts of choices, that have arrived."""
         if self.visit.body["stream"]:
             events = [event for reply in self.stream_replies for event in reply.sent()]
             return [choice for event in events if event.data is not None for choice in event.data.get("choices", ())]
@@ -118,7 +117,7 @@ class Client:
         return msgspec.json.decode(bytes(reply.body))["choices"] if is_there else []
 
     def shown(self) -> dict[int, tuple[int, bool]]:
-        """Of each choice the tokens that have come, and whether it has ended."""
+        """For each choice, the tokens that have arrived and whether it has ended."""
         found: dict[int, tuple[int, bool]] = {}
         for choice in self.choices():
             num_tokens, has_ended = found.get(choice["index"], (0, False))
@@ -146,7 +145,7 @@ class Client:
             if self.reply.status == 200:
                 self.was_late = False
             elif self.reply.is_whole:
-                # It may have waited until there was somebody to answer it.
+                # It may have waited until a server could answer.
                 self.was_late = self._world.now_ns - lost_ns >= self._config.resume_seconds * SECOND
         if self._ending is not None:
             await self._ending
@@ -168,11 +167,11 @@ class Client:
 
     @property
     def is_served(self) -> bool:
-        """It has had the end of its stream, or an error."""
+        """Whether it has received the end of its stream, or an error."""
         return self.reply.is_done or any("error" in (event.data or ()) for event in self.reply.sent())
 
     def _position(self) -> tuple[str, str]:
-        """The id of its reply and of its last event; empty if there are no ids."""
+        """The id of its reply and that of its last event; empty if there are no ids."""
         sent = [event for reply in self.stream_replies for event in reply.sent()]
         ids = [event.id for event in sent if event.id]
         names = [str(event.data["id"]) for event in sent if event.data is not None and "id" in event.data]
@@ -189,7 +188,7 @@ class Client:
         self._world.note(self.process.name, what)
 
     def _see(self) -> None:
-        """Something has come of the reply."""
+        """Part of a reply has arrived."""
         visit, reply = self.visit, self.reply
         if self.on_shown is not None:
             self.on_shown(self)
@@ -215,7 +214,7 @@ class Client:
             reply.pause(visit.pause_ms / 1000)
 
     async def _end_reply(self) -> None:
-        """DELETE it, over another connection."""
+        """DELETE its reply, over another connection."""
         reply_id, _ = self._position()
         if reply_id:
             self.ended = Reply()
@@ -230,14 +229,14 @@ class Client:
             self._note(f"has ended its reply: {self.ended.status} {bytes(self.ended.body)!r}")
 
     def cut(self) -> None:
-        """Its connections break."""
+        """Break its connections."""
         for reply in (self.reply, self.ended):
             if reply is not None and reply.socket is not None and not reply.is_whole:
                 reply.cut()
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """Of a choice of a reply, or of a part of one."""
+    """The text of a choice, or of a part of one."""
     if "text" in choice:
         return str(choice["text"])
     return str((choice.get("delta") or choice.get("message") or {}).get("content") or "")

@@ -35,7 +35,7 @@ class WorldFrontEnd:
         )
 
     def left(self) -> str:
-        """What it still has of requests, in words; empty if nothing."""
+        """What it still holds of requests, in words; empty if nothing."""
         context = None if self._server is None else self._server.context
         if context is None:
             return ""
@@ -50,7 +50,7 @@ class WorldFrontEnd:
 
 
 async def _say_wrong(process: Process, control: int) -> int:
-    """It sends what nobody can read, or that it cannot start, and leaves when it is told to."""
+    """Send an unreadable hello, or the message that it cannot start, and exit when told to."""
     is_over = process.loop.create_future()
     handle = cast(Any, process.handles[control])
     connection = await FrameConnection.open(handle, lambda _: None, lambda: is_over.set_result(1))
@@ -63,7 +63,7 @@ async def _say_wrong(process: Process, control: int) -> int:
 
 
 def module(front_ends: list[WorldFrontEnd]) -> Module:
-    """That of front ends. front_ends: gets all that live."""
+    """The module that front ends run. front_ends: a list that always contains the living front ends."""
 
     def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
         front_end = WorldFrontEnd(process, arguments)

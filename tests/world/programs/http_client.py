@@ -1,4 +1,4 @@
-"""A client: one HTTP request over a connection of its own, whose reply is read as it comes."""
+"""A client that sends one HTTP request over its own connection, and reads the reply as it arrives."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import msgspec
 from tests.world.machine.network import Address, Socket, SocketTransport
 from tests.world.machine.process import Process
 
-#: What a host keeps for a client that reads slowly.
+#: How many bytes a host buffers for a client that reads slowly.
 _SLOW_WINDOW_BYTES = 2048
 
 
 class SentEvent(NamedTuple):
-    """An event of a stream. id: empty if it has none. data: None for the mark of the end."""
+    """An event of a stream. id: empty if it has none. data: None for the mark that ends the stream."""
 
     id: str
     data: dict[str, Any] | None
@@ -27,8 +27,8 @@ def _decoded(data: bytes) -> dict[str, Any] | None:
 
 
 class Reply:
-    """What has come of a reply. status: 0 before its head. error: how the connection ended early. last_ns: when its
-    client last read something, before it paused.
+    """The part of a reply that has arrived. status: 0 until the head has arrived. error: why the connection ended
+    early. last_ns: when its client last read something before it paused.
     """
 
     def __init__(self) -> None:
@@ -41,24 +41,24 @@ class Reply:
         self.has_paused = False
         self.last_ns = 0
         self.socket: Socket | None = None
-        #: Called whenever something has come.
+        #: Called whenever something arrives.
         self.on_data: Callable[[], None] | None = None
 
     def sent(self) -> list[SentEvent]:
-        """Of a stream: its whole events."""
+        """The complete events of a stream."""
         events = bytes(self.body).split(b"\n\n")[:-1]
         fields = [dict(line.split(b": ", 1) for line in event.split(b"\n")) for event in events]
         return [SentEvent(each.get(b"id", b"").decode(), _decoded(each[b"data"])) for each in fields]
 
     def cut(self) -> None:
-        """Its connection breaks, which both sides see."""
+        """Break its connection, which both sides notice."""
         assert self.socket is not None
         self.was_cut = True
         self.socket.abort()
         self.socket.end(resets=True)
 
     def pause(self, seconds: float) -> None:
-        """Read nothing more for so long. Of what comes meanwhile the host takes little."""
+        """Read nothing for this long. Meanwhile the host buffers little."""
         assert self.socket is not None
         assert self.socket.transport is not None
         self.has_paused = True
@@ -68,24 +68,24 @@ class Reply:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether more may come over its connection."""
+        """Whether more may arrive over its connection."""
         return self.socket is not None and not self.is_whole and self.error is None
 
     @property
     def server(self) -> Process | None:
-        """The process that it comes from."""
+        """The process that sends it."""
         peer = None if self.socket is None else self.socket.peer
         return None if peer is None else peer.holder
 
     @property
     def was_orphaned(self) -> bool:
-        """Whether the process that it came from has died before its end."""
+        """Whether the process that sent it died before the end."""
         peer = None if self.socket is None else self.socket.peer
         return not self.is_whole and peer is not None and peer.was_orphaned
 
     @property
     def is_done(self) -> bool:
-        """Whether the mark of a stream's end has come."""
+        """Whether the mark that ends a stream has arrived."""
         return b"data: [DONE]" in self.body
 
 
@@ -159,7 +159,7 @@ async def send(
     *,
     reply: Reply | None = None,
 ) -> Reply:
-    """Send a request, and read its reply to the end. reply: where it is read to, for those who look meanwhile."""
+    """Send a request, and read the reply to its end. reply: filled as data arrives, so that others can look at it."""
     reply = reply or Reply()
     data = b"" if body is None else msgspec.json.encode(body)
     lines = [f"{method} {path} HTTP/1.1", "host: server", f"content-length: {len(data)}", "connection: close"]

@@ -1,4 +1,4 @@
-"""An operator: edits files of the host while its servers run."""
+"""An operator, who edits files of the host while its servers run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.world.machine.world import World
 
 
 class Operator:
-    """Writes what the disk takes, and leaves the rest."""
+    """Writes files as far as the disk permits, and ignores errors."""
 
     def __init__(self, world: World) -> None:
         self._disk = world.disk.of("operator")
 
     def write(self, path: Path, content: bytes, *, replaces: bool = False) -> None:
-        """Write a file. replaces: it gets its name when it is whole."""
+        """Write a file. replaces: write it under another name, and rename it once it is complete."""
         written = path.with_suffix(".new") if replaces else path
         with contextlib.suppress(OSError):
             self._disk.make_folders(path.parent)

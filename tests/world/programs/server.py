@@ -29,7 +29,7 @@ RUNS = Path("/runs")
 
 
 class WorldServer:
-    """`eventlm serve`."""
+    """A simulated `eventlm serve`."""
 
     def __init__(self, world: World, config: Config, *, name: str, num_blocks: int, max_model_len: int) -> None:
         self.process = process = Process(world, name)
@@ -39,11 +39,11 @@ class WorldServer:
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
-        #: Before it listens, a gateway asks its backends.
+        #: False at first: a gateway queries its backends before it listens.
         self.is_listening = False
         self.is_ready = False
         self.engine: InferenceEngine | None = None
-        #: Why it has ended by itself.
+        #: Why it has ended, if nobody stopped it.
         self.error: EventLMError | None = None
         self._run_folder: Path | None = None
         process.on_end(lambda _: self._ended())
@@ -101,7 +101,7 @@ class WorldServer:
 
     @property
     def processes(self) -> list[Process]:
-        """The engine's and those of the front ends that live."""
+        """The engine's process and those of the living front ends."""
         return [self.process, *(each.process for each in self.front_ends)]
 
     def _ready(self, url: str) -> None:
@@ -109,14 +109,14 @@ class WorldServer:
 
     @property
     def run_folder(self) -> Path | None:
-        """Of its log, once there is one."""
+        """The folder of its log, once there is one."""
         return self.engine.run_folder if self.engine is not None else self._run_folder
 
     def _ended(self) -> None:
-        """Of one of many, nothing but its log is looked at again."""
+        """Drop the engine: only the log of a dead server is still needed, and there may be many."""
         self._run_folder = self.run_folder
         self.engine = None
 
     def terminate(self) -> None:
-        """SIGTERM."""
+        """Send SIGTERM."""
         self.process.loop.call_soon(self.stop.set)

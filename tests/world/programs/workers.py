@@ -1,4 +1,4 @@
-"""Worker processes: the real program, whose fake model takes some time to load."""
+"""Worker processes: the real program, with a fake model that takes some time to load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _run(process: Process, child: Child, arguments: Sequence[str]) -> None:
 
 
 def _say_wrong(process: Process, child: Child, arguments: Sequence[str]) -> None:
-    """It answers its setup with what nobody can read, or says that it cannot start."""
+    """Answer the setup with an unreadable message, or with one that says that the worker cannot start."""
     inbox, outbox, parent_pid, *_ = arguments
     is_unreadable = process.world.draws.draw("wrong hello", process.pid) % 2
 
@@ -43,5 +43,5 @@ def _say_wrong(process: Process, child: Child, arguments: Sequence[str]) -> None
     run_program(process, answer, lambda _: process.end(1))
 
 
-#: What the module of workers runs.
+#: The module that workers run.
 PROGRAMS = Module(_run, _say_wrong)
