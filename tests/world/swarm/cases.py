@@ -1,4 +1,4 @@
-"""Runs of a seed, or of what is left of it, and how they end."""
+"""Runs of a seed, possibly without some of its visits and faults, and how they end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tests.world.swarm.timeline import write_timeline
 
 
 class Case(NamedTuple):
-    """A seed, at a pace of its own or at one of `PACES`, for so many hours if that is not 0; without some of its visits
-    and faults. is_twice: it is to be run again in a fresh process, and all bytes must be the same.
+    """A seed to run, possibly without some of its visits and faults. pace: one of `PACES`; empty: the seed draws it.
+    hours: with a pace: for how long; 0: as the pace says. is_twice: run it again in a new process, and expect all bytes
+    to be the same.
     """
 
     seed: int
@@ -30,7 +31,7 @@ class Case(NamedTuple):
 
     @property
     def plan(self) -> Plan:
-        """What is to happen."""
+        """The plan of the case."""
         pace = PACES[self.pace] if self.pace else None
         if pace is not None and self.hours:
             pace = pace._replace(hours=self.hours)
@@ -38,7 +39,7 @@ class Case(NamedTuple):
 
     @property
     def arguments(self) -> list[str]:
-        """Of the command that runs it."""
+        """The arguments of the command that runs the case."""
         options = {
             "--pace": self.pace,
             "--hours": self.hours,
@@ -50,14 +51,14 @@ class Case(NamedTuple):
 
 
 class Failure(Struct, frozen=True):
-    """name: the invariant that does not hold, or what else went wrong. detail: lines of text."""
+    """How a case failed. name: the invariant that does not hold, or what else went wrong. detail: lines of text."""
 
     name: str
     detail: str
 
 
 class Outcome(Struct, frozen=True):
-    """ran or failure is there. handlers: those of errors that have run, of those that are watched."""
+    """How a case ended: `ran` or `failure` is set. handlers: the watched error handlers that have run."""
 
     ran: Ran | None = None
     failure: Failure | None = None
@@ -65,7 +66,7 @@ class Outcome(Struct, frozen=True):
 
 
 def run_case(case: Case, folder: Path | None = None) -> Outcome:
-    """Run it once, here. folder: where its timeline and its traces are written to."""
+    """Run a case once, in this process. folder: where its timeline and traces are written."""
     with quiet() as lines:
         run = Run(case.plan, lines)
         if folder is not None:

@@ -30,13 +30,13 @@ from tests.world.swarm.shrink import shrink
 from tests.world.swarm.swarm import Swarm
 from tests.world.swarm.unreached import unreached
 
-#: Each kind of fault must have struck one of so many seeds.
+#: In this many seeds, each kind of fault must have struck.
 _ENOUGH_SEEDS = 200
-#: Each handler of errors must have run in one of so many, but those that nothing here can lead to.
+#: In this many seeds, each error handler must have run, except those that no seed can reach.
 _ENOUGH_SEEDS_FOR_HANDLERS = 1000
-#: So many make it worth while to run two before, here.
+#: From this many seeds on, it pays to run two in this process first.
 _MANY_SEEDS = 10
-#: One of so many is run twice.
+#: One seed in this many is run twice.
 _ONE_TWICE_IN = 20
 
 _EPILOG = """\
@@ -63,7 +63,7 @@ Exit status 1: something failed.
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """0: all seeds passed; 1: something failed."""
+    """Exit status 0: all seeds passed; 1: something failed."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.hours and not args.pace:
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _range(text: str) -> tuple[int, int | None]:
-    """First and last, which is None for no end."""
+    """The first and last seed; the last is None for no end."""
     first, dash, last = text.partition("-")
     found = int(first), int(last) if last else None if dash else int(first)
     if found[1] is not None and found[1] < found[0]:
@@ -132,14 +132,14 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 class _Seeds:
-    """Those of the command line."""
+    """The seeds of the command line."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args = args
         self.commit = Commit()
 
     def cases(self) -> Iterator[Case]:
-        """All, in their order."""
+        """All cases, in order."""
         args = self._args
         first, last = args.seeds
         for seed in itertools.count(first) if last is None else range(first, last + 1):
@@ -147,7 +147,7 @@ class _Seeds:
             yield Case(seed, args.pace, args.hours, args.without_visits, args.without_faults, is_twice)
 
     def why_not_added(self) -> str:
-        """Why they cannot be added to the totals; empty if they can."""
+        """Why the seeds cannot be added to the totals; empty if they can."""
         args = self._args
         if why := self.commit.why_not_added:
             return why
@@ -174,7 +174,7 @@ def _run_one(case: Case, folder: Path) -> int:
 
 
 def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
-    # What it has started is ended in either case.
+    # Processes that were started must be ended on SIGTERM too.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     first, last = args.seeds
     if last is None or last - first >= _MANY_SEEDS:
@@ -220,11 +220,11 @@ def _run_all(args: argparse.Namespace, seeds: _Seeds) -> int:
 
 
 def _load_modules() -> None:
-    """Let forks find all that seeds load, which takes each of them a second."""
+    """Load everything that seeds load, so that forks inherit it; it would take each of them a second."""
     for plan in (draw_plan(0), draw_gateway_plan(0)):
         with contextlib.suppress(Exception):
             run_plan(plan)
-    # What they have left is collected, and not heard.
+    # Collect what those runs have left, with the log silenced.
     with quiet():
         pass
     has_run.clear()
@@ -245,7 +245,7 @@ def _show_progress(totals: Totals, elapsed_seconds: float) -> None:
 
 
 def _report(case: Case, failure: Failure, where: str, shrink_seconds: float, swarm: Swarm) -> None:
-    """Print a failure, and with what remains of it when it has been shrunk for so long."""
+    """Print a failure, and the smaller case that `shrink_seconds` of shrinking leave."""
     print(f"\nseed {case.seed} at {where}: {failure.name}\n{failure.detail.rstrip()}\n\n  {_command(case)}", flush=True)
     if shrink_seconds:
         deadline = time.monotonic() + shrink_seconds

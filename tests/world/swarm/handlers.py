@@ -1,6 +1,7 @@
-"""Which branches of the server's error handling have run: the bodies of `except` clauses.
+"""Which of the server's error handlers, the bodies of `except` clauses, have run.
 
-Modules that are imported after `watch` are compiled with a mark at the beginning of each, which costs nothing.
+Modules that are imported after `watch` are compiled with a mark at the start of each handler, which costs next to
+nothing.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ _PACKAGES = ("eventlm.bus", "eventlm.engine", "eventlm.server", "eventlm.fronten
 _MARK = "__eventlm_handler_has_run__"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-#: Those that have run, and those that would have been noticed.
+#: The handlers that have run, and all that are watched.
 has_run: set[str] = set()
 watched: set[str] = set()
 
 
 @cache
 def all_handlers() -> frozenset[str]:
-    """Their names, such as `eventlm/bus/recorder.py Recorder.write except OSError`. The second of the same name in a
-    function has a 2 after it.
+    """The names of all handlers, such as `eventlm/bus/recorder.py Recorder.write except OSError`. The second one with
+    the same name in a function has a 2 after it.
     """
     folders = [ROOT / package.replace(".", "/") for package in _PACKAGES]
     paths = [path for folder in folders for path in sorted(folder.rglob("*.py"))]
@@ -39,7 +40,7 @@ def all_handlers() -> frozenset[str]:
 
 
 def watch() -> None:
-    """Note which handlers run of the modules that are imported from now on."""
+    """Note which handlers run, in modules that are imported from now on."""
     setattr(builtins, _MARK, has_run.add)
     sys.meta_path.insert(0, _Finder())
 
@@ -56,7 +57,7 @@ class _Finder(MetaPathFinder):
 
 class _Loader(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        """Not from a cache, which has no marks."""
+        """Compile with marks. Cached code has none."""
         path = Path(self.path)
         tree = ast.parse(path.read_bytes())
         for name, handler in _handlers_of(path, tree):
@@ -76,7 +77,7 @@ def _handlers_of(path: Path, tree: ast.Module) -> Iterator[tuple[str, ast.Except
 
 
 def _in_functions(node: ast.AST, function: str) -> Iterator[tuple[str, ast.ExceptHandler]]:
-    """With the function or class that each is in, and a space."""
+    """All handlers below a node, each with its function or class and a space."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _FUNCTIONS):
             yield from _in_functions(child, f"{function.rstrip()}.{child.name} ".lstrip("."))

@@ -1,4 +1,4 @@
-"""What many seeds have shown together, as `RESULTS.md` has it."""
+"""What many seeds have shown together, as listed in `RESULTS.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGIN, _END = "<!-- totals: written by tests.world.simulate -->", "<!-- end of 
 
 
 class Totals:
-    """Sums over seeds, by groups and names. Of those that failed only their number is in them."""
+    """Sums over seeds, by group and name. Failed seeds count only in the numbers of seeds and failures."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Counter[str]] = {
@@ -24,7 +24,7 @@ class Totals:
         }
 
     def add(self, outcome: Outcome) -> None:
-        """One seed more."""
+        """Add one seed."""
         self.groups["seeds"]["seeds"] += 1
         if outcome.failure is not None:
             self.groups["failures"][outcome.failure.name] += 1
@@ -46,12 +46,12 @@ class Totals:
             )
 
     def join(self, groups: Mapping[str, Mapping[str, int]]) -> None:
-        """Those of other seeds too."""
+        """Add the sums of other seeds."""
         for group, counts in groups.items():
             self.groups[group].update(counts)
 
     def rows(self) -> Iterator[tuple[str, str]]:
-        """(what, how often), of all groups but the kinds of faults."""
+        """(what, how often) for all groups except the kinds of faults."""
         seeds = self.groups["seeds"]
         hours = seeds["simulated seconds"] / 3600
         yield "seeds", f"{seeds['seeds']:,}"
@@ -74,7 +74,7 @@ class Totals:
 
 
 class Batch(Struct, frozen=True):
-    """Seeds that were run together, at a commit."""
+    """Seeds that were run together at one commit."""
 
     commit: str
     seeds: str
@@ -83,7 +83,7 @@ class Batch(Struct, frozen=True):
 
 
 def add_batch(batch: Batch, page: Path = PAGE) -> None:
-    """Add it to the page's totals, and to the file beside it that they are the sums of."""
+    """Add a batch to the page's totals, and to the JSON file beside it from which they are summed up."""
     path = page.with_suffix(".json")
     batches = [*read_batches(page), batch]
     lines = b",\n".join(map(msgspec.json.encode, batches))
@@ -97,13 +97,13 @@ def add_batch(batch: Batch, page: Path = PAGE) -> None:
 
 
 def shown(totals: Totals) -> str:
-    """What the page has of them."""
+    """The totals as the page shows them."""
     rows = "".join(f"| {what} | {count} |\n" for what, count in totals.rows())
     faults = "".join(f"| {kind} | {num_set} | {num_struck} |\n" for kind, num_set, num_struck in totals.fault_rows())
     return f"| what | how many |\n|---|---:|\n{rows}\n| fault | set | struck |\n|---|---:|---:|\n{faults}"
 
 
 def read_batches(page: Path = PAGE) -> list[Batch]:
-    """All that were added to the page."""
+    """All batches that were added to the page."""
     path = page.with_suffix(".json")
     return msgspec.json.decode(path.read_bytes(), type=list[Batch]) if path.exists() else []

@@ -1,4 +1,4 @@
-"""Fewer visits and faults that still make a case fail."""
+"""Finds fewer visits and faults with which a case still fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.world.swarm.cases import Case
 
 
 def shrink(case: Case, fails: Callable[[Case], bool], may_go_on: Callable[[], bool]) -> Case:
-    """Leave out halves, quarters and at last single ones, until no single one can go or time is up."""
+    """Leave out halves, quarters and finally single ones, until none can be left out or time is up."""
     plan = case.plan
     kept = [("fault", each.number) for each in plan.faults] + [("visit", each.number) for each in plan.visits]
     size = len(kept)
@@ -27,7 +27,7 @@ def shrink(case: Case, fails: Callable[[Case], bool], may_go_on: Callable[[], bo
 
 
 def _with(case: Case, kept: list[tuple[str, int]]) -> Case:
-    """Only these of all that the seed has."""
+    """The case with only these visits and faults."""
     plan = case._replace(without_visits=(), without_faults=()).plan
     return case._replace(
         without_visits=tuple(each.number for each in plan.visits if ("visit", each.number) not in kept),

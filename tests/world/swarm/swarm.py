@@ -1,4 +1,4 @@
-"""Runs cases on all cores, each in a process of its own, which has a time limit."""
+"""Runs cases on all cores, each in its own process with a time limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import msgspec
 
 from tests.world.swarm.cases import Case, Failure, Outcome, run_case
 
-#: Forks find all modules loaded, and no seed finds what another one has left in their caches.
+#: Forks inherit all loaded modules, and no seed sees what another one has left in their caches.
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -28,7 +28,7 @@ class _Started(NamedTuple):
 
 
 class Swarm:
-    """num_jobs: processes at once. limit_seconds: real time that a case may take. run: how one is run."""
+    """Runs cases. num_jobs: processes at once. limit_seconds: real time that a case may take. run: runs one case."""
 
     def __init__(self, *, num_jobs: int, limit_seconds: float, run: Callable[[Case], Outcome] = run_case) -> None:
         self._run_one = run
@@ -36,7 +36,7 @@ class Swarm:
         self._limit_seconds = limit_seconds
 
     def run(self, cases: Iterable[Case]) -> Generator[tuple[Case, Outcome], None, None]:
-        """As they end. What is under way when nobody asks for more is killed."""
+        """Yield each case as it ends. Cases that are still running when the generator is closed are killed."""
         todo, started = iter(cases), dict[Connection, _Started]()
         try:
             while True:
@@ -57,11 +57,11 @@ class Swarm:
                 _kill(each.process, receiver)
 
     def outcome(self, case: Case) -> Outcome:
-        """Of one case."""
+        """Run one case."""
         return next(self.run([case]))[1]
 
     def _outcome(self, receiver: Connection, started: _Started) -> Outcome | None:
-        """None: it is still under way."""
+        """The outcome of a case; None: it is still running."""
         process = started.process
         if receiver.poll():
             try:
@@ -86,12 +86,12 @@ def _start(case: Case, run: Callable[[Case], Outcome]) -> tuple[Connection, Base
 
 
 def _kill(process: BaseProcess, receiver: Connection) -> None:
-    """End it, with the process that it may have started."""
+    """End a process, and any process that it has started."""
     if process.exitcode is None and process.pid is not None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
         except ProcessLookupError:
-            # It has not come so far as to lead a group.
+            # It has not yet become the leader of a process group.
             process.kill()
     process.join()
     receiver.close()
@@ -107,7 +107,7 @@ def _run(case: Case, run: Callable[[Case], Outcome], sender: Connection) -> None
 
 
 def _run_fresh(case: Case) -> Outcome:
-    """Run it in a new process, in which texts have other hashes."""
+    """Run a case in a new process, in which strings have other hashes."""
     command = [
         sys.executable,
         "-m",

@@ -1,4 +1,4 @@
-"""Names of handlers of errors, and those that need not run."""
+"""The names of error handlers, and which handlers need not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened in a run, in one list, and the files of its disk, for `eventlm report` and the like."""
+"""Writes what happened in a run as one list, and the files of its disk, for `eventlm report` and the like."""
 
 from __future__ import annotations
 

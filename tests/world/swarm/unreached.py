@@ -1,4 +1,4 @@
-"""Handlers of errors that no seed leads to, and why."""
+"""Error handlers that no seed can reach, and why."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 
 from tests.world.swarm.handlers import all_handlers
 
-#: Patterns of their names, by the reason.
+#: Patterns of handler names, by reason.
 REASONS: dict[str, tuple[str, ...]] = {
     "clients of a world ask for completions, chats and streams alone": (
         "eventlm/engine/explanations.py *",
@@ -79,6 +79,6 @@ REASONS: dict[str, tuple[str, ...]] = {
 
 @cache
 def unreached() -> frozenset[str]:
-    """Those that match."""
+    """The names of all handlers that match."""
     patterns = [pattern for each in REASONS.values() for pattern in each]
     return frozenset(name for name in all_handlers() if any(fnmatchcase(name, pattern) for pattern in patterns))
