@@ -1,4 +1,4 @@
-"""Small worlds of the core, searched whole; and what is wrong on purpose is found."""
+"""Small worlds of the core, searched completely; planted defects are found."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def found(scope: Scope) -> Violation:
 def test_a_block_that_is_forgotten_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockPool, "release_all", lambda self, table: self.release(table[:0:-1]))
     violation = found(SCOPES["one-fcfs"])
-    # A worker comes up, a request arrives and is cancelled.
+    # A worker comes up, then a request arrives and is cancelled.
     assert sorted(fact.split('"')[3] for fact in facts_of(SCOPES["one-fcfs"], violation.path)) == [
         "arrive", "cancel", "worker_up",
     ]  # fmt: skip
@@ -92,7 +92,7 @@ def test_a_wake_that_is_skipped_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_deadlock_is_found_although_its_end_is_owed(
     monkeypatch: pytest.MonkeyPatch, scope: Scope, fact: type[Fact], waits: str
 ) -> None:
-    """No single state shows it: what is owed comes again and again, and wakes nobody."""
+    """No single state shows the deadlock: the owed fact comes again and again, but wakes nothing."""
 
     def ignore(state: CoreState, fact: Fact) -> None: ...
 
@@ -103,7 +103,7 @@ def test_a_deadlock_is_found_although_its_end_is_owed(
 
 
 def test_a_retry_that_wakes_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sequence rests, and its timer is due for ever."""
+    """The sequence rests, and its timer stays due for ever."""
     monkeypatch.setattr(forwarding, "retries_due", lambda state, due_ns: None)
     scope = SCOPES["forwarded"]
     violation = found(scope)
@@ -113,7 +113,9 @@ def test_a_retry_that_wakes_nobody_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_goes_on_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps without a token may follow each other, and from each state another order ends all."""
+    """Steps without a token may follow each other for ever, although other moves would end the request from every
+    state.
+    """
     moves = World.moves
     monkeypatch.setattr(
         World,
@@ -163,7 +165,7 @@ def test_a_path_that_there_is_not_is_told(capsys: pytest.CaptureFixture[str]) ->
 
 
 def worlds(scope: Scope) -> list[World]:
-    """Some of each depth: always the first, the last or the middle one of the moves."""
+    """Worlds of each depth, reached by always taking the first, the middle or the last move."""
     found = []
     for choice in (0.0, 0.5, 0.99):
         world = scope.begin()
@@ -188,12 +190,12 @@ def test_a_copy_goes_on_alone_and_alike(name: str) -> None:
             assert (digest(world), world.core.digests()) == (before, known)
 
 
-#: What is not changed in place although it could be.
+#: Attributes of mutable types that are replaced, never changed in place.
 REPLACED = {"plans", "latest_plans", "decisions", "requests", "_numbers"}
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether nothing of it can change in place."""
+    """Whether no part of a value can change in place."""
     if isinstance(value, tuple):
         return all(map(is_fixed, value))
     if isinstance(value, Struct):
@@ -210,7 +212,7 @@ def test_copies_share_only_what_never_changes(name: str) -> None:
 
 
 def _look(value: Any, seen: dict[int, Any]) -> None:
-    """At all objects that are copied."""
+    """Check all objects that copies do not share."""
     if isinstance(value, list | tuple):
         for each in value:
             _look(each, seen)

@@ -1,1 +1,1 @@
-"""Small worlds of the core, searched whole: every order of the facts that can come next."""
+"""Small worlds of the core, searched completely: every order of the facts that can come next."""

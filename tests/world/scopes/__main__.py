@@ -1,8 +1,8 @@
-"""Searches small worlds of the core whole:
+"""Searches small worlds of the core completely:
 
-python -m tests.world.scopes                       all that `make test` searches
-python -m tests.world.scopes --soak                all
-python -m tests.world.scopes equal late            these
+python -m tests.world.scopes                       the scopes that `make test` searches
+python -m tests.world.scopes --soak                all scopes
+python -m tests.world.scopes equal late            the scopes with these names
 python -m tests.world.scopes equal --path 0,3,1    what a path of moves leads to, fact by fact
 """
 
@@ -25,7 +25,7 @@ from tests.world.scopes.world import Move, Scope
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: nothing was found; 1: something was; 2: what was asked for cannot be done."""
+    """Exit status 0: nothing was found; 1: something was found; 2: invalid arguments."""
     scopes = {scope.name: scope for scope in (*SMALL, *SOAK)}
     parser = argparse.ArgumentParser(
         prog="python -m tests.world.scopes",
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _search_all(scopes: list[Scope], most_states: int, commit: Commit | None) -> int:
-    """commit: at which they are added to the results."""
+    """Search all scopes. commit: the commit for which to add them to the results; None: do not add them."""
     total, found = Result(), 0
     for scope in scopes:
         try:

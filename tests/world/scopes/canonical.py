@@ -1,28 +1,28 @@
-"""When two states are one: a digest in which all that decides what happens next counts, and nothing else.
+"""When two states are the same: a digest of everything that decides what happens next, and of nothing else.
 
 Left out, with the reason why it decides nothing:
 
 * **Numbers of events and requests.** Requests are named by their place in the order of arrival, which is what breaks
   ties. So requests of one kind that have not come are interchangeable, and so are those that have ended.
-* **Times** within an epoch (see `tests.world.scopes.world`): what is left of a time is its epoch. Arrivals are in
-  order, so keys of a static policy follow from kind, epoch and place. Keys of other policies count as they are: they
+* **Times** within an epoch (see `tests.world.scopes.world`): only the epoch of a time counts. Arrivals are in order, so
+  the keys of a static policy follow from kind, epoch and place. Keys of other policies count as they are, since they
   are differences of times.
-* **Numbers of blocks.** A block is its name; held blocks without one are in one table each; free ones are a number.
-  Which free block is taken decides nothing.
-* **Epochs and steps of workers, and what workers must forget**: they are only compared for being equal, or passed on.
-* **Rows of ended sequences in flight**, but for their being there: their tokens are dropped.
-* **How many steps completed and workers were lost** (`LossCounts`, but for losses in a row). They only matter by odds
-  of 100,000 to 1, which so few losses and steps do not reach.
+* **Numbers of blocks.** A block is known by its name; a held block without one is in a single table; free blocks are
+  only counted. Which free block is taken decides nothing.
+* **Epochs and steps of workers, and what workers must forget**: these are only compared for equality, or passed on.
+* **Rows of ended sequences in flight**, except that they are there: their tokens are dropped.
+* **How many steps completed and workers were lost** (`LossCounts`, except for losses in a row). These matter only at
+  odds of 100,000 to 1, which so few losses and steps do not reach.
 * **What is looked up again** before it is used: paths in the cache, keys of a round, loads, plans.
 
-What could be computed from the rest (counts, the order of residents, whose turn is due) is in it all the same: where it
-is wrong, the state is another one, and is checked.
+What could be computed from the rest (counts, the order of residents, whose turn is due) is included all the same: if it
+is wrong, the state is a different one, and is checked.
 
-Replicas keep their numbers: of equal ones the lower has its turn first, so a state and its mirror image do not go on
-alike.
+Replicas keep their numbers: of equal replicas, the lower one has its turn first, so a state and its mirror image do not
+go on alike.
 
-That this is so is checked as well: of some states that were found twice, both copies are expanded, and must lead to
-the same states (see `tests.world.scopes.search`).
+The digest is checked too: for some states that were found twice, both copies are expanded, and must lead to the same
+states (see `tests.world.scopes.search`).
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ _read = attrgetter(
     "view.cached_tokens",
     "view.remaining_ns",
 )
-#: Routers that take replicas in turn.
+#: Routers that use replicas in turn.
 _TAKES_TURNS = (RoundRobin, PrefixAffinity)
 _ENDED = -1
 
 
 def digest(world: World) -> int:
-    """64 bits for all that decides what can come next, and how."""
+    """A 64-bit digest of everything that decides what can come next, and how."""
     state = world.core.state
     places: dict[SequenceId, int] = {}
     sequences: list[Any] = []
@@ -93,7 +93,7 @@ def digest(world: World) -> int:
                 (
                     _read(sequence),
                     min(sequence.residency, 2),
-                    # Policies follow each other in turn.
+                    # Policies are swapped in a fixed order, so the generation gives the policy.
                     0 if policies[sequence.generation % len(policies)].static else sequence.urgency[1],
                     sequence.ticket != 0,
                     len(sequence.block_names),
@@ -150,7 +150,7 @@ def _of_replica(replica: Replica, places: dict[SequenceId, int]) -> Any:
 
     def place(sequence: Sequence) -> int:
         found = places.get(sequence.id)
-        # Of ended ones it matters which are the same.
+        # For ended sequences, it matters only which ones are the same.
         return ended.setdefault(sequence.id, _ENDED - len(ended)) if found is None else found
 
     return (
@@ -189,7 +189,7 @@ def _of_capacity(capacity: BackendCapacity) -> Any:
 
 
 def _of_states(states: StatePool, places: dict[SequenceId, int]) -> Any:
-    """Slots are named by what they hold."""
+    """Each slot is named by its content."""
     names = {slot: name for name, slot in states._copies.items()}
     residents = [
         (
@@ -213,7 +213,7 @@ def _of_forwards(world: World, forwards: Forwards, places: dict[SequenceId, int]
             each.number,
             each.current,
             each.sent_ns // EPOCH_NS,
-            # What was sent before the last decrease proves nothing new.
+            # Attempts that were sent before the last decrease prove nothing new.
             each.current and each.sent > decreased[state.requests[identity.request].sequences[identity.index].replica],
             each.hedge,
             each.hedge_replica if each.hedge else -1,
@@ -226,14 +226,14 @@ def _of_forwards(world: World, forwards: Forwards, places: dict[SequenceId, int]
 
 
 def _of_timers(world: World) -> Any:
-    """In the order in which they are due. Those of requests that have ended are due too."""
+    """All timers, in the order in which they are due; timers of ended requests fire too."""
     state = world.core.state
     order = {request: place for place, request in enumerate(state.requests)}
     return [(*_due(due_ns, state.now_ns), order.get(request, _ENDED)) for due_ns, request in sorted(state.timers)]
 
 
 def _of_retries(world: World, places: dict[SequenceId, int]) -> Any:
-    """The same."""
+    """All retries, in the order in which they are due."""
     state = world.core.state
     return [
         (*_due(due_ns, state.now_ns), places.get(SequenceId(request, index), _ENDED), attempt)

@@ -1,7 +1,8 @@
-"""Copies of worlds: fast ones, which a search makes for each transition, and small ones for those that wait their turn.
+"""Copies of worlds: fast copies, which a search makes for each transition, and compact ones for worlds that wait their
+turn.
 
-Attributes that never change in place are shared by all copies. `CHANGED` names the others; a test sees to it that it
-has them all.
+Attributes that never change in place are shared by all copies. `CHANGED` names the others; a test makes sure that it is
+complete.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tests.world.scopes.world import World
 
 
 class Changed(NamedTuple):
-    """The attributes of a class that change in place. flat: those whose content does not; deep: the others."""
+    """The attributes of a class that change in place. flat: those whose items do not change; deep: the others."""
 
     flat: tuple[str, ...] = ()
     deep: tuple[str, ...] = ()
@@ -76,12 +77,12 @@ _Copier = Callable[[Any, _Memo], Any]
 
 
 def copy(world: World) -> World:
-    """A world of its own, which goes on as this one does."""
+    """An independent copy of a world, which goes on in the same way."""
     return _OBJECTS[World](world, {})  # type: ignore[no-any-return]
 
 
 def pack(world: World) -> bytes:
-    """The world in a tenth of the memory."""
+    """A copy of a world in a tenth of the memory."""
     file = BytesIO()
     pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
     pickler.dispatch_table = _REDUCERS
@@ -90,11 +91,11 @@ def pack(world: World) -> bytes:
 
 
 def unpack(packed: bytes) -> World:
-    """A world that was packed in this process."""
+    """Restore a world that was packed in this process."""
     return pickle.loads(zlib.decompress(packed))  # type: ignore[no-any-return]  # noqa: S301
 
 
-#: What is the same in all worlds of a scope, and where it is in that list.
+#: Objects that all worlds of a scope share, and the position of each in the list, by id.
 _shared: list[Any] = []
 _places: dict[int, int] = {}
 
@@ -111,7 +112,9 @@ def _shared_at(place: int) -> Any:
 
 
 def _object(kind: type, changed: Changed) -> _Copier:
-    """Copies objects of a class, each once. Written out attribute by attribute: it takes half the time of a loop."""
+    """A function that copies objects of a class, each only once. Its code names each attribute, which is twice as fast
+    as a loop.
+    """
     lines = ["def copy_one(value, memo):", " key = id(value)", " if key in memo: return memo[key]"]
     lines.append(" copied = memo[key] = make(kind)")
     if hasattr(kind, "__slots__"):
@@ -142,7 +145,7 @@ def _by_name(values: dict[Any, Any], memo: _Memo) -> dict[Any, Any]:
 
 
 def _flats(values: list[Any], memo: _Memo) -> list[Any]:
-    # An ordered dictionary takes long to copy.
+    # Copying an empty ordered dictionary is slow.
     return [value.copy() if value else type(value)() for value in values]
 
 
@@ -151,14 +154,14 @@ def _flats_by_name(values: dict[Any, Any], memo: _Memo) -> dict[Any, Any]:
 
 
 def _table(values: dict[int, int], memo: _Memo) -> dict[int, int]:
-    """Of an index; the replicas have it too."""
+    """Copy a table of an index only once: replicas hold the same table."""
     if id(values) not in memo:
         memo[id(values)] = values.copy()
     return memo[id(values)]  # type: ignore[no-any-return]
 
 
 def _entries(values: list[tuple[Any, ...]] | None, memo: _Memo) -> list[tuple[Any, ...]] | None:
-    """Entries of a line end in their sequence."""
+    """Copy the entries of a waiting queue; the last item of each is its sequence."""
     return None if values is None else [(*entry[:5], _one(entry[5], memo)) for entry in values]
 
 
@@ -180,13 +183,13 @@ def _steps(steps: deque[StepInFlight], memo: _Memo) -> deque[StepInFlight]:
     )
 
 
-#: How the attributes are copied in the code of `_object`: the commonest without a call.
+#: How the code of `_object` copies attributes: the commonest kinds without a call.
 _CALL = "copy_{name}(value.{name}, memo)"
 _INLINE = {
     _one: "None if (one := value.{name}) is None else objects[type(one)](one, memo)",
     _many: "[objects[type(one)](one, memo) for one in value.{name}]",
 }
-#: Of deep attributes that are not one object.
+#: How to copy deep attributes that are not a single object.
 _DEEP: dict[str, _Copier] = {
     "CoreState.replicasets": _many,
     "CoreState.replicas": _many,

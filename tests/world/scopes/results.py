@@ -1,4 +1,4 @@
-"""What searches have come to, as `RESULTS.md` shows it."""
+"""The results of searches, as shown in `RESULTS.md`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BEGIN, _END = "<!-- scopes: written by tests.world.scopes -->", "<!-- end of sc
 
 
 class Searched(Struct, frozen=True):
-    """A scope that was searched whole at a commit, with no violation. seconds: of one core."""
+    """A scope that was searched completely at a commit, without a violation. seconds: CPU time on one core."""
 
     scope: str
     commit: str
@@ -27,8 +27,8 @@ class Searched(Struct, frozen=True):
 
 
 def add_search(scope: str, commit: str, result: Result, page: Path = PAGE) -> None:
-    """Add a search without a violation to the page, and to the file beside it that its table is made of; in place of an
-    earlier one of the scope. Raises ValueError if it is not whole.
+    """Add a search without a violation to the page, and to the JSON file from which the page's table is made. It
+    replaces an earlier search of the scope. Raises ValueError if the search is not complete.
     """
     if not result.is_whole:
         raise ValueError(f"the scope {scope} was not searched whole")
@@ -44,13 +44,13 @@ def add_search(scope: str, commit: str, result: Result, page: Path = PAGE) -> No
 
 
 def read_searches(page: Path = PAGE) -> list[Searched]:
-    """All that were added to the page, by their scope's first search."""
+    """All searches that were added to the page, in the order in which their scopes were first added."""
     path = page.with_name(_FILE)
     return msgspec.json.decode(path.read_bytes(), type=list[Searched]) if path.exists() else []
 
 
 def rows(searches: Iterable[Searched]) -> list[str]:
-    """Lines of the page's table."""
+    """The lines of the page's table."""
     searches = list(searches)
     total = Searched(
         f"all {len(searches)}",

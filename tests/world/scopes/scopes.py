@@ -1,4 +1,4 @@
-"""The small worlds that are searched: of 2 replicas with 5 blocks and 2 steps in flight, if they say nothing else."""
+"""The small worlds that are searched. By default: 2 replicas with 5 blocks each and 2 steps in flight."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from eventlm.policies.space_sharing import SpaceSharing
 from tests.world.scopes.world import Arrivals, Scope, requests
 
 SECOND_NS = 1_000_000_000
-#: Deadlines that differ by more than the margin of every policy below: who has the first may evict who has the second.
+#: Deadlines that differ by more than the margin of every policy below: a request with the first may evict one with the
+#: second.
 URGENT_NS, PATIENT_NS = 10 * SECOND_NS, 100 * SECOND_NS
 POLICIES: dict[str, Policy] = {"fcfs": Fcfs(), "edf": Edf(), "lrs": Lrs(evict_margin=0), "lpm": Lpm()}
-#: Others than `pull`, which is where nothing else is said.
+#: Routers besides the default, `pull`.
 ROUTERS: dict[str, Router] = {
     "round-robin": RoundRobin(),
     "least-loaded": LeastLoaded(),
@@ -34,8 +35,8 @@ DEEP = {"max_steps_in_flight": 3, "max_decodes_in_flight_per_seq": 3}
 
 DYNAMIC = Dynamic(min_chunk_tokens=1, target_ms=2.1)
 
-#: Two grow until their blocks are too few for both, and prompts and what is generated can be hit by the other; a third
-#: one is urgent.
+#: Two requests grow until there are too few blocks for both, and each may hit prompt and output blocks of the other; a
+#: third one is urgent.
 GROWING = (requests(2, 5, count=2, deadline_ns=PATIENT_NS, session=1), requests(4, 2, deadline_ns=URGENT_NS, session=2))
 CHUNKED = (requests(5, 2, count=2, deadline_ns=PATIENT_NS), requests(3, 2, deadline_ns=URGENT_NS))
 EQUAL = (requests(3, 3, count=3),)
@@ -44,14 +45,14 @@ FOUR = (requests(2, 5, count=2, deadline_ns=PATIENT_NS), requests(4, 2, count=2,
 WATCHED = (requests(2, 4, has_text_ends=True), requests(3, 3, waits_for_grammar=True), requests(2, 3, front_end=1))
 LATE = (requests(3, 3, count=2, deadline_ns=URGENT_NS, drop_if_late=True), requests(4, 3))
 SHARING = (requests(4, 2, count=2, blocks=[1, 2]), requests(5, 3, blocks=[1, 3]))
-#: A lower priority goes first under every policy, and evicts.
+#: A lower priority goes first under every policy, and evicts others.
 PREFERRED = (requests(2, 5, count=2), requests(4, 2, priority=-1))
-#: For one replica, whose states are fewer: more and longer ones.
+#: More and longer requests, for one replica, which has fewer states.
 LONGER = (
     requests(2, 6, count=3, deadline_ns=PATIENT_NS),
     requests(4, 2, count=2, deadline_ns=URGENT_NS),
 )
-#: Each under all policies: what may happen, with limits, in some 100,000 states each.
+#: Each mix is searched under all policies: requests, chances and limits, with some 100,000 states each.
 MIXES: dict[str, tuple[tuple[Arrivals, ...], str, dict[str, Any]]] = {
     "growing": (GROWING, "cancel cancel lose end*", {}),
     "chunked": (CHUNKED, "cancel cancel lose lose end*", {}),
@@ -74,7 +75,7 @@ FORWARDED = {
 
 
 def _scope(name: str, arrivals: tuple[Arrivals, ...], chances: str, **parts: Any) -> Scope:
-    """chances: their names, each as often as it may come; `end*`: as often as it can."""
+    """A scope. chances: a name for each time that something may happen; `end*`: as often as possible."""
     names = chances.split()
     counts = {each.rstrip("*"): -1 if each.endswith("*") else names.count(each) for each in names}
     return Scope(name, arrivals, counts, **parts)
@@ -84,7 +85,7 @@ def _watched(prompt_tokens: int, max_tokens: int, **fields: Any) -> Arrivals:
     return requests(prompt_tokens, max_tokens, has_text_ends=True, **fields)
 
 
-#: What `make test` searches.
+#: The scopes that `make test` searches.
 SMALL = [
     _scope("one-fcfs", GROWING, "cancel lose", limits=ONE),
     _scope("one-edf", GROWING, "cancel lose", policies=(Edf(),), limits=ONE),
@@ -121,7 +122,7 @@ SMALL = [
         "buckets", (requests(2, 3, count=3),), "cancel lose", limits=ONE | {"graph_buckets": [2], "max_num_seqs": 3}
     ),
 ]
-#: What `make soak` searches too.
+#: The scopes that `make soak` searches too.
 SOAK = [
     *(
         _scope(f"{mix}-{name}", arrivals, chances, policies=(policy,), limits=limits)

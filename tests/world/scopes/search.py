@@ -1,17 +1,17 @@
-"""Searches a small world whole, breadth first, and says what is wrong with it by the shortest way there.
+"""Searches a small world completely, breadth first, and reports any violation by the shortest path to it.
 
 1. **Safety.** Every state satisfies `validate`, and after a marked fact `validate_liveness`; no fact makes the core
    raise.
-2. **Liveness.** From every state all can still end. Once all states are known, it is searched for backwards, from
-   those in which all requests that have come have ended, and over nothing but what is owed: steps complete, workers
-   come back, texts are looked at. So no cancel, no loss and no further request is needed; and whichever of what is owed
-   comes first, it does not go on for ever. Requests that have not come can come where the others have ended, and from
+2. **Liveness.** From every state, all requests can still end. This is checked once all states are known, by searching
+   backwards from those in which all requests that have come have ended, along owed moves only: steps complete, workers
+   come back, texts are checked. So no cancel, no loss and no further request is needed; and whichever owed moves come
+   first, they do not go on for ever. Requests that have not come yet can come where the others have ended, and from
    there all can end again.
-3. **Snapshots are whole**: a core that is restored from one decides the same next. Of some states that is looked at.
-4. **The digest is right**: of some states that were found again, the second copy leads to the same states.
+3. **Snapshots are complete**: a core that is restored from one makes the same decisions. Some states are checked.
+4. **The digest is right**: for some states that were found again, the second copy leads to the same states.
 
-Of a state its digest, the state it was first reached from, and the number of the move are kept. Whole states are kept
-only until they are expanded.
+For each state, the search keeps its digest, the state from which it was first reached, and the number of the move.
+Complete states are kept only until they are expanded.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from tests.world.scopes.canonical import digest
 from tests.world.scopes.copies import copy, pack, unpack
 from tests.world.scopes.world import Move, Scope, World
 
-#: Of so many states found again, one is expanded as well.
+#: One in this many states that are found again is expanded as well.
 _TWINS_EVERY = 997
 _REPORT_EVERY = 20_000
-#: Of so many states, one is restored from its snapshot.
+#: One in this many states is restored from its snapshot.
 _RESTORED_EVERY = 499
-#: So many worlds wait as they are, 12 KB each. To pack one and to unpack it takes as long as to expand it.
+#: How many worlds wait unpacked, at 12 KB each. Packing and unpacking a world takes as long as expanding it.
 _MOST_UNPACKED = 100_000
-#: No such state.
+#: Marks that there is no such state.
 _NONE = 0xFFFFFFFF
 
 
 class Violation(AssertionError):
-    """A state that must not be. path: the numbers of the moves that lead to it."""
+    """A state that must not occur. path: the numbers of the moves that lead to it."""
 
     def __init__(self, scope: Scope, path: list[int], problem: str) -> None:
         self.path = path
@@ -60,7 +60,7 @@ class Violation(AssertionError):
 
 @dataclass
 class Result:
-    """What a search came to. seconds: of one core."""
+    """The result of a search. seconds: CPU time on one core."""
 
     num_states: int = 0
     num_transitions: int = 0
@@ -74,7 +74,7 @@ class Result:
     seen: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Result) -> None:
-        """Sum up."""
+        """Add the numbers of another search."""
         self.num_states += other.num_states
         self.num_transitions += other.num_transitions
         self.num_twins += other.num_twins
@@ -94,7 +94,7 @@ class Result:
 
 
 class _Frontier(NamedTuple):
-    """A state that is to be expanded."""
+    """A state that still has to be expanded."""
 
     state: int
     world: World | bytes
@@ -102,7 +102,7 @@ class _Frontier(NamedTuple):
 
 
 class Search:
-    """One search. most_states: it stops there; then the search is not whole, and says nothing of liveness."""
+    """A search. most_states: stop there; the search is then not complete, and does not check liveness."""
 
     def __init__(self, scope: Scope, *, most_states: int = 0, report: Callable[[Result], None] | None = None) -> None:
         self.scope = scope
@@ -110,19 +110,19 @@ class Search:
         self._most = most_states
         self._report = report
         self._known: dict[int, int] = {}
-        #: Of each state: the one that it was first reached from, and by which of that one's moves.
+        #: For each state: the state from which it was first reached, and the number of the move.
         self._parent = array("I")
         self._move = array("H")
-        #: Whether all requests that have come have ended.
+        #: For each state: whether all requests that have come have ended.
         self._done = array("B")
-        #: The transitions by what is owed.
+        #: The transitions by owed moves.
         self._from = array("I")
         self._to = array("I")
         self._frontier: deque[_Frontier] = deque()
 
     def run(self) -> Result:
-        """Raises Violation for the first that is found."""
-        # Worlds have no circles, and there are many of them.
+        """Search the scope. Raises Violation for the first one that is found."""
+        # Worlds have no reference cycles, and there are many of them.
         was_enabled = gc.isenabled()
         gc.disable()
         try:
@@ -163,7 +163,7 @@ class Search:
         world = unpack(item.world) if isinstance(item.world, bytes) else item.world
         moves = world.moves()
         for number, move in enumerate(moves):
-            # The last one may have the original.
+            # The last move may use the original.
             after = world if number + 1 == len(moves) else copy(world)
             try:
                 known = self._take(item, number, move, after)
@@ -176,7 +176,7 @@ class Search:
                 self._to.append(known)
 
     def _take(self, item: _Frontier, number: int, move: Move, world: World) -> int:
-        """Make a move of a state in a copy of it; returns the number of the state that it leads to."""
+        """Make a move in a copy of a state. Returns the number of the state that it leads to."""
         for decision in world.apply(move):
             self.result.seen[_kind_of(decision)] += 1
         self.result.num_transitions += 1
@@ -204,7 +204,7 @@ class Search:
         return known
 
     def _compare(self, state: int, world: World, path: list[int]) -> None:
-        """Whether a world that seems to be a known state goes on as that one does."""
+        """Check that a world with the digest of a known state goes on as that state does."""
         self.result.num_twins += 1
         theirs, ours = _next_digests(replay(self.scope, self._path(state))), _next_digests(world)
         if ours != theirs:
@@ -212,7 +212,7 @@ class Search:
             raise Violation(self.scope, path, f"it goes on otherwise than its twin, to which the moves {known} lead")
 
     def _check_restored(self, state: int, number: int, world: World) -> None:
-        """Whether a core that is restored from a snapshot goes on as the one that it was taken of."""
+        """Check that a core that is restored from a snapshot goes on as the original does."""
         self.result.num_restored += 1
         restored = copy(world)
         first, *others = world.parts
@@ -237,7 +237,9 @@ class Search:
         return path[::-1]
 
     def _check_liveness(self) -> None:
-        """The states that must come to rest by what is owed: those that have, and those all of whose next ones must."""
+        """Check that owed moves bring every state to rest. At rest are states without requests, and states whose owed
+        moves all lead to rest.
+        """
         source, target = np.frombuffer(self._from, dtype=np.uint32), np.frombuffer(self._to, dtype=np.uint32)
         rests = np.frombuffer(self._done, dtype=np.uint8).astype(bool)
         num_states = len(rests)
@@ -254,7 +256,7 @@ class Search:
         num_before = -1
         while num_before != (num_before := int(can.sum())):
             can[source[can[target]]] = True
-        # Where nothing leads on at all, it is plainest what is wrong.
+        # First look for states that no owed move leaves, where the problem is plainest.
         leads_on = np.bincount(source[source != target], minlength=num_states) > 0
         candidates = [~can & ~leads_on, ~can, ~rests]
         first = int(next(np.flatnonzero(each)[0] for each in candidates if each.any()))
@@ -274,15 +276,15 @@ def _next_digests(world: World) -> list[int]:
 
 
 def _kind_of(decision: Decision) -> str:
-    """Such as `Finished length`."""
+    """The kind of a decision, such as `Finished length`."""
     kind = type(decision).__name__
     return f"{kind} {decision.reason}" if isinstance(decision, Preempted | Finished | Rejected) else kind
 
 
 def replay(scope: Scope, path: list[int], note: Callable[[Move, list[Decision]], None] | None = None) -> World:
-    """The world after a path of moves, by their numbers. note: called after each.
+    """The world after a path, given as numbers of moves. note: called after each move.
 
-    Raises InvariantError for a state that must not be, IndexError for a move that there is not.
+    Raises InvariantError for a state that must not occur, and IndexError for a move that does not exist.
     """
     world = scope.begin()
     for number in path:

@@ -1,4 +1,4 @@
-"""The searches that are shown in the page."""
+"""The searches that the page shows."""
 
 from __future__ import annotations
 

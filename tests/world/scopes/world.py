@@ -1,12 +1,12 @@
-"""A core and the little world around it: which facts can come next, each as a drain of its own or joined to the one
-before.
+"""A core and the small world around it, which says which facts can come next. Each fact is a drain of its own, or joins
+the one before.
 
-Time. A drain comes a nanosecond after the one before, so all that happens is short against deadlines, margins and
-predicted times, which are milliseconds at least. A timer that is not due by then is waited for: it fires where the next
-epoch begins. So of two times only their epochs and their order matter.
+Time. Each drain comes a nanosecond after the one before, so everything that happens is short compared with deadlines,
+margins and predicted times, which are at least milliseconds. A timer that is not due by then is waited for: it fires at
+the start of the next epoch. So only the epochs and the order of two times matter.
 
-Left out: some, but not all, of several rows that end before their limit in one step; drains of more than two facts, but
-for groups of arrivals; facts of steps of workers that are gone, and `desync`, which is a loss.
+Left out: steps in which some, but not all, of several rows end before their limit; drains of more than two facts,
+except for groups of arrivals; facts about steps of workers that are gone; and `desync`, which is a loss.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from eventlm.policies.fixed import Fixed
 from eventlm.policies.pull import Pull
 from tests.made_requests import make_arrival
 
-#: An epoch: deadlines and backoffs are shorter.
+#: The length of an epoch; deadlines and backoffs are shorter.
 EPOCH_NS = 1_000_000_000_000
-#: More drains than one epoch has.
+#: More nanoseconds than one epoch has drains.
 _NEAR_NS = 1_000
 LIMITS = {
     "block_size": 2,
@@ -73,12 +73,12 @@ LIMITS = {
 
 
 def is_near(due_ns: int, now_ns: int) -> bool:
-    """Whether a time is over, or will be without a long wait."""
+    """Whether a time has come, or will come without a long wait."""
     return due_ns <= now_ns + _NEAR_NS
 
 
 class Arrivals(NamedTuple):
-    """Requests that differ in nothing but their place in the line."""
+    """Requests that differ only in their order of arrival."""
 
     request: Arrived
     count: int
@@ -91,15 +91,16 @@ def requests(prompt_tokens: int, max_tokens: int, *, count: int = 1, **fields: A
 
 @dataclass(frozen=True)
 class Scope:
-    """A small world. arrivals: all that may come, in any order. joins: drains may have two facts. chances: how often
-    each of what need not happen may; -1: as often as it can. limits: of the first replicaset; others: of further ones.
+    """A small world. arrivals: the requests that may come, in any order. joins: drains may have two facts. chances: how
+    often each optional event may happen; -1: as often as possible. limits: those of the first replicaset; others: those
+    of further ones.
 
-    `cancel`; `lose`, `crash`, `replace` (workers; the last come up although the one before was not lost), `stale` (the
-    loss of one that is gone already); `flush`, `pause`, `swap` (to the next policy), `predict` (steps take ten times as
-    long from now on), `front_end` (its loss); `end` (a row ends before its limit), `ends` (all rows do), `none` (a row
-    has no token), `text` (an end is found in the text of a sequence that goes on), `refuse` (a grammar cannot be
-    built); of backends `fail` (an attempt), `later` (the backend asks to wait), `metrics` (some wait there, or none),
-    `down`.
+    The chances are: `cancel`; of workers `lose`, `crash`, `replace` (a worker comes up although the one before was not
+    lost), `stale` (the loss of a worker that is gone already); `flush`, `pause`, `swap` (to the next policy), `predict`
+    (steps take ten times as long from now on), `front_end` (a front end is lost); `end` (a row ends before its limit),
+    `ends` (all rows do), `none` (a row has no token), `text` (an end is found in the text of a sequence that goes on),
+    `refuse` (a grammar cannot be built); of backends `fail` (an attempt), `later` (the backend asks to wait), `metrics`
+    (requests wait there, or none do), `down`.
     """
 
     name: str
@@ -136,18 +137,18 @@ class Scope:
 
 
 def _names(number: int, request: Arrived, block_size: int) -> Iterator[int]:
-    """Names of a prompt's full blocks: its own, unless the scope names them."""
+    """The names of a prompt's full blocks: its own, unless the scope names them."""
     for index in range(request.prompt_tokens // block_size):
         yield request.blocks[index] if request.blocks else block_name(number, 0, index)
 
 
 def block_name(number: int, index: int, block: int) -> int:
-    """The name of a block of a sequence that it shares with nobody but its like."""
+    """The name of a block that a sequence shares only with sequences of equal requests."""
     return 1000 * (number + 1) + 100 * index + block
 
 
 class Move(NamedTuple):
-    """A fact that can come next. costs: the chance that it takes. is_owed: it comes sooner or later in any case."""
+    """A fact that can come next. costs: the chance that it uses up. is_owed: it comes sooner or later in any case."""
 
     fact: Fact
     costs: str | None = None
@@ -156,8 +157,8 @@ class Move(NamedTuple):
 
 
 class World:
-    """A core, and what may still happen to it. parts: of which its replicasets were made. requests: one of each kind.
-    left: how many of them have not come yet.
+    """A core, and what may still happen to it. parts: what its replicasets were made of. requests: one of each kind.
+    left: how many of each kind have not come yet.
     """
 
     __slots__ = ("chances", "core", "joins", "left", "parts", "requests")
@@ -180,7 +181,7 @@ class World:
         self.chances = chances
 
     def apply(self, move: Move) -> list[Decision]:
-        """The world after a move; returns what the core decided."""
+        """Make a move. Returns what the core decided."""
         core, fact = self.core, move.fact
         if move.costs is not None and self.chances[move.costs] > 0:
             self.chances[move.costs] -= 1
@@ -191,27 +192,27 @@ class World:
         if isinstance(fact, TimerDue):
             ts = max(ts, fact.due_ns) if is_near(fact.due_ns, now_ns) else (now_ns // EPOCH_NS + 1) * EPOCH_NS
         decisions = core.apply(structs.replace(fact, s=core.next_seq, ts=ts, p=int(move.is_marked)))
-        # Nothing is decided by these, which are large.
+        # These are large, and decide nothing.
         core.state.decisions, core.state.plans, core.state.latest_plans = [], {}, {}
         return decisions
 
     @property
     def is_done(self) -> bool:
-        """Whether all requests that came have ended."""
+        """Whether all requests that have come have ended."""
         return not self.core.state.requests
 
     def moves(self) -> list[Move]:
-        """All that can come next, always in the same order."""
+        """All moves that can come next, always in the same order."""
         if self.core.state.group:
-            # Of a group that is not complete, its next member.
+            # In an incomplete group, the next member has to come.
             return [self._arrival(self.core.state.group[0])]
         moves = [*self._moves()]
         if not self.joins:
             return moves
-        # A timer is the business of a drain of its own.
+        # A timer always has a drain of its own.
         joined = [move for move in moves if not isinstance(move.fact, TimerDue)]
         if self.core.state.drain_open:
-            # The second fact ends the drain. There is one in any case: here one that means nothing.
+            # The second fact ends the drain. So that there always is one, a fact without effect is added.
             return [*joined, Move(Cancelled(request=0), is_owed=True)]
         return moves + [move._replace(is_marked=False, is_owed=False) for move in joined]
 
@@ -236,7 +237,7 @@ class World:
                 yield self._arrival(template)
 
     def _arrival(self, template: Arrived) -> Move:
-        """Of the next member of its group."""
+        """The arrival of the next member of a group."""
         index = len(self.core.state.group)
         is_last = index + 1 == template.group_size
         return Move(structs.replace(template, group_index=index), is_owed=index > 0, is_marked=is_last)
@@ -292,12 +293,12 @@ class World:
             yield from self._completions(replica)
 
     def _completions(self, replica: Replica) -> Iterator[Move]:
-        """The oldest step is done. Every row with a token produces between one and the most; or one row or all end, or
-        one has none, if there is a chance for it.
+        """Complete the oldest step. Each row with a token produces from one to the most tokens; if there is a chance
+        for it, one row or all of them end, or one has no token.
         """
         step = replica.in_flight[0]
         sequences = [*step.decodes, *(row.sequence for row in step.chunks)]
-        # What an ended sequence's row produces is dropped.
+        # What the row of an ended sequence produces is dropped.
         open_rows = [row for row, most in enumerate(step.most) if most and not sequences[row].ended]
         full = [min(most, 1) for most in step.most]
         choices = [range(1, step.most[row] + 1) for row in open_rows]
