@@ -1,1 +1,1 @@
-"""A host in virtual time: the real server runs on it, under faults that a seed draws."""
+"""A simulated host in virtual time, on which the real server runs under faults that are drawn from a seed."""

@@ -1,4 +1,4 @@
-"""Which code it is that runs."""
+"""Which version of the code is running."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.layout import ROOT
 
 
 class Commit:
-    """The commit that is checked out. has_changes: whether any module is not as it has it."""
+    """The commit that is checked out. has_changes: whether any module differs from it."""
 
     def __init__(self) -> None:
         self.name = _git("rev-parse", "--short", "HEAD")
@@ -19,7 +19,7 @@ class Commit:
 
     @property
     def why_not_added(self) -> str:
-        """Why what runs cannot be added to the results; empty if it can."""
+        """Why results of this code cannot be added; empty if they can."""
         if self.has_changes:
             return "only what runs at a commit can be added to the results: commit your changes first"
         return ""

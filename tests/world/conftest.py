@@ -7,8 +7,8 @@ import pytest
 
 @pytest.fixture(scope="module", autouse=True)
 def _no_run_outlives_its_module(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What its tests have kept of their worlds until now ends where nobody hears of it. In the middle of another test
-    it would fill the log with tracebacks, which takes seconds.
+    """Let objects that a module's tests have kept of their worlds end here, with the log silenced. If that happened in
+    another test, it would fill the log with tracebacks, which takes seconds.
     """
     yield
     if hasattr(request.module, "quiet"):

@@ -1,4 +1,4 @@
-"""A program run anew, where texts have other hashes."""
+"""Runs a program in new processes in which strings have other hashes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.processes import PATIENCE_SECONDS
 
 
 def printed_with_other_hashes(program: str) -> set[str]:
-    """What a program prints in two processes that hash texts differently: one line if nothing depends on that."""
+    """What a program prints in two processes with different string hashes: one line if it depends on no hash."""
     return {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -14,7 +14,7 @@ from tests.world.programs.operator import Operator
 
 
 class Gateway:
-    """The backends, from the start on. specs: how the gateway reaches them."""
+    """The backends, which start at once. specs: how the gateway reaches them."""
 
     def __init__(self, world: World, plan: GatewayPlan, operator: Operator) -> None:
         self._world = world
@@ -28,11 +28,11 @@ class Gateway:
         world.network.names[NAME] = {each.host: True for each in plan.backends}
 
     def one(self, detail: int) -> WorldBackend:
-        """One of them."""
+        """One of the backends, chosen by a drawn number."""
         return self.backends[detail % len(self.backends)]
 
     def connections(self, backend: WorldBackend) -> list[Socket]:
-        """The gateway's ends of those to it."""
+        """The gateway's ends of its connections to a backend."""
         return [
             each.peer
             for each in backend.process.handles.values()
@@ -40,27 +40,29 @@ class Gateway:
         ]
 
     def list_in_dns(self, host: str, *, is_there: bool) -> None:
-        """An address is in DNS, or is not any more."""
+        """Add an address to DNS or remove it."""
         self._world.network.names[NAME][host] = is_there
 
     def write_list(self, specs: list[str] | None = None, *, cut_to: int | None = None, replaces: bool = False) -> None:
-        """An operator writes a list of backends. specs: None: of all. cut_to: of its bytes. replaces: see Operator."""
+        """Have an operator write the list of backends. specs: None: all backends. cut_to: write only this many bytes.
+        replaces: see Operator.
+        """
         content = "".join(f"{each}\n" for each in (self.plan.specs if specs is None else specs)).encode()
         self._operator.write(LIST, content[:cut_to], replaces=replaces)
 
     def remove_list(self) -> None:
-        """An operator removes it."""
+        """Have an operator remove the list of backends."""
         self._operator.remove(LIST)
 
     def heal(self) -> None:
-        """Nothing goes wrong any more."""
+        """End all faults of backends."""
         self.write_list()
         for each in self.backends:
             each.heal()
             self.list_in_dns(each.plan.host, is_there=True)
 
     def stop(self, checks: Checks) -> None:
-        """End the backends, which the gateway has left."""
+        """End the backends once the gateway has disconnected."""
         self._world.run_for(5)
         for each in self.backends:
             num_open = len(each.process.handles) - 1
@@ -68,13 +70,15 @@ class Gateway:
             each.process.end(0)
 
     def is_idle(self, handle: Handle) -> bool:
-        """Whether it is a kept connection to a backend that is there, or one that a probe makes just now."""
+        """Whether a connection may be left at rest: one to a living backend, or one that a probe is just making."""
         if not isinstance(handle, Socket):
             return False
         return handle.peer is None or any(handle.peer.holders == {each.process} for each in self.backends)
 
     def check_rest(self, checks: Checks, engine: InferenceEngine, interval_ms: int) -> None:
-        """Nothing is left of any request, here or there. interval_ms: between probes."""
+        """Check that nothing is left of any request, in the gateway or in the backends. interval_ms: time between
+        probes.
+        """
         forwarder = engine._backends
         checks.check("no attempt is left", not forwarder._under_way, f"{forwarder._under_way}")
         kinds: dict[str, str] = {}
@@ -91,8 +95,9 @@ class Gateway:
             num_left = each.stub.num_running + each.stub.num_waiting
             checks.check("no request is left at a backend", not num_left, f"{each.plan.host}: {num_left}")
             num_open = len(self.connections(each))
-            # One that is kept is closed unless it is used within a time. A probe takes the one that was used longest
-            # ago, so there may be as many as there are probes in that time; one that it makes is kept in any case.
+            # aiohttp closes an idle connection that is not used for a while. A probe uses the one that was idle
+            # longest, so as many may stay open as there are probes in that time. One that a probe opens stays open in
+            # any case.
             is_probed = kinds[f"{each.plan.host}:{PORT}"] not in _WITHOUT_METRICS
             most = max(round(_KEEPALIVE_SECONDS * 1000) // interval_ms, 1) if is_probed else 0
             checks.check("no connection to a backend is left", num_open <= most, f"{each.plan.host}: {num_open}")

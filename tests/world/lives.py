@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tests.world.programs.http_client import Reply
     from tests.world.run import Run
 
-#: What a service manager waits before it starts the next one.
+#: How long a service manager waits before it starts the next server.
 _RESTART_NS = (SECOND // 2, 20 * SECOND)
-#: Between two probes of its health.
+#: The time between two health probes.
 _PROBE_NS = 10 * SECOND
-#: By then clients and children of a server have noticed its death.
+#: How long clients and children of a server take at most to notice its death.
 _NOTICE_NS = round(PARENT_POLL_S * 1e9) + SECOND
 
 
 class Lives:
-    """servers: the last one, and the one before it. Once `is_ending`, no other one is started."""
+    """Starts a server when one has ended. servers: the last one, and the one before it. is_ending: start no more."""
 
     def __init__(self, run: Run) -> None:
         self.servers: list[WorldServer] = []
@@ -47,7 +47,7 @@ class Lives:
             self._probe(server)
 
     def _probe(self, server: WorldServer) -> None:
-        """An orchestrator ends a server that says that it is not healthy."""
+        """End a server that reports that it is not healthy, as an orchestrator does."""
         if server.process.is_dead or server.stop.is_set():
             return
         if server.engine is not None and server.engine.state == "dead":
@@ -56,12 +56,12 @@ class Lives:
         self._run.world.after(_PROBE_NS, lambda: self._probe(server))
 
     def children(self) -> list[Process]:
-        """Of the last server."""
+        """The children of the last server."""
         return [each for each in self._run.world.processes if each.parent is self.servers[-1].process]
 
     @property
     def is_well(self) -> bool:
-        """Whether the last server is ready, all of its workers are, and no process is frozen or late to start."""
+        """Whether the last server and all of its workers are ready, and no process is frozen or late to start."""
         server, now_ns = self.servers[-1], self._run.world.now_ns
         engine = server.engine
         if not server.is_ready or engine is None or engine.state != "ready":
@@ -72,7 +72,7 @@ class Lives:
 
     @property
     def is_there(self) -> bool:
-        """Whether a connection comes to the last server, and not to what is left of another."""
+        """Whether connections reach the last server, and not the remains of another."""
         parents = [each.parent for each in self._run.world.processes if each.parent is not None]
         last = self.servers[-1]
         return last.is_listening and not any(each.is_dead for each in (last.process, *parents))
@@ -85,7 +85,7 @@ class Lives:
         for client in clients:
             client.has_lost_server = True
         replies = [client.reply for client in clients]
-        # Some may be of the server before, and frozen.
+        # Some may be frozen children of the server before.
         children = [each for each in self._on_host() if each is not server.process]
         world.after(0, lambda: self._check_dead(server))
         world.after(_NOTICE_NS, lambda: self._check_noticed(replies, children))
@@ -99,7 +99,7 @@ class Lives:
         checks, told = self._run.checks, f"{status}: {error!r}"
         checks.check("no server ends without a reason", error is not None or server.stop.is_set(), told)
         checks.check("exit statuses say why", status == (ExitCode.OK if error is None else error.exit_code), told)
-        # A service manager does not start it again.
+        # After this status, a service manager does not restart the server.
         is_usage = isinstance(error, UsageError | LogWriteError)
         checks.check("others may do better", status != ExitCode.USAGE or is_usage, told)
 
@@ -107,15 +107,15 @@ class Lives:
         checks, now_ns = self._run.checks, self._run.world.now_ns
         left = [each for each in children if not each.is_dead]
         if any(each.free_ns > now_ns - _NOTICE_NS for each in left):
-            # One that is frozen notices it later.
+            # A frozen child notices it later.
             return
         checks.check("children leave with the server", not left, f"{[each.name for each in left]} go on")
         late = [reply for reply in replies if reply.is_under_way and not reply.has_paused]
         checks.check("connections end with the server", not late, f"{len(late)} go on")
 
     def reboot(self) -> None:
-        """The server's host fails and starts again: its processes end, what is not on the disk's medium is gone, and
-        its monotonic clock begins at 0.
+        """Crash and restart the server's host: its processes end, what is not on the disk's medium is gone, and its
+        monotonic clock restarts at 0.
         """
         world = self._run.world
         for process in self._on_host():
@@ -126,8 +126,9 @@ class Lives:
         self._run.logs.reboot()
 
     def suspend(self, duration_ns: int, *, stops_clock: bool) -> bool:
-        """All processes of the server's host stand still; False if they do already. stops_clock: so does its monotonic
-        clock, as Linux has it when it suspends; where the host is a virtual machine that is paused, all clocks go on.
+        """Stop all processes of the server's host for a while. False if they are stopped already. stops_clock: the
+        monotonic clock stops too, as when Linux suspends; if the host is a virtual machine that is paused, all clocks
+        go on.
         """
         world = self._run.world
         if world.now_ns < self._suspended_until_ns:
@@ -140,6 +141,6 @@ class Lives:
         return True
 
     def _on_host(self) -> list[Process]:
-        """The server's process, and those of all servers' children."""
+        """The last server's process, and the children of all servers."""
         server = self.servers[-1].process
         return [each for each in self._run.world.processes if each is server or each.parent is not None]

@@ -1,6 +1,6 @@
-"""Bugs that are planted in the shell, one at a time, to see that the invariants of a world find them.
+"""Bugs that are planted in the shell, one at a time, to show that the invariants of a world find them.
 
-`python -m tests.world.planted` looks for each of them from seed 0 on, and writes to `RESULTS.md` which seed finds it.
+`python -m tests.world.planted` tries seeds from 0 on for each bug, and writes to `RESULTS.md` which seed finds it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from tests.world.plans.plan import Plan, draw_gateway_plan, draw_plan
 from tests.world.run import run_plan
 from tests.world.swarm.results import PAGE
 
-#: A bug must be found by one of so many seeds.
+#: A bug must be found within this many seeds.
 NUM_SEEDS = 200
 _BEGIN, _END = "<!-- planted: written by tests.world.planted -->", "<!-- end of planted -->"
 
 
 class Planted(NamedTuple):
-    """what: the bug, in a sentence. found_by: the names of the invariants that may find it first; `stuck` if what is
-    waited for does not come. plant: puts it in for as long as its context lasts. draw: the plan of a seed.
+    """A bug to plant. what: the bug, in a sentence. found_by: invariants that may be the first to find it; `stuck` if
+    the run waits in vain. plant: a context in which the bug is present. draw: gives the plan of a seed.
     """
 
     what: str
@@ -55,7 +55,7 @@ class Planted(NamedTuple):
     draw: Callable[[int], Plan] = draw_plan
 
     def find(self, seed: int) -> str:
-        """The name of the invariant by which a seed finds it; empty if none does."""
+        """The name of the invariant by which a seed finds the bug; empty if none does."""
         with self.plant():
             try:
                 run_plan(self.draw(seed))
@@ -115,7 +115,7 @@ def _unarmed_deadline() -> contextlib.AbstractContextManager[Any]:
     def arm_unless_paused(self: CoreLoop) -> None:
         arm(self)
         if self.core.state.paused and self._cancel_timer is not None:
-            # It still counts as armed.
+            # The timer still counts as armed.
             self._cancel_timer()
 
     return patch.object(CoreLoop, "_arm_timer", arm_unless_paused)
@@ -297,7 +297,7 @@ PLANTED = {
     ),
     "two ends": Planted(
         "The end of a reply is delivered twice.",
-        # Of a request of two choices, the edge takes the second end for that of the other choice.
+        # In a request with two choices, the edge takes the second end for that of the other choice.
         ("one finish a choice", "texts are cut for a reason", "requests end with their clients", "edges end texts"),
         _two_ends,
     ),
@@ -337,7 +337,7 @@ PLANTED = {
 
 
 def first_found(name: str) -> tuple[int, str]:
-    """The first seed that finds a bug, and by which invariant. Raises LookupError if none does."""
+    """The first seed that finds a bug, and the invariant that does. Raises LookupError if none does."""
     for seed in range(NUM_SEEDS):
         if found := PLANTED[name].find(seed):
             return seed, found
@@ -345,7 +345,7 @@ def first_found(name: str) -> tuple[int, str]:
 
 
 def main() -> int:
-    """1: a bug was not found, or not by an invariant that is about it."""
+    """Exit status 1: a bug was not found, or not by an invariant that is about it."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], stdout=subprocess.PIPE, text=True, check=True)
     rows = []
     for name, planted in PLANTED.items():

@@ -1,4 +1,4 @@
-"""One seed from its start to its rest: the server starts, clients come, faults happen, all ends, and is checked."""
+"""One seed from start to rest: the server starts, clients come, faults happen, everything ends, and all is checked."""
 
 from __future__ import annotations
 
@@ -50,18 +50,18 @@ from tests.world.programs.operator import Operator
 from tests.world.programs.server import ADDRESS, WorldServer
 
 MAX_MODEL_LEN = 512
-#: A kernel brings what is pending to the medium so often.
+#: How often a kernel brings everything pending to the medium.
 _WRITE_BACK_NS = 30 * SECOND
-#: Clients that have been over for so long are checked and forgotten.
+#: Clients that ended this long ago are checked and forgotten.
 _FORGET_NS = 3600 * SECOND
-#: Once faults have stopped, all that can be served is served within this time.
+#: Once faults have stopped, everything that can be served is served within this time.
 REST_SECONDS = 900
 
 
 class Ran(Struct, frozen=True):
-    """A seed that was run. num_calls: into the system, by process. digest: of all bytes that clients got, of the log,
-    of the number of draws and the time at the end. faults_set, faults: those that were set, and those of them that have
-    struck, by kind; hits: what they did, by what it was. checks: invariants that were checked, by name.
+    """The result of a seed. num_calls: calls into the system, by process. digest: of all bytes that clients received,
+    of the log, of the number of draws and the final time. faults_set, faults: the faults that were set, and those that
+    struck, by kind; hits: how often they had each effect. checks: the checked invariants, by name.
     """
 
     seed: int
@@ -79,27 +79,27 @@ class Ran(Struct, frozen=True):
 
 
 def run_plan(plan: Plan) -> Ran:
-    """Run it. Raises AssertionError for what must not be."""
+    """Run a plan. Raises AssertionError if an invariant does not hold."""
     with quiet() as lines:
         return Run(plan, lines).run()
 
 
 class Lines(list[dict[str, Any]]):
-    """What processes have logged. is_heard: whether what is logged at the moment is from one that runs."""
+    """The lines that processes have logged. is_heard: whether a line logged now comes from a running process."""
 
     is_heard: Callable[[], bool] = staticmethod(lambda: True)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[Lines]:
-    """The log of all processes. The collector runs at fixed points only: what it finalizes may act, and what is left of
-    a dead process tries to end in order, cannot, and would log that.
+    """Collect the log of all processes. Garbage is collected only at fixed points: finalizers may act, and what is left
+    of a dead process would try in vain to shut down cleanly, and log that.
     """
     lines = Lines()
     before, hear_before = structlog.get_config(), sys.unraisablehook
 
     def hear(error: Any) -> None:
-        # They cannot await, and their loop may be closed.
+        # Leftovers of dead processes cannot await, and their loop may be closed.
         is_left = inspect.iscoroutine(error.object) or getattr(error.object, "__name__", "") == "__del__"
         if not isinstance(error.exc_value, (Killed, RuntimeError)) or not is_left:
             hear_before(error)
@@ -112,12 +112,12 @@ def quiet() -> Iterator[Lines]:
     forget_cached_loggers()
     structlog.configure(processors=[keep], cache_logger_on_first_use=False)
     sys.unraisablehook = hear
-    # It would be given a real loop, which keeps it.
+    # Otherwise new objects would get a real loop, and keep it.
     asyncio.set_event_loop(None)
-    # What other seeds have left may act too: one pass of the collector need not find all of it.
+    # What other seeds have left may act too; one pass of the collector may not find all of it.
     lines.is_heard = lambda: False
     collect()
-    # What an earlier world has left may have said something.
+    # Leftovers of an earlier world may have logged something.
     lines.clear()
     gc.freeze()
     gc.disable()
@@ -136,7 +136,7 @@ def quiet() -> Iterator[Lines]:
 
 
 class Run:
-    """A plan under way."""
+    """Runs a plan."""
 
     def __init__(self, plan: Plan, lines: Lines) -> None:
         self._plan = plan
@@ -146,18 +146,18 @@ class Run:
         self.world = World(plan.seed, plan.deaths)
         self._faults = FaultCount(self.world.faults)
         lines.is_heard = lambda: self.world.running is not None
-        #: But those that have been over for long.
+        #: All clients, without those that were forgotten.
         self.clients: list[Client] = []
         self._statuses: Counter[str] = Counter()
         self._digest = xxhash.xxh3_128()
-        #: Other servers that run the model, if any do.
+        #: The gateway's backends, if other servers run the model.
         self.gateway: Gateway | None = None
         self.operator = Operator(self.world)
         if plan.keys is not None:
             self.operator.write(KEYS, plan.keys.content)
         if plan.gateway is not None:
             self.gateway = Gateway(self.world, plan.gateway, self.operator)
-            # They are there before it starts.
+            # The backends are up before the gateway starts.
             self.world.run_for(1)
         self.world.disk.write_back()
         self.logs = Logs(self)
@@ -173,36 +173,36 @@ class Run:
 
     @property
     def config(self) -> Config:
-        """Of the servers."""
+        """The servers' flags."""
         return self._plan.config
 
     @property
     def keys(self) -> KeysPlan | None:
-        """Of the servers' clients, if they need any."""
+        """The keys of the servers' clients, if they need any."""
         return self._plan.keys
 
     @property
     def servers(self) -> list[WorldServer]:
-        """The last one, and the one before it."""
+        """The last server, and the one before it."""
         return self.lives.servers
 
     @property
     def server(self) -> WorldServer:
-        """The last one, which may be dead."""
+        """The last server, which may be dead."""
         return self.servers[-1]
 
     @property
     def can_give_up(self) -> bool:
-        """Whether the engine may give its replicas up."""
+        """Whether the engine may give up its replicas."""
         return self.config.worker.max_restarts < MANY_RESTARTS
 
     def start_server(self, name: str) -> WorldServer:
-        """Another one, in a process of this name."""
+        """Start another server, in a process with this name."""
         plan = self._plan
         return WorldServer(self.world, plan.config, name=name, num_blocks=plan.num_blocks, max_model_len=MAX_MODEL_LEN)
 
     def run(self) -> Ran:
-        """From start to rest."""
+        """Run from start to rest."""
         with in_time_of(self.world):
             return self._run()
 
@@ -286,11 +286,11 @@ class Run:
             process.death = self._plan.deaths.get(process.name)
 
     def administer(self, action: AdminAction) -> None:
-        """An operator asks for something."""
+        """Have an operator request an action."""
 
         async def act() -> None:
             engine = self.server.engine
-            # It may be one that this server has not, and one that has just started may have no engine yet.
+            # This server may not have what the action names, and one that has just started may have no engine yet.
             with contextlib.suppress(EventLMError):
                 if engine is not None:
                     await engine.administer(action)
@@ -300,7 +300,7 @@ class Run:
         loop.call_soon(lambda: loop.create_task(act()))
 
     def _check_rest(self) -> None:
-        """Everybody was served or told why, and nothing is left of it."""
+        """Check that every client was served or told why not, and that nothing is left of any request."""
         for client in self.clients:
             self._check_client(client)
         engine = self.server.engine
@@ -317,7 +317,7 @@ class Run:
         if self.gateway is not None:
             self._serve_last(self.gateway)
         elif self._plan.faults and not self._plan.deaths and not self.config.model.fake.get("poison_ppm"):
-            # An operator may have yet to undo what was done last.
+            # An operator may still have to undo the last action.
             self.world.run_for(20)
             self._come_last(most_seconds=REST_SECONDS)
             self.world.run_for(5)
@@ -330,7 +330,7 @@ class Run:
                 for path in ("/admin/status", "/admin/backends"):
                     page = read_page(self.world, ADDRESS, path, self.keys.operator.sent.headers)
                     self._secrets.check(path, page.encode())
-        # Streams that can be resumed go on, and their texts are kept, for as long as they were promised to.
+        # Resumable streams go on, and their texts are kept, for as long as was promised.
         self.world.run_for(self.config.server.resume_seconds)
         num_bytes = engine.registry.num_bytes
         self.checks.check("no reply is kept for ever", not num_bytes, f"{num_bytes} bytes")
@@ -359,7 +359,7 @@ class Run:
             )
 
     def _come_last(self, *, most_seconds: float) -> None:
-        """One more request is served."""
+        """Check that one more request is served."""
         self._come(self._plan.last_visit)
         last = self.clients[-1]
         self.world.run(lambda: last.is_over, most_seconds=most_seconds)
@@ -368,21 +368,21 @@ class Run:
         self.checks.check("served once all is well", last.reply.is_done and b'"error"' not in last.reply.body, told)
 
     def _serve_last(self, gateway: Gateway) -> None:
-        """Once nothing goes wrong any more, all backends are there and were probed, requests are served."""
+        """Check that once all is well, and all backends are there and were probed, requests are served."""
         probe_ms = self._plan.config.gateway.probe_interval_ms
         self.world.run_for(60 + 2 * probe_ms / 1000)
         for spec in gateway.specs:
-            # One that was removed may have been leaving when it was added again.
+            # A backend may have been added again while it was still being removed.
             self.administer(AddBackend(spec=spec))
         self.world.run_for(10)
         self._come_last(most_seconds=60)
-        # Kept connections are closed within twice their time.
+        # Idle connections are closed within twice their time.
         self.world.run_for(10)
         assert self.server.engine is not None
         gateway.check_rest(self.checks, self.server.engine, probe_ms)
 
     def _check_end(self) -> None:
-        """No process is left, and none has met a defect."""
+        """Check that no process is left, and that none has met a defect."""
         is_killed = self.server.process.returncode == -SIGKILL and self._plan.deaths
         self.checks.check(
             "the server ends in order", self.server.process.returncode == 0 or bool(is_killed), "it failed"
@@ -397,7 +397,7 @@ class Run:
         self.checks.check("no error is unheard", not self.world.errors, f"{self.world.errors}")
 
     def _take_in(self, client: Client) -> None:
-        """Add what it was sent to what is told of the seed."""
+        """Add what a client received to the seed's digest and statuses."""
         self._statuses[str(client.reply.status)] += 1
         self._secrets.check_client(client)
         for reply in client.replies:

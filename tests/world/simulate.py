@@ -8,8 +8,8 @@ from tests.world.swarm.handlers import watch
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0: all seeds passed; 1: something failed."""
-    # Not above: what is imported here is watched, if that is asked for before.
+    """Exit status 0: all seeds passed; 1: something failed."""
+    # Imported late, so that `watch` can be called first and sees these imports.
     from tests.world.swarm.command import run
 
     return run(arguments)

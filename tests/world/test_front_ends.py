@@ -1,4 +1,4 @@
-"""Front ends of a world: what their clients are told when they die, and that a seed gives the same bytes again."""
+"""Front ends of a world: what their clients receive when they die, and that a seed gives the same bytes again."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(run_plan(plan(breaks_after=5)).digest)
 
 
 def plan(*, breaks_after: int = -1, num_tries: int = 4) -> Plan:
-    """Streams of 100 tokens over two front ends, one of which dies in the middle of them."""
+    """A plan with streams of 100 tokens over two front ends, one of which dies midway."""
     drawn = next(each for each in map(draw_plan, range(100)) if each.gateway is None and each.is_calm)
     config = drawn.config
     config = structs.replace(

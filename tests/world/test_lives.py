@@ -1,4 +1,4 @@
-"""The clocks of a world's host: a reboot sets them to 0, and a suspend stops all processes, and perhaps the clock."""
+"""The clocks of a world's host: a reboot sets them to 0; a suspend stops all processes, and may stop the clock."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_a_suspend_of_the_host_costs_time_and_nothing_else(stops_clock: bool) ->
 
 
 class _FailingStarts(Run):
-    """No process that runs the module starts as it should for a minute, from when all of them die."""
+    """Kills all children that run the module, none of which then starts properly for a minute."""
 
     module: ClassVar[str]
 
     def start_server(self, name: str) -> WorldServer:
-        """As Run.start_server, but keeps all."""
+        """As Run.start_server, but keeps all servers."""
         server = super().start_server(name)
         self.all_servers = [*getattr(self, "all_servers", ()), server]
         return server
@@ -116,7 +116,7 @@ def test_what_a_worker_says_in_place_of_a_hello_is_in_the_log() -> None:
 
 
 class _HalfOfAllFail(_FailingStarts):
-    """The server is killed, and for a minute one of two front ends does not start as it should."""
+    """Kills the server; for a minute after that, one of two front ends does not start properly."""
 
     module = front_ends.MODULE
 

@@ -1,4 +1,4 @@
-"""Bugs that are planted in the shell are found by the invariants of a world."""
+"""The invariants of a world find bugs that are planted in the shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from tests.world.planted import PLANTED, first_found
 from tests.world.run import run_plan
 
-#: Those that the first seeds find.
+#: Bugs that the first seeds find.
 _SOON = ("effect before its write", "old epoch", "lost text end", "dropped cancel")
 
 
@@ -15,7 +15,7 @@ def _find(name: str) -> None:
     """Run seeds in order until an invariant fails, which must be one that is about the bug."""
     seed, found = first_found(name)
     assert found in PLANTED[name].found_by
-    # And not without the bug.
+    # Without the bug, the same seed passes.
     run_plan(PLANTED[name].draw(seed))
 
 

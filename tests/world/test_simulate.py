@@ -1,4 +1,4 @@
-"""The tool that runs seeds, with planted failures: forks find them planted too."""
+"""The tool that runs seeds, with planted failures, which forks inherit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.world.run import Run
 from tests.world.swarm import command
 from tests.world.swarm.handlers import all_handlers
 
-#: One of few visits, which takes a fraction of a second.
+#: A plan with few visits, which takes a fraction of a second.
 _PLAN = next(
     plan for plan in map(draw_plan, range(10_000)) if not plan.gateway and len(plan.visits) < 4 and len(plan.faults) > 4
 )
@@ -31,7 +31,7 @@ _SEED = str(_PLAN.seed)
 
 
 def _plant(monkeypatch: pytest.MonkeyPatch, happen: Callable[[Run, int], bool], plan: Plan = _PLAN) -> int:
-    """In place of one of the plan's faults, all of whose kind do that; its number."""
+    """Make one of the plan's faults, and all of its kind, do something else. Returns its number."""
     fault = plan.faults[1]
     monkeypatch.setitem(faults.FAULTS, fault.kind, FaultKind(faults.FAULTS[fault.kind].weight, happen))
     return fault.number
@@ -62,7 +62,7 @@ def test_a_failure_is_shrunk_to_the_fault_that_makes_it(
 
 
 def _commands(output: str) -> list[list[str]]:
-    """The arguments of those that it names."""
+    """The arguments of the commands in the output."""
     return [
         shlex.split(line)[3:] for line in output.splitlines() if line.startswith("  python -m tests.world.simulate")
     ]
@@ -133,7 +133,7 @@ def test_coverage_lists_the_handlers_that_have_not_run() -> None:
     assert num_run > 0
     listed = set(re.findall("^  (eventlm/.*)$", output, re.MULTILINE))
     assert listed < all_handlers()
-    # Connections are accepted until there is none.
+    # The accept loop ends with BlockingIOError, so this handler always runs.
     assert not any("listener.py" in name and "BlockingIOError" in name for name in listed)
 
 

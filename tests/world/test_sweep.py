@@ -1,4 +1,4 @@
-"""A short script, with a death around each call into the system that its processes make."""
+"""A short script, with a death at each call into the system that its processes make."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _visit(number: int, *, prompt: str, tokens: int, **fields: Any) -> Visit:
 
 
 def _plan(deaths: dict[str, Death], *, record_lag: str = "wait") -> Plan:
-    """Three requests for one worker, and small segments."""
+    """Three requests for one worker, with small log segments."""
     return Plan(
         seed=1,
         is_calm=not deaths,
@@ -57,7 +57,7 @@ def _run(plan: Plan) -> Ran:
 
 
 def _sweep(process: str, record_lag: str, *, every: int) -> Counter[str]:
-    """Kill a process around each `every`-th of its calls; what was checked."""
+    """Kill a process at each `every`-th of its calls. Returns what was checked."""
     num_calls = _run(_plan({}, record_lag=record_lag)).num_calls[process]
     checks: Counter[str] = Counter()
     for number, (call, when) in enumerate(product(range(1, num_calls + 1), _WHEN)):
@@ -65,7 +65,7 @@ def _sweep(process: str, record_lag: str, *, every: int) -> Counter[str]:
             with quiet() as lines:
                 ran = Run(_plan({process: Death(call, when)}, record_lag=record_lag), lines).run()  # type: ignore[arg-type]
             assert ran.hits.get(f"{process.partition(' ')[0]} killed {when} a call") == 1, (call, when)
-            # What a worker had in hand is done again.
+            # Work that the killed worker had in hand is done again.
             assert process != _WORKER or ran.checks["whole texts are the reference's"] == 4, (call, when)
             checks.update(ran.checks)
     return checks
@@ -104,11 +104,11 @@ def test_an_effect_just_before_its_write_is_found_by_a_death_in_between(monkeypa
             return
         self._append(bodies, tokens)
         then()
-        # By then clients have been written to, and have read nothing.
+        # By that time, data has been sent to clients, but they have not read it.
         asyncio.get_running_loop().call_soon(self.writer.flush)
 
     monkeypatch.setattr(Recorder, "write", release)
-    # Segments would begin before what is to be written.
+    # Otherwise a new segment would begin before the pending bodies are written.
     monkeypatch.setattr(Recorder, "segment_due", False)
     _run(_plan({}))
     with pytest.raises(BrokenInvariant, match="the log lacks"):
