@@ -29,6 +29,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "eventlm/server/context.py ServerContext.forwards_body *",
         "eventlm/server/context.py read_body *",
         "eventlm/server/context.py read_query *",
+        "eventlm/server/context.py ServerContext.time_for_a_body *",
         "eventlm/server/cors.py *",
         "eventlm/server/endpoints/resumption.py _position *",
         "eventlm/server/http/content_encoding.py *",
@@ -38,12 +39,27 @@ REASONS: dict[str, tuple[str, ...]] = {
     "operators of a world make no mistakes": (
         "eventlm/engine/plugins/*",
         "eventlm/engine/predictor/*",
+        "eventlm/server/auth/api_keys.py _entry *",
         "eventlm/server/endpoints/admin.py *",
         "eventlm/server/endpoints/backends.py *",
         "eventlm/server/http_server.py *",
     ),
     "there is no TLS in a world": ("eventlm/gateway/client.py _trusting *", "eventlm/server/http/tls.py *"),
-    "no run of a world names several models": ("eventlm/server/model_rules.py *",),
+    "no run of a world names several models": (
+        "eventlm/server/context.py ServerContext.submit except ModelBusyError",
+        "eventlm/server/model_rules.py *",
+    ),
+    "backends of a world tell what they are without mistakes": (
+        "eventlm/gateway/client.py HttpBackend._no_answer *",
+        "eventlm/gateway/discovery.py _decode *",
+    ),
+    "the simulated network accepts each connection that waits": (
+        "eventlm/server/http/listener.py Listener._accept except ConnectionError",
+        "eventlm/server/http/listener.py Listener._accept except OSError",
+    ),
+    "a rank's process is spawned before, and its failure is handled there": (
+        "eventlm/engine/replicas/worker_process.py WorkerProcess.start *",
+    ),
     "runs of a world record no tokens": ("eventlm/bus/token_log*",),
     "commands that read logs, not servers, come there": (
         "eventlm/bus/log_reader.py *",
