@@ -36,7 +36,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "eventlm/server/middleware.py _answered except web.HTTPException",
         "eventlm/server/translation.py *",
     ),
-    "operators of a world make no mistakes": (
+    "operators of a world make no such mistakes": (
         "eventlm/engine/plugins/*",
         "eventlm/engine/predictor/*",
         "eventlm/server/auth/api_keys.py _entry *",
