@@ -77,7 +77,7 @@ class Disk(Protocol):
     def open(self, path: Path) -> ReadableFile: ...
 
     def read(self, path: Path) -> bytes:
-        """All that a file has. Waits for whoever writes into a pipe."""
+        """The whole content of a file. If the path is a named pipe, block until its writer closes it."""
         ...
 
     def status(self, path: Path) -> FileStatus | None:

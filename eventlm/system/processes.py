@@ -132,7 +132,7 @@ class SystemProcesses:
             if line:
                 print(line, file=sys.stderr, flush=True)
         finally:
-            # Also where nobody reads stderr any more.
+            # Even if stderr is closed.
             os._exit(status)
 
     def usage(self) -> ProcessUsage:

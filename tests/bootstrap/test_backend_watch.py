@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from contextlib import aclosing
@@ -15,7 +14,7 @@ from structlog.testing import capture_logs
 from eventlm.bootstrap.backend_watch import list_backends, watch
 from eventlm.config.backends import BackendSpec, DnsBackends, FileBackends
 from eventlm.errors import UsageError
-from eventlm.system.disk import SystemDisk
+from tests.failing_disk import FailingDisk
 
 COMMON = BackendSpec(url="", weight=2)
 
@@ -56,19 +55,10 @@ async def test_a_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
 
 
 async def test_a_file_that_could_not_be_read_once_is_read_again_though_it_is_the_same(tmp_path: Path) -> None:
-    class FailingDisk(SystemDisk):
-        num_left = 2
-
-        def read(self, path: Path) -> bytes:
-            self.num_left -= 1
-            if self.num_left >= 0:
-                raise OSError(errno.EIO, "Input/output error")
-            return super().read(path)
-
     path = tmp_path / "backends"
     path.write_text("http://a:1\n")
     with capture_logs() as logs:
-        async with aclosing(watch(FileBackends(str(path), COMMON), [], seconds=0.001, disk=FailingDisk())) as lists:
+        async with aclosing(watch(FileBackends(str(path), COMMON), [], seconds=0.001, disk=FailingDisk(2))) as lists:
             while not (found := await anext(lists)):
                 pass
     assert urls(found) == ["http://a:1"]

@@ -17,7 +17,7 @@ _FAILED = FinishedOutput(1, "error", 2, 0, failure=BackendFailure("broken", "it 
 
 
 def _message(*ends: FinishedOutput) -> str:
-    """What a client is told that gets these ends at once, as one does that comes again."""
+    """The error that a client gets when all of these choices have ended before it reads, as after a reconnect."""
     replies: Any = SimpleNamespace(framing=SimpleNamespace(frame=None), begin=lambda _: [], events=lambda *_: [])
     generation: Any = SimpleNamespace(num_outputs=len(ends))
     events = StreamEvents(generation, replies, has_ids=False)

@@ -131,4 +131,4 @@ def test_when_one_front_end_does_not_start_the_start_of_the_other_ends_too() -> 
         run = _HalfOfAllFail(plan(num_tries=0)._replace(seconds=70), lines)
         ran = run.run()
     assert str(run.all_servers[1].error).startswith("front end ")
-    assert ran.checks["who ends in order leaves nothing"] == 1
+    assert ran.checks["an orderly end leaves nothing"] == 1

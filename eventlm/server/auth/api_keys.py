@@ -180,7 +180,7 @@ def read_key_file(path: Path, disk: Disk = SYSTEM_DISK) -> list[KeyEntry]:
         raise UsageError(f"{path}: keys must be tables, one [[keys]] for each key")
     entries = [_entry(f"{path}, [[keys]] {number}", table) for number, table in enumerate(found, start=1)]
     _check_unique(path, entries)
-    if any(entry.key for entry in entries) and status is not None and status.mode & _OTHERS:
+    if any(entry.key for entry in entries) and status.mode & _OTHERS:
         raise UsageError(f"{path} has keys in it and can be read by everybody: chmod 600 {path}, or give their sha256")
     return entries
 

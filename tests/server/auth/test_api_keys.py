@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 from collections.abc import Callable
 from hashlib import sha256
@@ -19,6 +18,7 @@ from eventlm.server.auth import api_keys
 from eventlm.server.auth.api_keys import ANYBODY, ApiKeys, read_key_file
 from eventlm.system.disk import SystemDisk
 from eventlm.system.system import real_system
+from tests.failing_disk import FailingDisk
 from tests.processes import wait_until
 from tests.server.conftest import INVALID, RunningServer, assert_error, capture_logs
 
@@ -186,18 +186,14 @@ async def test_a_file_that_could_not_be_read_is_read_again_though_it_is_the_same
 ) -> None:
     was_read = asyncio.Event()
 
-    class FailingDisk(SystemDisk):
-        num_left = 0
-
+    class WatchedDisk(FailingDisk):
         def read(self, path: Path) -> bytes:
-            self.num_left -= 1
-            if self.num_left >= 0:
-                raise OSError(errno.EIO, "Input/output error")
+            content = super().read(path)
             was_read.set()
-            return super().read(path)
+            return content
 
     monkeypatch.setattr(api_keys, "POLL_SECONDS", 0.001)
-    disk = FailingDisk()
+    disk = WatchedDisk()
     keys = ApiKeys(real_system()._replace(disk=disk), ServerConfig(api_keys_file=str(key_file)))
     was_read.clear()
     disk.num_left = 3

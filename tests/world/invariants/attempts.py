@@ -84,7 +84,7 @@ class Attempts:
             checks.check("hedges are of requests without output", identity not in self._shown, where)
             checks.check("a hedge is the second attempt at once", len(under_way) == 1, f"{where}: {under_way}")
         else:
-            checks.check("one attempt at once but for hedges", not under_way, f"{where}: {under_way}")
+            checks.check("one attempt at once except hedges", not under_way, f"{where}: {under_way}")
         under_way.add(event.attempt)
         deadline_ns = self._deadline_ns(event.request)
         if identity not in self._begun and deadline_ns and self._arrived[event.request].scheduling.drop_if_late:

@@ -122,7 +122,7 @@ class Leaks:
     def check_ends(self) -> None:
         """Check that processes that shut down cleanly left nothing behind."""
         left = self._run.world.left
-        self._checks.check("who ends in order leaves nothing", not left, f"{left}")
+        self._checks.check("an orderly end leaves nothing", not left, f"{left}")
         if self._run.server.process.returncode == 0:
             self._check_folders(most=0)
 

@@ -44,7 +44,7 @@ def test_an_answer_that_another_backend_continues_and_a_hedge_that_loses() -> No
     ("name", "events"),
     [
         ("attempts are few", [_forwarded(1), _FAILED, _forwarded(2), _FAILED, _forwarded(3)]),
-        ("one attempt at once but for hedges", [_forwarded(1), _forwarded(2)]),
+        ("one attempt at once except hedges", [_forwarded(1), _forwarded(2)]),
         (
             "a hedge is the second attempt at once",
             [_forwarded(1), *[_forwarded(each, is_hedge=True) for each in (2, 3)]],

@@ -54,7 +54,7 @@ def _check_end(client: Client, ended: Reply, checks: Checks) -> None:
     if ended.is_whole and ended.status == 200 and not client.reply.was_cut and not client.reply.was_orphaned:
         # A client that reconnects after that finds no reply.
         is_told = client.is_served or client.reply.status == 404
-        checks.check("readers of a deleted reply are told", is_told, f"{where} {bytes(client.reply.body)!r}")
+        checks.check("readers of a deleted reply reach an end", is_told, f"{where} {bytes(client.reply.body)!r}")
 
 
 def _check_stream(client: Client, checks: Checks) -> None:
