@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from eventlm.bootstrap.num_workers import check_num_ranks
-from eventlm.config import Config
+from eventlm.config import Config, RecordConfig
 from eventlm.config.backends import BackendSpec, parse_backend
 from eventlm.config.load import replace_fields
 from eventlm.config.options import options
@@ -38,6 +38,7 @@ def check_options(config: Config) -> None:
 def check_options_of_set(config: Config) -> None:
     """The same of one replicaset."""
     _check_gateway(config)
+    _check_recovery(config.record)
     check_num_ranks(config)
     core_layout(config)
     resolve_launcher(config.parallel.launcher)
@@ -75,6 +76,16 @@ def _check_gateway(config: Config) -> None:
             raise UsageError(f"--backend {url} is given twice; leave one out")
     if 0 < gateway.max_backends < len(specs):
         raise UsageError(f"--max-backends {gateway.max_backends} is less than the {len(specs)} that are given")
+
+
+def _check_recovery(record: RecordConfig) -> None:
+    """Raise UsageError for an engine that is to recover from a log that may lack events."""
+    if not record.recover:
+        return
+    if not record.record:
+        raise UsageError("--recover needs a trace, and --no-record is given; leave one out")
+    if record.record_lag == "gap":
+        raise UsageError("--recover needs a trace without gaps, and --record-lag gap is given; leave one out")
 
 
 @contextlib.contextmanager

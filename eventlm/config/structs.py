@@ -617,6 +617,12 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     record_lag_memory: Annotated[_Size, "with record_lag gap: how much may wait for a write before it is given up"] = (
         "64MiB"
     )
+    recover: Annotated[
+        str,
+        Meta(extra={"metavar": "memory|DIR"}),
+        "what a server's next engine goes on from when this one dies: requests and tokens, kept beside the trace; "
+        "memory: in memory, which survives the process; DIR: in this folder, which survives the machine; empty: nothing",
+    ] = ""
     checkpoint_events: Annotated[int, Meta(ge=1), "events between two digests of the state"] = 1000
     validate_every: Annotated[
         int, Meta(ge=0), "drains between two checks of the core's invariants, each of a part of the blocks; 0: never"

@@ -34,6 +34,8 @@ URL = "http://127.0.0.1:1"
         ({"backend": [f"{URL},key=s3,kind=x"]}, f"--backend {URL},key=***,kind=x: kind=x: must be one of vllm"),
         ({"backend": [URL, f"{URL}/v1"]}, f"--backend {URL} is given twice"),
         ({"backend": [URL, URL + "1"], "max_backends": 1}, "--max-backends 1 is less than the 2 that are given"),
+        ({"recover": "memory", "record": ""}, "--recover needs a trace, and --no-record is given"),
+        ({"recover": "memory", "record_lag": "gap"}, "--recover needs a trace without gaps, and --record-lag gap"),
         ({"hedge_ms": 5}, "--hedge-ms is for backends, and there is none; give --backend too"),
         ({"model": "m", "replicasets": [f"b:backend={URL},device=cpu"]}, "replicaset b: --device is for own workers"),
         ({"replicasets": ["a:model=x", "b:model=y,policy=edff"]}, "replicaset b: unknown policy 'edff'"),
