@@ -61,6 +61,7 @@ class Admission:
     ) -> None:
         self._parts = parts
         self._group = group
+        self._submission = submission
         self.handles = [
             RequestHandle(
                 -1, request.n, parts.end_text, parts.cancel, put=on_output and functools.partial(on_output, index)
@@ -113,6 +114,17 @@ class Admission:
         """The engine is dead: there will be no decision."""
         if not self._decision.done():
             self._decision.set_exception(error)
+
+    def has_key_of(self, submission: Submission) -> bool:
+        """Whether this is for the same idempotency key."""
+        own = self._submission
+        if own is None or own.idempotency_key is None or submission.idempotency_key is None:
+            return False
+        return own.owner == submission.owner and own.idempotency_key.digest == submission.idempotency_key.digest
+
+    async def decided(self) -> None:
+        """Until there is a decision, or the submitter no longer waits for one."""
+        await asyncio.wait([self._decision])
 
     async def wait(self, max_model_len: int) -> None:
         """Until the group is admitted. Raises QueueFullError, ContextLengthError or EngineUnavailableError.

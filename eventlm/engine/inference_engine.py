@@ -42,6 +42,7 @@ from eventlm.engine.request import (
     CLIENT_LEFT,
     OUTPUT_FAILED,
     EngineUnavailableError,
+    IdempotencyKey,
     ModelBusyError,
     ModelState,
     OnOutput,
@@ -343,9 +344,11 @@ class InferenceEngine:
         With a `submission` the `registry` finds the group by its id. With `on_output` all outputs go there in the
         engine's order, and the handles cannot be iterated over. Raises QueueFullError, EngineUnavailableError,
         RateLimitError for a submission over its limits, ModelBusyError for one that gives way, UnknownReplyError for
-        one to a search that is over, and what `check_group` raises. If the caller is cancelled while it waits, so are
-        the requests.
+        one to a search that is over, KeyTakenError or KeyReusedError for one whose idempotency key a reply has, and
+        what `check_group` raises. If the caller is cancelled while it waits, so are the requests.
         """
+        if submission is not None and submission.idempotency_key is not None:
+            await self._check_key(submission)
         # A drain lets running searches finish.
         goes_on = submission is not None and submission.goes_on and self.state == "draining"
         if self.state != "ready" and (self._is_stopping or not goes_on):
@@ -371,6 +374,12 @@ class InferenceEngine:
         finally:
             self._undecided.remove(admission)
         return admission.handles
+
+    async def _check_key(self, submission: Submission) -> None:
+        """Raise if a reply has the idempotency key. A submission that was refused has not taken it."""
+        while earlier := next((each for each in self._undecided if each.has_key_of(submission)), None):
+            await earlier.decided()
+        self.registry.check_key(submission)
 
     async def administer(self, action: AdminAction) -> EngineStatus:
         """Do what an operator asks and return the engine's status. Raises UnknownPolicyError, UnknownRequestError,
@@ -419,6 +428,18 @@ class InferenceEngine:
         # Limits first: a client that is over one does not learn whether the reply exists.
         self._limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
+
+    async def join(
+        self, key: IdempotencyKey, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        """Read the reply that has an idempotency key from its first output on, beside its other readers. Counts as a
+        request.
+
+        Raises UnknownReplyError, KeyReusedError, or RateLimitError.
+        """
+        reply = self.registry.find_by_key(key, owner)
+        self._limiter.count(owner, limits, self.now_ns())
+        return self.registry.read_again(reply, on_output)
 
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader of a resumable reply (0: its submitter) is gone. A reply without a reader ends after a while."""

@@ -59,6 +59,14 @@ class UnknownReplyError(EventLMError):
     """There is no such reply, it is no longer kept, or it belongs to another owner."""
 
 
+class KeyReusedError(EventLMError):
+    """The submission's idempotency key belongs to a reply to another request."""
+
+
+class KeyTakenError(EventLMError):
+    """A reply to the same request has the submission's idempotency key; it can be joined."""
+
+
 #: Why a request was cancelled: the client left; its owner or an operator asked for it; the engine stops; its outputs
 #: could not be delivered; a search needs it no longer.
 CLIENT_LEFT = "client"
@@ -126,6 +134,15 @@ class ModelState(NamedTuple):
     is_available: bool = True
 
 
+class IdempotencyKey(Struct, frozen=True, array_like=True):
+    """A key that a client has chosen for a request, so that it runs once however often it comes. Digests only, because
+    the key may be a secret. request: of what must be the same each time.
+    """
+
+    digest: bytes
+    request: bytes
+
+
 class Submission(Struct, frozen=True, kw_only=True):
     """A group of requests as its edge submits it: one reply.
 
@@ -136,7 +153,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     second id for look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the
     owner. traceparent: the caller's span, for exported spans; it is not recorded. gives_way_ns: from 0 on, the group is
     refused with a ModelBusyError while no replica of its model is up, and above 0 also once the oldest request that
-    waits for the model has waited so long.
+    waits for the model has waited so long. idempotency_key: the reply is resumable then, and may have several readers.
 
     A search consists of several groups with the same reply_id, and lasts until its edge leaves the reply. Its first
     group has `search_tokens`, the most tokens of its prompts and outputs, and `search_sequences`, the most sequences at
@@ -158,6 +175,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     traceparent: str = ""
     goes_on: bool = False
     gives_way_ns: int = -1
+    idempotency_key: IdempotencyKey | None = None
 
     @property
     def stays_open(self) -> bool:

@@ -4,6 +4,9 @@ A resumable reply keeps the engine's outputs, encoded and in the engine's order;
 at most one reader: a newer one takes over. The edge that submitted it is its first reader, number 0. That edge goes on
 getting every output after it stops reading, because it owes the engine the ends of the texts.
 
+A reply with an idempotency key may have several readers, who join it. It has the key from its admission until it fails
+or its outputs are dropped; while it has it, no other reply of its owner gets it.
+
 A reply that has had no reader for `keep_ns` is forgotten, and its requests are cancelled if they run. A reader reports
 that it leaves even when it has read everything, because only the reader can know whether all of it has arrived. A reply
 that runs on without a reader waits for one only after its end, and nothing but its owner ends it.
@@ -30,6 +33,9 @@ from eventlm.core.state.sequence import State
 from eventlm.engine.rate_limits import Charge
 from eventlm.engine.request import (
     FinishedOutput,
+    IdempotencyKey,
+    KeyReusedError,
+    KeyTakenError,
     OnOutput,
     Put,
     Request,
@@ -41,7 +47,7 @@ from eventlm.engine.request import (
 )
 from eventlm.errors import EventLMError
 from eventlm.metrics.rows import EndedRows, RequestRow
-from eventlm.types import NANOSECONDS_PER_SECOND, SequenceId
+from eventlm.types import NANOSECONDS_PER_SECOND, FinishReason, SequenceId
 
 #: How long replies that run on are kept where streams cannot be resumed.
 RUN_ON_SECONDS = 300
@@ -55,6 +61,9 @@ _TOKEN_BYTES = 40
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(tuple[int, RequestOutput]).decode
 
+
+#: Ends of a sequence after which the same request may run again.
+_FAILURES: frozenset[FinishReason] = frozenset({"deadline", "cancelled", "front_end_lost", "error"})
 
 #: preempted: it waits again. ending: its end was seen, its text has yet to be checked.
 SampleState = Literal["waiting", "running", "preempted", "ending", "finished"]
@@ -100,9 +109,9 @@ class Reply:
     """One reply. `requests` are the seqs of its arrivals, `samples` how many sequences each has; `outputs` are those
     kept, None if none are.
 
-    edge: where the outputs of each request go for its first reader. reader: the reader's number, None if there is none;
-    `on_output` also gets the outputs if the reader is not the edge. is_open: whether it is a search that goes on.
-    num_branches: see `ReplyStatus`. charge: of a search, to be settled when it is over.
+    edge: where the outputs of each request go for its first reader. readers: where they go for each of the present
+    readers, by their numbers; None for the edge, which gets them in any case. is_open: whether it is a search that goes
+    on. num_branches: see `ReplyStatus`. charge: of a search, to be settled when it is over.
     """
 
     def __init__(self, submission: Submission, group: Sequence[Request], edge: Sequence[Put]) -> None:
@@ -114,9 +123,8 @@ class Reply:
         self.num_bytes = len(submission.edge_state) + sum(map(_num_bytes, group))
         self.samples = [request.n for request in group]
         self.num_unfinished = sum(self.samples)
-        self.reader: int | None = 0
+        self.readers: dict[int, OnOutput | None] = {0: None}
         self.num_readers = 1
-        self.on_output: OnOutput | None = None
         self.is_open = submission.search_tokens > 0
         self.num_branches = 0
         self.charge: Charge | None = None
@@ -164,20 +172,26 @@ class Reply:
         if self.charge is not None:
             self.charge.settle(min(self._num_tokens, self.submission.search_tokens))
 
-    def take_over(self, on_output: OnOutput) -> int:
-        """Register a new reader, which has had nothing yet; returns its number."""
+    def read_again(self, on_output: OnOutput) -> int:
+        """Register a new reader, which has had nothing yet; returns its number. Without a key it takes over."""
         assert self.outputs is not None
-        if self.reader == 0:
-            self.edge[0](TakenOver())
-            self.edge = ()
-        elif self.on_output is not None:
-            self.on_output(0, TakenOver())
-        self.reader = self.num_readers
+        if self.submission.idempotency_key is None:
+            self._end_readers()
+        reader = self.num_readers
         self.num_readers += 1
-        self.on_output = on_output
+        self.readers[reader] = on_output
         for output in self.outputs:
             on_output(*_decode(output))
-        return self.reader
+        return reader
+
+    def _end_readers(self) -> None:
+        for on_output in self.readers.values():
+            if on_output is None:
+                self.edge[0](TakenOver())
+                self.edge = ()
+            else:
+                on_output(0, TakenOver())
+        self.readers.clear()
 
 
 class RequestRegistry:
@@ -207,6 +221,8 @@ class RequestRegistry:
         self._replies: dict[str, Reply] = {}
         #: Ids of replies by their owners' ids for the requests.
         self._by_request_id: dict[tuple[str, str], str] = {}
+        #: Those that have an idempotency key, by their owners and the digests of the keys.
+        self._by_key: dict[tuple[str, bytes], Reply] = {}
         #: Those that keep outputs, oldest first; and those of them that are over, in the order of their ends.
         self._kept: dict[str, Reply] = {}
         self._over: dict[str, Reply] = {}
@@ -267,11 +283,13 @@ class RequestRegistry:
             reply.add(requests)
             return
         reply.requests = requests
-        reply_id = reply.submission.reply_id
+        submission, reply_id = reply.submission, reply.submission.reply_id
         self._replies[reply_id] = reply
         if reply.request_key is not None:
             self._by_request_id[reply.request_key] = reply_id
         if reply.outputs is not None:
+            if (key := submission.idempotency_key) is not None:
+                self._by_key[submission.owner, key.digest] = reply
             self._kept[reply_id] = reply
             self._charge(reply, 0)
         if len(self._replies) > self._max_replies:
@@ -295,6 +313,32 @@ class RequestRegistry:
         """The reply that a request is part of, of any owner."""
         return next((reply for reply in self._replies.values() if request in reply.requests), None)
 
+    def check_key(self, submission: Submission) -> None:
+        """Raise KeyTakenError or KeyReusedError if a reply has the submission's key."""
+        key = submission.idempotency_key
+        if key is not None and self._with_key(key, submission.owner) is not None:
+            raise KeyTakenError("a reply to the same request has the key")
+
+    def find_by_key(self, key: IdempotencyKey, owner: str) -> Reply:
+        """The reply that has this key. Raises UnknownReplyError, and KeyReusedError if it is to another request."""
+        reply = self._with_key(key, owner)
+        if reply is None:
+            raise UnknownReplyError("no reply has the key")
+        return reply
+
+    def _with_key(self, key: IdempotencyKey, owner: str) -> Reply | None:
+        reply = self._by_key.get((owner, key.digest))
+        if reply is not None and reply.submission.idempotency_key != key:
+            raise KeyReusedError("the key belongs to another request")
+        return reply
+
+    def _free_key(self, reply: Reply) -> None:
+        """Another reply may have its key."""
+        submission = reply.submission
+        key = submission.idempotency_key
+        if key is not None and self._by_key.get((submission.owner, key.digest)) is reply:
+            del self._by_key[submission.owner, key.digest]
+
     def resume(self, reply_id: str, owner: str, on_output: OnOutput) -> ResumedReply:
         """A new reader: gets all outputs from the first on. Raises UnknownReplyError, also if they are not kept.
 
@@ -303,12 +347,17 @@ class RequestRegistry:
         reply = self.find(reply_id, owner)
         if reply.outputs is None:
             raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or no longer")
+        return self.read_again(reply, on_output)
+
+    def read_again(self, reply: Reply, on_output: OnOutput) -> ResumedReply:
+        """A new reader of a reply whose outputs are kept."""
+        assert reply.outputs is not None
         self._due_ns.pop(reply.submission.reply_id, None)
         return ResumedReply(
             submission=reply.submission,
             group=list(reply.group),
             requests=reply.requests,
-            reader=reply.take_over(on_output),
+            reader=reply.read_again(on_output),
             num_outputs=len(reply.outputs),
         )
 
@@ -321,10 +370,12 @@ class RequestRegistry:
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader has left; nothing if another one has taken over."""
         reply = self._replies.get(reply_id)
-        if reply is None or reply.reader != reader:
+        if reply is None or reader not in reply.readers:
             return
-        reply.reader = reply.on_output = None
-        reply.edge = ()
+        if reply.readers.pop(reader) is None:
+            reply.edge = ()
+        if reply.readers:
+            return
         if reply.outputs is None:
             self._end(reply)
         elif not (reply.submission.runs_on and reply.num_unfinished):
@@ -366,21 +417,24 @@ class RequestRegistry:
             else:
                 self._keep(reply, index, output)
             put(output)
-            if reply.on_output is not None:
-                reply.on_output(index, output)
+            for on_output in reply.readers.values():
+                if on_output is not None:
+                    on_output(index, output)
 
         return sink
 
     def _keep(self, reply: Reply, index: int, output: RequestOutput | TakenOver) -> None:
         if isinstance(output, FinishedOutput):
             reply.num_unfinished -= 1
+            if output.reason in _FAILURES:
+                self._free_key(reply)
         if reply.outputs is None:
             return
         encoded = _encode((index, output))
         reply.outputs.append(encoded)
         if not reply.num_unfinished:
             self._over[reply.submission.reply_id] = reply
-            if reply.submission.runs_on and reply.reader is None:
+            if reply.submission.runs_on and not reply.readers:
                 self._wait(reply.submission.reply_id)
         self._charge(reply, len(encoded) + _OUTPUT_BYTES)
 
@@ -404,9 +458,10 @@ class RequestRegistry:
             return
         self._over.pop(reply_id, None)
         self._due_ns.pop(reply_id, None)
+        self._free_key(reply)
         self.num_bytes -= reply.num_bytes
         reply.forget()
-        if reply.reader is None:
+        if not reply.readers:
             self._end(reply)
 
     def _end(self, reply: Reply) -> None:

@@ -29,6 +29,7 @@ from eventlm.frontend.protocol import (
     FrontEndFailed,
     FrontEndReady,
     GetMetrics,
+    JoinReply,
     LeaveReply,
     ListOldest,
     Lost,
@@ -184,6 +185,8 @@ class FrontEndLink:
                 return Submitted([handle.request for handle in handles], handles[0].rate_limits if handles else None)
             case ResumeReply(reply_id=reply_id, owner=owner, limits=limits):
                 return await engine.resume(reply_id, owner, on_output, limits)
+            case JoinReply(key=key, owner=owner, limits=limits):
+                return await engine.join(key, owner, on_output, limits)
             case CallOnReply(method=method, reply_id=reply_id, owner=owner):
                 return await getattr(engine, method)(reply_id, owner)
             case GetMetrics():
@@ -215,7 +218,7 @@ class FrontEndLink:
 
     def _check_room(self, call: Call) -> None:
         """Let one resumed reply at a time exceed the bound: a client that resumes many harms no other stream."""
-        if not isinstance(call.operation, ResumeReply) or self._connection is None:
+        if not isinstance(call.operation, ResumeReply | JoinReply) or self._connection is None:
             return
         if self._connection.backlog_bytes > self._max_backlog_bytes:
             raise EngineUnavailableError("too much is on its way to be sent; try again")

@@ -36,6 +36,9 @@ from eventlm.engine.request import (
     EngineUnavailableError,
     FinishedOutput,
     GroupSizeError,
+    IdempotencyKey,
+    KeyReusedError,
+    KeyTakenError,
     ModelBusyError,
     ModelState,
     PooledOutput,
@@ -197,6 +200,14 @@ class ResumeReply(Struct, frozen=True, tag="resume"):
     limits: RateLimits
 
 
+class JoinReply(Struct, frozen=True, tag="join"):
+    """`Engine.join`. Returns a `ResumedReply`; its outputs follow."""
+
+    key: IdempotencyKey
+    owner: str
+    limits: RateLimits
+
+
 class CallOnReply(Struct, frozen=True, tag="reply"):
     """`Engine.cancel_reply`, `Engine.status` or `Engine.explain`. Returns what that returns."""
 
@@ -234,7 +245,7 @@ class CallOnObject(Struct, frozen=True, tag="object"):
 
 
 Operation = Union[  # noqa: UP007
-    Submit, ResumeReply, CallOnReply, GetMetrics, ListOldest, MakeReport, Administer, CallOnObject
+    Submit, ResumeReply, JoinReply, CallOnReply, GetMetrics, ListOldest, MakeReport, Administer, CallOnObject
 ]
 
 
@@ -312,6 +323,8 @@ ERRORS: dict[str, type[EventLMError]] = {
         InvalidTypeError,
         EngineUnavailableError,
         ModelBusyError,
+        KeyReusedError,
+        KeyTakenError,
         UnknownReplyError,
         UnknownPolicyError,
         UnknownRequestError,

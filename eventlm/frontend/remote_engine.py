@@ -17,6 +17,7 @@ from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
     EngineUnavailableError,
     FinishedOutput,
+    IdempotencyKey,
     OnOutput,
     Request,
     RequestHandle,
@@ -38,6 +39,7 @@ from eventlm.frontend.protocol import (
     FromFrontEnd,
     FrontEndSetup,
     GetMetrics,
+    JoinReply,
     LeaveReply,
     ListOldest,
     Lost,
@@ -150,7 +152,15 @@ class RemoteEngine:
         self, reply_id: str, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
     ) -> ResumedReply:
         """As the method of `InferenceEngine`."""
+        return await self._read_again(ResumeReply(reply_id, owner, limits), on_output)
 
+    async def join(
+        self, key: IdempotencyKey, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        """As the method of `InferenceEngine`."""
+        return await self._read_again(JoinReply(key, owner, limits), on_output)
+
+    async def _read_again(self, operation: ResumeReply | JoinReply, on_output: OnOutput) -> ResumedReply:
         def take(result: Raw) -> ResumedReply:
             reply = decode_result(result, ResumedReply)
             self._reading[reply.submission.reply_id, reply.reader] = stream
@@ -161,7 +171,7 @@ class RemoteEngine:
 
         # How much of the reply is over is unknown until the reader leaves.
         stream = _Stream(on_output, [])
-        return await self._call(ResumeReply(reply_id, owner, limits), take, stream=stream, abandon=abandon)
+        return await self._call(operation, take, stream=stream, abandon=abandon)
 
     def leave(self, reply_id: str, reader: int) -> None:
         """As the method of `InferenceEngine`."""

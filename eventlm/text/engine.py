@@ -10,7 +10,15 @@ from eventlm.engine.explanations import ExplainResponse
 from eventlm.engine.object_store.actions import Objects
 from eventlm.engine.oldest_requests import OldestRequests
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
-from eventlm.engine.request import ModelState, OnOutput, Request, RequestHandle, ResumedReply, Submission
+from eventlm.engine.request import (
+    IdempotencyKey,
+    ModelState,
+    OnOutput,
+    Request,
+    RequestHandle,
+    ResumedReply,
+    Submission,
+)
 from eventlm.engine.request_registry import ReplyStatus
 from eventlm.metrics.components import EngineMetrics
 
@@ -80,7 +88,8 @@ class Engine(Protocol):
         """Admit the group as one. With `on_output` all outputs go there, in order, and none to the handles.
 
         Counts against the submission's limits in the same step; the first handle's `rate_limits` is what is left.
-        Raises RateLimitError, QueueFullError or ContextLengthError.
+        Raises RateLimitError, QueueFullError or ContextLengthError; KeyTakenError or KeyReusedError if a reply has the
+        submission's idempotency key.
         """
         ...
 
@@ -89,8 +98,16 @@ class Engine(Protocol):
     ) -> ResumedReply:
         """Read a resumable reply again: `on_output` gets its outputs from the first on, in order.
 
-        Counts as a request against the owner's limits. The previous reader gets a `TakenOver`. Raises
-        UnknownReplyError, or RateLimitError.
+        Counts as a request against the owner's limits. The previous reader gets a `TakenOver`, unless the reply has an
+        idempotency key. Raises UnknownReplyError, or RateLimitError.
+        """
+        ...
+
+    async def join(
+        self, key: IdempotencyKey, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        """As `resume`, of the reply that has an idempotency key. Raises UnknownReplyError if none has, KeyReusedError
+        if it is to another request, or RateLimitError.
         """
         ...
 

@@ -12,12 +12,17 @@ from msgspec import structs
 
 from eventlm.config import WorkerConfig
 from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.rate_limits import RateLimitError, RateLimits
 from eventlm.engine.request import (
     ContextLengthError,
     EngineUnavailableError,
     GroupSizeError,
+    IdempotencyKey,
+    KeyReusedError,
+    KeyTakenError,
     QueueFullError,
     RequestHandle,
+    Submission,
     TakenOver,
     TokensOutput,
 )
@@ -151,6 +156,61 @@ async def test_who_is_turned_away() -> None:
         handle.cancel()
         readers = await generate(engine, *(request(3, seed=seed, offline=True) for seed in range(9)))
         assert [reader.tokens[0] for reader in readers] == [expected_tokens(seed, 0, 3) for seed in range(9)]
+        assert await is_empty(engine)
+
+
+# --- keys
+
+
+def keyed(reply_id: str, body: bytes = b"body", **limits: int) -> Submission:
+    key = IdempotencyKey(b"key", body)
+    return Submission(reply_id=reply_id, is_resumable=True, idempotency_key=key, limits=RateLimits(**limits))
+
+
+async def test_of_submissions_with_the_same_key_one_is_admitted() -> None:
+    async with running(fake=SLOW) as engine:
+        names = ["r0", "r1", "r2"]
+        found = await asyncio.gather(
+            *(engine.submit([request(3)], submission=keyed(name)) for name in names),
+            engine.submit([request(3)], submission=keyed("other", b"another body")),
+            return_exceptions=True,
+        )
+        assert [type(each) for each in found] == [list, KeyTakenError, KeyTakenError, KeyReusedError]
+        first, joined = Reader(found[0][0]), []  # type: ignore[index]
+        once = RateLimits(requests_per_minute=1)
+        key = keyed("r").idempotency_key
+        assert key is not None
+        reply = await engine.join(key, "", lambda index, output: joined.append(output), once)
+        assert (reply.submission.reply_id, reply.requests) == ("r0", [first.handle.request])
+        with pytest.raises(RateLimitError):
+            await engine.join(key, "", lambda index, output: None, once)
+        assert (await first.done()).reasons == ["length"]
+        assert [output.token_ids for output in joined if isinstance(output, TokensOutput)] == [
+            [token] for token in expected_tokens(5, 0, 3)
+        ]
+        assert joined[-1] == first.finished[0]
+
+
+async def test_who_is_refused_does_not_take_the_key() -> None:
+    async with running(max_num_seqs=1, max_queue_len=0, fake=SLOW) as engine:
+        [busy] = await engine.submit([request(400)])
+        refused, waiting = await asyncio.gather(
+            engine.submit([request(2)], submission=keyed("r1")),
+            engine.submit([request(2)], submission=keyed("r2")),
+            return_exceptions=True,
+        )
+        assert (type(refused), type(waiting)) == (QueueFullError, QueueFullError)
+        busy.cancel()
+
+
+async def test_who_leaves_undecided_does_not_take_the_key() -> None:
+    async with running(fake=SLOW) as engine:
+        leaving, staying = (asyncio.create_task(engine.submit([request(2)], submission=keyed(name))) for name in "ab")
+        await asyncio.sleep(0)
+        leaving.cancel()
+        [handle] = await staying
+        assert (await Reader(handle).done()).reasons == ["length"]
+        assert engine.registry.find("b", "").submission.idempotency_key is not None
         assert await is_empty(engine)
 
 

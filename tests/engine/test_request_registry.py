@@ -12,6 +12,9 @@ from eventlm.engine.request import (
     ClosingOutput,
     EngineUnavailableError,
     FinishedOutput,
+    IdempotencyKey,
+    KeyReusedError,
+    KeyTakenError,
     PooledOutput,
     PromptLogprobsOutput,
     Request,
@@ -26,10 +29,12 @@ from eventlm.events import TextEnded
 from eventlm.metrics.rows import EndedRows
 from eventlm.sampling_params import SamplingParams, TokenLogprobs
 from eventlm.scheduling_params import SchedulingParams
+from eventlm.types import FinishReason
 from tests.core.rig import Rig, arrival
 from tests.metrics.test_rows import row
 
 KEEP_NS = 1_000
+KEY = IdempotencyKey(b"key", b"request")
 LOGPROBS = TokenLogprobs(
     logprobs=[-0.5, float("-inf")], ranks=[1, 7], top_ids=[[3, 4], []], top_logprobs=[[-0.5, -1.0], []]
 )
@@ -93,6 +98,10 @@ class Wire:
     def say(self, *outputs: Any, index: int = 0) -> None:
         for output in outputs:
             self.puts[index](output)
+
+
+def check_key(desk: Desk, key: IdempotencyKey = KEY, owner: str = "") -> None:
+    desk.registry.check_key(Submission(reply_id="another", owner=owner, idempotency_key=key))
 
 
 class Reader:
@@ -390,6 +399,80 @@ def test_the_engines_death_reaches_every_reader() -> None:
     assert reader.heard == [(0, error)]
     assert wire.heard[-1] == error
     assert desk.registry.num_bytes == 0
+
+
+def test_readers_of_a_reply_with_a_key_join() -> None:
+    desk = Desk()
+    wire = desk.open("r", idempotency_key=KEY)
+    wire.say(tokens(0, 1))
+    first, second = Reader(desk, "r"), Reader(desk, "r")
+    wire.say(tokens(1, 2))
+    assert desk.registry.find_by_key(KEY, "").submission.reply_id == "r"
+    for reader in (0, first.reply.reader):
+        desk.registry.leave("r", reader)
+    assert desk.wakes == []
+    wire.say(END)
+    whole = [(0, tokens(0, 1)), (0, tokens(1, 2)), (0, END)]
+    assert (second.heard, first.heard) == (whole, whole[:2])
+    assert wire.heard == [output for _, output in whole]
+    desk.registry.leave("r", second.reply.reader)
+    assert desk.wakes == [KEEP_NS]
+    desk.expire_at(KEEP_NS - 1)
+    late = Reader(desk, "r")
+    assert late.heard == whole
+    desk.registry.leave("r", late.reply.reader)
+    desk.expire_at(2 * KEEP_NS)
+    check_key(desk)
+    with pytest.raises(UnknownReplyError):
+        desk.registry.find_by_key(KEY, "")
+
+
+def test_a_key_belongs_to_one_request_of_its_owner() -> None:
+    desk = Desk()
+    check_key(desk)
+    desk.open("r", owner="a", idempotency_key=KEY)
+    with pytest.raises(KeyTakenError):
+        check_key(desk, owner="a")
+    for key, owner in ((KEY, "b"), (IdempotencyKey(b"other", KEY.request), "a")):
+        check_key(desk, key, owner)
+        with pytest.raises(UnknownReplyError):
+            desk.registry.find_by_key(key, owner)
+    changed = IdempotencyKey(KEY.digest, b"changed")
+    with pytest.raises(KeyReusedError):
+        check_key(desk, changed, "a")
+    with pytest.raises(KeyReusedError):
+        desk.registry.find_by_key(changed, "a")
+
+
+@pytest.mark.parametrize("reason", ["deadline", "cancelled", "front_end_lost", "error"])
+def test_a_reply_that_fails_frees_its_key(reason: FinishReason) -> None:
+    desk = Desk()
+    wire = desk.open("r", n=2, idempotency_key=KEY)
+    wire.say(tokens(0, 1), FinishedOutput(1, "length", 0, 0))
+    with pytest.raises(KeyTakenError):
+        check_key(desk)
+    wire.say(FinishedOutput(0, reason, 1, 0))
+    check_key(desk)
+    # Whoever knows its id can still read how it failed. Its end does not free the key of the next one.
+    assert len(Reader(desk, "r").heard) == 3
+    desk.open("s", idempotency_key=KEY)
+    desk.registry.drop(desk.registry.find("r", ""))
+    assert desk.registry.find_by_key(KEY, "").submission.reply_id == "s"
+
+
+def test_a_reply_whose_outputs_are_dropped_frees_its_key() -> None:
+    desk = Desk(max_bytes=1_000)
+    wire = desk.open("r", idempotency_key=KEY)
+    reader = Reader(desk, "r")
+    wire.say(*[tokens(index, 1) for index in range(100)])
+    check_key(desk)
+    desk.registry.leave("r", 0)
+    # Its reader goes on, and it ends when nobody is left.
+    assert (len(reader.heard), desk.cancelled) == (100, [])
+    desk.registry.leave("r", reader.reply.reader)
+    assert desk.cancelled == wire.requests
+    desk.open("s", idempotency_key=KEY).say(EngineUnavailableError("dead"))
+    check_key(desk)
 
 
 def reply_of(*requests: tuple[int, int], **fields: Any) -> Reply:

@@ -29,6 +29,7 @@ from eventlm.engine.request import (
     ContextLengthError,
     EngineUnavailableError,
     FinishedOutput,
+    IdempotencyKey,
     PooledOutput,
     PromptLogprobsOutput,
     QueueFullError,
@@ -57,6 +58,7 @@ from eventlm.frontend.protocol import (
     FrontEndReady,
     FrontEndSetup,
     GetMetrics,
+    JoinReply,
     LeaveReply,
     Lost,
     Outputs,
@@ -137,7 +139,10 @@ FORWARDED = structs.replace(
     REQUEST, forwarded=ForwardedRequest(endpoint="chat", body='{"messages": [{"content": "größer"}]}'.encode())
 )
 
-SUBMISSION = Submission(reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff", is_resumable=True)
+KEY = IdempotencyKey(b"\0key", b"\xffrequest")
+SUBMISSION = Submission(
+    reply_id="cmpl-1", owner="somebody", edge_state=b"\0\xff", is_resumable=True, idempotency_key=KEY
+)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +171,7 @@ def test_messages_of_the_engine_arrive_as_sent(message: Any) -> None:
         Call(2, GetMetrics()),
         Call(3, Submit([REQUEST], SUBMISSION)),
         Call(4, ResumeReply("cmpl-1", "somebody", RateLimits(requests_per_minute=60))),
+        Call(4, JoinReply(KEY, "somebody", RateLimits(requests_per_minute=60))),
         Call(5, CallOnReply("cancel_reply", "cmpl-1", "somebody")),
         Call(6, CallOnReply("status", "cmpl-1", "somebody")),
         Call(7, CallOnReply("explain", "cmpl-1", "somebody")),

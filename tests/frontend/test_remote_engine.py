@@ -27,6 +27,9 @@ from eventlm.engine.request import (
     ContextLengthError,
     EngineUnavailableError,
     FinishedOutput,
+    IdempotencyKey,
+    KeyReusedError,
+    KeyTakenError,
     QueueFullError,
     Submission,
     TakenOver,
@@ -127,6 +130,32 @@ async def test_a_reply_can_be_read_again_by_another_reader() -> None:
         await pair.engine.cancel_reply("cmpl-1", "me")
         await until(lambda: isinstance(first[-1], FinishedOutput))
         assert len(again) == num_heard
+        assert_tidy(pair)
+
+
+async def test_a_reply_with_a_key_can_be_joined() -> None:
+    async with connected() as pair:
+        pair.double.keep(seconds=60)
+        pair.double.step_seconds = 0.001
+        key = IdempotencyKey(b"key", b"body")
+        submission = Submission(reply_id="cmpl-1", owner="me", is_resumable=True, idempotency_key=key)
+        heard: list[list[Any]] = [[], [], []]
+        with pytest.raises(UnknownReplyError):
+            await pair.engine.join(key, "me", lambda *_: None)
+        await pair.engine.submit(
+            [request()], submission=submission, on_output=lambda _, output: heard[0].append(output)
+        )
+        with pytest.raises(KeyTakenError):
+            await pair.engine.submit([request()], submission=submission)
+        with pytest.raises(KeyReusedError):
+            await pair.engine.join(IdempotencyKey(b"key", b"another"), "me", lambda *_: None)
+        for each in heard[1:]:
+            await pair.engine.join(key, "me", lambda _, output, each=each: each.append(output))
+        await until(lambda: all(each and isinstance(each[-1], FinishedOutput) for each in heard))
+        assert heard[0] == heard[1] == heard[2]
+        assert len(pair.double.requests) == 1
+        for reader in (1, 2):
+            pair.engine.leave("cmpl-1", reader)
         assert_tidy(pair)
 
 

@@ -40,6 +40,7 @@ from eventlm.engine.reports import NoReportError
 from eventlm.engine.request import (
     ClosingOutput,
     FinishedOutput,
+    IdempotencyKey,
     ModelBusyError,
     OnOutput,
     PooledOutput,
@@ -176,6 +177,8 @@ class EngineDouble:
             raise self.submit_error
         if group[0].scheduling.model in self.busy and submission is not None and submission.gives_way_ns >= 0:
             raise ModelBusyError("no replica is up")
+        if submission is not None:
+            self.registry.check_key(submission)
         charge = charge_for(self.limiter, submission, group, self.now_ns()) if submission is not None else None
         handles = [self._handle(request, index, on_output) for index, request in enumerate(group)]
         sinks = [handle.put for handle in handles]
@@ -201,6 +204,13 @@ class EngineDouble:
     ) -> ResumedReply:
         self.limiter.count(owner, limits, self.now_ns())
         return self.registry.resume(reply_id, owner, on_output)
+
+    async def join(
+        self, key: IdempotencyKey, owner: str, on_output: OnOutput, limits: RateLimits = NO_LIMITS
+    ) -> ResumedReply:
+        reply = self.registry.find_by_key(key, owner)
+        self.limiter.count(owner, limits, self.now_ns())
+        return self.registry.read_again(reply, on_output)
 
     async def administer(self, action: AdminAction) -> EngineStatus:
         self.actions.append(action)

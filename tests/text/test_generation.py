@@ -199,10 +199,10 @@ async def test_a_failure_after_admission_leaves_no_request_behind() -> None:
     with pytest.raises(AttributeError):
         await submit(engine, broken, [request], submission)
     assert engine.cancelled == [(0, "client")]
-    assert engine.registry.find("r", "").reader is None
+    assert engine.registry.find("r", "").readers == {}
     with pytest.raises(AttributeError):
         await resume(engine, broken, "r", "")
-    assert engine.registry.find("r", "").reader is None
+    assert engine.registry.find("r", "").readers == {}
 
 
 async def test_much_at_once_is_taken_with_pauses() -> None:

@@ -171,16 +171,16 @@ def test_who_left_before_the_first_event_is_no_reader(server: RunningServer) -> 
             wait_until(lambda: bool(server.engine.requests))
         connection.close()
         wait_until(lambda num=num_cancelled: len(server.engine.cancelled) > num)
-    wait_until(lambda: [reply.reader for reply in server.engine.registry._replies.values()] == [None, None])
+    wait_until(lambda: [len(reply.readers) for reply in server.engine.registry._replies.values()] == [0, 0])
 
 
 def test_a_stream_can_be_resumed_by_its_requests_id(server: RunningServer) -> None:
     connection, reply_id = start_endless(server, headers="x-request-id: mine\r\n")
     connection.close()
     resumed = open_stream(server, "mine")
-    assert server.engine.registry.find(reply_id, "").reader == 1
+    assert list(server.engine.registry.find(reply_id, "").readers) == [1]
     resumed.close()
-    wait_until(lambda: server.engine.registry.find(reply_id, "").reader is None)
+    wait_until(lambda: server.engine.registry.find(reply_id, "").readers == {})
 
 
 @pytest.mark.parametrize("quoted", ["jobs/7", "jobs%2F7", "jobs/7/explain", "a%2F%2Fb+c=d@e"])
