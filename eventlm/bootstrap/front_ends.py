@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec import structs
 
-from eventlm.config import ServerConfig
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.front_ends import FrontEndController
 from eventlm.frontend.protocol import FrontEndModel, FrontEndSetup
 from eventlm.server.context import FINAL_WRITES_SECONDS
-from eventlm.server.http_server import bind_sockets, url_of
+from eventlm.server.http_server import url_of
+from eventlm.system.listening_sockets import bind_sockets
 from eventlm.system.system import System
 from eventlm.tasks import completed, together
 from eventlm.types import NANOSECONDS_PER_SECOND, ceil_div
@@ -33,7 +33,7 @@ class ServerWithFrontEnds:
         engine: InferenceEngine,
         *,
         module: str,
-        bind: Callable[[ServerConfig, int], Coroutine[Any, Any, list[list[socket.socket]]]] = bind_sockets,
+        bind: Callable[[str, int, int], Coroutine[Any, Any, list[list[socket.socket]]]] = bind_sockets,
     ) -> None:
         self._system = system
         self._engine = engine
@@ -61,7 +61,7 @@ class ServerWithFrontEnds:
         Raises also EngineUnavailableError if a front end does not start, or when none is left.
         """
         config = self._engine.setup.config
-        sockets = await self._bind(config.server, config.server.api_servers)
+        sockets = await self._bind(config.server.host, config.server.port, config.server.api_servers)
         controller = self._controller = FrontEndController(
             self._system,
             self._engine,

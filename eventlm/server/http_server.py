@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import socket
 from collections.abc import Callable, Coroutine, Sequence
-from itertools import chain
 from typing import Any
 
 from aiohttp import web
@@ -23,12 +20,8 @@ from eventlm.server.cors import check_origins
 from eventlm.server.http.connection import Gate
 from eventlm.server.http.listener import Listener
 from eventlm.server.http.tls import Tls
+from eventlm.system.listening_sockets import bind_sockets, check_address
 from eventlm.tasks import completed
-
-#: Length of the queue of connections to accept. The system may have a lower limit.
-BACKLOG = 4096
-
-MAX_PORT = 65535
 
 
 class HttpServer:
@@ -73,7 +66,8 @@ class HttpServer:
 
     async def _listen(self, gate: Gate) -> tuple[str, int]:
         """Accept connections. Returns the address in use."""
-        sockets = self._sockets or (await bind_sockets(self._context.config, 1))[0]
+        config = self._context.config
+        sockets = self._sockets or (await bind_sockets(config.host, config.port, 1))[0]
         self._listener = Listener(gate, self._context.tls, sockets)
         host, port = sockets[0].getsockname()[:2]
         return host, port
@@ -93,74 +87,15 @@ class HttpServer:
         await self._context.close()
 
 
-async def check_config(config: ServerConfig) -> None:
+async def check_config(config: ServerConfig, *, binds: bool = True) -> None:
     """Raise UsageError if a server could not start: for origins, a certificate, or an address that cannot be bound.
 
-    This is cheap, unlike the steps before a real start.
+    This is cheap, unlike the steps before a real start. binds: False if it gets sockets that are bound.
     """
     check_origins(config)
     Tls.of(config)
-    server = await _bind(config)
-    server.close()
-    await server.wait_closed()
-
-
-async def bind_sockets(config: ServerConfig, num_processes: int) -> list[list[socket.socket]]:
-    """Listening sockets for each process, one for each address of the host. The kernel distributes connections.
-
-    Clients that connect wait until a process accepts them. Raises UsageError if the address cannot be bound.
-    """
-    # With SO_REUSEPORT a second server of the same user could bind the port, so check without it first.
-    await check_config(config)
-    server = await _bind(config, reuse_port=True, start_serving=False)
-    first = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
-    server.close()
-    await server.wait_closed()
-    groups = [first, *([_twin(bound) for bound in first] for _ in range(num_processes - 1))]
-    for bound in chain.from_iterable(groups):
-        bound.listen(BACKLOG)
-    return groups
-
-
-def _twin(bound: socket.socket) -> socket.socket:
-    """Another socket of the same address, with its own queue."""
-    twin = socket.socket(bound.family, bound.type, bound.proto)
-    for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)):
-        twin.setsockopt(level, option, 1)
-    if bound.family == socket.AF_INET6:
-        twin.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-    twin.setblocking(False)
-    twin.bind(bound.getsockname())
-    return twin
-
-
-async def _bind(
-    config: ServerConfig,
-    *,
-    reuse_port: bool = False,
-    start_serving: bool = True,
-) -> asyncio.Server:
-    try:
-        return await asyncio.get_running_loop().create_server(
-            asyncio.Protocol,
-            config.host,
-            config.port,
-            backlog=BACKLOG,
-            reuse_port=reuse_port,
-            start_serving=start_serving,
-        )
-    except (OSError, OverflowError, UnicodeError) as error:
-        # uvloop changes the system's messages. Errors of name resolution have no errno.
-        number = error.errno or 0 if isinstance(error, OSError) else 0
-        reason = os.strerror(number) if number in errno.errorcode else getattr(error, "strerror", None) or str(error)
-        remedy = "choose another address with --host and --port"
-        if number == errno.EADDRINUSE:
-            other = config.port + 1 if config.port < MAX_PORT else config.port - 1
-            remedy = (
-                f"another eventlm may be running there; give another port, such as --port {other}, or --port 0 for "
-                "one that is free"
-            )
-        raise UsageError(f"cannot listen on {config.host}:{config.port}: {reason}; {remedy}") from error
+    if binds:
+        await check_address(config.host, config.port)
 
 
 async def run_server(

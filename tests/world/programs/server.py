@@ -10,7 +10,7 @@ from eventlm.bootstrap.backends import ask_backends, backends_setup
 from eventlm.bootstrap.front_ends import ServerWithFrontEnds
 from eventlm.bootstrap.text_parts import TextParts, load_text
 from eventlm.cli.serve.front_end import make_context
-from eventlm.config import Config, ServerConfig
+from eventlm.config import Config
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.setup import EngineSetup, make_setup
 from eventlm.errors import EventLMError
@@ -89,12 +89,12 @@ class WorldServer:
                 with_front_ends = ServerWithFrontEnds(system, engine, module=front_ends.MODULE, bind=self._bind)
                 await with_front_ends.run(**serving)
             else:
-                await run_server(context, sockets=(await self._bind(config.server, 1))[0], **serving)
+                await run_server(context, sockets=(await self._bind(*ADDRESS, 1))[0], **serving)
         finally:
             await engine.stop()
         return 0
 
-    async def _bind(self, config: ServerConfig, num_processes: int) -> list[list[Any]]:
+    async def _bind(self, host: str, port: int, num_processes: int) -> list[list[Any]]:
         network = self.process.world.network
         self.is_listening = True
         return [[network.listen(self.process, ADDRESS, shares=True)] for _ in range(num_processes)]
