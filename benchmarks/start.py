@@ -43,7 +43,7 @@ VARIANTS = {
 }
 #: What each process imports before it can do anything.
 IMPORTS = {
-    "engine": "import eventlm.cli.serve.command, eventlm.bootstrap.composition, eventlm.server.http_server, uvloop",
+    "engine": "import eventlm.cli.serve.server, eventlm.bootstrap.composition, eventlm.server.http_server, uvloop",
     "worker": "import eventlm.worker.process, eventlm.worker.model_runner",
 }
 NUM_IMPORTS = 6

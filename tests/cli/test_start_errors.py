@@ -306,7 +306,7 @@ def test_names_of_the_served_model(
 def test_serving_loads_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom eventlm.bootstrap.composition import compose\n"
-        "import eventlm.server.http_server, eventlm.cli.serve.command\n"
+        "import eventlm.server.http_server, eventlm.cli.serve.server\n"
         "from eventlm.config.load import load_config\ncompose(load_config(None, {'model': 'fake'}))\n"
         "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     )

@@ -18,7 +18,7 @@ from eventlm.system.processors import usable_cores
 from eventlm.system.system import System
 from tests.checkpoints import make_checkpoint
 from tests.cli.conftest import RunHere, StartServer
-from tests.cli.serve.test_command_file_limit import Limits
+from tests.cli.serve.test_file_limit import Limits
 from tests.processes import wait_until
 
 #: In torch's place: it tells that it is being imported, and never comes to an end.

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from eventlm.cli.serve.command import raise_file_limit
+from eventlm.cli.serve.file_limit import raise_file_limit
 from eventlm.config import ServerConfig
 
 

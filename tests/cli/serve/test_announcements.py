@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eventlm.bootstrap.cache_plan import FAKE_NUM_BLOCKS
-from eventlm.cli.serve.command import _announce_end, _hint, _machinery
+from eventlm.cli.serve.announcements import _hint, _machinery, announce_end
 from eventlm.config import Config, ServerConfig
 from eventlm.worker.protocol import TORCH_BACKEND
 from tests.checkpoints import make_checkpoint
@@ -33,7 +33,7 @@ def test_a_terminal_shows_what_the_shutdown_waits_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, num_requests: int, text: str
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    _announce_end(num_requests, Config())
+    announce_end(num_requests, Config())
     assert capsys.readouterr().err == text
 
 
