@@ -14,10 +14,11 @@ import msgspec
 from aiohttp import web
 from msgspec import Struct
 
-from eventlm.engine.request import Request, ResumedReply, Submission
+from eventlm.engine.request import IdempotencyKey, Request, ResumedReply, Submission, UnknownReplyError
 from eventlm.errors import InputError
 from eventlm.server.auth.api_keys import Principal
 from eventlm.server.context import ServerContext
+from eventlm.server.errors import IDEMPOTENCY_HEADER
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity, StreamFormat
 from eventlm.server.scheduling import scheduling_fields
 from eventlm.server.timings import with_timings
@@ -31,7 +32,8 @@ BodyT = TypeVar("BodyT", bound=RequestFields)
 
 class Caller(NamedTuple):
     """Who sends a body. request_id: of the HTTP request. class_header, session_header: the service class and the
-    session that its headers name. traceparent: the caller's span, if its header names one.
+    session that its headers name. traceparent: the caller's span, if its header names one. idempotency_key: of the
+    body, if its header names one.
     """
 
     principal: Principal
@@ -39,6 +41,7 @@ class Caller(NamedTuple):
     class_header: str = ""
     traceparent: str = ""
     session_header: str = ""
+    idempotency_key: IdempotencyKey | None = None
 
 
 class Prepared(NamedTuple):
@@ -104,6 +107,10 @@ class Api(ABC, Generic[BodyT]):
         """Whether a reply goes on to its end without its client, and can be read again until some time after it."""
         return False
 
+    async def begin(self, context: ServerContext, body: BodyT, caller: Caller) -> Api[BodyT]:
+        """The API for one body, whose `close` must follow. Raises InputError or ApiError."""
+        return self
+
     async def begin_line(self, context: ServerContext, body: BodyT, caller: Caller) -> Api[BodyT]:
         """The API for one line of a batch, whose `close` must follow.
 
@@ -129,21 +136,25 @@ APIS = web.AppKey("apis", dict[str, Api[Any]])
 
 
 class EdgeState(Struct, frozen=True, array_like=True):
-    """The state from which a reply can be made again."""
+    """The state from which a reply can be made again. can_stream: it can be read again as a stream of events."""
 
     created: int
     body: bytes
     service_tier: str | None
     echoes: list[Echo]
+    can_stream: bool
 
 
 class Exchange(NamedTuple):
-    """A body that is ready to be submitted. stream: the format of the stream, if it asks for one."""
+    """A body that is ready to be submitted. stream: the format of the stream, if it asks for one. has_ids: its events
+    have ids.
+    """
 
     body: RequestFields
     group: Sequence[Request]
     reply_format: ReplyFormat
     stream: StreamFormat | None
+    has_ids: bool
     submission: Submission
     joins_outputs: bool
 
@@ -155,13 +166,17 @@ class Exchange(NamedTuple):
         body.model = body.model or context.engine.model_names[0]
         scheduling = scheduling_fields(context, caller.principal, caller.class_header, caller.session_header, body)
         group, echoes = await api.make_requests(context, body, caller, received_ns, scheduling)
+        key = caller.idempotency_key
+        if key is not None and any(request.beams for request in group):
+            raise InputError(IDEMPOTENCY_HEADER, f"'{IDEMPOTENCY_HEADER}' is not available with beam search.")
         identity = ReplyIdentity.draw(context.system, api.prefix)
         replies = api.reply_format(context, body, group, identity, echoes)
         stream = replies if isinstance(replies, StreamFormat) and api.wants_stream(body) else None
-        can_resume = stream is not None and context.config.resume_seconds > 0 and stream.framing.can_have_ids
+        is_kept = key is not None or context.config.resume_seconds > 0
+        has_ids = stream is not None and is_kept and stream.framing.can_have_ids
         runs_on = api.runs_on(body)
-        is_resumable = runs_on or can_resume
-        state = EdgeState(identity.created, data, body.service_tier, list(echoes))
+        is_resumable = runs_on or has_ids or key is not None
+        state = EdgeState(identity.created, data, body.service_tier, list(echoes), runs_on or has_ids)
         submission = Submission(
             reply_id=identity.reply_id,
             owner=caller.principal.owner,
@@ -171,13 +186,34 @@ class Exchange(NamedTuple):
             limits=caller.principal.limits,
             request_id=caller.request_id,
             traceparent=caller.traceparent,
+            idempotency_key=key,
         )
-        return cls(body, group, replies, stream, submission, not (api.numbers_events and is_resumable))
+        return cls(body, group, replies, stream, has_ids, submission, not (api.numbers_events and is_resumable))
+
+    @classmethod
+    def again(cls, context: ServerContext, api: Api[BodyT], reply: ResumedReply, state: EdgeState) -> Exchange:
+        """The exchange of a resumable reply, from which it can be made again."""
+        scheduling = reply.group[0].scheduling
+        context = context.of_model(scheduling.model)
+        body = decode_for(context, api, state.body)
+        body.model = body.model or scheduling.asked_model or scheduling.model
+        body.service_tier = state.service_tier
+        identity = ReplyIdentity(reply.submission.reply_id, state.created)
+        replies = api.reply_format(context, body, reply.group, identity, state.echoes)
+        stream = replies if isinstance(replies, StreamFormat) and api.wants_stream(body) else None
+        has_ids = stream is not None and state.can_stream
+        return cls(body, reply.group, replies, stream, has_ids, reply.submission, not api.numbers_events)
+
+    def read(self, generation: Generation) -> None:
+        """Have a generation read as this needs it. All readers of a stream with a key get the same events."""
+        generation.joins_outputs = self.joins_outputs
+        if self.stream is not None and self.submission.idempotency_key is not None:
+            generation.most_outputs = 1
 
     async def submit(self, context: ServerContext) -> Generation:
         """Submit the group. Raises ApiError. The generation must be released."""
         generation = await context.submit(self.group, self.submission, prompt_param=self.reply_format.prompt_param)
-        generation.joins_outputs = self.joins_outputs
+        self.read(generation)
         return generation
 
     async def whole(self, generation: Generation) -> Any:
@@ -202,19 +238,22 @@ def decode_for(context: ServerContext, api: Api[BodyT], data: bytes) -> BodyT:
     return api.decode_forwarded(data) if context.forwards else api.decode(data)
 
 
+def edge_state(reply: ResumedReply) -> EdgeState:
+    """The state with which a resumable reply was submitted."""
+    return msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
+
+
 def stream_again(
     context: ServerContext, apis: dict[str, Api[Any]], reply: ResumedReply, generation: Generation
 ) -> StreamFormat:
-    """The format that makes the same events again from the outputs of a resumable reply."""
-    context = context.of_model(reply.group[0].scheduling.model)
-    api = next(api for prefix, api in apis.items() if reply.submission.reply_id.startswith(prefix))
-    generation.joins_outputs = not api.numbers_events
-    state = msgspec.msgpack.decode(reply.submission.edge_state, type=EdgeState)
-    body = decode_for(context, api, state.body)
-    scheduling = reply.group[0].scheduling
-    body.model = body.model or scheduling.asked_model or scheduling.model
-    body.service_tier = state.service_tier
-    identity = ReplyIdentity(reply.submission.reply_id, state.created)
-    replies = api.reply_format(context, body, reply.group, identity, state.echoes)
-    assert isinstance(replies, StreamFormat)
-    return replies
+    """The format that makes the same events again from the outputs of a resumable reply. Raises UnknownReplyError for
+    one that is no stream.
+    """
+    state, reply_id = edge_state(reply), reply.submission.reply_id
+    if not state.can_stream:
+        raise UnknownReplyError(f"the reply '{reply_id}' is no stream")
+    api = next(api for prefix, api in apis.items() if reply_id.startswith(prefix))
+    exchange = Exchange.again(context, api, reply, state)
+    exchange.read(generation)
+    assert isinstance(exchange.reply_format, StreamFormat)
+    return exchange.reply_format

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
-from eventlm.engine.request import AT_SHUTDOWN, ModelBusyError, Request, Submission
+from eventlm.engine.request import AT_SHUTDOWN, KeyTakenError, ModelBusyError, Request, Submission
 from eventlm.errors import EventLMError, InputError, UnknownModelError
 from eventlm.metrics.components import HttpRequests
 from eventlm.models.facts import ModelFacts
@@ -251,10 +251,12 @@ class ServerContext:
             raise timed_out(f"The request's body did not come within {seconds} s.") from error
 
     async def submit(self, group: Sequence[Request], submission: Submission, *, prompt_param: str) -> Generation:
-        """Submit a group. Raises ApiError, and ModelBusyError if it gives way. The generation must be released."""
+        """Submit a group. Raises ApiError, ModelBusyError if it gives way, and KeyTakenError. The generation must be
+        released.
+        """
         try:
             generation = await generations.submit(self.engine, self.tokenizer, group, submission, self.formats)
-        except ModelBusyError:
+        except (ModelBusyError, KeyTakenError):
             raise
         except EventLMError as error:
             raise api_error(error, prompt_param=prompt_param) from error

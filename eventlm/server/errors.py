@@ -20,6 +20,7 @@ from eventlm.engine.request import (
     ContextLengthError,
     EngineUnavailableError,
     GroupSizeError,
+    KeyReusedError,
     QueueFullError,
     TokenIdError,
 )
@@ -36,6 +37,7 @@ QUEUE_RETRY_SECONDS = 1
 UNAVAILABLE_RETRY_SECONDS = 5
 #: The status of a request that its client has ended, as in nginx's logs and Google's APIs.
 CANCELLED = 499
+IDEMPOTENCY_HEADER = "Idempotency-Key"
 #: The code for a reader whose stream another one has taken over.
 TAKEN_OVER = "taken_over"
 
@@ -209,6 +211,14 @@ def api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
             return from_input_error(PromptTooLongError(prompt_param, str(error)))
         case AmbiguousRequestError():
             return ApiError(409, sentence(str(error)), param="id", code="ambiguous_request", should_retry=False)
+        case KeyReusedError():
+            return ApiError(
+                422,
+                f"The {IDEMPOTENCY_HEADER} was used for another request: send the same body to the same path, or a new "
+                "key.",
+                param=IDEMPOTENCY_HEADER,
+                code="idempotency_key_reused",
+            )
         case TakenOverError():
             message = "This stream is continued on another connection."
             return ApiError(409, message, code=TAKEN_OVER, should_retry=False)

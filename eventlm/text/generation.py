@@ -16,6 +16,7 @@ from eventlm.engine.request import (
     CLIENT_LEFT,
     ClosingOutput,
     FinishedOutput,
+    IdempotencyKey,
     PromptLogprobsOutput,
     Request,
     RequestHandle,
@@ -73,7 +74,7 @@ async def submit(
         for handle in handles:
             handle.cancel()
 
-    return await _attach(
+    return await attach(
         submit_group(group, submission=submission, on_output=outputs.put),
         lambda handles: Generation(tokenizer, group, handles, outputs, formats, now_ns=engine.now_ns),
         cancel,
@@ -83,7 +84,7 @@ async def submit(
 async def resume(
     engine: Engine,
     tokenizer: Tokenizer,
-    reply_id: str,
+    name: str | IdempotencyKey,
     owner: str,
     formats: Formats = NO_FORMATS,
     limits: RateLimits = NO_LIMITS,
@@ -91,8 +92,9 @@ async def resume(
 ) -> tuple[ResumedReply, Generation]:
     """Read a reply again from its start. The generation reports no ends of texts: that is for the first reader.
 
-    text_of: the tokenizer and the formats of a model, where several are served.
-    Raises UnknownReplyError, or RateLimitError. If the caller is cancelled meanwhile, the reader leaves.
+    name: an id of the reply, or its key. text_of: the tokenizer and the formats of a model, where several are served.
+    Raises UnknownReplyError, RateLimitError, or KeyReusedError for the key of a reply to another request. If the caller
+    is cancelled meanwhile, the reader leaves.
     """
     outputs = OutputQueue()
 
@@ -104,17 +106,23 @@ async def resume(
         text = (tokenizer, formats) if text_of is None else text_of(reply.group[0].scheduling.model)
         return reply, Generation(text[0], reply.group, handles, outputs, text[1], now_ns=engine.now_ns)
 
-    return await _attach(
-        engine.resume(reply_id, owner, outputs.put_again, limits),
+    if isinstance(name, str):
+        calling = engine.resume(name, owner, outputs.put_again, limits)
+    else:
+        calling = engine.join(name, owner, outputs.put_again, limits)
+    return await attach(
+        calling,
         make,
         lambda reply: engine.leave(reply.submission.reply_id, reply.reader),
     )
 
 
-async def _attach(
+async def attach(
     calling: Coroutine[Any, Any, Called], make: Callable[[Called], Made], undo: Callable[[Called], None]
 ) -> Made:
-    """What `make` returns for the result of a call to the engine. The result is undone if there is no use for it."""
+    """What `make` returns for the result of a call. The call is carried out even if the caller is cancelled meanwhile;
+    the result is undone if there is no use for it.
+    """
     call = asyncio.ensure_future(calling)
     try:
         return make(await asyncio.shield(call))
@@ -140,8 +148,8 @@ class Generation:
 
     num_outputs: the engine's outputs taken so far; num_tokens: tokens of all choices in them. finish_reasons and rows:
     of the choices that are over, with their metrics by choice. first_token_ns: when the first token of any choice
-    came, by the engine's clock; 0 before. joins_outputs: whether outputs that wait together are joined; may be set
-    before the first is taken.
+    came, by the engine's clock; 0 before. joins_outputs, most_outputs: whether outputs that wait together are joined,
+    and how many are taken at once; may be set before the first is taken.
     """
 
     def __init__(
@@ -156,6 +164,7 @@ class Generation:
     ) -> None:
         self._now_ns = now_ns
         self.joins_outputs = True
+        self.most_outputs = MAX_OUTPUTS_TAKEN
         self.group = group
         self.handles = handles
         self.num_outputs = 0
@@ -196,11 +205,13 @@ class Generation:
             for output in await self.take():
                 yield output
 
-    async def take(self, *, least: int = 1, most: int = MAX_OUTPUTS_TAKEN) -> list[ChoiceOutput]:
+    async def take(self, *, least: int = 1, most: int | None = None) -> list[ChoiceOutput]:
         """The next `least` to `most` outputs of the engine, joined into one for each choice unless they must not be.
+        most: `most_outputs` if not given.
 
         Raises TakenOverError, and what the engine raises.
         """
+        most = most or self.most_outputs
         if self._ahead:
             ahead = self._ahead.popleft()
             if isinstance(ahead, EventLMError):
@@ -250,9 +261,9 @@ class Generation:
     def _read_ahead(self) -> None:
         """Keep the next outputs, as one portion at most, or the next error."""
         last = self._ahead[-1] if self._ahead else None
-        portion = last if isinstance(last, Portion) and last.num_outputs < MAX_OUTPUTS_TAKEN else Portion()
+        portion = last if isinstance(last, Portion) and last.num_outputs < self.most_outputs else Portion()
         try:
-            taken = self._outputs.take(MAX_OUTPUTS_TAKEN - portion.num_outputs)
+            taken = self._outputs.take(self.most_outputs - portion.num_outputs)
         except EventLMError as error:
             # The text of a stream that another reader has taken over goes on after this.
             self._ahead.append(error)

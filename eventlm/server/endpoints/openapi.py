@@ -16,7 +16,8 @@ from aiohttp import web
 
 from eventlm._version import __version__
 from eventlm.server.auth.api_keys import Scope
-from eventlm.server.errors import CANCELLED, ErrorEnvelope, ErrorForm, error_form
+from eventlm.server.errors import CANCELLED, IDEMPOTENCY_HEADER, ErrorEnvelope, ErrorForm, error_form
+from eventlm.server.idempotency import KeyOfRequest
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
 from eventlm.server.scheduling import CLASS_HEADER, SESSION_HEADER
 
@@ -26,7 +27,7 @@ JSON = "application/json"
 _ANY_ERRORS = (400, 413, 500)
 _BODY_ERRORS = (404, 408, 415, 503)
 _KEY_ERRORS = (401, 403)
-_ENGINE_ERRORS = (429, CANCELLED, 503, 504)
+_ENGINE_ERRORS = (422, 429, CANCELLED, 503, 504)
 _RETRY_AFTER = (429, 503)
 _REF = "#/components/schemas/{name}"
 #: A named part of a route's path, with its pattern.
@@ -45,6 +46,10 @@ class Parameter(NamedTuple):
 _CLASS = Parameter(CLASS_HEADER, "header", str, "The service class, where requests may choose it.")
 _SESSION = Parameter(
     SESSION_HEADER, "header", str, "Requests of one session go to the same replica under some routers."
+)
+
+_KEY = Parameter(
+    IDEMPOTENCY_HEADER, "header", KeyOfRequest, "With the same key, the same request joins the reply to the first."
 )
 
 
@@ -79,7 +84,7 @@ class Endpoint(NamedTuple):
     @property
     def all_parameters(self) -> tuple[Parameter, ...]:
         """Those of the query and of headers, with the headers that all generating endpoints take."""
-        return (*self.parameters, _CLASS, _SESSION) if self.generates else self.parameters
+        return (*self.parameters, _CLASS, _SESSION, _KEY) if self.generates else self.parameters
 
 
 def openapi_path(path: str) -> str:

@@ -39,7 +39,8 @@ async def resume_stream(request: web.Request) -> web.StreamResponse:
     """Resume a stream whose connection was lost. It counts as a request against the key's limits, without tokens.
 
     `Last-Event-ID`, or else `from`, is the id of the last event that the client received; without it the stream begins
-    at its start. 204 if the client has received everything. Another reader of the stream gets an error.
+    at its start. 204 if the client has received everything. Another reader of the stream gets an error, unless the
+    request had an `Idempotency-Key`.
     """
     if request.method == "HEAD":
         # It would take the stream from its reader and discard it.
@@ -84,7 +85,10 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
         raise reply_not_found(reply_id) from error
     request[GENERATION] = generation
     try:
-        replies = stream_again(context, request.app[APIS], reply, generation)
+        try:
+            replies = stream_again(context, request.app[APIS], reply, generation)
+        except UnknownReplyError as error:
+            raise reply_not_found(reply_id) from error
         events = StreamEvents(generation, replies, has_ids=True)
         return await _send_rest(request, reply, events, generation, position)
     finally:

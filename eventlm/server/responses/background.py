@@ -12,10 +12,10 @@ from msgspec import structs
 
 from eventlm.engine.object_store.actions import UnknownObjectError
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
-from eventlm.engine.request import UnknownReplyError
+from eventlm.engine.request import ResumedReply, UnknownReplyError
 from eventlm.errors import EventLMError
 from eventlm.server.answer import Received, caller, read_events, send_events
-from eventlm.server.api import APIS, Api, Exchange, stream_again
+from eventlm.server.api import APIS, Api, Exchange, edge_state, stream_again
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, ServerContext, json_response
 from eventlm.server.errors import ApiError, api_error
@@ -25,6 +25,7 @@ from eventlm.server.model_rules import submit
 from eventlm.server.reply_format import StreamFormat
 from eventlm.server.request_log import request_fields
 from eventlm.server.responses.protocol import ResponsesRequest
+from eventlm.server.responses.replies import Response
 from eventlm.server.responses.stored import RESPONSE, StoredResponse
 from eventlm.server.responses.stream import ResponseReplies
 from eventlm.server.responses.turn import Turn
@@ -40,7 +41,9 @@ KEPT_SECONDS = 10.0
 async def run_in_background(
     request: web.Request, api: Api[ResponsesRequest], received: Received[ResponsesRequest], turn: Turn
 ) -> web.StreamResponse:
-    """Submit a response and answer before it has begun. Ends the turn, now or when the response is over."""
+    """Submit a response and answer before it has begun. Ends the turn, now or when the response is over. Raises
+    KeyTakenError.
+    """
     body, data, received_ns = received
     try:
         context, _, exchange, generation, answered_by = await submit(
@@ -61,6 +64,19 @@ async def run_in_background(
         await turn.end()
         raise
     context.run_on(generation, _run(context, exchange, turn, generation), request_fields(request), received_ns)
+    return await _show(request, exchange, queued)
+
+
+async def show_begun(
+    request: web.Request, api: Api[ResponsesRequest], reply: ResumedReply, generation: Generation
+) -> web.StreamResponse:
+    """Answer as `run_in_background` did."""
+    exchange = Exchange.again(request.app[CONTEXT], api, reply, edge_state(reply))
+    assert isinstance(exchange.reply_format, ResponseReplies)
+    return await _show(request, exchange, exchange.reply_format.response)
+
+
+async def _show(request: web.Request, exchange: Exchange, queued: Response) -> web.StreamResponse:
     if exchange.stream is None:
         return json_response(queued)
     return await stream_response(request, queued.id, after=-1, limits=NO_LIMITS)

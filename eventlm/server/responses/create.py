@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiohttp import web
 
 from eventlm.engine.request import Request
 from eventlm.errors import InputError
-from eventlm.server.answer import answer_received, caller, receive
+from eventlm.server.answer import answer_once, answer_received, caller, receive
 from eventlm.server.api import Api, Caller, Prepared
 from eventlm.server.context import CONTEXT, ServerContext, json_response, read_body
 from eventlm.server.reply_format import ReplyFormat, ReplyIdentity
-from eventlm.server.responses.background import run_in_background
+from eventlm.server.responses.background import run_in_background, show_begun
 from eventlm.server.responses.history import earlier_items
 from eventlm.server.responses.prompt import count_tokens, make_request, read_conversation
 from eventlm.server.responses.protocol import InputTokensRequest, ResponsesRequest, decode_body
@@ -63,13 +64,16 @@ class Responses(Api[ResponsesRequest]):
     def runs_on(self, body: ResponsesRequest) -> bool:
         return bool(body.background)
 
+    async def begin(self, context: ServerContext, body: ResponsesRequest, caller: Caller) -> Responses:
+        return Responses(await Turn.begin(context, body, caller))
+
     async def begin_line(self, context: ServerContext, body: ResponsesRequest, caller: Caller) -> Responses:
         """Thousands of lines would take the place of responses that somebody reads: only those that ask are kept."""
         await super().begin_line(context, body, caller)
         if body.background:
             raise InputError("background", "Invalid value for 'background': a line of a batch has no need for it.")
         body.store = bool(body.store)
-        return Responses(await Turn.begin(context, body, caller))
+        return await self.begin(context, body, caller)
 
     async def ended(self, context: ServerContext, body: ResponsesRequest, owner: str, replies: ReplyFormat) -> None:
         assert self._turn is not None
@@ -86,16 +90,18 @@ RESPONSES = Responses()
 
 async def create_response(request: web.Request) -> web.StreamResponse:
     """Answer an input, a text or items, after what came before it."""
-    context, sender = request.app[CONTEXT], caller(request)
     received = await receive(request, RESPONSES)
-    context = context.of_model(received.body.model)
-    if received.body.background and received.body.store is False:
+    if not received.body.background:
+        return await answer_received(request, RESPONSES, received)
+    if received.body.store is False:
         raise InputError("background", "'background' needs 'store': the response is read after it has ended.")
-    turn = await Turn.begin(context, received.body, sender)
-    api = Responses(turn)
-    if received.body.background:
-        return await run_in_background(request, api, received, turn)
-    return await answer_received(request, api, received)
+
+    async def answer_first() -> web.StreamResponse:
+        context = request.app[CONTEXT].of_model(received.body.model)
+        turn = await Turn.begin(context, received.body, caller(request))
+        return await run_in_background(request, Responses(turn), received, turn)
+
+    return await answer_once(request, answer_first, partial(show_begun, request, RESPONSES))
 
 
 async def count_input_tokens(request: web.Request) -> web.Response:
