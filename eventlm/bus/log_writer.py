@@ -3,9 +3,12 @@
 `append` only keeps the body. Chaining, joining and write(2) happen once a step in `flush`, so a step pays one system
 call for its record. What `flush` has written survives `kill -9`: it is in the kernel's page cache.
 
+What `sync` has brought to the disk survives a power failure, too.
+
 A disk that is full or broken never stops the engine. The file is cut after its last whole line, and nothing more is
 kept until a new segment can be started. That one has a `gap`, which names the missing events, and begins with a
-snapshot, so what follows can be verified again.
+snapshot, so what follows can be verified again. If a sync fails, everything since the last one is missing: some of it
+may be readable until the next reboot, but nobody knows what, so it is cut off, and the gap names it.
 """
 
 from __future__ import annotations
@@ -15,11 +18,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
-from eventlm.bus.segment_file import SegmentFile
+from eventlm.bus.segment_file import SegmentFile, SideFile
 from eventlm.bus.token_log import TokenLogWriter
 from eventlm.errors import EventLMError, UsageError
+from eventlm.events import Header
 from eventlm.events.header_check import decode_header
-from eventlm.system.disk import Disk
+from eventlm.system.disk import Disk, sync_path
 from eventlm.system.system import System
 from eventlm.system.whole_file import exit_code_of
 
@@ -42,6 +46,8 @@ class LogWriter:
     still goes on. segment_bytes: a new one is due once the last has so much after its snapshot; keep_bytes: what the
     run (with `keep_all_runs`: all of the folder's runs) may take, oldest segments removed first. 0 is no limit.
     digest_key: with one, token ids are written too, to a token log (`eventlm.bus.token_log`); its bytes count.
+    syncs: what begins a segment is synced, with its name, before anything else is written to it, and so is all that
+    was written when it is closed; `sync` does the rest. on_sync: called with the time that one took, in nanoseconds.
 
     Counters are as of the last flush, of the trace alone: num_events and num_bytes written; next_s is that of the next
     line to be written, previous_h the hash before it. problem: why nothing is written at the moment, else empty;
@@ -61,29 +67,34 @@ class LogWriter:
         keep_bytes: int = 0,
         keep_all_runs: bool = False,
         digest_key: bytes = b"",
+        syncs: bool = False,
+        on_sync: Callable[[int], None] | None = None,
         on_problem: Callable[[str], None] | None = None,
     ) -> None:
         self._disk = system.disk
         self._clock = system.clock
         self.run_folder = Path(folder) / run
         self.path = self.run_folder / TRACE_NAME
-        self.num_events = 0
-        self.num_bytes = 0
-        self.next_s = 0
-        self.previous_h = ""
         self.problem = ""
         self._segment_bytes = segment_bytes
         self._keep_bytes = keep_bytes
         self._keep_all_runs = keep_all_runs
-        self._token_log: TokenLogWriter | None = None
+        self._syncs = syncs
+        self._on_sync = on_sync
         self._on_problem = on_problem
+        self._token_log: TokenLogWriter | None = None
+        self._side_files: list[SideFile] = []
+        self._is_closed = False
+        #: Of the segments before the last.
+        self._num_closed_events = 0
+        self._num_closed_bytes = 0
         #: The run that `latest` pointed to before this one.
         self._latest_before = ""
         self._bodies: list[bytes] = []
         self._retry_ns = RETRY_NS
         self._retry_at_ns = 0
         try:
-            self._file: SegmentFile | None = self._create(digest_key)
+            self._file = self._create(digest_key)
         except OSError as error:
             raise _unwritable("record to", self.path, error) from error
 
@@ -110,12 +121,33 @@ class LogWriter:
         try:
             if digest_key:
                 self._token_log = TokenLogWriter(self._disk, self.run_folder, digest_key)
+                self._side_files.append(self._token_log)
             file = SegmentFile(self._disk, self.path, first_s=0)
         except OSError:
             self._remove_run()
             raise
         self._prune()
         return file
+
+    @property
+    def num_events(self) -> int:
+        """Lines of all segments."""
+        return self._num_closed_events + self._file.written.num_lines
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all segments."""
+        return self._num_closed_bytes + self._file.written.num_bytes
+
+    @property
+    def next_s(self) -> int:
+        """Of the next line to be written."""
+        return self._file.first_s + self._file.written.num_lines
+
+    @property
+    def previous_h(self) -> str:
+        """The hash before it."""
+        return self._file.written.last_h
 
     def _point_latest_here(self) -> None:
         latest = self.run_folder.parent / LATEST_NAME
@@ -146,46 +178,74 @@ class LogWriter:
         Raises LogWriteError if not even the header can be written, or no reader would take it.
         """
         bodies, self._bodies = self._bodies, []
-        if not bodies or self._file is None:
+        if not bodies or self._is_closed:
             return
         is_first = not self.num_events
         if is_first:
-            self._check_header(bodies[0])
-        # A fact without its tokens would be worth less than none.
-        error = self._token_log.flush() if self._token_log is not None else None
-        if error is None:
-            error = self._write(self._file, bodies)
-        try:
-            if is_first and self.num_events:
-                self._point_latest_here()
-        except OSError as link_error:
-            link = self.run_folder.parent / LATEST_NAME
-            raise _unwritable("replace", link, link_error) from link_error
+            # The chain of a branch begins with the line of the run that it follows.
+            header = self._check_header(bodies[0])
+            self._file.continue_from(header.s, header.previous_h)
+        error = self._write(bodies)
+        if is_first and self.num_events:
+            error = self._begin_run() or error
         if error is None:
             return
         if not self.num_events:
             raise _unwritable("write to the trace", self.path, error)
         self._fail(error)
 
-    def _check_header(self, body: bytes) -> None:
+    def _write(self, bodies: list[bytes]) -> OSError | None:
+        """Side files come first: a fact without its tokens would be worth less than none."""
+        for side in self._side_files:
+            if (error := side.flush()) is not None:
+                return error
+        return self._file.write(bodies)
+
+    def _begin_run(self) -> OSError | None:
+        """The run has its header: sync it, and let `latest` point to it; then sync all names that lead there."""
+        failed = self._sync() if self._syncs else None
+        if failed is None:
+            try:
+                self._point_latest_here()
+            except OSError as error:
+                raise _unwritable("replace", self.run_folder.parent / LATEST_NAME, error) from error
+            try:
+                if self._syncs:
+                    sync_path(self._disk, self.run_folder)
+            except OSError as error:
+                raise _unwritable("sync", self.run_folder, error) from error
+        return failed
+
+    def sync(self) -> None:
+        """Return once all that was flushed survives a power failure, or `problem` says why it is lost."""
+        if not self.problem and not self._is_closed and (error := self._sync()) is not None:
+            self._fail(error)
+
+    def _sync(self) -> OSError | None:
+        """Side files come first, as they were written."""
+        if self._file.is_synced:
+            return None
+        start_ns = self._clock.monotonic_ns()
+        files: list[SideFile | SegmentFile] = [*self._side_files, self._file]
+        for file in files:
+            if (error := file.sync()) is not None:
+                self._file.cut_unsynced()
+                return error
+        if self._on_sync is not None:
+            self._on_sync(self._clock.monotonic_ns() - start_ns)
+        return None
+
+    def _check_header(self, body: bytes) -> Header:
         try:
-            decode_header(body)
+            return decode_header(body)
         except ValueError as error:
             raise LogWriteError(f"cannot record to {self.path}, because nothing could read it: {error}") from error
-
-    def _write(self, file: SegmentFile, bodies: list[bytes]) -> OSError | None:
-        written = file.write(bodies, self.previous_h)
-        self.num_events += written.num_lines
-        self.num_bytes += written.num_bytes
-        self.next_s += written.num_lines
-        self.previous_h = written.previous_h
-        return written.error
 
     def _fail(self, error: OSError) -> None:
         """Stop writing, for longer with every failure in a row."""
         self._bodies.clear()
-        if self._token_log is not None:
-            self._token_log.clear()
+        for side in self._side_files:
+            side.clear()
         is_new = not self.problem
         self._retry_ns = RETRY_NS if is_new else min(2 * self._retry_ns, MAX_RETRY_NS)
         self._retry_at_ns = self._clock.monotonic_ns() + self._retry_ns
@@ -200,7 +260,6 @@ class LogWriter:
         """
         if self.problem:
             return
-        assert self._file is not None
         self.problem = problem
         self._retry_ns = RETRY_NS
         self._retry_at_ns = self._clock.monotonic_ns() + (0 if self._file.num_own_bytes else RETRY_NS)
@@ -208,9 +267,8 @@ class LogWriter:
     @property
     def segment_due(self) -> bool:
         """Whether `start_segment` should be called: the last one is long enough, or writing may be possible again."""
-        file, limit = self._file, self._segment_bytes
-        num_token_bytes = self._token_log.num_own_bytes if self._token_log is not None else 0
-        is_long = file is not None and 0 < limit <= file.num_own_bytes + num_token_bytes
+        num_own_bytes = self._file.num_own_bytes + sum(side.num_own_bytes for side in self._side_files)
+        is_long = 0 < self._segment_bytes <= num_own_bytes
         return (is_long or bool(self.problem)) and self._clock.monotonic_ns() >= self._retry_at_ns
 
     def start_segment(self, first_s: int, bodies: Iterator[bytes], *, is_stamped: bool = False) -> bool:
@@ -219,49 +277,79 @@ class LogWriter:
         Each is written before the next is taken. False if that failed: then the lines taken (with `is_stamped`: all of
         them) are lost, and all that follow, until `segment_due` is true again and another segment is started.
         """
-        assert self._file is not None
         self.flush()
-        before = self.num_events, self.num_bytes, self.next_s, self.previous_h
+        # Even after a failed write: what was written before that is closed, too.
+        if self._syncs and (error := self._sync()) is not None:
+            self._fail(error)
+            return False
         file: SegmentFile | None = None
         try:
             self._file.truncate()
-            if self._token_log is not None:
-                self._token_log.start_file(first_s)
+            for side in self._side_files:
+                side.start_file(first_s)
             next_path = self.run_folder / NEXT_NAME
             self._disk.unlink(next_path)
-            file = SegmentFile(self._disk, next_path, first_s=first_s)
-            self.next_s, is_stamped = first_s, True
-            for body in bodies:
-                error = self._write(file, [body])
-                if error is not None:
-                    raise error
-            file.begin()
-            if self._token_log is not None:
-                self._token_log.rename_files()
-            self._file.close_as(self.run_folder / closed_name(self._file.first_s))
-            file.rename(self.path)
+            file = SegmentFile(self._disk, next_path, first_s=first_s, previous_h=self.previous_h)
+            is_stamped = True
+            self._write_beginning(file, bodies)
+            self._name_files(file)
         except OSError as error:
-            self.num_events, self.num_bytes, self.next_s, self.previous_h = before
             if file is not None:
                 file.remove()
-            if self._token_log is not None:
-                self._token_log.go_back()
+            for side in self._side_files:
+                side.go_back()
             if is_stamped or self.problem:
                 self._fail(error)
             else:
                 # The last segment can go on as it is.
                 self._retry_at_ns = self._clock.monotonic_ns() + MAX_RETRY_NS
             return False
-        closed, self._file = self._file, file
-        closed.close()
-        if self._token_log is not None:
-            self._token_log.go_on()
-        problem, self.problem = self.problem, ""
-        if problem and self._on_problem is not None:
-            missing = f"events {before[2]} to {first_s - 1}"
-            self._on_problem(f"the trace {self.path} is written again; {missing} are not in it: {problem}")
-        self._prune()
+        self._go_on(file)
         return True
+
+    def _write_beginning(self, file: SegmentFile, bodies: Iterator[bytes]) -> None:
+        for body in bodies:
+            if (error := file.write([body])) is not None:
+                raise error
+        file.begin()
+        if self._syncs:
+            for error in (*(side.sync_next() for side in self._side_files), file.sync()):
+                if error is not None:
+                    raise error
+
+    def _name_files(self, file: SegmentFile) -> None:
+        """Name the files of the last segment and of this one, the trace's after those beside it. No file of the last
+        segment is without a name at any moment, nor on a disk that brings names to the medium in any order.
+        """
+        for side in self._side_files:
+            side.name_closed()
+        self._file.close_as(self.run_folder / closed_name(self._file.first_s))
+        self._sync_names()
+        for side in self._side_files:
+            side.name_next()
+        file.rename(self.path)
+
+    def _sync_names(self) -> None:
+        if self._syncs:
+            self._disk.sync_folder(self.run_folder)
+
+    def _go_on(self, file: SegmentFile) -> None:
+        """A segment has begun."""
+        first_missing_s, problem = self.next_s, self.problem
+        closed, self._file, self.problem = self._file, file, ""
+        self._num_closed_events += closed.written.num_lines
+        self._num_closed_bytes += closed.written.num_bytes
+        closed.close()
+        for side in self._side_files:
+            side.go_on()
+        if problem and self._on_problem is not None:
+            missing = f"events {first_missing_s} to {file.first_s - 1}"
+            self._on_problem(f"the trace {self.path} is written again; {missing} are not in it: {problem}")
+        try:
+            self._sync_names()
+        except OSError as error:
+            self._fail(error)
+        self._prune()
 
     def _prune(self) -> None:
         """Leave room for the segment that has just begun."""
@@ -271,18 +359,20 @@ class LogWriter:
 
     def close(self) -> None:
         """Flush, close the file and with it release the lock. A second call does nothing."""
-        if self._file is None:
+        if self._is_closed:
             return
         try:
             self.flush()
+            if self._syncs:
+                self.sync()
             with contextlib.suppress(OSError):
                 self._file.truncate()
         finally:
+            self._is_closed = True
             self._file.close()
-            self._file = None
-            if self._token_log is not None:
+            for side in self._side_files:
                 with contextlib.suppress(OSError):
-                    self._token_log.close()
+                    side.close()
             if not self.num_events:
                 self._remove_run()
 
@@ -302,8 +392,8 @@ class LogWriter:
         """Without a header it cannot be read, and would never be removed."""
         with contextlib.suppress(OSError):
             self._disk.unlink(self.path)
-            if self._token_log is not None:
-                self._token_log.remove()
+            for side in self._side_files:
+                side.remove()
             self._disk.remove_folder(self.run_folder)
 
     def __enter__(self) -> LogWriter:

@@ -1,7 +1,8 @@
 """The recorder: writes the events of each drain, and releases the effects that wait for them.
 
-A `Recorder` writes at once, so effects wait for a slow disk. A `ThreadedRecorder` writes in a thread of its own, and
-effects wait for a limited time; then events are given up, and a `gap` will stand for them.
+A `Recorder` writes at once, so everything waits for a slow disk. A `ThreadedRecorder` writes in a thread of its own,
+which may sync, too. Effects wait there as long as it takes, or for a limited time; then events are given up, and a
+`gap` will stand for them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ class Recorder:
 
 class _Entry(NamedTuple):
     """Lines, those of the token log, and the effect that waits for them. first_s: of the segment that they begin; None
-    if they continue the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock.
+    if they continue the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock. syncs:
+    the log is to be synced after this.
     """
 
     bodies: list[bytes]
@@ -84,14 +86,20 @@ class _Entry(NamedTuple):
     first_s: int | None = None
     has_gap: bool = False
     tokens: Sequence[bytes] = ()
+    syncs: bool = False
 
 
 class ThreadedRecorder(Recorder):
-    """Writes in a thread, all waiting drains at once. Only the writes run there; everything else runs in the loop.
+    """Writes in a thread, all waiting drains at once. Only writes and syncs run there, everything else in the loop.
 
     The thread uses the writer while a write is in flight, the loop at other times. Once the oldest drain that is not
     written is `lag_seconds` old, or more than `lag_bytes` wait for a write to return, all effects are released. Drains
-    that were not being written are lost, and so are those that come before that write has returned.
+    that were not being written are lost, and so are those that come before that write has returned. lag_seconds None:
+    nothing is ever given up, and while more than `lag_bytes` wait, the loop waits, too.
+
+    sync_seconds: 0: each write is synced before its effects are released, and what comes meanwhile goes into the next.
+    Else what is written is synced so much later, for which only those wait that come while it is synced. None: nothing
+    is synced. A sync is a write that may take too long, as any other.
 
     guard: calls an effect, in the loop, and handles what it raises. on_problem: called in the loop when the first event
     is given up. The first `write` is done at once, and raises LogWriteError.
@@ -103,8 +111,9 @@ class ThreadedRecorder(Recorder):
         writer: LogWriter,
         *,
         loop: asyncio.AbstractEventLoop,
-        lag_seconds: float,
+        lag_seconds: float | None,
         lag_bytes: int,
+        sync_seconds: float | None = None,
         on_problem: Callable[[str], None],
         guard: Callable[[Effect], None],
     ) -> None:
@@ -113,6 +122,7 @@ class ThreadedRecorder(Recorder):
         self._loop = loop
         self._lag_seconds = lag_seconds
         self._lag_bytes = lag_bytes
+        self._sync_seconds = sync_seconds
         self._on_problem = on_problem
         self._guard = guard
         self._waiting: list[_Entry] = []
@@ -125,6 +135,8 @@ class ThreadedRecorder(Recorder):
         #: Events have been dropped since.
         self._is_lossy = False
         self._timer: asyncio.TimerHandle | None = None
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._is_sync_due = False
         self._is_closed = False
         self._thread = system.threads.start("eventlm-recorder")
 
@@ -140,7 +152,10 @@ class ThreadedRecorder(Recorder):
             self._num_waiting_bytes += sum(map(len, bodies)) + sum(map(len, tokens))
             self._send()
             if self._num_waiting_bytes > self._lag_bytes:
-                self._give_up(f"more than {self._lag_bytes} bytes waited for the disk")
+                if self._lag_seconds is None:
+                    self.settle()
+                else:
+                    self._give_up(f"more than {self._lag_bytes} bytes waited for the disk")
 
     @property
     def problem(self) -> str:
@@ -172,9 +187,11 @@ class ThreadedRecorder(Recorder):
 
     def settle(self) -> None:
         """Wait, as long as a write may take, until all is written; give up what is not."""
-        until_ns = self._clock.monotonic_ns() + round(self._lag_seconds * 1e9)
+        began_ns = self._clock.monotonic_ns()
         while self._in_flight:
-            left_seconds = max(until_ns - self._clock.monotonic_ns(), 0) / 1e9
+            left_seconds = self._lag_seconds
+            if left_seconds is not None:
+                left_seconds = max(left_seconds - (self._clock.monotonic_ns() - began_ns) / 1e9, 0)
             if not self._has_returned and not self._thread.wait(left_seconds):
                 self._give_up_late()
                 return
@@ -186,31 +203,46 @@ class ThreadedRecorder(Recorder):
             return
         self.settle()
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._sync_timer):
+            if timer is not None:
+                timer.cancel()
         self._thread.run(self.writer.close)
         if not self._in_flight:
             self._thread.wait(self._lag_seconds)
         self._thread.stop()
 
     def _send(self) -> None:
-        """Give all waiting drains to the thread if it is idle."""
-        if self._in_flight or not self._waiting:
+        """Give all waiting drains to the thread if it is idle, or let it sync if that is due."""
+        if self._in_flight:
             return
-        self._in_flight, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
+        if self._is_sync_due:
+            self._is_sync_due = False
+            self._in_flight = [_Entry([], _nothing, self._loop.time(), syncs=True)]
+        elif self._waiting:
+            self._in_flight, self._waiting, self._num_waiting_bytes = self._waiting, [], 0
+            if self._sync_seconds and self._sync_timer is None:
+                due = self._loop.time() + self._sync_seconds
+                self._sync_timer = self._loop.call_at(due, self._guard, self._start_sync)
+        else:
+            return
         self._has_returned = False
         self._thread.run(partial(self._finish_batch, self._in_flight))
         if self._timer is None:
             self._arm_timer()
 
+    def _start_sync(self) -> None:
+        self._sync_timer, self._is_sync_due = None, True
+        self._send()
+
     def _arm_timer(self) -> None:
-        due = self._in_flight[0].since + self._lag_seconds
-        self._timer = self._loop.call_at(due, self._guard, self._check_lag)
+        if self._lag_seconds is not None:
+            due = self._in_flight[0].since + self._lag_seconds
+            self._timer = self._loop.call_at(due, self._guard, self._check_lag)
 
     def _check_lag(self) -> None:
         """There is one timer at a time, and writes do not move it."""
         self._timer = None
-        if not self._in_flight or self._given_up:
+        if self._lag_seconds is None or not self._in_flight or self._given_up:
             return
         if self._loop.time() < self._in_flight[0].since + self._lag_seconds:
             self._arm_timer()
@@ -218,7 +250,7 @@ class ThreadedRecorder(Recorder):
             self._give_up_late()
 
     def _give_up_late(self) -> None:
-        if not self._given_up:
+        if not self._given_up and self._lag_seconds is not None:
             self._give_up(f"a write took longer than {round(1000 * self._lag_seconds)} ms")
 
     def _give_up(self, reason: str) -> None:
@@ -279,6 +311,8 @@ class ThreadedRecorder(Recorder):
             if entry.has_gap == bool(self.writer.problem):
                 self.writer.start_segment(entry.first_s, iter(entry.bodies), is_stamped=True)
         self.writer.flush()
+        if self._sync_seconds == 0 or batch[-1].syncs:
+            self.writer.sync()
 
 
 def _nothing() -> None:

@@ -84,10 +84,8 @@ class TokenLogWriter:
         self._disk = disk
         self._folder = run_folder
         self._key = digest_key
-        self._previous_h = ""
         self._file = SegmentFile(disk, run_folder / TOKENS_NAME, first_s=0)
         self._next: SegmentFile | None = None
-        self._next_h = ""
         self._bodies = [self._start(0)]
 
     def _start(self, first_s: int) -> bytes:
@@ -97,7 +95,7 @@ class TokenLogWriter:
                 format=TOKEN_LOG_FORMAT,
                 run=self._folder.name,
                 digest_key=self._key.hex(),
-                previous_h=self._previous_h,
+                previous_h=self._file.written.last_h,
             )
         )
 
@@ -117,33 +115,42 @@ class TokenLogWriter:
     def flush(self) -> OSError | None:
         """Write all that was appended; what kept that from happening."""
         bodies, self._bodies = self._bodies, []
-        written = self._file.write(bodies, self._previous_h)
-        self._previous_h = written.previous_h
-        return written.error
+        return self._file.write(bodies)
+
+    def sync(self) -> OSError | None:
+        """Return once all that was flushed survives a power failure, or what keeps it from that."""
+        return self._file.sync()
 
     def start_file(self, first_s: int) -> None:
         """Make the file of the segment whose header is event `first_s`. The last one stays in use."""
         self._file.truncate()
         path = self._folder / NEXT_TOKENS_NAME
         self._disk.unlink(path)
-        self._next = SegmentFile(self._disk, path, first_s=first_s)
-        written = self._next.write([self._start(first_s)], self._previous_h)
-        if written.error is not None:
-            raise written.error
+        self._next = SegmentFile(self._disk, path, first_s=first_s, previous_h=self._file.written.last_h)
+        error = self._next.write([self._start(first_s)])
+        if error is not None:
+            raise error
         self._next.begin()
-        self._next_h = written.previous_h
 
-    def rename_files(self) -> None:
-        """Give both files the names that they have once the segment has begun. Done before the trace's are."""
+    def sync_next(self) -> OSError | None:
+        """As `sync`, for the file that was made last."""
         assert self._next is not None
+        return self._next.sync()
+
+    def name_closed(self) -> None:
+        """Give the file in use the name that it has once its segment is closed."""
         self._file.close_as(self._folder / tokens_name(closed_name(self._file.first_s)))
+
+    def name_next(self) -> None:
+        """Give the file that was made last the name of the one in use. Done before the trace's gets its own."""
+        assert self._next is not None
         self._next.rename(self._folder / TOKENS_NAME)
 
     def go_on(self) -> None:
         """The segment has begun: close the file before."""
         assert self._next is not None
         self._file.close()
-        self._file, self._next, self._previous_h = self._next, None, self._next_h
+        self._file, self._next = self._next, None
 
     def go_back(self) -> None:
         """The segment could not be begun. A file that was renamed goes on under its closed name."""

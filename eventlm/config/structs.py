@@ -617,11 +617,18 @@ class RecordConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     record_lag_memory: Annotated[_Size, "with record_lag gap: how much may wait for a write before it is given up"] = (
         "64MiB"
     )
+    record_sync: Annotated[
+        Literal["none", "interval", "group"],
+        "what a power failure may take of the trace; none: what the system has not written by itself; interval: what "
+        "came within record_sync_ms; group: nothing that a client was shown, for which outputs wait for the disk",
+    ] = "none"
+    record_sync_ms: Annotated[int, Meta(ge=10), "with record_sync interval: how often the trace is synced"] = 1000
     recover: Annotated[
         str,
         Meta(extra={"metavar": "memory|DIR"}),
         "what a server's next engine goes on from when this one dies: requests and tokens, kept beside the trace; "
-        "memory: in memory, which survives the process; DIR: in this folder, which survives the machine; empty: nothing",
+        "memory: in memory, which survives the process; DIR: in this folder, which survives the machine; empty: "
+        "nothing",
     ] = ""
     checkpoint_events: Annotated[int, Meta(ge=1), "events between two digests of the state"] = 1000
     validate_every: Annotated[

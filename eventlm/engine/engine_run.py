@@ -29,7 +29,7 @@ from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.setup import EngineSetup, StartedSet, make_header
 from eventlm.events import Event, Header
-from eventlm.metrics.components import RecorderMetrics, TimedCore
+from eventlm.metrics.components import SYNC_BUCKETS_NS, RecorderMetrics, TimedCore
 from eventlm.metrics.histograms import Histogram
 from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
@@ -68,11 +68,12 @@ class ReadySet(NamedTuple):
 
 
 class EngineRun(NamedTuple):
-    """A run under way. Without a record there is no `recorder` and no `folder`."""
+    """A run under way. Without a record there is no `recorder` and no `folder`. sync_time: as of RecorderMetrics."""
 
     engine_core: EngineCore
     recorder: Recorder | None
     folder: Path | None
+    sync_time: Histogram
 
     @classmethod
     def open(cls, run: str, sets: Sequence[ReadySet], parts: RunParts) -> EngineRun:
@@ -84,10 +85,11 @@ class EngineRun(NamedTuple):
         record = config.record
         # Of the digests of steps; only the token log has it too.
         digest_key = parts.system.chance.token_bytes(32)
-        begin = partial(_begin, run, sets, parts, digest_key)
+        sync_time = Histogram.over(SYNC_BUCKETS_NS)
+        begin = partial(_begin, run, sets, parts, digest_key, sync_time)
         if record.folder:
             try:
-                return begin(make_writer(parts.system, record, run, digest_key))
+                return begin(make_writer(parts.system, record, run, digest_key, sync_time.observe))
             except LogWriteError as error:
                 if Path(record.folder) != runs_folder() or record.record_tokens or config.telemetry.otlp_endpoint:
                     raise
@@ -103,10 +105,13 @@ class EngineRun(NamedTuple):
             num_bytes=writer.num_bytes,
             num_events_behind=max(next_s - writer.next_s, 0),
             is_writing=not self.recorder.problem,
+            sync_time=self.sync_time.copy(),
         )
 
 
-def make_writer(system: System, record: RecordConfig, run: str, digest_key: bytes) -> LogWriter:
+def make_writer(
+    system: System, record: RecordConfig, run: str, digest_key: bytes, on_sync: Callable[[int], None] | None = None
+) -> LogWriter:
     """The writer of a run; the key goes into its token log, if it has one. Raises LogWriteError."""
     folder = Path(record.folder)
     return LogWriter(
@@ -117,20 +122,23 @@ def make_writer(system: System, record: RecordConfig, run: str, digest_key: byte
         keep_bytes=memory_bytes(record.record_keep),
         keep_all_runs=folder == runs_folder(),
         digest_key=digest_key if record.record_tokens else b"",
+        syncs=record.record_sync != "none",
+        on_sync=on_sync,
         on_problem=log.warning,
     )
 
 
 def make_recorder(system: System, record: RecordConfig, writer: LogWriter, guard: Callable[[Effect], None]) -> Recorder:
     """The recorder on top of it, of the running loop. `guard`: as of ThreadedRecorder."""
-    if record.record_lag == "wait":
+    if record.record_lag == "wait" and record.record_sync == "none":
         return Recorder(writer)
     return ThreadedRecorder(
         system,
         writer,
         loop=asyncio.get_running_loop(),
-        lag_seconds=record.record_lag_ms / 1000,
+        lag_seconds=None if record.record_lag == "wait" else record.record_lag_ms / 1000,
         lag_bytes=memory_bytes(record.record_lag_memory),
+        sync_seconds={"none": None, "interval": record.record_sync_ms / 1000, "group": 0}[record.record_sync],
         on_problem=log.warning,
         guard=guard,
     )
@@ -141,6 +149,7 @@ def _begin(
     sets: Sequence[ReadySet],
     parts: RunParts,
     digest_key: bytes,
+    sync_time: Histogram,
     writer: LogWriter | None,
 ) -> EngineRun:
     """Make the engine core, which first writes the header."""
@@ -201,7 +210,7 @@ def _begin(
             with contextlib.suppress(LogWriteError):
                 recorder.close()
         raise
-    return EngineRun(engine_core, recorder, folder)
+    return EngineRun(engine_core, recorder, folder, sync_time)
 
 
 def _make_live(

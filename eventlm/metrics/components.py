@@ -18,6 +18,7 @@ from eventlm.metrics.histograms import Histogram, seconds
 from eventlm.system.clock import Clock
 
 SCHEDULING_BUCKETS_NS = seconds(".00001 .000025 .00005 .0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 1")
+SYNC_BUCKETS_NS = seconds(".0001 .00025 .0005 .001 .0025 .005 .01 .025 .05 .1 .25 .5 1 2.5 5 10")
 
 
 #: HTTP requests that have ended: route, method and class of status (`2xx`), how many, and their time in ns.
@@ -44,7 +45,7 @@ class CacheInfo(Struct, frozen=True, kw_only=True):
 
 
 class RecorderMetrics(Struct, frozen=True, kw_only=True):
-    """Bytes that the recorder has written, and events that it has not written yet.
+    """Bytes that the recorder has written, and events that it has not written yet. sync_time: ns to sync the trace.
 
     If a full disk stops it, a `gap` will replace those.
     """
@@ -52,6 +53,7 @@ class RecorderMetrics(Struct, frozen=True, kw_only=True):
     num_bytes: int
     num_events_behind: int
     is_writing: bool
+    sync_time: Histogram
 
 
 class FrontEndMetrics(Struct, frozen=True, kw_only=True):

@@ -270,6 +270,8 @@ FAMILIES: tuple[Family, ...] = (
     _recorder(COUNTER, "eventlm:log_bytes", "Bytes written to the trace.", lambda r: r.num_bytes),
     _recorder(GAUGE, "eventlm:recorder_lag_events", "Events not written to the trace.", lambda r: r.num_events_behind),
     _recorder(GAUGE, "eventlm:recorder_writing", "0 while the trace cannot be written.", lambda r: int(r.is_writing)),
+    _recorder(HISTOGRAM, "eventlm:recorder_sync_time_seconds", "Syncing what was written of the trace.",
+              lambda r: r.sync_time),
     _spans(GAUGE, "eventlm:otlp_up", "1 while the process that exports spans runs.", lambda e: int(e.is_up)),
     _spans(GAUGE, "eventlm:otlp_spans_waiting", "Spans that wait to be sent.", lambda e: e.num_waiting),
     _spans(GAUGE, "eventlm:otlp_lag_events", "Events of which no spans are made yet.", lambda e: e.num_events_behind),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -53,7 +54,9 @@ class WritableFile(Protocol):
     def truncate(self, num_bytes: int) -> None: ...
 
     def sync(self) -> None:
-        """Return once the content survives a power failure."""
+        """Return once the content survives a power failure. After an error, another call would prove nothing: the
+        system has forgotten what it could not bring to the disk.
+        """
         ...
 
     def status(self) -> FileStatus: ...
@@ -126,6 +129,16 @@ class Disk(Protocol):
         """Raises OSError if it is not empty."""
         ...
 
+    def sync_folder(self, path: Path) -> None:
+        """Return once the names in a folder survive a power failure, if its file system can promise that."""
+        ...
+
+
+def sync_path(disk: Disk, folder: Path) -> None:
+    """Return once the names in a folder survive a power failure, and its own and those of the folders above it."""
+    for each in (folder, *folder.absolute().parents):
+        disk.sync_folder(each)
+
 
 class SystemDisk:
     """The host's own. Methods are described at Disk."""
@@ -187,6 +200,21 @@ class SystemDisk:
     def remove_folder(self, path: Path) -> None:
         path.rmdir()
 
+    def sync_folder(self, path: Path) -> None:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except PermissionError:
+            # Names can be made in a folder that cannot be read, but not synced.
+            return
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            # Of a file system that knows no such call, as some over a network.
+            if error.errno != errno.EINVAL:
+                raise
+        finally:
+            os.close(fd)
+
 
 class _ReadableFile(io.BufferedReader):
     def __init__(self, path: Path) -> None:
@@ -223,7 +251,7 @@ class _WritableFile:
         os.ftruncate(self._fd, num_bytes)
 
     def sync(self) -> None:
-        os.fsync(self._fd)
+        os.fdatasync(self._fd)
 
     def status(self) -> FileStatus:
         return _status(os.fstat(self._fd))

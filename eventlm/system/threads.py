@@ -22,8 +22,10 @@ class TaskThread(Protocol):
         """Queue an action, which must not raise."""
         ...
 
-    def wait(self, timeout_seconds: float) -> bool:
-        """Wait until the actions queued so far have returned; False if that takes longer."""
+    def wait(self, timeout_seconds: float | None) -> bool:
+        """Wait until the actions queued so far have returned; False if that takes longer. None: wait as long as it
+        takes.
+        """
         ...
 
     def stop(self) -> None:
@@ -119,7 +121,7 @@ class _TaskThread:
     def run(self, action: Callable[[], None]) -> None:
         self._actions.put(action)
 
-    def wait(self, timeout_seconds: float) -> bool:
+    def wait(self, timeout_seconds: float | None) -> bool:
         is_done = threading.Event()
         self._actions.put(is_done.set)
         return is_done.wait(timeout_seconds)

@@ -47,8 +47,6 @@ class SimulatedTrace:
     def see(self, event: Event) -> None:
         """Take the next event, the header first."""
         if isinstance(event, Header):
-            # The chain of a branch begins with the line of the run that it follows.
-            self._writer.previous_h = event.previous_h
             event = structs.replace(event, run=self._run)
         self._writer.append(encode_body(event))
         self._num_waiting += 1

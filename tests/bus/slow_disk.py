@@ -16,20 +16,27 @@ SECONDS = 60
 
 
 class SlowDisk:
-    """While it hangs, whoever writes waits. hangs: somebody does."""
+    """While it hangs, whoever writes or syncs waits. hangs: somebody does."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.hangs = threading.Event()
         #: How many of the next writes find no room.
         self.num_full = 0
         self.num_writes = 0
+        self.num_syncs = 0
+        #: How many of the next syncs fail.
+        self.num_failing = 0
+        #: Only syncs hang.
+        self.takes_writes = False
         self._answers = threading.Event()
         self._answers.set()
-        self._write = os.write
+        self._write, self._sync = os.write, os.fdatasync
         patch.setattr(os, "write", self.write)
+        patch.setattr(os, "fdatasync", self.sync)
 
-    def hang(self) -> None:
-        """From the next write on."""
+    def hang(self, *, takes_writes: bool = False) -> None:
+        """From the next write or sync on."""
+        self.takes_writes = takes_writes
         self.hangs.clear()
         self._answers.clear()
 
@@ -40,13 +47,26 @@ class SlowDisk:
     def write(self, fd: int, data: bytes) -> int:
         """write(2)."""
         self.num_writes += 1
-        if not self._answers.is_set():
-            self.hangs.set()
-            assert self._answers.wait(SECONDS), "the test never let it answer"
+        if not self.takes_writes:
+            self._wait()
         if self.num_full:
             self.num_full -= 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._write(fd, data)
+
+    def sync(self, fd: int) -> None:
+        """fdatasync(2)."""
+        self.num_syncs += 1
+        self._wait()
+        if self.num_failing:
+            self.num_failing -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self._sync(fd)
+
+    def _wait(self) -> None:
+        if not self._answers.is_set():
+            self.hangs.set()
+            assert self._answers.wait(SECONDS), "the test never let it answer"
 
 
 class Timer:

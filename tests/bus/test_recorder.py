@@ -32,16 +32,26 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 class Run:
     """Writes notes through a recorder, and starts segments as an engine core does. left: drains whose effects left."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(
+        self, folder: Path, *, lag_seconds: float | None = 1.0, sync_seconds: float | None = None, **options: Any
+    ) -> None:
         self.messages: list[str] = []
         self.loop = HandLoop()
-        self.writer = LogWriter(real_system(), folder, "run", on_problem=self.messages.append, **options)
+        self.writer = LogWriter(
+            real_system(),
+            folder,
+            "run",
+            syncs=sync_seconds is not None,
+            on_problem=self.messages.append,
+            **options,
+        )
         self.recorder = ThreadedRecorder(
             real_system(),
             self.writer,
             loop=self.loop,  # type: ignore[arg-type]
-            lag_seconds=1.0,
+            lag_seconds=lag_seconds,
             lag_bytes=LAG_BYTES,
+            sync_seconds=sync_seconds,
             on_problem=self.messages.append,
             guard=lambda effect: effect(),
         )
@@ -358,7 +368,139 @@ def test_a_disk_that_answers_while_the_run_ends_has_its_end(tmp_path: Path, disk
     assert run.all_left()
 
 
+@pytest.mark.parametrize("lag_seconds", [None, SECONDS])
+def test_in_a_group_effects_leave_behind_a_sync_that_began_after_their_write(
+    tmp_path: Path, disk: SlowDisk, lag_seconds: float | None
+) -> None:
+    run = Run(tmp_path, lag_seconds=lag_seconds, sync_seconds=0)
+    num_syncs, num_lines = disk.num_syncs, run.writer.num_events
+    disk.hang(takes_writes=True)
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    # It is written, and waits for its sync; what comes now shares the next one.
+    assert run.writer.num_events == num_lines + 1
+    for _ in range(5):
+        run.note(2)
+    run.loop.sleep(SECONDS - 1)
+    assert run.left == [0]
+    disk.answer()
+    run.loop.turn()
+    assert run.left == [0, 1]
+    run.loop.turn()
+    assert run.all_left()
+    assert disk.num_syncs == num_syncs + 2
+    run.end()
+    assert disk.num_syncs == num_syncs + 3
+    assert run.read() == (list(range(len(run.events))), [], True)
+
+
+def test_who_waits_without_limit_gives_nothing_up_and_keeps_no_more_than_may_wait(
+    tmp_path: Path, disk: SlowDisk
+) -> None:
+    run = Run(tmp_path, lag_seconds=None, sync_seconds=0)
+    settle, waits = run.recorder.settle, threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        settle()
+
+    run.recorder.settle = wait  # type: ignore[method-assign]
+    disk.hang()
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    run.loop.sleep(1e6)
+    run.note()
+    assert run.left == [0]
+    # The loop waits, too.
+    loop = threading.Thread(target=run.note, args=(LAG_BYTES // 100,))
+    loop.start()
+    assert waits.wait(SECONDS)
+    assert run.left == [0]
+    disk.answer()
+    loop.join(SECONDS)
+    assert run.all_left()
+    run.end()
+    assert run.messages == []
+    assert run.read() == (list(range(len(run.events))), [], True)
+
+
+def test_what_takes_too_long_to_sync_is_given_up_like_a_write(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path, sync_seconds=0)
+    disk.hang(takes_writes=True)
+    run.note()
+    assert disk.hangs.wait(SECONDS)
+    run.note()
+    run.loop.sleep(1.01)
+    assert run.all_left()
+    assert run.recorder.problem == "a write took longer than 1000 ms"
+    disk.answer()
+    run.end()
+    assert run.read()[1:] == ([(2, 2)], True)
+
+
+def test_at_an_interval_effects_wait_for_no_sync(tmp_path: Path, disk: SlowDisk) -> None:
+    run = Run(tmp_path, lag_seconds=None, sync_seconds=1)
+    num_syncs = disk.num_syncs
+    run.note()
+    run.loop.turn()
+    run.loop.sleep(0.9)
+    run.note()
+    run.loop.turn()
+    assert run.all_left()
+    assert disk.num_syncs == num_syncs
+    disk.hang()
+    run.loop.sleep(0.1)
+    assert disk.hangs.wait(SECONDS)
+    # This one comes while the log is synced.
+    run.note()
+    assert not run.all_left()
+    disk.answer()
+    run.loop.turn()
+    run.loop.turn()
+    assert run.all_left()
+    assert disk.num_syncs == num_syncs + 1
+    run.loop.sleep(1)
+    run.loop.turn()
+    assert disk.num_syncs == num_syncs + 2
+    # Where nothing is written, there is nothing to sync.
+    num_timers = run.loop.num_timers
+    run.loop.sleep(100)
+    assert run.loop.num_timers == num_timers
+    run.end()
+    assert run.read() == (list(range(len(run.events))), [], True)
+
+
+@pytest.mark.parametrize(("sync_seconds", "first_lost"), [(0, 2), (1, 1)])
+def test_what_a_failed_sync_leaves_is_lost(
+    tmp_path: Path, disk: SlowDisk, sync_seconds: float, first_lost: int
+) -> None:
+    run = Run(tmp_path, sync_seconds=sync_seconds)
+    run.note()
+    run.loop.turn()
+    disk.num_failing = 1
+    run.note(2)
+    run.loop.turn()
+    if sync_seconds:
+        run.loop.sleep(1)
+        run.loop.turn()
+    assert run.all_left()
+    assert run.recorder.problem == "Input/output error"
+    run.note()
+    assert run.all_left()
+    assert run.writer.next_s == first_lost
+    run.end()
+    assert run.all_left()
+    assert run.read()[1:] == ([(first_lost, 4)], True)
+    assert len(run.messages) == 2
+
+
 def test_a_header_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, disk: SlowDisk) -> None:
     disk.num_full = 1 << 30
     with pytest.raises(LogWriteError, match="No space left on device"):
         Run(tmp_path)
+
+
+def test_a_header_that_cannot_be_synced_is_an_error_at_once(tmp_path: Path, disk: SlowDisk) -> None:
+    disk.num_failing = 1
+    with pytest.raises(LogWriteError, match="Input/output error; choose another folder"):
+        Run(tmp_path, sync_seconds=0)

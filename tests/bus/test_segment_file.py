@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bus.segment_file import SegmentFile, Written
+from eventlm.bus.segment_file import Extent, SegmentFile
 from eventlm.events.codec import chain, close_line
 from eventlm.system.disk import SYSTEM_DISK
 
@@ -43,10 +43,12 @@ class FullDisk:
 def test_lines_are_appended_and_chained(tmp_path: Path) -> None:
     file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
     closed, hashes = lines(BODIES)
-    assert file.write(BODIES[:2], "") == Written(2, len(closed[0]) + len(closed[1]), hashes[1], None)
+    assert file.write(BODIES[:2]) is None
+    assert file.written == Extent(2, len(closed[0]) + len(closed[1]), hashes[1])
     file.begin()
     assert file.num_own_bytes == 0
-    assert file.write(BODIES[2:], hashes[1]) == Written(1, len(closed[2]), hashes[2], None)
+    assert file.write(BODIES[2:]) is None
+    assert file.written == Extent(3, sum(map(len, closed)), hashes[2])
     assert file.num_own_bytes == len(closed[2])
     file.close()
     assert (tmp_path / "t").read_bytes() == b"".join(closed)
@@ -78,15 +80,15 @@ def test_of_a_failed_write_the_whole_lines_stay(
     num_kept = num_whole - (more < 0)
     disk = FullDisk(monkeypatch, room)
     file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
-    written = file.write(BODIES, "")
-    assert written.error is not None
-    assert written.error.errno == errno.ENOSPC
+    error = file.write(BODIES)
+    assert error is not None
+    assert error.errno == errno.ENOSPC
     kept = b"".join(closed[:num_kept])
-    assert written[:3] == (num_kept, len(kept), hashes[num_kept - 1] if num_kept else "")
+    assert file.written == (num_kept, len(kept), hashes[num_kept - 1] if num_kept else "")
     assert (tmp_path / "t").read_bytes() == kept
     # And it goes on from there.
     disk.room = 1 << 20
-    assert file.write(BODIES[num_kept:], written.previous_h).error is None
+    assert file.write(BODIES[num_kept:]) is None
     file.close()
     assert (tmp_path / "t").read_bytes() == b"".join(closed)
 
@@ -101,7 +103,8 @@ def test_half_a_line_that_could_not_be_cut_is_cut_later(tmp_path: Path, monkeypa
             raise OSError(errno.EIO, "Input/output error")
 
         patch.setattr("eventlm.system.disk.os.ftruncate", refuse)
-        assert file.write(BODIES, "").num_lines == 1
+        assert file.write(BODIES) is not None
+        assert file.written.num_lines == 1
         assert (tmp_path / "t").stat().st_size == len(closed[0]) + 5
         with pytest.raises(OSError, match="Input/output error"):
             file.truncate()
@@ -119,7 +122,7 @@ def test_a_closed_segment_gets_its_name_once(tmp_path: Path, monkeypatch: pytest
 
         monkeypatch.setattr("eventlm.system.disk.os.link", refuse)
     file = SegmentFile(SYSTEM_DISK, tmp_path / "t", first_s=0)
-    file.write(BODIES, "")
+    file.write(BODIES)
     for _ in range(2):
         file.close_as(tmp_path / "closed")
     assert (tmp_path / "t").exists() == has_links

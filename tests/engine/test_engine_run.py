@@ -31,10 +31,14 @@ def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
 
 
 async def test_a_recorder_waits_for_the_disk_or_has_a_thread(tmp_path: Path) -> None:
-    for record_lag, kind in (("wait", Recorder), ("gap", ThreadedRecorder)):
-        record = RecordConfig(record=str(tmp_path), record_lag=record_lag)
-        recorder = make_recorder(
-            real_system(), record, make_writer(real_system(), record, record_lag, b""), lambda effect: effect()
-        )
+    for lag, sync, kind in (
+        ("wait", "none", Recorder),
+        ("gap", "none", ThreadedRecorder),
+        ("wait", "interval", ThreadedRecorder),
+        ("gap", "group", ThreadedRecorder),
+    ):
+        record = RecordConfig(record=str(tmp_path), record_lag=lag, record_sync=sync)
+        writer = make_writer(real_system(), record, f"{lag} {sync}", b"")
+        recorder = make_recorder(real_system(), record, writer, lambda effect: effect())
         assert type(recorder) is kind
         recorder.close()

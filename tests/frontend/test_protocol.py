@@ -207,7 +207,7 @@ def test_the_engines_figures_come_as_they_were_sent() -> None:
         log=store.snapshot(),
         state="ready",
         scheduling_time=times,
-        recorder=RecorderMetrics(num_bytes=10, num_events_behind=0, is_writing=True),
+        recorder=RecorderMetrics(num_bytes=10, num_events_behind=0, is_writing=True, sync_time=Histogram.over((1,))),
         front_ends=[FrontEndMetrics(index=1, is_up=True, num_restarts=2, cpu_ns=5)],
     )
     message = decode_to_front_end(encode(protocol.call_result(5, metrics)))

@@ -17,7 +17,7 @@ from eventlm.bus.run_list import list_runs
 from eventlm.bus.token_log_reader import open_token_log
 from eventlm.bus.trace_repair import repair
 from eventlm.events import Event, StepCompleted
-from eventlm.system.disk import SYSTEM_DISK, Disk
+from eventlm.system.disk import SYSTEM_DISK, Disk, sync_path
 from eventlm.system.system import real_system
 from tests.simulation import DIGEST_KEY, Simulation
 from tests.world.machine.disk import WorldDisk
@@ -151,6 +151,11 @@ def test_disks_agree(disk: Disk, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"):
         disk.remove_folder(folder)
     disk.rename(folder / "second", tmp_path / "a" / "third")
+    sync_path(disk, folder)
+    with pytest.raises(FileNotFoundError):
+        disk.sync_folder(tmp_path / "none")
+    with pytest.raises(NotADirectoryError):
+        disk.sync_folder(tmp_path / "a" / "third")
     disk.remove_folder(folder)
     assert disk.status(folder) is None
     assert disk.status(tmp_path / "a" / "third" / "below") is None

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.metrics.components import EngineMetrics, FrontEndMetrics, RecorderMetrics
+from eventlm.metrics.histograms import Histogram
 from eventlm.server.dashboard.feed import FeedFailedError, FrameFeed, LiveFrame, Watcher, live_frame
 from tests.processes import PATIENCE_SECONDS, until
 from tests.server.conftest import capture_logs
@@ -168,7 +169,7 @@ async def test_a_bug_ends_it_too_and_is_logged() -> None:
 
 async def test_what_is_not_in_the_log() -> None:
     before = await EngineDouble(spell("")).read_metrics()
-    recorder = RecorderMetrics(num_bytes=5, num_events_behind=7, is_writing=True)
+    recorder = RecorderMetrics(num_bytes=5, num_events_behind=7, is_writing=True, sync_time=Histogram.over(()))
     fronts = [FrontEndMetrics(index=index, is_up=index == 1, num_restarts=0) for index in (1, 2)]
     after = structs.replace(
         before,

@@ -1,8 +1,8 @@
 """The disk of a simulated host, and everything that may go wrong with it.
 
 Each process gets the disk from `WorldDisk.of`. What a process writes survives its end (`crash`), but not that of the
-machine (`reboot`), unless `sync` has brought the contents to the medium. No call syncs a folder: names are safe only
-after `write_back`, which the world calls every so often, as a kernel would.
+machine (`reboot`), unless `sync` has brought the contents to the medium, and `sync_folder` the names. `write_back`
+does both for everything; the world calls it every so often, as a kernel would.
 """
 
 from __future__ import annotations
@@ -301,6 +301,14 @@ class ProcessDisk:
         with self._call("remove_folder", path) as call:
             call.check_change(path)
             self._tree.remove_folder(path)
+
+    def sync_folder(self, path: Path) -> None:
+        with self._call("sync_folder", path) as call:
+            folder = self._tree.find_folder(path)
+            call.check_writable(path)
+            if call.happens("error of sync_folder", self._disk.faults.sync_errors):
+                raise error_of(errno.EIO)
+            self._tree.sync_folder(folder)
 
 
 class _OpenFile:

@@ -290,6 +290,19 @@ class FileTree:
         for file in self.files():
             file.persist(keep_all)
 
+    def sync_folder(self, folder: Folder) -> None:
+        """Bring the pending names in a folder to the medium, with what a change of them has to come after."""
+        names, kept = set[tuple[int, str]](), []
+        for change in reversed(self._pending):
+            own = {(entry.folder.number, entry.name) for entry in change}
+            is_kept = any(number == folder.number for number, _ in own) or not names.isdisjoint(own)
+            names |= own if is_kept else set()
+            kept.append(is_kept)
+        pending = [*zip(self._pending, reversed(kept), strict=True)]
+        self._pending = [change for change, is_kept in pending if is_kept]
+        self._persist_names(keep_all)
+        self._pending = [change for change, is_kept in pending if not is_kept]
+
     def reboot(self, keep_names: Keep, keep_pages: Keep) -> None:
         """Lose all pending changes and pages that are not kept."""
         self._persist_names(keep_names)

@@ -104,11 +104,11 @@ class WorldThread:
         self._busy_until_ns = world.now_ns + busy_ns
         self._process.in_thread(self._act, busy_ns)
 
-    def wait(self, timeout_seconds: float) -> bool:
+    def wait(self, timeout_seconds: float | None) -> bool:
         """As TaskThread.wait. The time spent waiting blocks the whole process."""
         process = self._process
         left_ns = max(self._busy_until_ns - process.world.now_ns, 0) if self._actions else 0
-        if left_ns > timeout_seconds * 1e9:
+        if timeout_seconds is not None and left_ns > timeout_seconds * 1e9:
             process.spent_ns += round(timeout_seconds * 1e9)
             return False
         process.spent_ns += left_ns

@@ -68,6 +68,7 @@ class Operations:
             *2 * [("rename", lambda: disk.rename(path, other))],
             ("unlink", lambda: disk.unlink(path)),
             ("remove_folder", lambda: disk.remove_folder(path)),
+            ("sync_folder", lambda: disk.sync_folder(path)),
             ("same", lambda: self._are_same(path, other)),
         ]
         if self._files and rng.random() < 0.5:
@@ -187,6 +188,21 @@ def test_a_path_may_lead_through_40_links(disk: Disk, tmp_path: Path) -> None:
         disk.list(tmp_path / "41")
 
 
+def test_a_synced_folder_keeps_its_names_and_what_they_come_after() -> None:
+    disk = WorldDisk()
+    own = disk.of("engine")
+    for name in "ab":
+        own.make_folder(Path("/", name))
+    disk.write_back()
+    for name in ("/a/1", "/a/2", "/b/4"):
+        own.create(Path(name)).close()
+    own.rename(Path("/a/1"), Path("/b/3"))
+    own.rename(Path("/a/2"), Path("/a/5"))
+    own.sync_folder(Path("/b"))
+    disk.tree.reboot(lambda number: [False] * number, lambda number: [False] * number)
+    assert (own.list(Path("/a")), own.list(Path("/b"))) == ([], ["4", "3"])
+
+
 def history(seed: int, left_out: set[tuple[str, int]] | None = None) -> tuple[list[tuple[str, int]], str]:
     """Run two processes with all faults on. Returns the faults that struck, and a digest of everything seen."""
     world = Drawn(seed)
@@ -214,7 +230,7 @@ def test_each_fault_happens_and_is_counted() -> None:
     happened = {what for seed in range(6) for what, _ in history(seed)[0]}
     changes = ["create", "link", "make_folder", "make_folders", "rename", "remove_folder", "symlink", "truncate"]
     changes += ["unlink", "write"]
-    assert happened >= {f"error of {name}" for name in [*changes, "sync"]}
+    assert happened >= {f"error of {name}" for name in [*changes, "sync", "sync_folder"]}
     assert happened >= {f"slow {name}" for name in [*changes, "open", "list", "read", "close", "sync", "status"]}
     assert happened >= {"bit rot", "full", "lost names", "lost pages", "no links", "read-only", "short write"}
     assert any(what.startswith("no room to ") for what in happened)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.log_writer import LogWriteError, LogWriter
+from eventlm.bus.run_folder import LATEST_NAME
 from eventlm.errors import ExitCode, TraceCorruptError, UsageError
 from eventlm.events import Event
 from eventlm.events.codec import encode_body
@@ -52,9 +55,9 @@ def read(disk: Disk) -> tuple[list[Event], str]:
         return found, "nothing"
 
 
-def record(disk: Disk, on_flush: Callable[[NotedRun], None]) -> None:
+def record(disk: Disk, on_flush: Callable[[NotedRun], None], **options: Any) -> None:
     """Record three segments."""
-    run = NotedRun(FOLDER, system=system_of(disk))
+    run = NotedRun(FOLDER, system=system_of(disk), **options)
     on_flush(run)
     for number in range(1, 7):
         run.note(3)
@@ -145,15 +148,75 @@ def test_after_a_reboot_a_run_in_segments_has_only_what_was_written() -> None:
     assert ends >= {(False, "nothing"), (False, "damaged"), (False, "killed"), (True, "killed")}
 
 
-def test_once_faults_stop_a_trace_is_whole_and_its_gaps_are_what_it_lacks() -> None:
+@pytest.mark.parametrize("has_links", [True, False])
+def test_after_a_reboot_at_any_call_a_trace_has_what_was_synced(has_links: bool) -> None:
+    whole: list[Event] = []
+    record(WorldDisk().of("engine"), lambda run: whole.extend(run.events[len(whole) :]))
+    num_lossy = 0
+    for when, seed in itertools.product(("before", "halfway", "after"), range(3)):
+        for call in range(1, 200):
+            disk, synced = WorldDisk(Mortal(1000 * seed + call, call, when)), [0]
+            disk.faults = DiskFaults(has_links=has_links)
+
+            def sync(run: NotedRun, synced: list[int] = synced) -> None:
+                run.writer.sync()
+                synced.append(len(run.events))
+
+            with contextlib.suppress(Killed):
+                record(disk.of("engine"), sync, syncs=True, digest_key=bytes(32))
+                break
+            disk.reboot()
+            found, end = read(disk.of("reader"))
+            assert found[: len(whole)] == whole[: len(found)], (when, call)
+            assert len(found) >= synced[-1], (when, call, end)
+            if synced[-1]:
+                assert disk.of("reader").resolve(FOLDER / LATEST_NAME) == FOLDER / "run"
+                assert any(name.startswith("tokens") for name in disk.of("reader").list(FOLDER / "run"))
+            num_lossy += disk.surroundings.faults["lost pages"] + disk.surroundings.faults["lost names"]
+        assert 60 < call < 199
+    assert num_lossy > 100
+
+
+def test_what_a_failed_sync_leaves_is_cut_off_and_a_gap_names_it() -> None:
+    disk, clock = WorldDisk(), HandClock()
+    run = NotedRun(FOLDER, system=system_of(disk.of("engine"))._replace(clock=clock), syncs=True)
+    run.note(2)
+    run.writer.sync()
+    run.note(3)
+    disk.surroundings.draw = lambda what, number: 0  # type: ignore[method-assign]
+    disk.faults = DiskFaults(sync_errors=1)
+    run.writer.sync()
+    disk.faults = DiskFaults()
+    assert run.writer.problem == "Input/output error"
+    assert run.writer.next_s == 3
+    num_calls = disk._num_calls["sync"]
+    run.note()
+    run.writer.sync()
+    clock.now_ns += 1_000_000_000
+    assert run.turn()
+    # The file is not synced again, only that of the new segment.
+    assert disk._num_calls["sync"] == num_calls + 1
+    run.end()
+    disk.reboot()
+    with LogReader(FOLDER / "run", disk=disk.of("reader"), strict=True) as reader:
+        assert [line.event() for line in reader] == [*run.events[:3], *run.events[7:]]
+        assert [(gap.first, gap.last) for gap in reader.gaps] == [(3, 6)]
+    assert len(run.problems) == 2
+
+
+@pytest.mark.parametrize("syncs", [False, True])
+def test_once_faults_stop_a_trace_is_whole_and_its_gaps_are_what_it_lacks(syncs: bool) -> None:
     happened, num_missing = set(), 0
     for seed in range(60):
         world = Drawn(seed)
         disk, clock = WorldDisk(world), HandClock()
-        run = NotedRun(FOLDER, system=real_system()._replace(disk=disk.of("engine"), clock=clock), segment_bytes=900)
+        system = real_system()._replace(disk=disk.of("engine"), clock=clock)
+        run = NotedRun(FOLDER, system=system, segment_bytes=900, syncs=syncs)
         disk.faults = ALL_FAULTS._replace(bit_rot=0, has_links=seed % 2 == 0, capacity=6000 if seed % 3 else None)
         for _ in range(40):
             run.note(2)
+            if syncs:
+                run.writer.sync()
             clock.now_ns += 500_000_000
             if run.writer.segment_due:
                 run.turn()
@@ -163,6 +226,8 @@ def test_once_faults_stop_a_trace_is_whole_and_its_gaps_are_what_it_lacks() -> N
             assert run.turn()
         run.end()
         assert disk.open_files("engine") == []
+        if syncs:
+            disk.reboot()
         with LogReader(FOLDER / "run", disk=disk.of("reader"), strict=True) as reader:
             found = [line.event() for line in reader]
             assert reader.clean_end
@@ -173,3 +238,4 @@ def test_once_faults_stop_a_trace_is_whole_and_its_gaps_are_what_it_lacks() -> N
     assert num_missing > 100
     assert happened >= {"full", "no links", "short write", *(f"error of {name}" for name in ("write", "truncate"))}
     assert happened >= {f"error of {name}" for name in ("create", "rename", "unlink")}
+    assert not syncs or happened >= {"error of sync", "error of sync_folder"}
