@@ -33,9 +33,11 @@ from eventlm.events import (
     PolicySwapped,
     PredictorSwapped,
     Preempted,
+    Recovered,
     Resumed,
 )
 from eventlm.replay.simulate.clock import VirtualClock
+from eventlm.worker.fake.tokens import draw
 from eventlm.worker.protocol import StepPayload, decode_to_worker, encode
 from tests.bounds import EvictionBounds
 from tests.virtual_backend import VirtualBackend, VirtualForwarder
@@ -157,6 +159,7 @@ class Simulation:
         check_every: int = 1,
         records_tokens: bool = False,
     ) -> None:
+        self.seed = seed
         self.rng = random.Random(seed)
         self.machine = machine or draw_machine(self.rng, seed)
         if max_queue_len is not None:
@@ -268,6 +271,17 @@ class Simulation:
             self.at(rng.randint(0, last_ns + 1), worker.kill)
         if self.chaos.kills:
             self._plan_swaps(last_ns)
+        for number in range(self.chaos.recoveries):
+            # Nothing else that is drawn depends on it.
+            due_ns = draw("recovery", self.seed, number) % (last_ns + 1)
+            self.at(due_ns, self.recover)
+
+    def recover(self) -> None:
+        """The engine dies, and with it all that it has under way. Another one goes on, and its workers come later."""
+        self.engine_core.put_fact(Recovered(reason="killed", down_ns=MILLISECOND))
+        for worker in self.workers:
+            worker.orphan()
+            self.after(draw("restart", self.seed, worker.replica) % 20 * MILLISECOND, worker.start)
 
     def _plan_swaps(self, last_ns: int) -> None:
         rng, engine_core = self.rng, self.engine_core

@@ -101,6 +101,12 @@ class VirtualBackend:
         )
         self.simulation.after(self.simulation.rng.randint(1, 60) * MILLISECOND, self.start)
 
+    def orphan(self) -> None:
+        """Its engine is gone."""
+        self.is_up = False
+        self._running.clear()
+        self._waiting.clear()
+
     def forward(self, forwarded: Forwarded, answer: Answer, prompt_tokens: int) -> None:
         """Take a request."""
         rng, traits = self.simulation.rng, self.traits

@@ -112,6 +112,11 @@ class VirtualWorker:
             in_hand = [step for step, start_ns, end_ns in self._in_hand[stage] if start_ns <= now_ns < end_ns]
             self.report_lost(self.epoch, *in_hand)
 
+    def orphan(self) -> None:
+        """Its engine is gone."""
+        self.runner = None
+        self.is_heard = False
+
     def _lost_rank(self, epoch: int) -> int:
         """Which rank dies in an epoch. It is no business of what else is drawn."""
         return draw("rank", self.replica, epoch) % self.layout.num_ranks

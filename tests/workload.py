@@ -91,6 +91,8 @@ class Chaos(NamedTuple):
     bad_grammars: float = 0.2
     text_ends: float = 0.4
     max_text_delay_ns: int = 5 * 4 * MILLISECOND
+    #: How often the engine dies, and another one goes on with the run.
+    recoveries: int = 0
     #: Chance of a sequence that kills every worker, in parts per million.
     poison_ppm: int = 8_000
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from eventlm.config import CoreConfig
-from eventlm.core import forwarding, scheduler, sequence_manager, worker_facts
+from eventlm.core import forwarding, recovery, scheduler, sequence_manager, worker_facts
 from eventlm.core.predictor import Predictor
 from eventlm.core.state import snapshot
 from eventlm.core.state.core_state import CoreState, replica_of
@@ -36,6 +36,7 @@ from eventlm.events import (
     Paused,
     PolicySwapped,
     PredictorSwapped,
+    Recovered,
     Resumed,
     StepCompleted,
     Streamed,
@@ -193,6 +194,7 @@ _HANDLERS: dict[type[Fact], Callable[[CoreState, Any], None]] = {
     WorkerUp: worker_facts.worker_up,
     WorkerLost: worker_facts.worker_lost,
     Desynced: worker_facts.worker_lost,
+    Recovered: recovery.recover,
     TimerDue: _timers_due,
     PredictorSwapped: _swap_predictor,
     PolicySwapped: worker_facts.swap_policy,

@@ -141,8 +141,11 @@ def backend_down(state: CoreState, fact: BackendDown) -> None:
     if fact.epoch < replica.epoch:
         return
     replica.epoch = fact.epoch
-    if not replica.up:
-        return
+    if replica.up:
+        _stop(state, replica)
+
+
+def _stop(state: CoreState, replica: Replica) -> None:
     replica.stop_worker()
     replicaset = state.set_of(replica)
     # Whoever avoided another server may have no choice now.
@@ -222,31 +225,35 @@ def forward_failed(state: CoreState, fact: ForwardFailed) -> None:
         _retry_or_end(state, sequence, attempts, fact)
 
 
-def _retry_or_end(state: CoreState, sequence: Sequence, attempts: Attempts, fact: ForwardFailed) -> None:
-    replicaset, replica = state.set_of(sequence), state.replicas[sequence.replica]
+def lose_attempts(state: CoreState, replicaset: Replicaset) -> None:
+    """The engine that sent all requests is gone. No server of the set is known to be up, and no attempt has failed.
+
+    Each sequence may be sent again at once. Whether a server can go on from what was shown turns out then.
+    """
     forwards = _forwards(replicaset)
-    is_alone = len(replicaset.tally.ups) == int(replica.up)
-    asked_ns = fact.retry_after_ns if is_alone else 0
-    due_ns = state.now_ns + asked_ns + _backoff_ns(forwards, sequence, attempts.number)
-    deadline_ns = sequence.arrival.scheduling.deadline_ns and _deadline_ns(sequence)
-    has_tokens = sequence.num_output_tokens > 0
-    if (
-        fact.kind == "refused"
-        or asked_ns > MOST_BACKOFF_NS
-        or attempts.number >= forwards.config.max_attempts
-        or (has_tokens and not fact.can_continue)
-        or (not has_tokens and 0 < deadline_ns <= due_ns)
-        or not forwards.pay()
-    ):
-        finish(state, sequence, "error", sequence.num_output_tokens)
-        return
+    for replica in replicaset.replicas:
+        if replica.up:
+            _stop(state, replica)
+    for identity, attempts in forwards.attempts.items():
+        if not attempts.current:
+            continue
+        sequence = state.requests[identity.request].sequences[identity.index]
+        attempts.lost += 1
+        if attempts.hedge:
+            attempts.lost += 1
+            end_hedge(state, attempts)
+        _wait_again(state, sequence, attempts, due_ns=state.now_ns)
+        replicaset.unrouted[identity] = sequence
+
+
+def _wait_again(state: CoreState, sequence: Sequence, attempts: Attempts, *, due_ns: int) -> None:
+    """No attempt of a sequence is under way any more. It may be sent again from `due_ns` on."""
+    replica = state.replicas[sequence.replica]
     replica.vacate(sequence)
     sequence.transition(State.WAITING)
-    replicaset.num_waiting += 1
-    attempts.current, attempts.avoided, attempts.due_ns = 0, replica.index, due_ns
+    state.set_of(sequence).num_waiting += 1
+    attempts.current = 0
     sequence.home = sequence.replica = -1
-    forwards.resting[sequence.id] = sequence
-    heappush(state.retries, (due_ns, *sequence.id, attempts.number))
     state.touch(sequence)
     state.decide(
         RetrySet,
@@ -256,6 +263,30 @@ def _retry_or_end(state: CoreState, sequence: Sequence, attempts: Attempts, fact
         attempt=attempts.number,
         due_ns=due_ns,
     )
+
+
+def _retry_or_end(state: CoreState, sequence: Sequence, attempts: Attempts, fact: ForwardFailed) -> None:
+    replicaset, replica = state.set_of(sequence), state.replicas[sequence.replica]
+    forwards = _forwards(replicaset)
+    is_alone = len(replicaset.tally.ups) == int(replica.up)
+    asked_ns = fact.retry_after_ns if is_alone else 0
+    due_ns = state.now_ns + asked_ns + _backoff_ns(forwards, sequence, attempts.num_failed)
+    deadline_ns = sequence.arrival.scheduling.deadline_ns and _deadline_ns(sequence)
+    has_tokens = sequence.num_output_tokens > 0
+    if (
+        fact.kind == "refused"
+        or asked_ns > MOST_BACKOFF_NS
+        or attempts.num_failed >= forwards.config.max_attempts
+        or (has_tokens and not fact.can_continue)
+        or (not has_tokens and 0 < deadline_ns <= due_ns)
+        or not forwards.pay()
+    ):
+        finish(state, sequence, "error", sequence.num_output_tokens)
+        return
+    attempts.avoided, attempts.due_ns = replica.index, due_ns
+    forwards.resting[sequence.id] = sequence
+    heappush(state.retries, (due_ns, *sequence.id, attempts.number))
+    _wait_again(state, sequence, attempts, due_ns=due_ns)
 
 
 def _backoff_ns(forwards: Forwards, sequence: Sequence, num_failed: int) -> int:

@@ -35,11 +35,13 @@ MAX_STEPS_COUNTED = 1 << 17
 
 
 def accuse(state: CoreState, replica: Replica, *, crashed: bool, step: int = -1) -> list[Sequence]:
-    """Count the loss of a worker with steps in flight against the rows of one of them; returns the sequences that must
-    end, in order of their rows.
+    """Count the loss of a worker against the rows of one of its steps in flight; nothing if it has none. Returns the
+    sequences that must end, in order of their rows.
 
     step: the one that the worker had in hand; where it is not in flight, the oldest.
     """
+    if not replica.in_flight:
+        return []
     weight = 2 if crashed else 1
     replicaset = state.set_of(replica)
     losses = replicaset.losses

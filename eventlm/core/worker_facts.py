@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from eventlm.core.plugin_calls import ask_policy
 from eventlm.core.poison_requests import accuse
 from eventlm.core.preemption import preempt
@@ -23,7 +25,7 @@ def worker_up(state: CoreState, fact: WorkerUp) -> None:
     if fact.epoch <= replica.epoch:
         return
     if replica.up:
-        _lose(state, replica, crashed=False)
+        lose(state, replica, accuse(state, replica, crashed=False))
     replica.start_worker(fact.epoch)
 
 
@@ -40,12 +42,13 @@ def worker_lost(state: CoreState, fact: WorkerLost | Desynced) -> None:
     if replica.up:
         # One process has its oldest step in hand.
         step = -1 if fact.rank < 0 else fact.step
-        _lose(state, replica, crashed=isinstance(fact, WorkerLost) and fact.crashed, step=step)
+        crashed = isinstance(fact, WorkerLost) and fact.crashed
+        lose(state, replica, accuse(state, replica, crashed=crashed, step=step))
 
 
-def _lose(state: CoreState, replica: Replica, *, crashed: bool, step: int = -1) -> None:
+def lose(state: CoreState, replica: Replica, condemned: Iterable[Sequence] = ()) -> None:
+    """A replica's worker is gone: all that it had waits for another one. condemned: those that end with it."""
     replicaset = state.set_of(replica)
-    condemned = accuse(state, replica, crashed=crashed, step=step) if replica.in_flight else []
     homeless = [sequence for sequence in replica.lose_worker() if sequence.state is State.WAITING]
     for sequence in homeless:
         _clear_flight(sequence)

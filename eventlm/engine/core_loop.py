@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from msgspec import structs
 
 from eventlm.core.core import Core
-from eventlm.events import Checkpoint, Decision, Desynced, Fact, Marker, TimerDue, WorkerLost, WorkerUp
+from eventlm.events import Checkpoint, Decision, Desynced, Fact, Marker, Recovered, TimerDue, WorkerLost, WorkerUp
 
 #: Makes facts just before they are stamped, so that they can depend on what earlier facts of the tick did. Gets the
 #: position of the first of them and the time of the tick, and makes at least one.
@@ -33,8 +33,8 @@ class Shell(NamedTuple):
     """What surrounds the core, in the order of the log.
 
     fact: called before a fact is applied. worker_changed: called after a fact about a replica's worker, with its
-    decisions. decision: carries out a decision. marker: takes a stamped marker. drained: called at the end of a tick,
-    where markers may follow.
+    decisions; after `recovered` for each replica, without. decision: carries out a decision. marker: takes a stamped
+    marker. drained: called at the end of a tick, where markers may follow.
     """
 
     fact: Callable[[Fact], None]
@@ -129,6 +129,9 @@ class CoreLoop:
         decisions = self.core.apply(stamped)
         if isinstance(stamped, _OF_WORKERS):
             shell.worker_changed(stamped.replica, decisions)
+        elif isinstance(stamped, Recovered):
+            for replica in self.core.state.replicas:
+                shell.worker_changed(replica.index, [])
         for decision in decisions:
             shell.decision(decision)
 

@@ -116,6 +116,18 @@ class Desynced(Fact, frozen=True, kw_only=True, tag="desync"):
     rank: int = -1
 
 
+class Recovered(Fact, frozen=True, kw_only=True, tag="recovered"):
+    """Another engine goes on with the run of one that died. All workers are lost with their caches and steps, and all
+    requests to other servers; no sequence is to blame.
+
+    reason: why the engine before it ended, as far as that is known, such as `killed` or `reboot`. down_ns: for how long
+    there was none, until this fact.
+    """
+
+    reason: str = ""
+    down_ns: int = 0
+
+
 class TimerDue(Fact, frozen=True, kw_only=True, tag="timer"):
     """The clock has passed `due_ns`. All timers up to that time fire."""
 

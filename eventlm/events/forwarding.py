@@ -114,7 +114,7 @@ class Relayed(Decision, frozen=True, kw_only=True, tag="relay"):
 
 
 class RetrySet(Decision, frozen=True, kw_only=True, tag="retry"):
-    """Attempt `attempt` has failed, and the sequence may be sent again from `due_ns` on."""
+    """Attempt `attempt` has failed, or is lost with its engine. The sequence may be sent again from `due_ns` on."""
 
     request: int
     index: int

@@ -24,6 +24,7 @@ from eventlm.events import (
     Header,
     Launched,
     Preempted,
+    Recovered,
     Routed,
     StepCompleted,
     WorkerLost,
@@ -144,6 +145,16 @@ class Rig:
         """A worker is lost, and its steps with it."""
         self.flying[replica].clear()
         return self.feed(WorkerLost(replica=replica, epoch=epoch))
+
+    def recover(self) -> list[Decision]:
+        """Another engine goes on: all workers are lost."""
+        for steps in self.flying.values():
+            steps.clear()
+        return self.feed(Recovered(reason="killed", down_ns=1))
+
+    def start_workers(self) -> list[Decision]:
+        """Each replica has another worker."""
+        return self.feed(*(WorkerUp(replica=each.index, epoch=each.epoch + 1) for each in self.state.replicas))
 
     def finish_all(self, max_steps: int = 1000) -> None:
         """Complete steps until nothing is in flight. Raises AssertionError if that takes more than `max_steps`."""

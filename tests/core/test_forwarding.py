@@ -25,6 +25,7 @@ from eventlm.events import (
     ForwardEnded,
     ForwardFailed,
     Paused,
+    Recovered,
     RetrySet,
     Streamed,
     TimerDue,
@@ -38,6 +39,7 @@ from tests.core.rig import MILLISECOND, Rig, arrival
 
 SECOND = 1000 * MILLISECOND
 Name = tuple[int, int, int]
+ACTIONS = ("arrive", "arrive", "stream", "stream", "end", "fail", "cancel", "down", "up", "state", "recover")
 
 
 class Backends(Rig):
@@ -56,6 +58,8 @@ class Backends(Rig):
 
     def feed(self, *facts: Fact, at: int = 0) -> list[Decision]:
         for fact in facts:
+            if isinstance(fact, Recovered):
+                self.under_way.clear()
             if isinstance(fact, ForwardEnded | ForwardFailed):
                 self.under_way.pop((fact.request, fact.index, fact.attempt), None)
         super().feed(*facts, at=at)
@@ -495,9 +499,9 @@ def test_random_troubles_lose_and_double_nothing(seed: int) -> None:
     shown: dict[tuple[int, int], int] = {}
     arrived: dict[int, Arrived] = {}
     due_ns: dict[tuple[int, int], int] = {}
-    num_forwards = num_more = 0
+    num_forwards = num_more = num_lost = 0
     for turn in range(300):
-        action = chance.choice(["arrive", "arrive", "stream", "stream", "end", "fail", "cancel", "down", "up", "state"])
+        action = chance.choice(ACTIONS)
         name = chance.choice(sorted(rig.under_way)) if rig.under_way else None
         if turn > 250 and name is not None:
             action = "end"
@@ -550,6 +554,14 @@ def test_random_troubles_lose_and_double_nothing(seed: int) -> None:
             else:
                 epochs[replica] += 1
                 rig.feed(rig.up(replica, epoch=epochs[replica], limit=chance.choice([0, 1, 3])))
+        elif action == "recover" and chance.random() < 0.3:
+            lost = {(request, index) for request, index, _ in rig.under_way}
+            balance_ppm = rig.state.replicasets[0].forwards.balance_ppm
+            rig.recover()
+            assert {(each.request, each.index) for each in rig.of(RetrySet)} == lost
+            assert rig.state.replicasets[0].forwards.balance_ppm == balance_ppm
+            num_lost += len(lost)
+            due_ns |= dict.fromkeys(lost, rig.now_ns)
         elif action == "state":
             replica = chance.randrange(len(epochs))
             rig.feed(BackendState(replica=replica, epoch=epochs[replica], waiting=chance.randint(-1, 2)))
@@ -566,7 +578,7 @@ def test_random_troubles_lose_and_double_nothing(seed: int) -> None:
                     not deadline_ns or shown.get(identity) or rig.now_ns <= arrived[forwarded.request].ts + 2 * SECOND
                 )
         rig.last = []
-        assert num_more <= 10 + num_forwards * forwards.retry_share_ppm // 1_000_000
+        assert num_more <= 10 + num_lost + num_forwards * forwards.retry_share_ppm // 1_000_000
         _check_restored(rig)
     ended = [(request, index) for request, index, *_ in rig.finished()]
     assert len(ended) == len(set(ended))

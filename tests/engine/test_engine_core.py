@@ -32,6 +32,7 @@ from eventlm.events import (
     Finished,
     Header,
     Launched,
+    Recovered,
     Rejected,
     StepCompleted,
     WorkerLost,
@@ -235,6 +236,25 @@ def test_the_results_of_a_lost_worker_mean_nothing() -> None:
     rig.complete([[66]])
     rig.engine_core.drain(30)
     assert rig.outputs == []
+    rig.complete([[7]])
+    rig.engine_core.drain(40)
+    assert rig.outputs == [TokensOutput(0, 0, [7])]
+
+
+def test_an_engine_that_goes_on_has_no_workers_and_ships_all_again() -> None:
+    rig = Rig()
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=1))
+    rig.submit(request(2))
+    rig.engine_core.drain(10)
+    rig.engine_core.put_fact(Recovered(reason="killed"))
+    rig.engine_core.drain(20)
+    before = len(rig.launches)
+    rig.complete([[65]])
+    rig.engine_core.put_fact(WorkerUp(replica=0, epoch=2))
+    rig.engine_core.drain(30)
+    assert rig.outputs == []
+    assert [len(payload.new) for payload in rig.payloads[before - 1 :]] == [1, 0]
+    del rig.launches[: before - 1], rig.payloads[: before - 1]
     rig.complete([[7]])
     rig.engine_core.drain(40)
     assert rig.outputs == [TokensOutput(0, 0, [7])]

@@ -95,9 +95,9 @@ class BackendCapacity(Struct):
 
 class Attempts(Struct):
     """The attempts of one sequence. number: how many there were. current: the one that its residency stands for; 0:
-    none, it waits. sent, sent_ns: position in the log, and time, of that one. hedge, hedge_replica, hedge_sent,
-    hedge_sent_ns: a second one that is under way elsewhere. avoided: where the last one failed, -1: nowhere. due_ns:
-    when it may be sent again after that.
+    none, it waits. lost: how many ended because their engine did. sent, sent_ns: position in the log, and time, of that
+    one. hedge, hedge_replica, hedge_sent, hedge_sent_ns: a second one that is under way elsewhere. avoided: where the
+    last one failed, -1: nowhere. due_ns: when it may be sent again after that.
     """
 
     number: int = 0
@@ -110,6 +110,12 @@ class Attempts(Struct):
     hedge_sent_ns: int = 0
     avoided: int = -1
     due_ns: int = 0
+    lost: int = 0
+
+    @property
+    def num_failed(self) -> int:
+        """How many there were, less those that nobody is to blame for."""
+        return self.number - self.lost
 
 
 class Forwards:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from eventlm.config import CoreConfig
 from eventlm.core.predictor import Predictor
@@ -19,6 +19,13 @@ from eventlm.events import Arrived, Decision
 from eventlm.types import SequenceId
 
 D = TypeVar("D", bound=Decision)
+
+
+class Recoveries(NamedTuple):
+    """How many recoveries in a row found a sequence without a new token, and how many tokens it had."""
+
+    in_a_row: int
+    num_tokens: int
 
 
 class CoreState:
@@ -52,6 +59,8 @@ class CoreState:
         #: Facts of one drain share a time; only its last is marked.
         self.drain_open = False
         self.requests: dict[int, AdmittedRequest] = {}
+        #: Of live sequences that the latest recovery found (see `eventlm.core.recovery`), or one before it.
+        self.recoveries: dict[SequenceId, Recoveries] = {}
         #: Members of a group that is not complete yet.
         self.group: list[Arrived] = []
         #: (due_ns, request), earliest first.
@@ -117,6 +126,7 @@ class CoreState:
         self.sequences_digest -= sequence.contribution
         sequence.contribution = 0
         self.touched.pop(sequence.id, None)
+        self.recoveries.pop(sequence.id, None)
 
     def add_timer(self, due_ns: int, request: int) -> None:
         """Put a timer on the heap."""
@@ -171,14 +181,16 @@ class CoreState:
             for each in sets
             for value in (each.policy_name, each.policy_generation, *each.predictor.coefficients())
         ]
+        recoveries = [(*identity, *each) for identity, each in self.recoveries.items()]
         return {
             "queue": to_hex(combine([*queues, unrouted, suspects, *counts])),
             "sequences": to_hex(self.sequences_digest),
             "replicas": to_hex(combine([*(replica.summary() for replica in self.replicas), *losses])),
             "blocks": to_hex(combine(to_hex(replica.pool.digest) for replica in self.replicas)),
-            # Traces of other models have no such digest.
+            # Traces of other models have no such digest. The same goes for those that follow.
             **({"states": to_hex(combine(states))} if states else {}),
             **({"forwards": self._forwards_digest()} if any(each.forwards is not None for each in sets) else {}),
+            **({"recoveries": to_hex(combine(recoveries))} if recoveries else {}),
             "timers": to_hex(self.timers_digest),
             "policy": to_hex(combine([*policies, self.paused])),
             "rng": to_hex(self.rng_digest),

@@ -21,7 +21,7 @@ from eventlm.core.plugin import SequenceView
 from eventlm.core.predictor import NUM_COEFFICIENTS, Predictor
 from eventlm.core.state.backend_state import Attempts, BackendCapacity, Forwards
 from eventlm.core.state.block_pool import PoolSnapshot
-from eventlm.core.state.core_state import CoreState, timer_share
+from eventlm.core.state.core_state import CoreState, Recoveries, timer_share
 from eventlm.core.state.digest import to_hex
 from eventlm.core.state.replica import ChunkRow, Replica, StepInFlight
 from eventlm.core.state.replicaset import LossCounts, Plugins, Replicaset, SetParts, Suspect
@@ -156,6 +156,8 @@ class StateSnapshot(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     others: list[SetSnapshot] | UnsetType = UNSET
     forwards: ForwardsSnapshot | UnsetType = UNSET
     retries: list[tuple[int, int, int, int]] | UnsetType = UNSET
+    #: (request, index, in_a_row, num_tokens), see `Recoveries`.
+    recoveries: list[tuple[int, int, int, int]] | UnsetType = UNSET
 
     @property
     def sets(self) -> list[StateSnapshot | SetSnapshot]:
@@ -186,6 +188,7 @@ def take(state: CoreState) -> bytes:
             replicas=[_take_replica(replica) for replica in state.replicas],
             others=others or UNSET,
             retries=state.retries or UNSET,
+            recoveries=[(*name, *each) for name, each in state.recoveries.items()] or UNSET,
             **{name: getattr(first, name) for name in SetSnapshot.__struct_fields__},
         )
     )
@@ -275,6 +278,7 @@ def _restore(config: CoreConfig, plugins: Plugins, taken: StateSnapshot, others:
     state.touched = dict(live)
     _restore_timers(state, taken.timers)
     state.retries = taken.retries or []
+    state.recoveries = {SequenceId(*found[:2]): Recoveries(*found[2:]) for found in taken.recoveries or []}
     for replicaset, set_taken in zip(state.replicasets, sets, strict=True):
         _restore_set(replicaset, set_taken, live)
     for replica, replica_taken in zip(state.replicas, taken.replicas, strict=True):

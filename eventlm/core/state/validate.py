@@ -179,6 +179,8 @@ def _place_problems(state: CoreState, sequences: list[Sequence]) -> list[str]:
             found.append(f"{sequence} has ended, but holds blocks")
         if (sequence.ticket != 0) and sequence.state is not State.WAITING:
             found.append(f"{sequence} is in line, but does not wait")
+    if not state.recoveries.keys() <= {s.id for s in sequences if s.state is not State.FINISHED}:
+        found.append("recoveries are counted of a sequence that does not live")
     if indices:
         found.append(f"unknown sequences {sorted(indices)[:4]} are in a queue or run")
     for queue in queues:

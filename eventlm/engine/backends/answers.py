@@ -134,7 +134,7 @@ class Answers:
         )
 
     def fail(self, name: AttemptId, error: BackendError, *, can_continue: bool) -> ForwardFailed:
-        """The fact that an attempt has failed. can_continue: whether another one can go on from plain text."""
+        """The fact that an attempt has failed. can_continue: whether another one can go on from what was shown."""
         answer = self._answers.get(SequenceId(name.request, name.index))
         if answer is not None:
             answer.failure = error.failure
@@ -145,7 +145,7 @@ class Answers:
             kind=error.kind,
             status=error.status,
             retry_after_ns=error.retry_after_ns,
-            can_continue=can_continue and answer is not None and answer.is_plain,
+            can_continue=can_continue,
         )
 
     def finish(self, identity: SequenceId, output: FinishedOutput) -> FinishedOutput:

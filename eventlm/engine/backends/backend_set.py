@@ -290,4 +290,4 @@ class BackendSet:
 
 
 def _can_continue(controller: BackendController, answer: Answer) -> bool:
-    return controller.backend.can_continue(answer.request, is_counted=answer.is_counted)
+    return answer.is_plain and controller.backend.can_continue(answer.request, is_counted=answer.is_counted)

@@ -87,8 +87,11 @@ def test_only_plain_text_can_be_continued() -> None:
         AnswerDelta("a", 1, logprobs=b"[]"),
     ):  # type: ignore[list-item]
         answers = begun()
+        answer = answers.begin(Forwarded(request=3, index=0, replica=0, attempt=1, running=1, limit=1))
+        relayed(answers, AnswerDelta("a", 1))
+        assert answer.is_plain
         relayed(answers, delta)
-        assert not answers.fail(NAME, BackendError("x", "broken"), can_continue=True).can_continue
+        assert not answer.is_plain
 
 
 def test_token_ids_are_kept_while_all_are_known() -> None:

@@ -11,7 +11,16 @@ from msgspec import structs
 
 from eventlm.engine.backend import AnswerUsage, BackendError, BackendLoad
 from eventlm.engine.request import RequestFieldError
-from eventlm.events import BackendDown, BackendState, BackendUp, Finished, Forwarded, ForwardEnded, ForwardFailed
+from eventlm.events import (
+    BackendDown,
+    BackendState,
+    BackendUp,
+    Finished,
+    Forwarded,
+    ForwardEnded,
+    ForwardFailed,
+    Recovered,
+)
 from tests.engine.backends.engines import TextReader, ask, forwarded_request, running_backends, status, submit
 from tests.engine.backends.fake_backend import WORDS, failing, silent_after
 from tests.engine.engines import recorded, verified
@@ -75,6 +84,25 @@ async def test_a_broken_answer_ends_with_an_error_where_none_can() -> None:
         assert finished.failure is not None
         assert (finished.failure.kind, finished.failure.message) == ("broken", "reset")
         assert not backends["b:2"].attempts
+
+
+@pytest.mark.parametrize("continues", [True, False])
+async def test_an_answer_that_the_engine_before_had_begun_goes_on_where_a_backend_can(
+    tmp_path: Path, continues: bool
+) -> None:
+    async with running_backends("a:1", record=tmp_path) as (engine, backends):
+        a = backends["a:1"]
+        a.continues = continues
+        a.answers.append(silent_after(2))
+        reader = await submit(engine, forwarded_request())
+        await reader.until("one two ")
+        engine.put_fact(Recovered(reason="killed"))
+        engine.put_fact(BackendUp(replica=0, epoch=2, name="a:1"))
+        await reader.done()
+        assert reader.texts == [WHOLE if continues else "one two "]
+        assert reader.reasons == ["stop" if continues else "error"]
+        assert len(a.attempts) == 1 + continues
+    verified(engine)
 
 
 async def test_a_request_that_no_backend_takes_fails_with_the_backend_s_words() -> None:

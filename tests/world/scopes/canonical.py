@@ -88,6 +88,7 @@ def digest(world: World) -> int:
                 sequences.append(_ENDED)
                 continue
             places[sequence.id] = len(places)
+            recoveries = state.recoveries.get(sequence.id)
             names = state.replicas[sequence.replica].pool._name
             sequences.append(
                 (
@@ -100,6 +101,8 @@ def digest(world: World) -> int:
                     [names[block] for block in sequence.block_table],
                     sequence.block_table[0] // state.replicas[0].pool.blocks_per_group if sequence.block_table else 0,
                     sequence.id in replicaset.partial_keys,
+                    # After a further token they begin anew.
+                    recoveries.in_a_row if recoveries and recoveries.num_tokens == sequence.num_tokens else 0,
                 )
             )
     parts: list[Any] = [
@@ -219,6 +222,7 @@ def _of_forwards(world: World, forwards: Forwards, places: dict[SequenceId, int]
             each.hedge_replica if each.hedge else -1,
             each.hedge and (each.hedge_sent_ns // EPOCH_NS, each.hedge_sent > decreased[each.hedge_replica]),
             each.avoided,
+            each.lost,
         )
         for identity, each in forwards.attempts.items()
     ]

@@ -44,7 +44,7 @@ CHANGED = {
     World: Changed(("left", "chances"), ("core",)),
     Core: Changed((), ("state",)),
     CoreState: Changed(
-        ("due", "group", "timers", "retries"),
+        ("due", "group", "timers", "retries", "recoveries"),
         ("replicasets", "replicas", "requests", "touched"),
     ),
     Replicaset: Changed(

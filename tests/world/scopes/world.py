@@ -42,6 +42,7 @@ from eventlm.events import (
     Paused,
     PolicySwapped,
     PredictorSwapped,
+    Recovered,
     Resumed,
     StepCompleted,
     Streamed,
@@ -97,10 +98,10 @@ class Scope:
 
     The chances are: `cancel`; of workers `lose`, `crash`, `replace` (a worker comes up although the one before was not
     lost), `stale` (the loss of a worker that is gone already); `flush`, `pause`, `swap` (to the next policy), `predict`
-    (steps take ten times as long from now on), `front_end` (a front end is lost); `end` (a row ends before its limit),
-    `ends` (all rows do), `none` (a row has no token), `text` (an end is found in the text of a sequence that goes on),
-    `refuse` (a grammar cannot be built); of backends `fail` (an attempt), `later` (the backend asks to wait), `metrics`
-    (requests wait there, or none do), `down`.
+    (steps take ten times as long from now on), `front_end` (a front end is lost), `recover` (the engine dies, and
+    another one goes on); `end` (a row ends before its limit), `ends` (all rows do), `none` (a row has no token), `text`
+    (an end is found in the text of a sequence that goes on), `refuse` (a grammar cannot be built); of backends `fail`
+    (an attempt), `later` (the backend asks to wait), `metrics` (requests wait there, or none do), `down`.
     """
 
     name: str
@@ -257,6 +258,8 @@ class World:
             replicaset = state.replicasets[0]
             name = str((int(replicaset.policy_name) + 1) % len(replicaset.plugins.policies))
             yield Move(PolicySwapped(name=name), "swap")
+        if self._may("recover"):
+            yield Move(Recovered(reason="killed", down_ns=1), "recover")
         if self._may("front_end"):
             yield Move(FrontEndLost(front_end=1), "front_end")
 
