@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import ClassVar
 
 import pytest
 from msgspec import structs
 
 from eventlm.errors import ExitCode
-from tests.world.machine.process import SIGKILL
+from tests.world.machine.host import WorldPipes
+from tests.world.machine.process import SIGKILL, Child, Process
 from tests.world.machine.spawn_faults import SpawnFaults
-from tests.world.machine.world import SECOND
+from tests.world.machine.world import SECOND, World
 from tests.world.plans.plan import Fault, Plan
 from tests.world.programs import front_ends, workers
 from tests.world.programs.server import WorldServer
@@ -113,6 +115,20 @@ def test_what_a_worker_says_in_place_of_a_hello_is_in_the_log() -> None:
         "SIGKILL",
     )
     assert [each for each in words if not any(each in error for error in errors)] == []
+
+
+def test_a_worker_that_would_say_something_wrong_does_not_outlive_an_engine_that_sends_no_setup() -> None:
+    with quiet():
+        world = World(0)
+        engine = Process(world, "engine")
+        worker = Process(world, "worker", engine)
+        inbox, outbox = WorldPipes(engine).open().addresses
+        workers.PROGRAMS.say_wrong(worker, Child(worker, stdout=subprocess.DEVNULL), (inbox, outbox, str(engine.pid)))
+        world.run_for(1)
+        assert not worker.is_dead
+        engine.end(-SIGKILL)
+        world.run_for(1)
+        assert worker.is_dead
 
 
 class _HalfOfAllFail(_FailingStarts):

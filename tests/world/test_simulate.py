@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tests.world.plans.faults import FaultKind
 from tests.world.plans.plan import Plan, draw_plan
 from tests.world.run import Run
 from tests.world.swarm import command
+from tests.world.swarm.cases import Case, run_case
 from tests.world.swarm.handlers import all_handlers
 
 #: A plan with few visits, which takes a fraction of a second.
@@ -92,6 +94,13 @@ def test_other_bytes_in_a_fresh_process_are_a_failure(
     monkeypatch.setattr(Run, "_add_up", lambda run: None)
     assert simulate.main([_SEED, "--twice", "--shrink", "0"]) == 1
     assert "failure: not deterministic" in capsys.readouterr().out
+
+
+def test_what_a_world_leaves_is_collected_while_it_is_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    worlds = []
+    monkeypatch.setattr(Run, "_add_up", lambda run: worlds.append(weakref.ref(run.world)))
+    assert run_case(Case(_PLAN.seed)).failure is None
+    assert [world() for world in worlds] == [None]
 
 
 def test_many_seeds_without_a_kind_of_fault_are_a_failure(

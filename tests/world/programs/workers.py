@@ -33,14 +33,16 @@ def _say_wrong(process: Process, child: Child, arguments: Sequence[str]) -> None
     inbox, outbox, parent_pid, *_ = arguments
     is_unreadable = process.world.draws.draw("wrong hello", process.pid) % 2
 
+    system = system_of(process, {})
+
     async def answer() -> None:
-        system = system_of(process, {})
         pipe = system.pipes.open_child(inbox, outbox)
         await pipe.receive()
         pipe.sender().send(b"hello" if is_unreadable else encode(WorkerFailed(epoch=0, message="it has no memory")))
-        await system.processes.orphaned(int(parent_pid))
 
-    run_program(process, answer, lambda _: process.end(1))
+    run_program(process, answer, lambda _: None)
+    # An engine that dies early never sends the setup.
+    run_program(process, lambda: system.processes.orphaned(int(parent_pid)), lambda _: process.end(1))
 
 
 #: The module that workers run.

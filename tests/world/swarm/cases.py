@@ -11,7 +11,7 @@ from msgspec import Struct, structs
 from tests.world.invariants.checks import BrokenInvariant
 from tests.world.machine.world import StuckError
 from tests.world.plans.plan import PACES, Plan, draw_plan
-from tests.world.run import Ran, Run, quiet
+from tests.world.run import Lines, Ran, Run, quiet
 from tests.world.swarm import handlers
 from tests.world.swarm.timeline import write_timeline
 
@@ -67,18 +67,24 @@ class Outcome(Struct, frozen=True):
 
 def run_case(case: Case, folder: Path | None = None) -> Outcome:
     """Run a case once, in this process. folder: where its timeline and traces are written."""
+    # The world must not outlive `quiet`, which silences what it leaves.
     with quiet() as lines:
-        run = Run(case.plan, lines)
-        if folder is not None:
-            run.world.notes = []
-        try:
-            outcome = Outcome(ran=run.run())
-        except Exception as error:
-            outcome = Outcome(failure=_failure_of(error))
-        if folder is not None:
-            failure = outcome.failure
-            write_timeline(folder, run.world, "it passed" if failure is None else f"{failure.name}\n{failure.detail}")
-        return structs.replace(outcome, handlers=sorted(handlers.has_run))
+        outcome = _run_in(lines, case, folder)
+    return structs.replace(outcome, handlers=sorted(handlers.has_run))
+
+
+def _run_in(lines: Lines, case: Case, folder: Path | None) -> Outcome:
+    run = Run(case.plan, lines)
+    if folder is not None:
+        run.world.notes = []
+    try:
+        outcome = Outcome(ran=run.run())
+    except Exception as error:
+        outcome = Outcome(failure=_failure_of(error))
+    if folder is not None:
+        failure = outcome.failure
+        write_timeline(folder, run.world, "it passed" if failure is None else f"{failure.name}\n{failure.detail}")
+    return outcome
 
 
 def _failure_of(error: Exception) -> Failure:
