@@ -12,6 +12,7 @@ from tests.world.machine.world import SECOND
 from tests.world.programs.server import WorldServer
 
 if TYPE_CHECKING:
+    from tests.world.programs.client import Client
     from tests.world.programs.http_client import Reply
     from tests.world.run import Run
 
@@ -84,11 +85,11 @@ class Lives:
         clients = [client for client in run.clients if not client.is_over]
         for client in clients:
             client.has_lost_server = True
-        replies = [client.reply for client in clients]
+        asked = [(client, client.reply) for client in clients]
         # Some may be frozen children of the server before.
         children = [each for each in self._on_host() if each is not server.process]
         world.after(0, lambda: self._check_dead(server))
-        world.after(_NOTICE_NS, lambda: self._check_noticed(replies, children))
+        world.after(_NOTICE_NS, lambda: self._check_noticed(asked, children))
         world.after(world.draws.between(*_RESTART_NS, "restart", self._num_begun), self._begin)
 
     def _check_dead(self, server: WorldServer) -> None:
@@ -103,14 +104,15 @@ class Lives:
         is_usage = isinstance(error, UsageError | LogWriteError)
         checks.check("others may do better", status != ExitCode.USAGE or is_usage, told)
 
-    def _check_noticed(self, replies: list[Reply], children: list[Process]) -> None:
+    def _check_noticed(self, asked: list[tuple[Client, Reply]], children: list[Process]) -> None:
         checks, now_ns = self._run.checks, self._run.world.now_ns
         left = [each for each in children if not each.is_dead]
         if any(each.free_ns > now_ns - _NOTICE_NS for each in left):
             # A frozen child notices it later.
             return
         checks.check("children leave with the server", not left, f"{[each.name for each in left]} go on")
-        late = [reply for reply in replies if reply.is_under_way and not reply.has_paused]
+        # What had been sent before may have made a client leave.
+        late = [reply for client, reply in asked if reply.is_under_way and not (reply.has_paused or client.has_left)]
         checks.check("connections end with the server", not late, f"{len(late)} go on")
 
     def reboot(self) -> None:

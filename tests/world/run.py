@@ -99,9 +99,10 @@ def quiet() -> Iterator[Lines]:
     before, hear_before = structlog.get_config(), sys.unraisablehook
 
     def hear(error: Any) -> None:
-        # Leftovers of dead processes cannot await, and their loop may be closed.
+        # Leftovers of dead processes cannot await, their loop may be closed, and no process may be running.
         is_left = inspect.iscoroutine(error.object) or getattr(error.object, "__name__", "") == "__del__"
-        if not isinstance(error.exc_value, (Killed, RuntimeError)) or not is_left:
+        is_vain = isinstance(error.exc_value, (Killed, RuntimeError)) or not lines.is_heard()
+        if not (is_left and is_vain):
             hear_before(error)
 
     def keep(_: Any, level: str, line: Any) -> str:

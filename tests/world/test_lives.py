@@ -117,6 +117,24 @@ def test_what_a_worker_says_in_place_of_a_hello_is_in_the_log() -> None:
     assert [each for each in words if not any(each in error for error in errors)] == []
 
 
+class _LeaveAtItsEnd(Run):
+    """Kills the server; then something that it had sent arrives, and makes a client leave."""
+
+    def _happen(self, fault: Fault) -> None:
+        self.server.process.end(-SIGKILL)
+        client = self.clients[0]
+        client.visit = client.visit._replace(leaves_after=0)
+        client._see()
+
+
+def test_clients_that_leave_when_their_server_dies_need_not_notice_its_death() -> None:
+    with quiet() as lines:
+        run = _LeaveAtItsEnd(plan(num_tries=0), lines)
+        run.run()
+    assert run.clients[0].has_left
+    assert run.clients[0].reply.is_under_way
+
+
 def test_a_worker_that_would_say_something_wrong_does_not_outlive_an_engine_that_sends_no_setup() -> None:
     with quiet():
         world = World(0)

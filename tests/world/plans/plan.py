@@ -135,7 +135,7 @@ class Pace(NamedTuple):
 
 
 PACES = {
-    "quiet": Pace(4, 5, 10, Patience((300, 600), (300, 600), (300, 600), (20_000, 120_000)), most_output=40),
+    "quiet": Pace(4, 5, 18, Patience((600, 700), (600, 700), (300, 600), (60_000, 300_000)), most_output=40),
     "steady": Pace(1, 1800, 0, Patience(probe_ms=(1_000, 10_000))),
 }
 
