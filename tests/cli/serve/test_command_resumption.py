@@ -1,4 +1,6 @@
-"""`eventlm serve --resume-seconds`: connections that break at every stage, and what is left of them."""
+"""`eventlm serve --resume-seconds`: connections that break at every stage, and what is left of them; and requests that
+are sent again.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,10 @@ import socket
 import struct
 from typing import Any
 
+import openai
 import pytest
 
+from eventlm.events import Arrived, Cancelled
 from tests.cli.conftest import StartServer
 from tests.processes import PATIENCE_SECONDS, wait_until
 from tests.serving import Server, fake_text
@@ -120,3 +124,32 @@ def check_keys(server: Server) -> None:
     assert hidden.data.replace(reply_id.encode(), b"") == unknown.data.replace(b"cmpl-0", b"")
     cancelled = server.request("DELETE", f"/v1/stream/{reply_id}", headers={"Authorization": f"Bearer {BOB}"})
     assert cancelled.status == 404
+
+
+async def test_requests_with_the_same_key_run_once_whichever_front_end_gets_them(start_server: StartServer) -> None:
+    server = start_server("--model", "fake", "--fake", "base_ns=20000000", "--api-servers", "2")
+    fields: dict[str, Any] = {"model": server.model, "prompt": "hi", "seed": 5, "n": 2, "max_tokens": 20}
+    key = {"extra_headers": {"Idempotency-Key": "whole"}}
+
+    async def complete(number: int) -> openai.types.Completion:
+        # A client of its own, since the front end is chosen for each connection; every other one loses patience.
+        async with server.async_client(timeout=(0.2, PATIENCE_SECONDS)[number % 2], max_retries=20) as client:
+            return await client.completions.create(**fields, extra_body={"ignore_eos": True}, **key)
+
+    async def stream() -> list[openai.types.Completion]:
+        async with server.async_client() as client:
+            key = {"extra_headers": {"Idempotency-Key": "streamed"}}
+            return [chunk async for chunk in await client.completions.create(**fields, stream=True, **key)]
+
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        whole = await asyncio.gather(*(complete(number) for number in range(12)))
+        streams = await asyncio.gather(*(stream() for _ in range(12)))
+        async with server.async_client() as client:
+            with pytest.raises(openai.UnprocessableEntityError):
+                await client.completions.create(**fields, **key)
+    assert [choice.text for choice in whole[0].choices] == [fake_text(5, 20, index=index) for index in range(2)]
+    assert all(each == whole[0] for each in whole)
+    assert all(each == streams[0] for each in streams)
+    trace = server.stop_and_verify()
+    assert [event.n for event in trace.of(Arrived)] == [2, 2]
+    assert trace.of(Cancelled) == []

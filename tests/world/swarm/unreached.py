@@ -16,7 +16,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "eventlm/gateway/client.py HttpBackend._embedding *",
         "eventlm/server/anthropic/*",
         "eventlm/server/batches/*",
-        "eventlm/server/context.py ServerContext._read_to_the_end *",
+        "eventlm/server/context.py ServerContext._read_to_the_end except Exception",
         "eventlm/server/dashboard/*",
         "eventlm/server/endpoints/request_info.py *",
         "eventlm/server/llamacpp/*",
@@ -44,11 +44,12 @@ REASONS: dict[str, tuple[str, ...]] = {
         "eventlm/server/endpoints/backends.py *",
         "eventlm/server/http_server.py *",
     ),
-    "there is no TLS in a world": ("eventlm/gateway/client.py _trusting *", "eventlm/server/http/tls.py *"),
-    "no run of a world names several models": (
-        "eventlm/server/context.py ServerContext.submit except ModelBusyError",
-        "eventlm/server/model_rules.py *",
+    "clients of a world resume streams alone, and nothing they ask for is larger than `--resume-memory`": (
+        "eventlm/server/answer.py _answer_first *",
+        "eventlm/server/endpoints/resumption.py _resume except UnknownReplyError 2",
     ),
+    "there is no TLS in a world": ("eventlm/gateway/client.py _trusting *", "eventlm/server/http/tls.py *"),
+    "no run of a world names several models": ("eventlm/server/model_rules.py *",),
     "backends of a world tell what they are without mistakes": (
         "eventlm/gateway/client.py HttpBackend._no_answer *",
         "eventlm/gateway/discovery.py _decode *",
