@@ -37,6 +37,7 @@ from eventlm.engine.object_store.actions import (
     key_of,
 )
 from eventlm.errors import UsageError
+from eventlm.system.disk import SYSTEM_DISK, sync_path
 from eventlm.types import NANOSECONDS_PER_SECOND
 
 #: In the file's header: what it is (`evlm`), and the version of the tables below.
@@ -358,9 +359,10 @@ def _open(path: str) -> sqlite3.Connection:
         # What is deleted must be gone from the file.
         connection.execute("PRAGMA secure_delete = ON")
         _check_or_make_tables(connection)
-        # Nor may it be left in another file. A kill loses nothing; after a power failure the file is sound.
+        # Nor may it be left in another file.
         connection.execute("PRAGMA journal_mode = TRUNCATE")
-        connection.execute("PRAGMA synchronous = NORMAL")
+        # NORMAL would not sync the emptied journal, which a power failure could bring back and undo what was answered.
+        connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA temp_store = MEMORY")
     except BaseException:
         connection.close()
@@ -386,13 +388,16 @@ def _check_or_make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _check_mode(path: str) -> None:
-    """Make the file, or check that nobody else may read it. Raises UsageError."""
+    """Make the file, under a name that survives a power failure, or check that nobody else may read it. Raises
+    UsageError.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
         try:
             mode = os.fstat(descriptor).st_mode
         finally:
             os.close(descriptor)
+        sync_path(SYSTEM_DISK, Path(path).parent)
     except FileNotFoundError as error:
         raise _refused(path, f"there is no folder {Path(path).parent}; make it or give another file") from error
     except OSError as error:

@@ -8,7 +8,8 @@
     DIR/OWNER/batches/batch_ID.cancel  its owner wants it cancelled
     DIR/OWNER/batches/batch_ID.stuck-ENOSPC    it waits because nothing can be written
 
-State is replaced as a whole. A batch's is written by the process that creates it, and then by the one that runs it.
+State is replaced as a whole, and what is there once a method returns survives a power failure. A batch's is written by
+the process that creates it, and then by the one that runs it.
 Folders have mode 0700 and files 0600. All methods may raise OSError.
 """
 
@@ -34,7 +35,7 @@ from eventlm.errors import InputError, UsageError
 from eventlm.server.batches.objects import TERMINAL, BatchError, BatchErrors, BatchObject, FileObject
 from eventlm.server.batches.results import write_all
 from eventlm.server.errors import ApiError
-from eventlm.system.disk import WritableFile
+from eventlm.system.disk import WritableFile, sync_path
 from eventlm.system.system import System
 
 _log = structlog.get_logger("eventlm.batches")
@@ -178,6 +179,7 @@ class OwnerFolder:
         """Remove a file. It is unknown first."""
         self.disk.unlink(self._files / f"{file_id}.json")
         self.disk.unlink(self.content(file_id))
+        sync_path(self.disk, self._files)
 
     @property
     def num_bytes(self) -> int:
@@ -229,6 +231,7 @@ class OwnerFolder:
         """Ask the process that runs a batch to cancel it."""
         with contextlib.suppress(FileExistsError):
             self.disk.create(self._cancel(batch_id)).close()
+        sync_path(self.disk, self._batches)
 
     def cancelling_at(self, batch_id: str) -> int | None:
         """When that was asked for, as a Unix time."""
@@ -338,7 +341,9 @@ class OwnerFolder:
             return None
 
     def _write_whole(self, path: Path, record: FileRecord | BatchRecord) -> None:
-        """Write or replace a file of state. Its readers see all of it or what was there before."""
+        """Write or replace a file of state. Its readers see all of it or what was there before. The names of other
+        files in its folder are synced, too.
+        """
         temporary = path.with_name(path.name + ".new")
         self.disk.unlink(temporary)
         file = self.disk.create(temporary)
@@ -351,6 +356,7 @@ class OwnerFolder:
         finally:
             file.close()
         self.disk.rename(temporary, path)
+        sync_path(self.disk, path.parent)
 
 
 def _ids(names: list[str], pattern: re.Pattern[str]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from eventlm.engine.object_store.actions import (
 )
 from eventlm.engine.object_store.database import ROW_BYTES, SCHEMA_VERSION, Bounds, Database, check_file
 from eventlm.errors import UsageError
+from eventlm.system.disk import SystemDisk
 from tests.engine.object_store.databases import KEEP_NS, NO_BOUNDS, Desk, items
 
 
@@ -307,6 +308,16 @@ def test_a_killed_process_loses_nothing(tmp_path: Path) -> None:
     os.waitpid(child, 0)
     desk = Desk(path)
     assert desk.get("a") == b"kept"
+    desk.database.close()
+
+
+def test_what_is_answered_is_synced_with_its_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(SystemDisk, "sync_folder", lambda self, path: synced.append(path))
+    desk = Desk(str(tmp_path / "store"))
+    assert synced == [tmp_path, *tmp_path.parents]
+    # FULL; of a journal that is truncated, NORMAL does not sync the end.
+    assert desk.database._row("PRAGMA synchronous") == (2,)
     desk.database.close()
 
 

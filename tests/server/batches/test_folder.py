@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from eventlm.server.batches.folder import BatchFolder, BatchRecord, FileRecord, 
 from eventlm.server.batches.objects import BatchObject, BatchStatus, FileObject
 from eventlm.server.errors import ApiError
 from eventlm.system.system import real_system
+from tests.world.machine.disk import WorldDisk
 
 NOW = int(time.time())
 OWNER = "ab12" * 8
@@ -31,9 +33,13 @@ def owned(tmp_path: Path) -> OwnerFolder:
 def add_file(owned: OwnerFolder, *, expires_at: int | None = None) -> str:
     file_id = owned.new_file_id()
     owned.content(file_id).write_bytes(b"12345")
+    add_record(owned, file_id, expires_at=expires_at)
+    return file_id
+
+
+def add_record(owned: OwnerFolder, file_id: str, *, expires_at: int | None = None) -> None:
     file = FileObject(id=file_id, bytes=5, created_at=NOW, expires_at=expires_at, filename="f.jsonl", purpose="batch")
     owned.add_file(FileRecord(created_ns=time.time_ns(), file=file))
-    return file_id
 
 
 def add_batch(owned: OwnerFolder, status: BatchStatus = "in_progress", input_file_id: str = "file-1") -> BatchRecord:
@@ -176,6 +182,37 @@ def test_a_file_that_becomes_known_while_remainders_are_looked_for_is_kept(
     owned.purge(0)
     assert owned.file(file_id).file.bytes == 5
     assert owned.content(file_id).exists()
+
+
+def test_what_was_acknowledged_outlives_a_power_failure() -> None:
+    disk = WorldDisk()
+    system = real_system()._replace(disk=disk.of("server"))
+    owned = BatchFolder(system, ServerConfig(batch_dir="/state/batches")).of(OWNER)
+
+    def upload() -> str:
+        owned.make()
+        file_id = owned.new_file_id()
+        with contextlib.closing(owned.disk.create(owned.upload(file_id))) as file:
+            file.write(b"12345")
+            file.sync()
+        owned.disk.rename(owned.upload(file_id), owned.content(file_id))
+        add_record(owned, file_id)
+        return file_id
+
+    def cut_power() -> None:
+        disk.tree.reboot(lambda number: [False] * number, lambda number: [False] * number)
+
+    kept, deleted = upload(), upload()
+    record = add_batch(owned, input_file_id=kept)
+    cut_power()
+    assert [each.file.id for each in owned.files()] == [kept, deleted]
+    assert owned.disk.read(owned.content(kept)) == b"12345"
+    assert [each.batch.id for each in owned.batches()] == [record.batch.id]
+    owned.remove_file(deleted)
+    owned.ask_to_cancel(record.batch.id)
+    cut_power()
+    assert [each.file.id for each in owned.files()] == [kept]
+    assert owned.cancelling_at(record.batch.id) is not None
 
 
 def test_what_others_keep_in_the_folder_is_left_alone(owned: OwnerFolder, tmp_path: Path) -> None:
