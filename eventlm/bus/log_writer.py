@@ -345,11 +345,11 @@ class LogWriter:
         if problem and self._on_problem is not None:
             missing = f"events {first_missing_s} to {file.first_s - 1}"
             self._on_problem(f"the trace {self.path} is written again; {missing} are not in it: {problem}")
+        self._prune()
         try:
             self._sync_names()
         except OSError as error:
             self._fail(error)
-        self._prune()
 
     def _prune(self) -> None:
         """Leave room for the segment that has just begun."""

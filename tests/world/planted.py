@@ -232,6 +232,32 @@ def _leaked_file() -> contextlib.AbstractContextManager[Any]:
     return patch.object(SegmentFile, "close", lambda self: None)
 
 
+def _no_sync() -> contextlib.AbstractContextManager[Any]:
+    def sync(self: SegmentFile) -> None:
+        self._synced = self.written
+
+    return patch.object(SegmentFile, "sync", sync)
+
+
+@contextlib.contextmanager
+def _no_sync_of_names() -> Iterator[None]:
+    with (
+        patch.object(LogWriter, "_sync_names", lambda self: None),
+        patch("eventlm.bus.log_writer.sync_path", lambda disk, folder: None),
+    ):
+        yield
+
+
+def _repeated_sync() -> contextlib.AbstractContextManager[Any]:
+    def sync(self: SegmentFile) -> None:
+        while not self.is_synced:
+            with contextlib.suppress(OSError):
+                self._file.sync()
+                self._synced = self.written
+
+    return patch.object(SegmentFile, "sync", sync)
+
+
 def _leaked_thread() -> contextlib.AbstractContextManager[Any]:
     make = ThreadedRecorder.__init__
 
@@ -264,6 +290,7 @@ def _leaked_folder() -> contextlib.AbstractContextManager[Any]:
     return patch.object(LocalRanks, "release", lambda self: None)
 
 
+_SYNCED = ("a reboot leaves what was synced", "a run that has ended outlives a reboot")
 _TIMES = "times of the log are the host's"
 PLANTED = {
     "effect before its write": Planted(
@@ -319,6 +346,11 @@ PLANTED = {
         "Nobody is told that events are lost.",
         ("gaps are reported", "nothing shown that the log lacks", "no end shown that the log lacks"),
         _untold_full_disk,
+    ),
+    "fsync left out": Planted("No file of a log is synced.", _SYNCED, _no_sync),
+    "folder not synced": Planted("Files of a log are synced, but not their names.", _SYNCED, _no_sync_of_names),
+    "failed fsync repeated": Planted(
+        "A sync that has failed is tried again, which the kernel lets succeed.", _SYNCED, _repeated_sync
     ),
     "leaked task": Planted("A task is forgotten with each request.", ("no task is left",), _leaked_task),
     "leaked timer": Planted("A timer is forgotten with each request.", ("no timer is left",), _leaked_timer),

@@ -7,15 +7,19 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
+from eventlm.bus.segment_file import SegmentFile
 from eventlm.config import Config, ModelConfig, RecordConfig, SchedulerConfig
 from tests.world.invariants.checks import BrokenInvariant
+from tests.world.machine.disk import WorldDisk
 from tests.world.machine.process import Death
 from tests.world.machine.world import SECOND
 from tests.world.plans.plan import Plan, Visit
+from tests.world.programs.server import WorldServer
 from tests.world.run import Ran, Run, quiet
 
 _SERVER, _WORKER = "engine", "eventlm.worker.process 1 of engine"
@@ -27,7 +31,7 @@ def _visit(number: int, *, prompt: str, tokens: int, **fields: Any) -> Visit:
     return Visit(number, number * SECOND // 20, body, "/v1/completions", -1)
 
 
-def _plan(deaths: dict[str, Death], *, record_lag: str = "wait") -> Plan:
+def _plan(deaths: dict[str, Death], **record: str) -> Plan:
     """Three requests for one worker, with small log segments."""
     return Plan(
         seed=1,
@@ -35,9 +39,7 @@ def _plan(deaths: dict[str, Death], *, record_lag: str = "wait") -> Plan:
         config=Config(
             model=ModelConfig(model="fake", fake={"base_ns": 10_000_000}),
             scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32),
-            record=RecordConfig(
-                record="/runs", record_segment="8KiB", record_lag=record_lag, checkpoint_events=5, validate_every=1
-            ),
+            record=RecordConfig(record="/runs", record_segment="8KiB", checkpoint_events=5, validate_every=1, **record),
         ),
         num_blocks=32,
         seconds=2,
@@ -51,19 +53,34 @@ def _plan(deaths: dict[str, Death], *, record_lag: str = "wait") -> Plan:
     )
 
 
+class _PowerCuts(Run):
+    """The power is cut when the first server dies, and nothing stays that was not synced."""
+
+    def start_server(self, name: str) -> WorldServer:
+        """As Run.start_server."""
+        server = super().start_server(name)
+        if name == _SERVER and self._plan.deaths:
+            server.process.on_end(lambda _: self.world.after(0, self._cut_power))
+        return server
+
+    def _cut_power(self) -> None:
+        with patch.object(WorldDisk, "_keep", lambda self, what, number: [False] * number):
+            self.lives.reboot()
+
+
 def _run(plan: Plan) -> Ran:
     with quiet() as lines:
         return Run(plan, lines).run()
 
 
-def _sweep(process: str, record_lag: str, *, every: int) -> Counter[str]:
+def _sweep(process: str, *, every: int, kind: type[Run] = Run, **record: str) -> Counter[str]:
     """Kill a process at each `every`-th of its calls. Returns what was checked."""
-    num_calls = _run(_plan({}, record_lag=record_lag)).num_calls[process]
+    num_calls = _run(_plan({}, **record)).num_calls[process]
     checks: Counter[str] = Counter()
     for number, (call, when) in enumerate(product(range(1, num_calls + 1), _WHEN)):
         if number % every == 0:
             with quiet() as lines:
-                ran = Run(_plan({process: Death(call, when)}, record_lag=record_lag), lines).run()  # type: ignore[arg-type]
+                ran = kind(_plan({process: Death(call, when)}, **record), lines).run()  # type: ignore[arg-type]
             assert ran.hits.get(f"{process.partition(' ')[0]} killed {when} a call") == 1, (call, when)
             # Work that the killed worker had in hand is done again.
             assert process != _WORKER or ran.checks["whole texts are the reference's"] == 4, (call, when)
@@ -73,14 +90,14 @@ def _sweep(process: str, record_lag: str, *, every: int) -> Counter[str]:
 
 @pytest.mark.parametrize("record_lag", ["wait", "gap"])
 def test_a_server_killed_at_any_call_leaves_a_log_of_all_that_was_shown(record_lag: str) -> None:
-    checks = _sweep(_SERVER, record_lag, every=41)
+    checks = _sweep(_SERVER, every=41, record_lag=record_lag)
     assert checks["nothing shown that the log lacks"] > 50
     assert checks["segments verify alone"] > 2
     assert checks["connections end with the server"] > 2
 
 
 def test_a_worker_killed_at_any_call_takes_nothing_with_it() -> None:
-    assert _sweep(_WORKER, "wait", every=23)["whole texts are the reference's"] > 10
+    assert _sweep(_WORKER, every=23)["whole texts are the reference's"] > 10
 
 
 def test_an_effect_before_its_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +129,28 @@ def test_an_effect_just_before_its_write_is_found_by_a_death_in_between(monkeypa
     monkeypatch.setattr(Recorder, "segment_due", False)
     _run(_plan({}))
     with pytest.raises(BrokenInvariant, match="the log lacks"):
-        _sweep(_SERVER, "wait", every=10)
+        _sweep(_SERVER, every=10)
+
+
+def test_a_power_failure_at_any_call_leaves_a_log_of_all_that_was_shown() -> None:
+    checks = _sweep(_SERVER, every=61, kind=_PowerCuts, record_sync="group")
+    assert checks["a reboot leaves what was synced"] > 3
+
+
+def test_a_sync_that_is_left_out_is_found_by_a_power_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SegmentFile, "sync", lambda self: None)
+    with pytest.raises(BrokenInvariant, match="a reboot leaves what was synced"):
+        _sweep(_SERVER, every=10, kind=_PowerCuts, record_sync="group")
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("record_lag", ["wait", "gap"])
 @pytest.mark.parametrize("process", [_SERVER, _WORKER])
 def test_a_process_can_be_killed_at_every_call(process: str, record_lag: str) -> None:
-    _sweep(process, record_lag, every=1)
+    _sweep(process, every=1, record_lag=record_lag)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("record_sync", ["none", "interval", "group"])
+def test_the_power_can_fail_at_every_call(record_sync: str) -> None:
+    _sweep(_SERVER, every=1, kind=_PowerCuts, record_sync=record_sync)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +28,21 @@ class Sample(NamedTuple):
     index: int
 
 
+class Place(NamedTuple):
+    """The event of a run with which a sequence has this many tokens that may be shown."""
+
+    num_tokens: int
+    run: str
+    s: int
+
+
 class _Steps:
     """The steps of one run. launched: steps that have no result yet, by replica, epoch and number; answered: the last
     step of each replica that has a result, with its launch, which is unknown after a gap.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, run: str) -> None:
+        self.run = run
         self.seeds: dict[int, str] = {}
         self.launched: dict[tuple[int, int, int], Launched] = {}
         self.answered: dict[int, tuple[StepCompleted, Launched | None]] = {}
@@ -43,7 +54,7 @@ class _Steps:
 
 class LogWatch:
     """Reads what has been added to the logs since the last call. num_tokens: how many tokens of each sequence may be
-    shown; finished: the sequences that have ended; num_lines: lines of all runs.
+    shown; finished: the sequences that have ended, and where; num_lines: lines of all runs.
 
     A line counts once it is written, even if it never reaches the medium.
     """
@@ -51,7 +62,8 @@ class LogWatch:
     def __init__(self, disk: WorldDisk, checks: Checks) -> None:
         self.num_lines = 0
         self.num_tokens: dict[Sample, int] = {}
-        self.finished: set[Sample] = set()
+        self.finished: dict[Sample, Place] = {}
+        self._places: defaultdict[Sample, list[Place]] = defaultdict(list)
         self._disk = disk
         self._checks = checks
         self._runs: dict[Path, _Steps] = {}
@@ -64,7 +76,7 @@ class LogWatch:
         if self._num_changes.get(run_folder) == self._disk.num_changes:
             return
         self._num_changes[run_folder] = self._disk.num_changes
-        steps = self._runs.setdefault(run_folder, _Steps())
+        steps = self._runs.setdefault(run_folder, _Steps(run_folder.name))
         reader = self._disk.of("watch")
         paths = [*(segment.path for segment in closed_segments(run_folder, reader)), run_folder / TRACE_NAME]
         # If a server died while it renamed a segment, a name may be missing.
@@ -84,6 +96,16 @@ class LogWatch:
                     if split is not None:
                         self._see(steps, decode_body(split.body))
 
+    def place_of(self, sample: Sample, num_tokens: int, *, has_ended: bool) -> Place | None:
+        """The first event after which this much of a sequence may be shown; None if it is not known. A backend's text
+        has none before its end.
+        """
+        if has_ended:
+            return self.finished.get(sample)
+        places = self._places[sample]
+        found = bisect_left(places, num_tokens, key=lambda place: place.num_tokens)
+        return places[found] if found < len(places) else None
+
     def _see(self, steps: _Steps, event: Event) -> None:
         match event:
             case Arrived():
@@ -102,7 +124,8 @@ class LogWatch:
                 self._relay(steps, event)
             case Finished():
                 if event.request in steps.seeds:
-                    self.finished.add(Sample(steps.seeds[event.request], event.index))
+                    sample = Sample(steps.seeds[event.request], event.index)
+                    self.finished[sample] = Place(self.num_tokens.get(sample, 0), steps.run, event.s)
 
     def _relay(self, steps: _Steps, relayed: Relayed) -> None:
         """After a gap, some of the sequences may be unknown."""
@@ -129,4 +152,5 @@ class LogWatch:
         for row, ((request, index, *_), produced) in enumerate(zip(rows, done.produced, strict=True)):
             if produced and row not in dropped and request in steps.seeds:
                 sample = Sample(steps.seeds[request], index)
-                self.num_tokens[sample] = self.num_tokens.get(sample, 0) + produced
+                self.num_tokens[sample] = num_tokens = self.num_tokens.get(sample, 0) + produced
+                self._places[sample].append(Place(num_tokens, steps.run, emitted.s))

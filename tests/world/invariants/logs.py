@@ -13,7 +13,15 @@ from eventlm.errors import EventLMError
 from eventlm.replay.verify.verifier import Found, VerifyResult, verify
 from tests.world.invariants.log_watch import LogWatch, Sample
 from tests.world.invariants.losses import ToldLosses
-from tests.world.invariants.power_failures import Files, is_left, num_lines_left, read_files, verify_left
+from tests.world.invariants.power_failures import (
+    Files,
+    ShownEvents,
+    events_left,
+    is_left,
+    num_lines_left,
+    read_files,
+    verify_left,
+)
 from tests.world.invariants.privacy import Privacy
 from tests.world.machine.disk_faults import DiskFaults
 from tests.world.machine.process import SIGKILL
@@ -38,6 +46,7 @@ class Logs:
         self._disk = run.world.disk
         self._reader = self._disk.of("reader")
         self._watch = LogWatch(self._disk, run.checks)
+        self._shown = ShownEvents(run.config.record, self._disk)
         self._num_lines = 0
         self._losses = ToldLosses(run.checks)
         self.num_told = 0
@@ -98,6 +107,9 @@ class Logs:
             )
             is_in_log = not has_ended or sample in self._watch.finished
             self._checks.check("no end shown that the log lacks", is_in_log, where)
+            place = self._watch.place_of(sample, num_tokens, has_ended=has_ended)
+            if place is not None:
+                self._shown.add(place.run, place.s, self._run.world.now_ns, num_told=self.num_told)
 
     def _read(self) -> None:
         """Read what was added to the logs, except those that a power failure may have damaged."""
@@ -229,7 +241,13 @@ class Logs:
             files = {name: read_files(self._disk, RUNS / name) for name in names}
             self._rebooted |= {*names}
             holed = {*self._num_left} | {path.parent.name for path in self._rotten}
+            to_stay = {name: self._events_to_stay(name, lines[name]) for name in names if name not in holed}
             self._disk.reboot()
+            for name, events in to_stay.items():
+                lost = sorted(events - events_left(self._disk, RUNS / name))
+                self._checks.check(
+                    "a reboot leaves what was synced", not lost, f"{name}: {lost[:5]}, {len(lost)} in all"
+                )
             for name in names:
                 self._see_left(name, files[name])
             for name in self.names():
@@ -245,6 +263,17 @@ class Logs:
                 # An earlier power failure may have left a hole.
                 num_saved = min(self._num_saved.get(name, 0), num_lines[name], len(lines[name]))
                 self._checks.check("a reboot leaves what was saved", len(after) >= num_saved, f"{name}: {len(after)}")
+
+    def _events_to_stay(self, name: str, lines: dict[int, bytes]) -> set[int]:
+        """Those of these events that a power failure must leave now."""
+        now_ns = self._run.world.now_ns
+        server = self._run.server
+        is_running = server.run_folder is not None and server.run_folder.name == name
+        is_running = is_running and (not server.process.is_dead or server.process.ended_ns == now_ns)
+        # A process that is dead syncs nothing more.
+        hindered_until_ns = server.process.hindered_until_ns if is_running else now_ns
+        last_s = self._shown.last_to_stay(name, now_ns, hindered_until_ns=hindered_until_ns, num_told=self.num_told)
+        return {s for s in lines if s <= last_s}
 
     def _see_left(self, name: str, before: Files) -> None:
         folder = RUNS / name
@@ -298,4 +327,10 @@ class Logs:
             privacy.check("the log", bytes(file.content))
         for line in self._run.lines:
             privacy.check("what the server logs", repr(line).encode())
+        if self._run.config.record.record_sync != "none" and last.process.returncode == 0:
+            before, *_ = self._files_of(last), self._disk.reboot()
+            self._checks.check("a run that has ended outlives a reboot", self._files_of(last) == before, "it does not")
         return self._watch.num_lines
+
+    def _files_of(self, server: WorldServer) -> Files:
+        return read_files(self._disk, server.run_folder) if server.run_folder is not None else {}

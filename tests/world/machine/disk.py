@@ -36,6 +36,8 @@ class WorldDisk:
         self.faults = DiskFaults()
         self.surroundings = surroundings if surroundings is not None else Surroundings()
         self.tree = FileTree(self.surroundings.unix_ns)
+        #: How many calls were slow.
+        self.num_slow = 0
         self._num_calls: Counter[str] = Counter()
         self._open: dict[str, list[_OpenFile]] = {}
 
@@ -92,6 +94,7 @@ class WorldDisk:
         self._num_calls[name] += 1
         call = _Call(self, name, self._num_calls[name], self.surroundings.before_call(process, name, path))
         if call.happens(f"slow {name}", self.faults.slow):
+            self.num_slow += 1
             self.surroundings.spend(1 + call.draw(f"time of slow {name}") % self.faults.most_slow_ns)
         try:
             yield call
@@ -103,6 +106,7 @@ class WorldDisk:
         self._num_calls["thread"] += 1
         call = _Call(self, "thread", self._num_calls["thread"], False)
         slow = call.happens("slow thread", self.faults.slow)
+        self.num_slow += slow
         return 1 + call.draw("time of a slow thread") % self.faults.most_slow_ns if slow else 0
 
     def add_open(self, file: _OpenFile) -> None:

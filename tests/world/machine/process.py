@@ -187,6 +187,11 @@ class Process:
         if stops_clock:
             self._boot_ns += duration_ns
 
+    @property
+    def hindered_until_ns(self) -> int:
+        """World time until which it was or will be frozen or slow."""
+        return max(self._frozen_until_ns, self._slow_until_ns)
+
     def slow_until(self, time_ns: int, factor: int) -> None:
         """Until that time, make each turn take `factor` times as long."""
         self._slow_until_ns, self._slow_factor = time_ns, factor

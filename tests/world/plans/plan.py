@@ -255,6 +255,8 @@ def _draw_config(draws: Draws, *, is_calm: bool, patience: Patience) -> Config:
             record_lag=("wait", "gap")[draws.draw("lag") % 2],
             record_lag_ms=draws.between(20, 2000, "lag time"),
             record_lag_memory=f"{draws.between(16, 4096, 'lag memory')}KiB",
+            record_sync=("none", "interval", "group")[draws.draw("sync") % 3],
+            record_sync_ms=draws.between(10, 5000, "sync time"),
             checkpoint_events=draws.between(10, 1000, "checkpoint"),
             validate_every=draws.between(1, 64, "validate"),
         ),
