@@ -108,6 +108,11 @@ slow = disk_fault(
 )
 
 
+def restart_on_failing_disk(run: Run, detail: int) -> bool:
+    """Kill the server, and make the disk fail while the next one starts."""
+    return failing(run, detail) and kill_server(run, detail)
+
+
 def bit_rot(run: Run, detail: int) -> bool:
     """Flip a bit of a closed segment."""
     return run.logs.rot(detail)

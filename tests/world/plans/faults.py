@@ -117,6 +117,7 @@ FAULTS = {
     "kill child in a call": FaultKind(
         2, failures.kill_child_in_call, (f"{workers.MODULE} killed", f"{front_ends.MODULE} killed")
     ),
+    "restart on failing disk": FaultKind(1, failures.restart_on_failing_disk),
     "reboot": FaultKind(1, failures.reboot),
     "suspend": FaultKind(
         2,

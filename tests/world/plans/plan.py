@@ -57,7 +57,8 @@ class Visit(NamedTuple):
 
     leaves_after: when the client leaves. num_tries: how often it retries if it is not served, and how often it
     reconnects for the rest of its stream. breaks_after: when each of its connections breaks. pauses_after, pause_ms:
-    when, and for how long, it stops reading on each connection. deletes_after: when it ends its reply.
+    when, and for how long, it stops reading on each connection. deletes_after: when it ends its reply. patience_us:
+    it leaves after this time, whatever has arrived; -1: it does not.
     """
 
     number: int
@@ -70,6 +71,7 @@ class Visit(NamedTuple):
     pauses_after: int = -1
     pause_ms: int = 0
     deletes_after: int = -1
+    patience_us: int = -1
     key: SentKey | None = None
 
 
@@ -323,6 +325,8 @@ def _draw_manners(draws: Draws, number: int) -> dict[str, int]:
         "pauses_after": after(8, 30, "pauses"),
         "pause_ms": draws.between(1, 30_000, "pause of visit", number),
         "deletes_after": after(12, 30, "deletes"),
+        # From before the request has arrived to after most replies have ended.
+        "patience_us": 2 ** draws.between(8, 20, "patience", number) if draws.draw("hurries", number) % 10 == 0 else -1,
     }
 
 

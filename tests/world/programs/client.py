@@ -127,6 +127,8 @@ class Client:
 
     async def _visit(self) -> int:
         visit = self.visit
+        if visit.patience_us >= 0:
+            self.process.loop.call_later(visit.patience_us / 1e6, self._leave)
         tries = range(visit.num_tries)
         await self._ask("POST", visit.path)
         for number in tries:
@@ -201,9 +203,7 @@ class Client:
             return
         num_events = reply.body.count(b"\n\n")
         if 0 <= visit.leaves_after <= num_events:
-            self._note("leaves")
-            self.has_left = self.is_over = True
-            self.process.end(0)
+            self._leave()
         elif 0 <= visit.deletes_after <= num_events and self._ending is None:
             self._ending = self.process.loop.create_task(self._end_reply())
         elif 0 <= visit.breaks_after <= num_events:
@@ -213,20 +213,24 @@ class Client:
             self._note(f"reads nothing for {visit.pause_ms} ms")
             reply.pause(visit.pause_ms / 1000)
 
+    def _leave(self) -> None:
+        self._note("leaves")
+        self.has_left = self.is_over = True
+        self.process.end(0)
+
     async def _end_reply(self) -> None:
-        """DELETE its reply, over another connection."""
+        """DELETE its reply, over another connection, and perhaps once more, as if it had not received the answer."""
         reply_id, _ = self._position()
         if reply_id:
             self.ended = Reply()
-            await send(
-                self.process,
-                self._address,
-                "DELETE",
-                f"/v1/stream/{reply_id}",
-                headers=self._key_headers,
-                reply=self.ended,
-            )
-            self._note(f"has ended its reply: {self.ended.status} {bytes(self.ended.body)!r}")
+            await self._delete(reply_id, self.ended)
+            if self._world.draws.draw("deletes again", self.visit.number) % 2:
+                await self._delete(reply_id, Reply())
+
+    async def _delete(self, reply_id: str, reply: Reply) -> None:
+        path = f"/v1/stream/{reply_id}"
+        await send(self.process, self._address, "DELETE", path, headers=self._key_headers, reply=reply)
+        self._note(f"has ended its reply: {reply.status} {bytes(reply.body)!r}")
 
     def cut(self) -> None:
         """Break its connections."""

@@ -10,7 +10,7 @@ import ast
 import builtins
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -27,6 +27,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 #: The handlers that have run, and all that are watched.
 has_run: set[str] = set()
 watched: set[str] = set()
+#: Whether a handler that runs now counts. Those that run while the remains of a dead process are collected do not.
+counts: Callable[[], bool] = lambda: True
 
 
 @cache
@@ -41,8 +43,13 @@ def all_handlers() -> frozenset[str]:
 
 def watch() -> None:
     """Note which handlers run, in modules that are imported from now on."""
-    setattr(builtins, _MARK, has_run.add)
+    setattr(builtins, _MARK, _note)
     sys.meta_path.insert(0, _Finder())
+
+
+def _note(name: str) -> None:
+    if counts():
+        has_run.add(name)
 
 
 class _Finder(MetaPathFinder):

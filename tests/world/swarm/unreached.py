@@ -1,4 +1,4 @@
-"""Error handlers that no seed can reach, and why."""
+"""Error handlers that no seed can be expected to reach, and why."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ REASONS: dict[str, tuple[str, ...]] = {
         "eventlm/engine/explanations.py *",
         "eventlm/engine/object_store/*",
         "eventlm/engine/reports.py *",
+        "eventlm/frontend/remote_engine.py RemoteEngine._call_for_long *",
         "eventlm/gateway/client.py HttpBackend._embedding *",
         "eventlm/server/anthropic/*",
         "eventlm/server/batches/*",
@@ -60,6 +61,19 @@ REASONS: dict[str, tuple[str, ...]] = {
     ),
     "a rank's process is spawned before, and its failure is handled there": (
         "eventlm/engine/replicas/worker_process.py WorkerProcess.start *",
+    ),
+    "the folder of runs is made before the first fault, and nobody removes it": (
+        "eventlm/bus/log_writer.py LogWriter.check_folder *",
+    ),
+    "only its server writes to the folder of a run": (
+        "eventlm/bus/segment_file.py SegmentFile.close_as except FileExistsError",
+    ),
+    "the server carries a submission out even if its client leaves meanwhile": (
+        "eventlm/engine/group_admission.py Admission.wait except asyncio.CancelledError",
+    ),
+    "the connection would have to break in the microseconds between two writes of one turn of the loop": (
+        "eventlm/server/answer.py send_events except ConnectionError",
+        "eventlm/server/middleware.py _answered except ConnectionError",
     ),
     "runs of a world record no tokens": ("eventlm/bus/token_log*",),
     "commands that read logs, not servers, come there": (
