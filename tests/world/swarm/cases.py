@@ -69,6 +69,7 @@ def run_case(case: Case, folder: Path | None = None) -> Outcome:
     """Run a case once, in this process. folder: where its timeline and traces are written."""
     # The world must not outlive `quiet`, which silences what it leaves.
     with quiet() as lines:
+        # `is_heard` changes with the world that is there.
         handlers.counts = lambda: lines.is_heard()
         outcome = _run_in(lines, case, folder)
     return structs.replace(outcome, handlers=sorted(handlers.has_run))

@@ -24,11 +24,16 @@ _PACKAGES = ("eventlm.bus", "eventlm.engine", "eventlm.server", "eventlm.fronten
 _MARK = "__eventlm_handler_has_run__"
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
+
+def _always() -> bool:
+    return True
+
+
 #: The handlers that have run, and all that are watched.
 has_run: set[str] = set()
 watched: set[str] = set()
 #: Whether a handler that runs now counts. Those that run while the remains of a dead process are collected do not.
-counts: Callable[[], bool] = lambda: True
+counts: Callable[[], bool] = _always
 
 
 @cache
