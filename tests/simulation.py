@@ -278,7 +278,8 @@ class Simulation:
 
     def recover(self) -> None:
         """The engine dies, and with it all that it has under way. Another one goes on, and its workers come later."""
-        self.engine_core.put_fact(Recovered(reason="killed", down_ns=MILLISECOND))
+        since_ns = self.now_ns - self.engine_core.core.state.now_ns
+        self.engine_core.put_fact(Recovered(reason="killed", down_ns=max(since_ns // 2, 0)))
         for worker in self.workers:
             worker.orphan()
             self.after(draw("restart", self.seed, worker.replica) % 20 * MILLISECOND, worker.start)

@@ -99,6 +99,14 @@ class ForwardFold:
                 metrics.hit_tokens += cached_tokens
         return cached_tokens
 
+    def lose(self) -> None:
+        """The engine died: its attempts are over, and no backend is known to be up."""
+        for sequence in self._live.sequences.values():
+            sequence.end_attempts()
+        for index, replica in enumerate(self._live.replicas):
+            if replica.core.forwards and replica.metrics.is_up:
+                self._stop(index, "the engine died")
+
     def _backend(self, index: int) -> BackendMetrics:
         metrics = self._live.replicas[index].metrics
         if metrics.backend is None:
@@ -126,14 +134,18 @@ class ForwardFold:
         if event.epoch < replica.epoch:
             return
         replica.epoch = event.epoch
-        replica.metrics.is_up = False
+        self._stop(event.replica, event.reason)
+
+    def _stop(self, index: int, reason: str) -> None:
+        metrics = self._live.replicas[index].metrics
+        metrics.is_up = False
         # There is nothing to say of a backend that was added, and removed before it was up.
-        if (backend := replica.metrics.backend) is not None:
-            backend.down_reason = event.reason
+        if (backend := metrics.backend) is not None:
+            backend.down_reason = reason
             # Nobody asks it for its load any more.
             backend.forget_reports()
         for sequence in self._live.sequences.values():
-            if sequence.home == event.replica and sequence.phase is Phase.WAITING:
+            if sequence.home == index and sequence.phase is Phase.WAITING:
                 self._live.set_home(sequence, -1)
 
     def _state(self, event: BackendState) -> None:

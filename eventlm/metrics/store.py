@@ -32,6 +32,7 @@ from eventlm.events import (
     Launched,
     PluginFailed,
     Preempted,
+    Recovered,
     Rejected,
     Routed,
     StepCompleted,
@@ -94,6 +95,7 @@ class MetricsStore:
             WorkerUp: self._worker_up,
             WorkerLost: self._worker_lost,
             Desynced: self._worker_lost,
+            Recovered: self._recovered,
             PluginFailed: self._plugin_failed,
             StepOps: self._step_ops,
             **self._forwards.handlers,
@@ -438,7 +440,7 @@ class MetricsStore:
         if event.epoch <= replica.epoch:
             return
         if replica.metrics.is_up:
-            self._lose(event.replica)
+            self._worker_gone(event.replica)
         replica.epoch = event.epoch
         replica.metrics.is_up = True
 
@@ -448,13 +450,23 @@ class MetricsStore:
             return
         replica.epoch = event.epoch
         if replica.metrics.is_up:
-            self._lose(event.replica)
+            self._worker_gone(event.replica)
+
+    def _worker_gone(self, index: int) -> None:
+        self._replicas[index].metrics.num_workers_lost += 1
+        self._lose(index)
+
+    def _recovered(self, event: Recovered) -> None:
+        """Its workers are no more, but none of them died of itself."""
+        for index, replica in enumerate(self._replicas):
+            if replica.metrics.is_up and not replica.core.forwards:
+                self._lose(index)
+        self._forwards.lose()
 
     def _lose(self, index: int) -> None:
         """Sequences that waited for the replica, or ran on it, now wait for any."""
         replica = self._replicas[index]
         replica.metrics.is_up = False
-        replica.metrics.num_workers_lost += 1
         replica.lose_worker()
         for sequence in self._sequences.values():
             if sequence.home == index:

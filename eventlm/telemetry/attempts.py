@@ -121,12 +121,20 @@ class ForwardedPhases:
         self._totals.clear()
         self._rows = []
 
+    def lose(self, now_ns: int) -> None:
+        """The engine died, and with it all that is under way."""
+        self._close_all(now_ns, "lost")
+
     def end(self, now_ns: int) -> None:
         """After the last event."""
+        self._close_all(now_ns, "cut")
+        self.forget()
+
+    def _close_all(self, now_ns: int, end: str) -> None:
         for attempts in self._under_way.values():
             for attempt in attempts.values():
-                self._close(attempt, now_ns, "cut")
-        self.forget()
+                self._close(attempt, now_ns, end)
+        self._under_way.clear()
 
     def finish(self, event: Finished) -> None:
         """A sequence is over."""

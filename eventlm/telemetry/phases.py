@@ -38,6 +38,7 @@ from eventlm.events import (
     Header,
     Launched,
     Preempted,
+    Recovered,
     Rejected,
     Snapshot,
     StepCompleted,
@@ -201,6 +202,7 @@ class PhaseFold:
             WorkerUp: self._worker_up,
             WorkerLost: self._worker_lost,
             Desynced: self._worker_lost,
+            Recovered: self._recovered,
             **self._forwards.handlers,
         }
 
@@ -420,6 +422,11 @@ class PhaseFold:
     def _worker_lost(self, event: WorkerLost | Desynced) -> None:
         if event.epoch >= self._replicas[event.replica].epoch:
             self._lose(event)
+
+    def _recovered(self, event: Recovered) -> None:
+        for replica in self._replicas:
+            replica.launches.clear()
+        self._forwards.lose(event.ts)
 
     def _lose(self, event: WorkerUp | WorkerLost | Desynced) -> None:
         """The steps in flight are gone."""

@@ -35,6 +35,7 @@ from eventlm.events import (
     Finished,
     Header,
     Launched,
+    Recovered,
     Rejected,
     StepCompleted,
     WorkerLost,
@@ -232,7 +233,11 @@ class _Execution:
                 self._epochs[event.replica] = event.epoch
                 self._requests.set_worker(event.replica, event.epoch)
             case WorkerLost() | Desynced():
-                await self._lose(event)
+                if event.epoch == self._epochs.get(event.replica):
+                    await self._lose(event.replica)
+            case Recovered():
+                for replica in list(self._epochs):
+                    await self._lose(replica)
             case _:
                 # A gap: the state after it is in a snapshot, the KV cache is not.
                 self.finish()
@@ -342,12 +347,10 @@ class _Execution:
         self.damage = damage
         raise _Stopped
 
-    async def _lose(self, fact: WorkerLost | Desynced) -> None:
-        if fact.epoch != self._epochs.get(fact.replica):
-            return
-        self._requests.set_worker(fact.replica, None)
-        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != fact.replica}
-        await self._workers.lose(fact.replica)
+    async def _lose(self, replica: int) -> None:
+        self._requests.set_worker(replica, None)
+        self._waiting = {key: waiting for key, waiting in self._waiting.items() if key[0] != replica}
+        await self._workers.lose(replica)
 
 
 def _make_live(header: Header, digest_key: bytes) -> LiveRequests:
@@ -379,6 +382,6 @@ def _ends(path: Path | str) -> dict[SequenceId, int]:
 _TAGS = frozenset(
     [
         *("header", "gap", "arrive", "reject", "launch", "done", "emit", "closing", "finish"),
-        *("worker_up", "worker_lost", "desync"),
+        *("worker_up", "worker_lost", "desync", "recovered"),
     ]
 )

@@ -6,7 +6,11 @@ from eventlm.formatting import counted
 from eventlm.replay.explain.result import AttemptShare, Explanation
 from eventlm.replay.explain.words import milliseconds
 
-_ENDS = {"withdrawn": "was withdrawn, as another one had answered", "cut": "was under way at the end"}
+_ENDS = {
+    "withdrawn": "was withdrawn, as another one had answered",
+    "cut": "was under way at the end",
+    "lost": "was lost with its engine",
+}
 
 
 def attempts_in_words(explanation: Explanation) -> str:

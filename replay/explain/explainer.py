@@ -33,6 +33,7 @@ from eventlm.events import (
     Header,
     Launched,
     Preempted,
+    Recovered,
     Rejected,
     Relayed,
     RetrySet,
@@ -123,6 +124,9 @@ class Explainer:
         state = self._core.state
         if isinstance(fact, Arrived) and fact.s in self._wanted:
             self.arriving[fact.s] = fact
+        if isinstance(fact, Recovered):
+            for each in self._live.values():
+                each.outlive(fact)
         for timeline in self._on_workers:
             timeline.check_worker(state, fact.ts)
         for decision in decisions:

@@ -13,7 +13,7 @@ from msgspec import Struct, structs
 
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence
-from eventlm.events import Finished, Forwarded, ForwardEnded, ForwardFailed, RetrySet, Withdrawn
+from eventlm.events import Finished, Forwarded, ForwardEnded, ForwardFailed, Recovered, RetrySet, Withdrawn
 from eventlm.replay.explain.life import Life
 from eventlm.replay.explain.result import AttemptShare, Cause, Explanation
 from eventlm.types import SequenceId
@@ -123,6 +123,16 @@ class ForwardTimeline(Life):
         elif attempt.sent_ns < others[0].sent_ns:
             self._emit(others[0].sent_ns, attempt, "failed_attempt")
         self._close(attempt, fact.ts, fact.kind, status=fact.status, retry_after_ns=fact.retry_after_ns)
+
+    def outlive(self, fact: Recovered) -> None:
+        """The engine died, and its attempts with it; another one goes on."""
+        died_ns = fact.ts - fact.down_ns
+        for attempt in list(self._live.values()):
+            if attempt.first_ns is not None:
+                self._emit(attempt.last_ns, attempt, "streaming")
+            self._emit(died_ns, attempt, "failed_attempt")
+            self._close(attempt, fact.ts, "lost")
+        self.note_outage(died_ns, fact.ts)
 
     def retry(self, decision: RetrySet) -> None:
         """It waits for its next attempt."""

@@ -94,6 +94,11 @@ class Life:
         self.sequence = sequence
         self.watch = WaitWatch()
 
+    def note_outage(self, died_ns: int, now_ns: int) -> None:
+        """There was no engine meanwhile."""
+        self.close_wait(died_ns)
+        self.emit(now_ns, self.phase, "engine_down")
+
     def go_on_waiting(self, state: CoreState, reason: WaitReason) -> None:
         """After a drain it waits for this reason."""
         if self.wait is None or not self.wait.goes_on(reason, self.phase):

@@ -26,6 +26,7 @@ Doing = Literal[
     "dispatch",  # its step was launched, and the worker had not begun it
     "return",  # its step was computed, and the engine had not taken in the result
     "lost_step",  # in a step whose worker was lost
+    "engine_down",  # the engine had died, and no other one had gone on yet
     "cut_step",  # in a step that was still under way when it ended, or the log did
     "first_token",  # another server has it, and has not answered: the network, its queue and its prefill
     "streaming",  # another server goes on with its answer

@@ -289,6 +289,7 @@ _REASONS: dict[Cause, str] = {
     "dispatch": "from launches to the start of its steps",
     "return": "from the end of its steps until the engine took in their results",
     "lost_step": "in steps whose worker was lost",
+    "engine_down": "while there was no engine",
     "cut_step": "in a step that was still under way at its end",
     "first_token": "for the network, the backend's queue and its prefill",
     "streaming": "from token to token",

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence, State
-from eventlm.events import Finished, Launched, Preempted, StepCompleted
+from eventlm.events import Finished, Launched, Preempted, Recovered, StepCompleted
 from eventlm.metrics.live import StageWaits
 from eventlm.replay.explain.life import Life
 from eventlm.replay.explain.result import Cause, Explanation, Order, Phase, Preemption, StepShare
@@ -126,6 +126,18 @@ class Timeline(Life):
             residency=flight.residency,
         )
 
+    def outlive(self, fact: Recovered) -> None:
+        """The engine died and another one goes on."""
+        died_ns = fact.ts - fact.down_ns
+        if self._flights:
+            self._lose_flights(died_ns)
+        self.note_outage(died_ns, fact.ts)
+
+    def _lose_flights(self, now_ns: int) -> None:
+        self._emit_flight(now_ns, "lost_step", *[flight.launched.step for flight in self._flights])
+        self._flights.clear()
+        self._end_draining()
+
     def check_worker(self, state: CoreState, now_ns: int) -> None:
         """If the worker of its steps in flight is lost, they are lost too."""
         if not self._flights:
@@ -134,9 +146,7 @@ class Timeline(Life):
         replica = state.replicas[launched.replica]
         if replica.up and replica.epoch == launched.epoch:
             return
-        self._emit_flight(now_ns, "lost_step", *[flight.launched.step for flight in self._flights])
-        self._flights.clear()
-        self._end_draining()
+        self._lose_flights(now_ns)
 
     def preempt(self, decision: Preempted, order: Order | None) -> None:
         """It lost its blocks; rows of it may be in flight."""

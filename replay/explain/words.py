@@ -46,6 +46,7 @@ CAUSES: dict[Cause, str] = {
     "dispatch": "dispatch",
     "return": "result",
     "lost_step": "worker lost",
+    "engine_down": "engine down",
     "cut_step": "cut short",
     "first_token": "first token there",
     "streaming": "streaming",

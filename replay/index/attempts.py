@@ -67,7 +67,7 @@ class AttemptsFold:
         }
         self._lives = lives
         self._names = names
-        #: By sequence and number: rows of those under way; and the row of the latest that has failed.
+        #: By sequence and number: rows of those under way; and the row of the latest that has failed, or is lost.
         self._under_way: dict[Identity, dict[int, int]] = {}
         self._latest_failed: dict[Identity, int] = {}
         #: Output tokens of each sequence so far.
@@ -82,6 +82,14 @@ class AttemptsFold:
             self._close(row, now_ns, "cut")
         self._latest_failed.pop(identity, None)
         self._totals.pop(identity, None)
+
+    def lose(self, now_ns: int) -> None:
+        """The engine died, and with it all that is under way."""
+        for identity, rows in self._under_way.items():
+            for row in rows.values():
+                self._close(row, now_ns, "lost")
+                self._latest_failed[identity] = row
+        self._under_way.clear()
 
     def _up(self, event: BackendUp) -> None:
         if event.epoch > self._epochs.get(event.replica, -1):

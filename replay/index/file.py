@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from eventlm.replay.index.indexer import CoreSnapshot
 from eventlm.replay.index.tables import SCHEMAS, Column, Schema, Table
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 _COMPRESSION_LEVEL = 1
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
 _WIDTHS = tuple(map(np.dtype, (np.int8, np.int16, np.int32, np.int64)))

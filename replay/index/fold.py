@@ -31,6 +31,7 @@ from eventlm.events import (
     PolicySwapped,
     PredictorSwapped,
     Preempted,
+    Recovered,
     Rejected,
     Resumed,
     StepCompleted,
@@ -140,6 +141,7 @@ class RunFold:
             WorkerUp: self._worker_up,
             WorkerLost: self._worker_lost,
             Desynced: self._worker_lost,
+            Recovered: self._recovered,
             Cancelled: self._cancelled,
             Gap: self._gap,
             PluginFailed: self._plugin_failed,
@@ -486,6 +488,12 @@ class RunFold:
         self.mark(event, kind, replica=event.replica, text=text, rank=event.rank)
         self._lose_steps(event.replica)
 
+    def _recovered(self, event: Recovered) -> None:
+        self.mark(event, MarkKind.RECOVERED, text=event.reason, down_ns=event.down_ns)
+        for replica in sorted({replica for replica, _ in self._flying}):
+            self._lose_steps(replica)
+        self._forwards.lose(event.ts)
+
     def _lose_steps(self, replica: int) -> None:
         for key in [key for key in self._flying if key[0] == replica]:
             del self._flying[key]
@@ -514,10 +522,11 @@ class RunFold:
         by: tuple[int, int] = (-1, -1),
         rank: int = -1,
         replicaset: int = -1,
+        down_ns: int = 0,
     ) -> None:
         """Note a point of the run."""
         position = self.names.position(text) if text else -1
-        self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by, rank, replicaset)
+        self.marks.add(event.s, event.ts, kind, replica, request, index, position, *by, rank, replicaset, down_ns)
 
     def resume(self, state: CoreState) -> None:
         """The log begins, or goes on after a gap, with a snapshot of this state."""

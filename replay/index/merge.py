@@ -26,7 +26,7 @@ from eventlm.replay.index.tables import (
 #: Columns that hold positions of names.
 _NAMED = {"requests": ("kind", "service_class", "reason"), "marks": ("text",), "attempts": ("end",)}
 #: Of a request that goes on: what the later part knows better, and what was reached in either part.
-_LATEST = ("replica", "ended_ns", "ended_s", "reason", "output_tokens", "cached_tokens")
+_LATEST = ("ended_ns", "ended_s", "reason", "output_tokens", "cached_tokens")
 _FIRST = ("launched_ns", "first_token_ns")
 #: Of an attempt that goes on.
 _LATER = ("ended_ns", "end", "status", "retry_ns", "total")
@@ -129,6 +129,9 @@ class Merger:
         columns, place = self._at("requests", row)
         for name in _LATEST:
             columns[name][place] = later[name]
+        if later["replica"] >= 0:
+            # Where its worker was lost before, the later part does not know it.
+            columns["replica"][place] = later["replica"]
         for name in _FIRST:
             if columns[name][place] < 0:
                 columns[name][place] = later[name]

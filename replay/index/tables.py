@@ -55,6 +55,7 @@ class MarkKind(IntEnum):
     BACKEND_UP = 16
     BACKEND_DOWN = 17
     FORWARD_FAILED = 18
+    RECOVERED = 19
 
 
 class Schema(NamedTuple):
@@ -190,10 +191,23 @@ GAUGES = Schema(
     ),
 )
 #: Points of the run. `kind`: a MarkKind. `text`: a name. `by_*`: the sequence that a preemption was for. `rank`: which
-#: of several was lost. `replicaset`: whose plug-in failed.
+#: of several was lost. `replicaset`: whose plug-in failed. `down_ns`: for how long there was no engine before it.
 MARKS = Schema(
     "marks",
-    ("s", "ts", "kind", "replica", "request", "index", "text", "by_request", "by_index", "rank", "replicaset"),
+    (
+        "s",
+        "ts",
+        "kind",
+        "replica",
+        "request",
+        "index",
+        "text",
+        "by_request",
+        "by_index",
+        "rank",
+        "replicaset",
+        "down_ns",
+    ),
 )
 
 SCHEMAS = (REQUESTS, PHASES, STRETCHES, STEPS, STAGES, LOADS, ATTEMPTS, DRAINS, GAUGES, MARKS)

@@ -152,6 +152,12 @@ class SimulatedBackend:
             each.pop(name, None)
         self._start_next()
 
+    def lose(self) -> None:
+        """Nobody wants any answer any more."""
+        for each in (self._waiting, self._entering, self._running):
+            each.clear()
+        self._plan()
+
     def _start_next(self) -> None:
         """Begin with those that have a slot."""
         cost, now_ns = self._cost, self._agenda.now_ns()
@@ -316,6 +322,13 @@ class SimulatedBackends:
         self._shown.pop(identity, None)
         for attempt, replica in self._replicas.pop(identity, {}).items():
             self._end(replica, (*identity, attempt))
+
+    def lose(self) -> None:
+        """The engine that sent all requests has died."""
+        self._replicas.clear()
+        for server in self._servers:
+            if server is not None:
+                server.lose()
 
     def measured(self, fact: BackendState) -> BackendState:
         """What the server's metrics say in place of a recorded fact, as far as that said anything."""

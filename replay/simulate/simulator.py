@@ -31,6 +31,7 @@ from eventlm.events import (
     Header,
     Launched,
     Marker,
+    Recovered,
     Rejected,
     Relayed,
     Snapshot,
@@ -236,6 +237,8 @@ class Simulator:
     def _take_fact(self, fact: Fact) -> None:
         if isinstance(fact, Streamed):
             self._backends.stream(fact)
+        elif isinstance(fact, Recovered):
+            self._backends.lose()
         self._publish(fact)
 
     def _publish(self, event: Event) -> None:

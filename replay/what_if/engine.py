@@ -23,6 +23,7 @@ from eventlm.events import (
     PluginRecord,
     PolicySwapped,
     PredictorSwapped,
+    Recovered,
     ReplicasetRecord,
     WorkerUp,
 )
@@ -253,12 +254,15 @@ def external_facts_of(run: RecordedRun, engine: AlternativeEngine) -> list[Fact]
     changes = engine.alternative.changes
     before, here = ({each.name: each.core.num_replicas for each in sets} for sets in (run.header.sets, engine.sets))
     facts = renumbered(_cold_start(run) + run.external_facts, before, here)
-    later = _further_replicas(facts, engine, before)
+    further = _further_replicas(facts, engine, before)
+    later, epoch = dict(further), 1
     found: list[Fact] = []
     for fact in facts:
         found += left_swaps(fact, run.header, changes) if isinstance(fact, PolicySwapped) else [fact]
-        if isinstance(fact, WorkerUp | BackendUp):
-            found += [structs.replace(fact, replica=number, epoch=1) for number in later.pop(fact.replica, ())]
+        if isinstance(fact, Recovered):
+            later, epoch = dict(further), epoch + 1
+        elif isinstance(fact, WorkerUp | BackendUp):
+            found += [structs.replace(fact, replica=number, epoch=epoch) for number in later.pop(fact.replica, ())]
     # Their causes have other positions here.
     found = [structs.replace(fact, c=0) for fact in found]
     requests, factor_ppm = run.workload.requests, engine.alternative.speed_up_ppm

@@ -23,6 +23,7 @@ from eventlm.events import (
     Paused,
     PolicySwapped,
     PredictorSwapped,
+    Recovered,
     Resumed,
     WorkerLost,
     WorkerUp,
@@ -41,6 +42,7 @@ INCIDENTS = (
     PredictorSwapped,
     CacheFlushed,
     FrontEndLost,
+    Recovered,
 )
 #: Incidents of one replica with a worker, and of one that is another server.
 OF_WORKER = (WorkerUp, WorkerLost, Desynced)
@@ -86,28 +88,46 @@ def for_engine(
     """The facts for an engine with these replicasets, in order. backends: the replicas that are other servers, with
     their beginning.
 
-    A replica whose incidents do not begin with a worker, or a server, has one from the start. Incidents of replicas
-    that the engine does not have are left out, and those of workers where it has servers. Raises UsageError for a swap
-    to a policy that is not installed.
+    A replica whose incidents do not begin with a worker, or a server, has one from the start; one without incidents has
+    another one as soon as the engine was recovered. Incidents of replicas that the engine does not have are left out,
+    and those of workers where it has servers. Raises UsageError for a swap to a policy that is not installed.
     """
     num_replicas = sum(each.config.num_replicas for each in sets)
     servers = backends or {}
+    named = {fact.replica for fact in incidents if isinstance(fact, OF_REPLICA)}
     begun: dict[int, Fact] = {}
     found: list[Fact] = []
+    epoch = 1
     for fact in incidents:
         if isinstance(fact, PolicySwapped):
             _check_swap(fact, sets)
+        if isinstance(fact, Recovered):
+            epoch += 1
+            others = [
+                _up(replica, servers, ts=fact.ts, epoch=epoch)
+                for replica in range(num_replicas)
+                if replica not in named
+            ]
+            found += [fact, *others]
+            continue
         if isinstance(fact, OF_REPLICA):
             if fact.replica >= num_replicas or isinstance(fact, OF_BACKEND) != (fact.replica in servers):
                 continue
             begun.setdefault(fact.replica, fact)
         found.append(fact)
     started: list[Fact] = [
-        servers.get(replica) or WorkerUp(replica=replica, epoch=1)
+        _up(replica, servers)
         for replica in range(num_replicas)
         if not isinstance(begun.get(replica), WorkerUp | BackendUp)
     ]
     return started + found
+
+
+def _up(replica: int, servers: Mapping[int, BackendUp], *, ts: int = 0, epoch: int = 1) -> Fact:
+    """A replica has a worker, or is a server that takes requests."""
+    if replica in servers:
+        return structs.replace(servers[replica], ts=ts, epoch=servers[replica].epoch + epoch - 1)
+    return WorkerUp(ts=ts, replica=replica, epoch=epoch)
 
 
 def _check_swap(fact: PolicySwapped, sets: Sequence[SetParts]) -> None:
@@ -124,6 +144,7 @@ def sped_up(incidents: Sequence[Fact], *, first_ns: int, factor_ppm: int) -> lis
 
     Outages last as long as they did: a worker starts no faster.
     """
+    replicas = {fact.replica: None for fact in incidents if isinstance(fact, OF_REPLICA)}
     #: By replica, or "pause": when an outage began, and when it does now.
     began: dict[object, tuple[int, int]] = {}
     found = []
@@ -136,5 +157,8 @@ def sped_up(incidents: Sequence[Fact], *, first_ns: int, factor_ppm: int) -> lis
             due_ns = fact.ts if fact.ts < first_ns else first_ns + (fact.ts - first_ns) * 1_000_000 // factor_ppm
         if isinstance(fact, WorkerLost | Desynced | BackendDown | Paused):
             began.setdefault(key, (fact.ts, due_ns))
+        elif isinstance(fact, Recovered):
+            for replica in replicas:
+                began.setdefault(replica, (fact.ts, due_ns))
         found.append(structs.replace(fact, ts=due_ns))
     return sorted(found, key=lambda fact: (fact.ts, fact.s))

@@ -9,7 +9,7 @@ from typing import Any
 from eventlm.bus.log_writer import LogWriter
 from eventlm.system.system import real_system
 from tests.simulation import Simulation
-from tests.workload import Machine, draw_backends, draw_machine
+from tests.workload import Chaos, Machine, draw_backends, draw_machine
 
 
 def backends_of(seed: int) -> Machine:
@@ -23,7 +23,8 @@ def backends_of(seed: int) -> Machine:
 
 def record_backends(folder: Path, seed: int, *, segment_bytes: int = 0, **options: Any) -> Path:
     """A random workload on such a machine, with all that may go wrong."""
-    options = {"machine": backends_of(seed), "check_every": 0} | options
+    chaos = Chaos(recoveries=seed % 3)
+    options = {"machine": backends_of(seed), "check_every": 0, "chaos": chaos} | options
     with LogWriter(real_system(), folder, f"backends-{seed}", segment_bytes=segment_bytes) as writer:
         Simulation(seed, writer=writer, **options).run()
         return writer.run_folder

@@ -15,6 +15,7 @@ from eventlm.events import (
     GrammarReady,
     Launched,
     Paused,
+    Recovered,
     Resumed,
     StepCompleted,
     WorkerLost,
@@ -107,6 +108,8 @@ def moments(log: Log) -> dict[int, None]:
         found[event.ts] = None
         if isinstance(event, StepCompleted):
             found |= dict.fromkeys([event.start_ns, event.end_ns, *chain.from_iterable(event.stages)])
+        elif isinstance(event, Recovered):
+            found[event.ts - event.down_ns] = None
         elif isinstance(event, Arrived):
             found |= dict.fromkeys([event.scheduling.received_ns, event.scheduling.ready_ns])
     return found
@@ -138,6 +141,10 @@ def spans(log: Log) -> Spans:
             if not up:
                 no_worker[-1] = (no_worker[-1][0], event.ts)
             newest[event.replica] = up[event.replica] = event.epoch
+        elif isinstance(event, Recovered):
+            if up:
+                no_worker.append((event.ts, 1 << 60))
+            up.clear()
         elif isinstance(event, WorkerLost | Desynced) and event.epoch >= newest.get(event.replica, 0):
             newest[event.replica] = event.epoch
             if up.pop(event.replica, None) is not None and not up:

@@ -62,6 +62,13 @@ GOLDEN = {
         5,
         10,
     ),
+    # The engine dies, and another one goes on: with texts whose end is owed, grammars, and two replicas.
+    "edf_recovered": Golden(
+        small_machine({"type": "edf", "min_deadline_ms": 1}, num_replicas=2, max_num_seqs=3, max_steps_in_flight=2),
+        Chaos(kills=0, grammars=0.3, text_ends=0.6, recoveries=2, poison_ppm=0),
+        49,
+        8,
+    ),
     # Recurrent layers: copies of states are kept and hit, blocks and slots are scarce.
     "fcfs_recurrent": Golden(
         with_states(small_machine({"type": "fcfs"}, num_blocks=20, max_model_len=76, max_num_seqs=3), 1),

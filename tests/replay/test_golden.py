@@ -35,6 +35,7 @@ def test_golden_traces_hold_what_they_are_there_for() -> None:
     tight = {"preempt memory", "preempt admission", "closing", "text_end", "cancel", "set_timer", "timer"}
     assert seen["edf_tight"] >= tight
     assert seen["lrs_dying_workers"] >= {"preempt lost", "worker_lost", "desync", "grammar", "route"}
+    assert seen["edf_recovered"] >= {"recovered killed", "preempt lost", "closing", "grammar"}
     objects = read_objects(FOLDER / "fcfs_recurrent.jsonl")
     states = [state for item in objects for state in item.get("states", [])]
     assert any(source not in (-1, slot) for _, slot, source, _ in states)

@@ -24,7 +24,7 @@ from eventlm.replay.verify.verifier import verify
 from eventlm.system.system import real_system
 from tests.replay.backend_runs import backends_of
 from tests.simulation import Simulation
-from tests.workload import draw_large_machine, draw_machine, with_sets, with_states
+from tests.workload import Chaos, draw_large_machine, draw_machine, with_sets, with_states
 
 NUM_PROCESSES = 2
 SEGMENT_BYTES = 8192
@@ -46,7 +46,7 @@ def record(folder: Path, seed: int, kind: str = "") -> Counter[str]:
         options = {"machine": backends_of(seed)}
     # One in five is in many segments; plug-ins are drawn by the seed modulo 48.
     with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
-        simulation = Simulation(seed, writer=writer, **options)
+        simulation = Simulation(seed, writer=writer, chaos=Chaos(recoveries=seed % 3), **options)
         counts: Counter[str] = Counter()
         simulation.engine_core.bus.attach(lambda event: counts.update(_names(event)))
         outcomes = simulation.run()

@@ -124,6 +124,8 @@ def _colour(interval: Interval) -> Colour:
         return Colour("between engine and worker", "#a9c9c4")
     if interval.cause == "exchange":
         return Colour("from stage to stage", "#86b0aa")
+    if interval.cause == "engine_down":
+        return Colour("engine down", "#8c4a5b")
     if interval.cause in ("lost_step", "cut_step"):
         return Colour("in steps that never completed", CUT)
     return Colour("waiting: other reasons", WAITS_OTHER)

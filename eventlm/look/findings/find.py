@@ -9,7 +9,13 @@ from msgspec import structs
 from eventlm.look.findings.backends import find_down_backends, find_failing_backends
 from eventlm.look.findings.finding import Finding, RunColumns
 from eventlm.look.findings.queueing import find_head_of_line, find_rejections, find_saturation, find_starvation
-from eventlm.look.findings.replicas import find_failing_plugins, find_imbalance, find_lost_hits, find_lost_workers
+from eventlm.look.findings.replicas import (
+    find_dead_engines,
+    find_failing_plugins,
+    find_imbalance,
+    find_lost_hits,
+    find_lost_workers,
+)
 from eventlm.look.findings.steps import find_predictor_off, find_stalls, find_thrash
 from eventlm.replay.index.index import Index
 from eventlm.replay.index.replicaset import of_replicaset
@@ -45,7 +51,7 @@ def find_all(index: Index) -> list[Finding]:
     if not len(index.drains):
         return []
     of_workers = _ALWAYS + (_OF_STATES if index.facts.is_verified else ())
-    found = []
+    found = [*find_dead_engines(RunColumns(index))]
     for number, record in enumerate(index.header.sets):
         run = RunColumns(of_replicaset(index, number), number)
         finders = _OF_BACKENDS if record.core.forwards else of_workers

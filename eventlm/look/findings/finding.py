@@ -26,6 +26,7 @@ FindingKind = Literal[
     "predictor_off",
     "plugin_failing",
     "worker_lost",
+    "engine_down",
     "rejections",
     "backend_failing",
     "backend_down",

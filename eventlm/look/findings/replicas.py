@@ -1,4 +1,4 @@
-"""Findings about replicas and plug-ins: imbalance, lost hits, lost workers, plug-ins that fail."""
+"""Findings about replicas, plug-ins and the engine: imbalance, lost hits, lost workers, what fails or dies."""
 
 from __future__ import annotations
 
@@ -113,6 +113,27 @@ def find_lost_workers(run: RunColumns) -> Iterator[Finding]:
         culprit=_who(marks["replica"][rows].tolist(), marks["rank"][rows].tolist()),
         impact_ppm=run.share_ppm(num_preempted, max(len(run.index.requests), 1)),
         figures={"num_lost": len(rows), "num_preempted": num_preempted, "num_failed": num_failed},
+        s=int(marks["s"][rows[0]]),
+        ts=int(marks["ts"][rows[0]]),
+    )
+
+
+def find_dead_engines(run: RunColumns) -> Iterator[Finding]:
+    """The engine died, and another one went on with the run."""
+    marks = run.index.marks
+    rows = np.flatnonzero(marks["kind"] == MarkKind.RECOVERED)
+    if not len(rows):
+        return
+    down_ns = int(marks["down_ns"][rows].sum())
+    reasons = Counter(run.index.name(text) or "unknown" for text in marks["text"][rows].tolist())
+    yield Finding(
+        kind="engine_down",
+        title=f"The engine was down {counted(len(rows), 'time')}",
+        text=f"In all for {seconds(down_ns)}. Most often: {reasons.most_common(1)[0][0]}. Each time all workers and "
+        "their caches were lost.",
+        culprit="the engine",
+        impact_ppm=run.share_ppm(down_ns, run.total_ns),
+        figures={"num_recoveries": len(rows), "down_ns": down_ns},
         s=int(marks["s"][rows[0]]),
         ts=int(marks["ts"][rows[0]]),
     )

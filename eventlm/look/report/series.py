@@ -22,6 +22,7 @@ _MARKED = {
     MarkKind.WORKER_LOST: "worker lost",
     MarkKind.DESYNCED: "worker lost",
     MarkKind.BACKEND_DOWN: "backend down",
+    MarkKind.RECOVERED: "engine down",
     MarkKind.GAP: "gap",
     MarkKind.POLICY: "policy",
     MarkKind.PAUSED: "paused",

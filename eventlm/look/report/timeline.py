@@ -40,6 +40,7 @@ _MARKS = {
     MarkKind.CANCELLED: "cancelled",
     MarkKind.FORWARD_FAILED: "attempt failed",
     MarkKind.BACKEND_DOWN: "backend down",
+    MarkKind.RECOVERED: "engine down",
 }
 #: Marks that are of one request.
 _OF_REQUESTS = (

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from eventlm.events import Arrived, BackendUp, Finished, Forwarded, ForwardFailed
+from eventlm.events import Arrived, BackendUp, Finished, Forwarded, ForwardFailed, Recovered
 from eventlm.metrics.rows import RequestRow
 from eventlm.replay.explain.explainer import explain
 from eventlm.replay.explain.result import Explanation
@@ -15,7 +15,7 @@ from tests.replay.backend_runs import record_backends
 from tests.replay.explained_logs import Log, check_sums, read
 
 NUM_RUNS = 30
-CAUSES = ("first_token", "streaming", "failed_attempt", "outrun", "cut_attempt")
+CAUSES = ("first_token", "streaming", "failed_attempt", "outrun", "cut_attempt", "engine_down")
 CAUSES += ("backend_limit", "backend", "backoff", "avoided", "paused")
 
 
@@ -58,7 +58,7 @@ def _check_against_metrics(explanation: Explanation, row: RequestRow) -> None:
 
 
 def test_attempts_are_those_of_the_log(explained: list[tuple[Log, list[Explanation]]]) -> None:
-    num_failed = 0
+    num_failed = num_lost = 0
     for log, explanations in explained:
         names = {event.replica: event.name for event in log.events if isinstance(event, BackendUp)}
         sent = {
@@ -71,6 +71,7 @@ def test_attempts_are_those_of_the_log(explained: list[tuple[Log, list[Explanati
             for event in log.events
             if isinstance(event, ForwardFailed)
         }
+        lost_ns = {event.ts for event in log.events if isinstance(event, Recovered)}
         found = {}
         for explanation in explanations:
             for attempt in explanation.attempts:
@@ -79,6 +80,9 @@ def test_attempts_are_those_of_the_log(explained: list[tuple[Log, list[Explanati
                 assert attempt.backend == names[attempt.replica]
                 if attempt.end in ("answered", "withdrawn", "cut"):
                     assert failed.get(identity, (attempt.ended_ns,))[0] >= attempt.ended_ns
+                elif attempt.end == "lost":
+                    num_lost += 1
+                    assert attempt.ended_ns in lost_ns
                 else:
                     num_failed += 1
                     assert failed[identity] == (attempt.ended_ns, attempt.end)
@@ -88,6 +92,7 @@ def test_attempts_are_those_of_the_log(explained: list[tuple[Log, list[Explanati
                 assert sum(attempt.num_tokens for attempt in explanation.attempts) == explanation.output_tokens
         assert found == sent
     assert num_failed > 50
+    assert num_lost > 10
 
 
 def test_a_later_segment_explains_its_part(explained: list[tuple[Log, list[Explanation]]]) -> None:

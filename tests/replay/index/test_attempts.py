@@ -12,7 +12,7 @@ from tests.replay.explained_logs import read
 
 SEEDS = range(16)
 #: Ends that are no failures.
-OK = ("answered", "withdrawn", "cut")
+OK = ("answered", "withdrawn", "cut", "lost")
 
 
 def test_attempts_are_those_that_are_explained(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
     path = tmp_path / "x.index"
     write_index(path, _content())
     content = path.read_bytes()
-    for damaged in (b"", content[:50], content[:-1], content + b"x", content.replace(b'"format":4', b'"format":1')):
+    for damaged in (b"", content[:50], content[:-1], content + b"x", content.replace(b'"format":5', b'"format":1')):
         path.write_bytes(damaged)
         with pytest.raises(BrokenIndexError):
             read_index(path)
