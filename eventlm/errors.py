@@ -58,6 +58,10 @@ class UsageError(EventLMError):
     exit_code = ExitCode.USAGE
 
 
+class TooLittleMemoryError(UsageError):
+    """The memory that is free now is too little for what is asked for."""
+
+
 class InputError(UsageError, ValueError):
     """A value in a request is wrong. It is a ValueError too, as callers of Python libraries expect.
 

@@ -18,7 +18,7 @@ from eventlm.config.core import most_blocks
 from eventlm.config.structs import memory_bytes
 from eventlm.core.shards import context_capacity
 from eventlm.engine.setup import layout_of
-from eventlm.errors import UsageError
+from eventlm.errors import TooLittleMemoryError, UsageError
 from eventlm.models.config import (
     check_runs_on_gpu,
     kv_bytes_per_token,
@@ -333,7 +333,7 @@ def _plan_in_memory(
     left = free - num_replicas * (sizes.weights + sizes.activations + tables)
     if num_replicas * (sizes.sequence + sizes.states) > left:
         takes, remedy = _takes_and_remedy(config, folder, num_replicas, sizes, tables)
-        raise UsageError(
+        raise TooLittleMemoryError(
             f"{takes}, and {_mib(free)} of memory are free; {remedy}take a smaller model, or end other programs"
         )
     if cache.num_blocks:
@@ -390,7 +390,7 @@ def _too_small(config: Config, sizes: _Sizes | None, num_blocks: int) -> UsageEr
     if cache.kv_memory == "auto":
         have, tables = "the memory that is free", sizes.position * asked
     beside = _beside((("states", sizes.states), ("rotary tables", tables)))
-    return UsageError(
+    return (TooLittleMemoryError if cache.kv_memory == "auto" else UsageError)(
         f"{have} is too little: {wish} needs {needed:,} KV blocks of {sizes.block:,} bytes for each replica{beside}; "
         f"give --kv-memory {kib}KiB or more{remedy}"
     )
@@ -454,7 +454,7 @@ def _check_sequence_fits(config: Config, folder: Path, sizes: _Sizes, tables: in
                 f"; {'raise it, ' if needed <= gpu.total_bytes else ''}{remedy}or take a smaller model"
             )
         if needed > gpu.free_bytes:
-            raise UsageError(
+            raise TooLittleMemoryError(
                 f"{takes}, and of the {_mib(gpu.total_bytes)} of {_name(gpu)} {_mib(gpu.free_bytes)} are "
                 f"free; {remedy}end other programs on it, which `nvidia-smi` lists, or take a smaller model"
             )

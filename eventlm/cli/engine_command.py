@@ -63,11 +63,14 @@ async def run_until_signal(engine: InferenceEngine, work: Coroutine[Any, Any, No
 class StopSignals:
     """Within `with`, in a running loop, signals set `stop` and then `cut` and end nothing by themselves.
 
-    SIGHUP calls `on_hangup`, where that is given.
+    SIGHUP calls `on_hangup` and SIGUSR2 `on_restart`, where they are given.
     """
 
-    def __init__(self, *, on_hangup: Callable[[], object] | None = None) -> None:
-        self._on_hangup = on_hangup
+    def __init__(
+        self, *, on_hangup: Callable[[], object] | None = None, on_restart: Callable[[], object] | None = None
+    ) -> None:
+        others = {signal.SIGHUP: on_hangup, signal.SIGUSR2: on_restart}
+        self._actions = {number: action for number, action in others.items() if action is not None}
         self.stop = asyncio.Event()
         self.cut = asyncio.Event()
         #: The signal that set `stop`.
@@ -82,18 +85,16 @@ class StopSignals:
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._receive, number)
-        if self._on_hangup is not None:
-            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        for number, action in self._actions.items():
+            loop.add_signal_handler(number, action)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, *self._actions):
             loop.remove_signal_handler(number)
-        if self._on_hangup is not None:
-            loop.remove_signal_handler(signal.SIGHUP)
 
     def _receive(self, number: signal.Signals) -> None:
         if self.stop.is_set():

@@ -51,11 +51,15 @@ class Abort(Struct, frozen=True, tag="abort"):
     request: str
 
 
+class Restart(Struct, frozen=True, tag="restart"):
+    """Let an engine with the code and the configuration that are on the disk go on in this one's place."""
+
+
 class ReadStatus(Struct, frozen=True, tag="status"):
     """Return the status and change nothing."""
 
 
-AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, ReadStatus, BackendAction]  # noqa: UP007
+AdminAction = Union[Drain, Pause, Resume, SwapPolicy, FlushCache, Abort, Restart, ReadStatus, BackendAction]  # noqa: UP007
 
 
 class UnknownPolicyError(EventLMError):
@@ -68,6 +72,10 @@ class UnknownRequestError(EventLMError):
 
 class AmbiguousRequestError(EventLMError):
     """Several replies under way have this id."""
+
+
+class RestartError(EventLMError):
+    """No other engine can take over."""
 
 
 class FlushedCache(Struct, frozen=True, kw_only=True):

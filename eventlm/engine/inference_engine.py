@@ -7,7 +7,7 @@ timers only wake the drain: due timers are the core's own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,18 @@ from msgspec import UNSET
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
-from eventlm.engine.admin import AdminAction, Drain, EngineStatus, Pause, Resume, carry_out, reply_named, status_of
+from eventlm.engine.admin import (
+    AdminAction,
+    Drain,
+    EngineStatus,
+    Pause,
+    Restart,
+    RestartError,
+    Resume,
+    carry_out,
+    reply_named,
+    status_of,
+)
 from eventlm.engine.backend import AnswerDelta, AnswerEnd, AttemptId, BackendError
 from eventlm.engine.backends import actions as backend_actions
 from eventlm.engine.backends.actions import BackendAction
@@ -87,6 +98,8 @@ class InferenceEngine:
         self._system = system
         #: Called after each change of the state, of `paused`, of `has_worker` and of `num_waiting_for_room`.
         self.on_state: Callable[[], None] | None = None
+        #: Makes another engine ready to go on in this one's place. Raises RestartError if none can.
+        self.on_restart: Callable[[], Awaitable[None]] = _cannot_restart
         self._state: EngineState = "loading"
         self.server_id = system.chance.identity("server-")
         self.model_names = [name for each in self.setups for name in each.core.models]
@@ -383,7 +396,8 @@ class InferenceEngine:
 
     async def administer(self, action: AdminAction) -> EngineStatus:
         """Do what an operator asks and return the engine's status. Raises UnknownPolicyError, UnknownRequestError,
-        AmbiguousRequestError, UnknownBackendError, UsageError for what backends cannot do, or EngineUnavailableError.
+        AmbiguousRequestError, UnknownBackendError, UsageError for what backends cannot do, RestartError, or
+        EngineUnavailableError.
         """
         engine_core = self._require_engine_core()
         self._check_alive()
@@ -391,6 +405,8 @@ class InferenceEngine:
             raise EngineUnavailableError("the engine is being stopped")
         if isinstance(action, BackendAction):
             return await self._administer_backends(action)
+        if isinstance(action, Restart):
+            await self.on_restart()
         flushed = carry_out(action, engine_core, self.registry, self._drain)
         # A drain that failed has ended the engine.
         self._check_alive()
@@ -585,6 +601,11 @@ class InferenceEngine:
             if self._span_exporter is not None:
                 await self._span_exporter.stop()
 
+    def hand_over(self) -> None:
+        """Close the log as it is: another process goes on with the run. This one must end at once."""
+        self._drain()
+        self._require_engine_core().close()
+
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue what an edge has found in a text; nothing if the request has ended."""
         if self._engine_core is not None:
@@ -681,3 +702,7 @@ class InferenceEngine:
         if self._engine_core is None:
             raise EngineUnavailableError("the engine is not running")
         return self._engine_core
+
+
+async def _cannot_restart() -> None:
+    raise RestartError("nothing would start the next engine; start the server with --recover")

@@ -17,7 +17,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from eventlm.config import Config
-from eventlm.engine.admin import AdminAction, AmbiguousRequestError, UnknownPolicyError, UnknownRequestError
+from eventlm.engine.admin import (
+    AdminAction,
+    AmbiguousRequestError,
+    RestartError,
+    UnknownPolicyError,
+    UnknownRequestError,
+)
 from eventlm.engine.backends.backend_set import UnknownBackendError
 from eventlm.engine.explanations import NotExplainedError
 from eventlm.engine.object_store.actions import (
@@ -329,6 +335,7 @@ ERRORS: dict[str, type[EventLMError]] = {
         UnknownPolicyError,
         UnknownRequestError,
         AmbiguousRequestError,
+        RestartError,
         UnknownBackendError,
         NotExplainedError,
         NoReportError,

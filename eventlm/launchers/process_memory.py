@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from eventlm.errors import UsageError
+from eventlm.errors import TooLittleMemoryError
 from eventlm.system.free_memory import free_bytes
 from eventlm.worker.protocol import FAKE_MODEL
 
@@ -15,7 +15,7 @@ FAKE_PROCESS_BYTES = 12 << 20
 
 
 def check_process_memory(num_workers: Mapping[str, int], advice: str) -> None:
-    """Raise UsageError if the memory that is free does not hold so many workers of each model.
+    """Raise TooLittleMemoryError if the memory that is free does not hold so many workers of each model.
 
     advice: what to do about it, as the rest of a sentence.
     """
@@ -24,7 +24,7 @@ def check_process_memory(num_workers: Mapping[str, int], advice: str) -> None:
     )
     num_here = sum(num_workers.values())
     if num_here > 1 and needed > (free := free_bytes()):
-        raise UsageError(
+        raise TooLittleMemoryError(
             f"{num_here:,} worker processes take at least {needed >> 20:,} MiB beside their model, and {free >> 20:,} "
             f"MiB of memory are free here; {advice}"
         )

@@ -44,6 +44,8 @@ LATEST_TAG = ":latest"
 FINAL_WRITES_SECONDS = 5.0
 #: They hold their bodies, and places in the queue of a model that others may ask for.
 MAX_SHADOWS = 256
+#: How long requests wait for an engine that goes on where the one before has ended.
+RECOVERY_SECONDS = 10.0
 
 
 class _Named(msgspec.Struct):
@@ -115,6 +117,9 @@ class ServerContext:
         self.created = created or system.clock.unix_s()
         self.session_key = session_key or system.chance.token_bytes(16)
         self.draining = False
+        #: Set unless the engine goes on where the one before has ended, and is not ready yet.
+        self.recovered = asyncio.Event()
+        self.recovered.set()
         #: How many and how long, in ns, by route, method and class of status.
         self._http_requests: dict[tuple[str, str, str], tuple[int, int]] = {}
         self._cut = False
@@ -172,12 +177,21 @@ class ServerContext:
         match self.engine.state:
             case "ready":
                 return
+            case "loading" if not self.recovered.is_set():
+                raise unavailable("The engine has ended, and the next one goes on; try again.", code="recovering")
             case "loading":
                 raise unavailable("The model is still loading; try again.")
             case "draining":
                 raise unavailable("The server is draining and takes no new requests; try another one or try again.")
             case "dead":
                 raise unavailable("The engine has died; see the server's log.")
+
+    async def until_recovered(self) -> None:
+        """Wait for an engine that goes on where the one before has ended, for a while."""
+        if not self.recovered.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RECOVERY_SECONDS):
+                    await self.recovered.wait()
 
     def add_model(self, names: Sequence[str], text: TextOfModel) -> None:
         """Requests may name a model of another replicaset too."""

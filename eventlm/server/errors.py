@@ -9,7 +9,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from eventlm.engine.admin import AmbiguousRequestError
+from eventlm.engine.admin import AmbiguousRequestError, RestartError
 from eventlm.engine.backend import BackendFailure
 from eventlm.engine.object_store.actions import ObjectStoreError
 from eventlm.engine.rate_limits import RateLimitError, RateLimitState
@@ -219,6 +219,8 @@ def api_error(error: Exception, *, prompt_param: str = "prompt") -> ApiError:
                 param=IDEMPOTENCY_HEADER,
                 code="idempotency_key_reused",
             )
+        case RestartError():
+            return ApiError(409, f"Not restarted: {error}.", code="not_restarted", should_retry=False)
         case TakenOverError():
             message = "This stream is continued on another connection."
             return ApiError(409, message, code=TAKEN_OVER, should_retry=False)

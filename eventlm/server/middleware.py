@@ -165,6 +165,8 @@ async def authenticate(request: web.Request, handler: Handler) -> web.StreamResp
     request[PRINCIPAL] = principal = ANYBODY if called in scopes and scope is None else _find_principal(request, keys)
     if scope is not None and scope not in principal.scopes:
         raise _lacks_scope(scope, keys, sent_one=bool(_sent_key(request)))
+    if scope == "inference":
+        await request.app[CONTEXT].until_recovered()
     return await handler(request)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
 _PAGE_BYTES = resource.getpagesize()
 #: How often a process looks whether its parent lives.
 PARENT_POLL_S = 0.5
+#: How often a process looks whether killed orphans have ended.
+_ORPHAN_POLL_S = 0.005
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessUsage(NamedTuple):
@@ -81,6 +87,14 @@ class Processes(Protocol):
         """Block this thread until this process has another parent than that one."""
         ...
 
+    def adopt_orphans(self) -> None:
+        """Let this process be the parent of what its children have started, once they have ended."""
+        ...
+
+    async def end_orphans(self, spawned: Container[int]) -> None:
+        """Kill all children but those with these ids, and wait until they have ended."""
+        ...
+
     def exit(self, status: int, line: str = "") -> NoReturn:
         """End this process at once, whatever its threads do. line: written to stderr before."""
         ...
@@ -126,6 +140,23 @@ class SystemProcesses:
         while os.getppid() == parent_pid:
             time.sleep(PARENT_POLL_S)  # noqa: ASYNC251
 
+    def adopt_orphans(self) -> None:
+        """As Processes.adopt_orphans."""
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    async def end_orphans(self, spawned: Container[int]) -> None:
+        """As Processes.end_orphans."""
+        import asyncio
+
+        while orphans := [pid for pid in _children() if pid not in spawned]:
+            for pid in orphans:
+                with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
+            await asyncio.sleep(_ORPHAN_POLL_S)
+
     def exit(self, status: int, line: str = "") -> NoReturn:
         """As Processes.exit."""
         try:
@@ -167,3 +198,12 @@ class SystemProcesses:
             pass_fds=pass_fds,
             start_new_session=True,
         )
+
+
+def _children() -> list[int]:
+    """Ids of this process's children, whichever thread started or adopted them."""
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += [int(pid) for pid in (thread / "children").read_text().split()]
+    return found

@@ -20,6 +20,8 @@ from eventlm.engine.admin import (
     FlushedCache,
     Pause,
     ReadStatus,
+    Restart,
+    RestartError,
     Resume,
     SwapPolicy,
     UnknownPolicyError,
@@ -61,6 +63,8 @@ async def test_actions_are_facts(tmp_path: Path) -> None:
             await do(SwapPolicy(name="lpm"))
         with pytest.raises(UnknownPolicyError, match=r"'efd'; did you mean edf\? Installed at start: fcfs, edf, lrs; "):
             await do(SwapPolicy(name="efd"))
+        with pytest.raises(RestartError, match="start the server with --recover"):
+            await do(Restart())
         assert (await do(Pause())).paused
         assert engine.metrics().paused
         waiting = await submit(engine, request(12, prompt=range(40)), submission())

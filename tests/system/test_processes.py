@@ -94,3 +94,28 @@ async def test_a_killed_process_has_the_signal_as_its_status() -> None:
     assert await process.wait() == process.returncode == -signal.SIGKILL
     with pytest.raises(ProcessLookupError):
         process.kill()
+
+
+def test_orphans_of_its_children_are_ended() -> None:
+    code = """
+        import asyncio, subprocess, sys
+        from pathlib import Path
+        from eventlm.system.processes import SystemProcesses
+
+        PARENT = "import subprocess, sys; print(subprocess.Popen(['sleep', '1000'], stdout=-3).pid)"
+
+        def running(pid):
+            return Path(f"/proc/{pid}").exists()
+
+        processes = SystemProcesses()
+        processes.adopt_orphans()
+        spawned = subprocess.Popen(["sleep", "1000"], stdout=-3)
+        orphans = [int(subprocess.run([sys.executable, "-c", PARENT], stdout=-1).stdout) for _ in range(2)]
+        before = [running(pid) for pid in orphans]
+        asyncio.run(processes.end_orphans({spawned.pid}))
+        print(before, [running(pid) for pid in orphans], spawned.poll())
+        spawned.kill()
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert ended.stdout == "[True, True] [False, False] None\n", ended.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from eventlm.cli.config_flags import add_config_flags, add_model_argument, with_config
+from eventlm.cli.config_flags import add_config_flags, add_model_argument, given_options, with_config
 from eventlm.cli.engine_command import StopSignals
 from eventlm.cli.parser import Parser, exit_code_lines
 from eventlm.config import Config
@@ -19,14 +19,16 @@ def configure(parser: Parser) -> None:
         "(/v1/messages), vLLM (/tokenize, /pooling and others), llama.cpp (/completion, /props and others) and\n"
         "Ollama (/api/chat and others), with a chat page at / and a dashboard at /dashboard. /openapi.json describes\n"
         "all of it; /health, /metrics and /version are for monitors.\n"
-        "Operators have /admin/status, drain, pause, resume, policy, cache/flush, requests/ID/abort and backends,\n"
-        "with a key of the scope admin.\n"
+        "Operators have /admin/status, drain, pause, resume, restart, policy, cache/flush, requests/ID/abort and\n"
+        "backends, with a key of the scope admin.\n"
         "Without MODEL it is the default model, fetched at its first use. With --backend other servers run the model,\n"
         "and this one schedules and records their requests.\n\n"
         "Every run is recorded in $EVENTLM_STATE/runs, by default ~/.local/state/eventlm/runs, or in --record DIR;\n"
         "`eventlm replay` verifies the newest.\n\n"
         "SIGTERM and Ctrl-C let running requests end, for up to --drain-seconds; a second one ends them.\n"
-        "SIGHUP reads the API keys and the TLS certificate again."
+        "SIGHUP reads the API keys and the TLS certificate again. With --recover, an engine that dies is followed by\n"
+        "another one, and SIGUSR2 or /admin/restart lets one with the code and the configuration that are on the disk\n"
+        "take over."
     )
     parser.usage = "eventlm serve [MODEL] [--record DIR | --no-record] [flags]"
     parser.epilog = """\
@@ -73,11 +75,15 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
     """Serve until a signal; returns 0 after a clean end."""
     import uvloop
 
+    # Front ends are not kept yet.
+    if config.record.recover and not config.server.api_servers:
+        return uvloop.run(_keep(config, arguments))
     uvloop.run(_serve(config))
-    return 0
+    return ExitCode.OK
 
 
 async def _serve(config: Config) -> None:
+    """Serve in this process."""
     from eventlm.cli.serve.server import begun, compose_server
     from eventlm.system.system import real_system
 
@@ -86,3 +92,19 @@ async def _serve(config: Config) -> None:
         server = await compose_server(system, beginning)
         with StopSignals(on_hangup=server.reload) as signals:
             await server.run(beginning, stop=signals.stop, cut=signals.cut)
+
+
+async def _keep(config: Config, arguments: argparse.Namespace) -> int:
+    """Let this process be the keeper of another one that serves; returns the exit code."""
+    from eventlm.cli.logging_setup import configure_logging
+    from eventlm.keeper.keeper import Keeper
+    from eventlm.keeper.protocol import ConfigSource
+    from eventlm.system.system import real_system
+
+    configure_logging(config.log)
+    system = real_system()
+    system.processes.adopt_orphans()
+    source = ConfigSource(arguments.config, given_options(arguments))
+    keeper = Keeper(system, config, source, module="eventlm.cli.serve.engine")
+    with StopSignals(on_hangup=keeper.reload, on_restart=keeper.restart) as signals:
+        return await keeper.run(signals.stop, signals.cut)

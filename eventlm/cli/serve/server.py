@@ -14,6 +14,7 @@ from eventlm.cli.serve.file_limit import raise_file_limit
 from eventlm.config import Config, ServerConfig
 from eventlm.config.core import MAX_NUMBER
 from eventlm.config.structs import AUTO
+from eventlm.errors import TooLittleMemoryError
 from eventlm.system.collector import lasting_objects
 
 if TYPE_CHECKING:
@@ -41,17 +42,14 @@ async def begun(system: System, config: Config) -> AsyncIterator[Beginning]:
     """
     from msgspec import structs
 
-    from eventlm.config.replicasets import configs_of_replicasets
     from eventlm.engine.plugins.launchers import resolve_launcher
-    from eventlm.engine.setup import num_own_workers, resolve_plugins
+    from eventlm.engine.setup import num_own_workers
     from eventlm.launchers.spawned_worker import spawned_ahead
     from eventlm.system.processors import usable_cores
     from eventlm.worker.protocol import FAKE_MODEL
 
     # A mistake in them is found before there are processes to end.
-    configs = list(configs_of_replicasets(config).values())
-    for own in configs:
-        resolve_plugins(own.scheduler)
+    configs = _check_plugins(config)
     with_workers = [own for own in configs if num_own_workers(own)]
     launchers = [resolve_launcher(own.parallel.launcher) for own in with_workers]
     # Workers inherit the limit.
@@ -61,6 +59,17 @@ async def begun(system: System, config: Config) -> AsyncIterator[Beginning]:
         num_workers = min(sum(map(num_own_workers, with_workers)), usable_cores())
     async with spawned_ahead(system, num_workers, "torch") as spawned:
         yield Beginning(structs.replace(config, server=server), few_files, spawned)
+
+
+def _check_plugins(config: Config) -> list[Config]:
+    """The configurations of all replicasets. Raises UsageError for plug-ins that there are not."""
+    from eventlm.config.replicasets import configs_of_replicasets
+    from eventlm.engine.setup import resolve_plugins
+
+    configs = list(configs_of_replicasets(config).values())
+    for own in configs:
+        resolve_plugins(own.scheduler)
+    return configs
 
 
 class ComposedServer(NamedTuple):
@@ -121,48 +130,68 @@ class ComposedServer(NamedTuple):
         log.info("stopped")
 
 
-async def compose_server(system: System, beginning: Beginning, *, binds: bool = True) -> ComposedServer:
+def load_libraries() -> None:
+    """Import what a server needs, which takes seconds."""
+    with lasting_objects():
+        import eventlm.bootstrap.backends
+        import eventlm.bootstrap.composition
+        import eventlm.bootstrap.front_ends
+        import eventlm.cli.serve.front_end
+        import eventlm.gateway.client
+        import eventlm.server.http_server  # noqa: F401
+
+
+async def compose_server(
+    system: System, beginning: Beginning, *, binds: bool = True, is_trial: bool = False
+) -> ComposedServer:
     """Find all that can be wrong before a model is fetched, and compose the server. binds: False if it gets sockets.
+    is_trial: beside a server that uses its files and its memory.
 
     Raises UsageError, CheckpointError or PullError.
     """
-    with lasting_objects():
-        import structlog
+    load_libraries()
+    import structlog
 
-        from eventlm.bootstrap.backends import ask_backends
-        from eventlm.bootstrap.composition import compose
-        from eventlm.bootstrap.front_ends import ServerWithFrontEnds
-        from eventlm.bootstrap.text_parts import TextParts
-        from eventlm.cli.logging_setup import configure_logging
-        from eventlm.cli.serve.front_end import make_context
-        from eventlm.engine.object_store.database import check_file
-        from eventlm.gateway.client import HttpBackend
-        from eventlm.server.auth.api_keys import ApiKeys
-        from eventlm.server.batches.folder import BatchFolder
-        from eventlm.server.http_server import check_config
-        from eventlm.server.scheduling import check_key_classes
+    from eventlm.bootstrap.backends import ask_backends
+    from eventlm.bootstrap.composition import compose
+    from eventlm.bootstrap.front_ends import ServerWithFrontEnds
+    from eventlm.bootstrap.text_parts import TextParts
+    from eventlm.cli.logging_setup import configure_logging
+    from eventlm.cli.serve.front_end import make_context
+    from eventlm.engine.object_store.database import check_file
+    from eventlm.gateway.client import HttpBackend
+    from eventlm.server.auth.api_keys import ApiKeys
+    from eventlm.server.batches.folder import BatchFolder
+    from eventlm.server.http_server import check_config
+    from eventlm.server.scheduling import check_key_classes
 
     config = beginning.config
     configure_logging(config.log)
-    log = structlog.get_logger("eventlm.serve")
     await check_config(config.server, binds=binds)
     keys = ApiKeys(system, config.server)
-    check_file(config.server)
+    if not is_trial:
+        check_file(config.server)
     if config.server.batch_dir:
         BatchFolder(system, config.server)
     config, no_record = _choose_record(with_room_for_batches(config))
     asked = await ask_backends(config, HttpBackend)
     engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(config, all_sets=True, backends=asked)
-    for warning in [*no_record, *beginning.warnings, *warnings, *_exposure(config.server)]:
-        log.warning(warning)
     text = TextParts(tokenizer, defaults, facts, engine.setup.forwards)
     context = make_context(system, engine, engine.setup.config, text, vocab_size=vocab_size, keys=keys, others=others)
-    for warning in check_key_classes(context):
-        log.warning(warning)
+    warnings = [*no_record, *beginning.warnings, *warnings, *_exposure(config.server), *check_key_classes(context)]
+    for warning in [] if is_trial else warnings:
+        structlog.get_logger("eventlm.serve").warning(warning)
     front_ends = None
     if config.server.api_servers:
         front_ends = ServerWithFrontEnds(system, engine, module="eventlm.cli.serve.front_end")
     return ComposedServer(engine, context, front_ends)
+
+
+async def check_server(system: System, config: Config) -> None:
+    """Raise what a start with this configuration would, but for what a server that runs keeps it from."""
+    _check_plugins(config)
+    with contextlib.suppress(TooLittleMemoryError):
+        await compose_server(system, Beginning(config, [], []), binds=False, is_trial=True)
 
 
 def with_room_for_batches(config: Config) -> Config:

@@ -17,6 +17,7 @@ from eventlm.engine.admin import (
     FlushCache,
     Pause,
     ReadStatus,
+    Restart,
     Resume,
     SwapPolicy,
     UnknownPolicyError,
@@ -80,6 +81,13 @@ async def resume(request: web.Request) -> web.Response:
     return await _act(request, Resume())
 
 
+async def restart(request: web.Request) -> web.Response:
+    """Start an engine from the code and the configuration that are on the disk, check it, and let it take over the
+    requests under way. A 409 says why it cannot; the engine goes on then. Needs `--recover`.
+    """
+    return await _act(request, Restart())
+
+
 async def swap_policy(request: web.Request) -> web.Response:
     """Order requests by another of the policies installed at start."""
     body = decode_request(await read_body(request), PolicyRequest, {})
@@ -105,6 +113,7 @@ ADMIN_ENDPOINTS = (
     Endpoint("POST", "/admin/drain", drain, reply=EngineStatus, errors=(503,), scope="admin"),
     Endpoint("POST", "/admin/pause", pause, reply=EngineStatus, errors=(503,), scope="admin"),
     Endpoint("POST", "/admin/resume", resume, reply=EngineStatus, errors=(503,), scope="admin"),
+    Endpoint("POST", "/admin/restart", restart, reply=EngineStatus, errors=(409, 503), scope="admin"),
     Endpoint("POST", "/admin/policy", swap_policy, PolicyRequest, EngineStatus, errors=(503,), scope="admin"),
     Endpoint("POST", "/admin/cache/flush", flush_cache, reply=EngineStatus, errors=(503,), scope="admin"),
     Endpoint("GET", "/admin/requests/{id:.+}", any_request_info, reply=RequestInfo, errors=(409, 503), scope="admin"),

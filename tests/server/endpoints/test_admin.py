@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.engine.admin import Abort, Drain, FlushCache, Pause, ReadStatus, Resume, SwapPolicy
+from eventlm.engine.admin import Abort, Drain, FlushCache, Pause, ReadStatus, Restart, RestartError, Resume, SwapPolicy
 from eventlm.engine.request import EngineUnavailableError
 from tests.processes import wait_until
 from tests.server.auth.test_api_keys import TWO_KEYS, bearer, write
@@ -18,6 +18,7 @@ ACTIONS = [
     ("/admin/drain", Drain()),
     ("/admin/pause", Pause()),
     ("/admin/resume", Resume()),
+    ("/admin/restart", Restart()),
     ("/admin/cache/flush", FlushCache()),
     ("/admin/requests/cmpl-1/abort", Abort(request="cmpl-1")),
 ]
@@ -103,6 +104,15 @@ def test_an_engine_that_is_not_there(guarded: RunningServer, monkeypatch: pytest
     refused = guarded.request("POST", "/admin/pause", headers=OPS)
     assert_error(refused, 503, "server_error", message="not running")
     assert refused.headers["retry-after"]
+
+
+def test_a_restart_that_cannot_be_says_why(guarded: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def administer(action: object) -> None:
+        raise RestartError("eventlm.toml: no")
+
+    monkeypatch.setattr(guarded.engine, "administer", administer)
+    refused = guarded.request("POST", "/admin/restart", headers=OPS)
+    assert_error(refused, 409, INVALID, None, "not_restarted", message="Not restarted: eventlm.toml: no.")
 
 
 def test_it_needs_the_scope(guarded: RunningServer) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from eventlm._version import __version__
@@ -22,6 +24,29 @@ def test_ready_paused_and_draining(server: RunningServer, method_and_path: str) 
     assert method == "HEAD" or server.request(method, path).json() == {"status": "paused"}
     server.engine.state = "draining"
     assert server.request(method, path).status == 503
+
+
+def test_while_the_next_engine_starts_requests_wait_and_monitors_are_told(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.engine.state = "loading"
+    assert server.request("GET", "/health").json()["error"]["code"] is None
+    server.loop.call_soon_threadsafe(server.context.recovered.clear)
+    reply = server.request("GET", "/health")
+    assert (reply.status, reply.json()["error"]["code"]) == (503, "recovering")
+    assert "retry-after" in reply.headers
+    with ThreadPoolExecutor(1) as threads:
+        completion = threads.submit(server.post, "/v1/completions", {"model": "test", "prompt": "x"})
+        with pytest.raises(TimeoutError):
+            completion.result(0.1)
+        server.engine.state = "ready"
+        server.loop.call_soon_threadsafe(server.context.recovered.set)
+        assert completion.result().status == 200
+    monkeypatch.setattr("eventlm.server.context.RECOVERY_SECONDS", 0.01)
+    server.engine.state = "loading"
+    server.loop.call_soon_threadsafe(server.context.recovered.clear)
+    reply = server.post("/v1/completions", {"model": "test", "prompt": "x"})
+    assert (reply.status, reply.json()["error"]["code"]) == (503, "recovering")
 
 
 def test_of_a_server_of_backends_it_says_so(server: RunningServer) -> None:

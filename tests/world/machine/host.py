@@ -6,7 +6,7 @@ import asyncio
 import errno
 import subprocess
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -337,6 +337,16 @@ class WorldProcesses:
             await suspend(begin)
         delay_ns = process.world.draws.between(0, round(PARENT_POLL_S * 1e9), "orphan", process.pid)
         await suspend(lambda go_on: process.after(delay_ns, go_on))
+
+    def adopt_orphans(self) -> None:
+        """As Processes.adopt_orphans: the world knows whose descendant a process is."""
+
+    async def end_orphans(self, spawned: Container[int]) -> None:
+        """As Processes.end_orphans."""
+        for each in [*self._process.world.processes]:
+            parent = each.parent
+            if parent is not None and parent.is_dead and parent.parent is self._process and each.pid not in spawned:
+                each.end(-SIGKILL)
 
     def exit(self, status: int, line: str = "") -> NoReturn:
         """As Processes.exit."""

@@ -1,0 +1,113 @@
+"""Messages between the keeper and an engine's process: msgpack over a socket pair. No pickle, no code.
+
+The keeper sends `Prepare` first. The process answers `EnginePrepared`, or it sends `StartFailed` and ends. After
+`TakeOver` it serves, and sends `Serving` once it takes requests. It sends an `EngineBeat` at intervals all the time.
+
+A keeper outlives the code that it was started from, so later versions of eventlm may add fields with defaults. Anything
+else needs a new `VERSION`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Union
+
+import msgspec
+from msgspec import Struct
+
+from eventlm.config import Config
+
+VERSION = 1
+
+
+class ConfigSource(Struct, frozen=True):
+    """Where a configuration is read from: a file, if there is one, and options of the command line by name."""
+
+    path: str | None
+    options: dict[str, Any]
+
+
+class Prepare(Struct, frozen=True, kw_only=True, tag="prepare"):
+    """Get ready to take over. config: what to serve, as `encode` makes it.
+
+    source: in its place, where to read the configuration, which is then checked beside the engine that serves now.
+    ahead: there is no hurry.
+    """
+
+    version: int
+    config: bytes = b""
+    source: ConfigSource | None = None
+    ahead: bool = False
+
+
+class TakeOver(Struct, frozen=True, tag="take_over"):
+    """Serve. follows: why the engine before has ended, in words; empty if there was none."""
+
+    follows: str
+
+
+class KeeperSignal(Struct, frozen=True, tag="signal"):
+    """reload: reload files that may have changed. drain: refuse new requests, finish the running ones, and exit. cut:
+    end the running requests now.
+    """
+
+    kind: Literal["reload", "drain", "cut"]
+
+
+class HandOver(Struct, frozen=True, tag="hand_over"):
+    """Close the log between two steps, without an end, and exit: another process is ready to go on."""
+
+
+class RestartAnswer(Struct, frozen=True, tag="restart_answer"):
+    """Of the `RestartRequest` with this number: why there is no restart, in one line; empty if there is one."""
+
+    id: int
+    error: str
+
+
+class EnginePrepared(Struct, frozen=True, tag="prepared"):
+    """It can take over with this configuration. kept: its options that the keeper goes by."""
+
+    config: bytes
+    kept: dict[str, str | int]
+
+
+class Serving(Struct, frozen=True, tag="serving"):
+    """It takes requests."""
+
+
+class EngineBeat(Struct, frozen=True, tag="heartbeat"):
+    """It is alive."""
+
+
+class StartFailed(Struct, frozen=True, tag="failed"):
+    """It cannot start, by a mistake that a user can mend or wait for: the error's line and its exit code."""
+
+    message: str
+    exit_code: int
+
+
+class RestartRequest(Struct, frozen=True, tag="restart"):
+    """An operator asks for a restart."""
+
+    id: int
+
+
+ToEngine = Union[Prepare, TakeOver, KeeperSignal, HandOver, RestartAnswer]  # noqa: UP007
+FromEngine = Union[EnginePrepared, Serving, EngineBeat, StartFailed, RestartRequest]  # noqa: UP007
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_config = msgspec.msgpack.Decoder(Config).decode
+
+
+def kept_options(config: Config) -> dict[str, str | int]:
+    """The options that the keeper goes by, or that say where a run goes on. They stay as they are while it lives."""
+    return {
+        "--host": config.server.host,
+        "--port": config.server.port,
+        "--api-servers": config.server.api_servers,
+        "--heartbeat-timeout-seconds": config.worker.heartbeat_timeout_seconds,
+        "--record": config.record.record,
+        "--recover": config.record.recover,
+    }

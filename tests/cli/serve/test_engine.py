@@ -1,0 +1,32 @@
+"""An engine's process under a keeper: when it ends by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from tests.keeper.conftest import StartKept, start_kept
+from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
+
+__all__ = ["start_kept"]
+
+
+def test_it_ends_with_its_keeper(start_kept: StartKept) -> None:
+    server = start_kept()
+    engine, [worker] = server.engine, children(server.engine)
+    server.process.kill()
+    assert server.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
+    wait_until(lambda: not is_running(engine) and not is_running(worker))
+    assert server.stderr.splitlines()[-1] == "eventlm: error: the keeper of this engine has died"
+
+
+def test_one_that_cannot_go_on_makes_room_for_the_next(start_kept: StartKept) -> None:
+    server = start_kept("--max-restarts", "0")
+    first, [worker] = server.engine, children(server.engine)
+    os.kill(worker, signal.SIGKILL)
+    lost = server.wait_for("engine lost")
+    assert (lost["pid"], lost["reason"]) == (first, "died (exit code 1)")
+    assert server.wait_for("replica given up")["left"] == 0
+    server.wait_for("ready", 2)
+    assert server.complete().status == 200
+    assert server.stop() == 0

@@ -1,0 +1,68 @@
+"""`eventlm serve --recover` as real processes: a keeper, and engines that follow one another."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.processes import children, is_running, wait_until
+from tests.serving import Server
+
+_PROGRAM = """
+import sys
+from eventlm.cli.main import main
+from eventlm.keeper.keeper import Keeper
+Keeper.__init__.__kwdefaults__["standby_seconds"] = {seconds}
+sys.exit(main())
+"""
+
+
+class KeptServer(Server):
+    """A server under a keeper, with the fake model. standby_seconds: by default none is made ready ahead."""
+
+    def __init__(self, folder: Path, *flags: str, standby_seconds: float = 3600, **options: Any) -> None:
+        program = [sys.executable, "-c", _PROGRAM.format(seconds=standby_seconds)]
+        super().__init__(folder, "--model", "fake", "--recover", "memory", *flags, program=program, **options)
+
+    def log_events(self, name: str) -> list[dict[str, Any]]:
+        """All log events of a name so far."""
+        lines = [line for line in self.stderr.splitlines() if line.startswith("{") and line.endswith("}")]
+        return [event for line in lines if (event := json.loads(line))["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1) -> dict[str, Any]:
+        """Wait for so many log events of a name; the last of them."""
+
+        def find() -> list[dict[str, Any]]:
+            assert len(self.log_events(name)) >= count or self.process.poll() is None, self.stderr
+            return self.log_events(name)[count - 1 : count]
+
+        found: list[dict[str, Any]] = wait_until(find)
+        return found[0]
+
+    @property
+    def engines(self) -> list[int]:
+        """Process ids of all engines, serving or not."""
+        return [pid for pid in children(self.process.pid) if is_running(pid)]
+
+    def wait_spawned(self) -> int:
+        """Wait for an engine's process; its id."""
+
+        def find() -> list[int]:
+            assert self.process.poll() is None, self.stderr
+            return self.engines
+
+        [pid] = wait_until(find)
+        return int(pid)
+
+    @property
+    def engine(self) -> int:
+        """The process id of the one that has workers."""
+        pid: int = wait_until(lambda: next((pid for pid in self.engines if children(pid)), None))
+        return pid
+
+    def kill_engine(self, number: int = signal.SIGKILL) -> None:
+        os.kill(self.engine, number)
