@@ -18,6 +18,7 @@ from eventlm.system.system import real_system
 from tests.bus.slow_disk import SlowDisk
 from tests.engine.test_lagging_disk import Hesitant, threaded
 from tests.simulation import Simulation
+from tests.workload import Chaos
 
 SEGMENT_BYTES = 8192
 
@@ -25,7 +26,7 @@ SEGMENT_BYTES = 8192
 def record_random(folder: Path, seed: int, *, segment_bytes: int = 0) -> Path:
     """A random workload with all that may go wrong, in one file or many."""
     with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=segment_bytes) as writer:
-        Simulation(seed, writer=writer, check_every=0).run()
+        Simulation(seed, writer=writer, chaos=Chaos(recoveries=seed % 3), check_every=0).run()
         return writer.run_folder
 
 

@@ -14,6 +14,7 @@ from eventlm.system.system import real_system
 from eventlm.worker.fake.runner import FakeRunner
 from eventlm.worker.protocol import FAKE_MODEL, StepPayload, StepResult, WorkerSetup, decode_to_worker, encode
 from tests.simulation import DIGEST_KEY, Simulation
+from tests.workload import Chaos
 
 
 class FakeWorkers:
@@ -60,6 +61,7 @@ def record_with_tokens(folder: Path, seed: int, *, run: str = "", segment_bytes:
     with LogWriter(
         real_system(), folder, run or f"seed-{seed}", segment_bytes=segment_bytes, digest_key=DIGEST_KEY
     ) as writer:
+        options = {"chaos": Chaos(recoveries=seed % 3)} | options
         Simulation(seed, writer=writer, records_tokens=True, check_every=0, **options).run()
     return writer.run_folder
 

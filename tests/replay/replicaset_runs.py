@@ -16,7 +16,7 @@ from eventlm.replay.workload.workload import Workload
 from eventlm.system.system import real_system
 from tests.replay.made_workloads import COST, PREDICTOR, make_engine, make_workload
 from tests.simulation import Simulation
-from tests.workload import Machine, draw_machine, with_sets
+from tests.workload import Chaos, Machine, draw_machine, with_sets
 
 #: Steps of the second replicaset take twice as long.
 SLOW = LinearCost(**{name: 2 * getattr(COST, name) for name in ("base_ps", "prefill_ps", "decode_ps", "context_ps")})
@@ -35,7 +35,7 @@ def _one_token(machine: Machine) -> Machine:
 def record_sets(folder: Path, seed: int, *, segment_bytes: int = 0) -> Path:
     """A random workload on such a machine, with all that may go wrong."""
     with LogWriter(real_system(), folder, f"sets-{seed}", segment_bytes=segment_bytes) as writer:
-        Simulation(seed, writer=writer, check_every=0, machine=sets_of(seed)).run()
+        Simulation(seed, writer=writer, chaos=Chaos(recoveries=seed % 3), check_every=0, machine=sets_of(seed)).run()
         return writer.run_folder
 
 

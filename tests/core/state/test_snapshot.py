@@ -23,7 +23,7 @@ from eventlm.events import Arrived
 from eventlm.scheduling_params import SchedulingParams
 from tests.core.rig import Rig
 from tests.simulation import MemoryLog, Simulation
-from tests.workload import draw_machine, make_core, with_states
+from tests.workload import Chaos, draw_machine, make_core, with_states
 
 #: What follows from the rest, is the same for all, counts within one event only, or decides nothing.
 DERIVED = {
@@ -88,8 +88,9 @@ def test_a_run_goes_on_from_its_snapshots_as_if_nothing_had_been(every: int, num
     num_replaced = 0
     for seed in range(num_workloads):
         plain, relayed = MemoryLog(), MemoryLog()
-        Relay(seed, every=0, writer=plain).run()
-        simulation = Relay(seed, every=every, writer=relayed)
+        chaos = Chaos(recoveries=seed % 3)
+        Relay(seed, every=0, writer=plain, chaos=chaos).run()
+        simulation = Relay(seed, every=every, writer=relayed, chaos=chaos)
         simulation.run()
         assert relayed.bodies == plain.bodies, f"workload {seed}"
         num_replaced += simulation.num_replaced

@@ -8,7 +8,7 @@ from eventlm.look.findings.find import find_all
 from eventlm.replay.index.open import open_index
 from tests.replay.golden import FOLDER
 from tests.replay.index.runs import record_ranks
-from tests.replay.traces import tampered
+from tests.replay.traces import read_objects, tampered
 
 
 def test_lost_workers_are_found() -> None:
@@ -24,6 +24,15 @@ def test_a_lost_rank_is_named(tmp_path: Path) -> None:
     (lost,) = [finding for finding in findings if finding.kind == "worker_lost"]
     assert lost.culprit == "rank 0 of replica 1"
     assert lost.text.startswith("Most often: rank 0 of 9 (stage 0, KV group 0): ")
+
+
+def test_a_dead_engine_is_found_once() -> None:
+    index = open_index(FOLDER / "edf_recovered.jsonl")
+    (found,) = [finding for finding in find_all(index) if finding.kind == "engine_down"]
+    assert found.title == "The engine was down 2 times"
+    assert "Most often: killed." in found.text
+    down_ns = [item["down_ns"] for item in read_objects(FOLDER / "edf_recovered.jsonl") if item["t"] == "recovered"]
+    assert found.figures == {"num_recoveries": 2, "down_ns": sum(down_ns)}
 
 
 def test_a_failing_plugin_is_found(tmp_path: Path) -> None:

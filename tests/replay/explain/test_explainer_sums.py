@@ -36,11 +36,22 @@ from tests.replay.golden import FOLDER, GOLDEN
 from tests.replay.made_workloads import PREDICTOR, make_engine, make_workload
 from tests.replay.workload_runs import SEGMENT_BYTES
 from tests.simulation import Simulation
+from tests.workload import Chaos
 
 NUM_WORKLOADS = 60
 PHASES = ("queue", "prefill", "decode", "preempted", "recompute", "text_end")
 CAUSES = ("blocks", "sequence_limit", "token_budget", "head_of_line", "steps_in_flight", "trial", "worker", "paused")
-CAUSES += ("draining", "grammar", "text_end", "step", "stage_wait", "other_step", "lost_step", "cut_step")
+CAUSES += (
+    "draining",
+    "grammar",
+    "text_end",
+    "step",
+    "stage_wait",
+    "other_step",
+    "lost_step",
+    "cut_step",
+    "engine_down",
+)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +61,8 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     paths = []
     for seed in range(NUM_WORKLOADS):
         with LogWriter(real_system(), folder, f"{seed}", segment_bytes=0 if seed % 5 else SEGMENT_BYTES) as writer:
-            Simulation(seed, num_requests=10, writer=writer, check_every=0).run()
+            chaos = Chaos(recoveries=seed % 3)
+            Simulation(seed, num_requests=10, writer=writer, chaos=chaos, check_every=0).run()
         paths.append(writer.run_folder)
     return paths
 
@@ -152,7 +164,7 @@ def test_a_later_segment_explains_its_part_in_the_same_way(logs: list[Path]) -> 
                 known = {(each.start_ns, each.end_ns, each.phase, each.cause) for each in full.intervals}
                 assert {(each.start_ns, each.end_ns, each.phase, each.cause) for each in rest} <= known
                 num_compared += len(rest)
-    assert num_compared > 20 * OFTEN
+    assert num_compared > 15 * OFTEN
 
 
 def test_a_request_is_explained_from_the_file_that_it_arrived_in(explained: list[tuple[Log, Explained]]) -> None:

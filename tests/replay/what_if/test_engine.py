@@ -9,7 +9,7 @@ from msgspec import structs
 
 from eventlm.bus.log_writer import LogWriter
 from eventlm.errors import UsageError
-from eventlm.events import Fact, Paused, PolicySwapped, PredictorSwapped, Resumed, WorkerLost, WorkerUp
+from eventlm.events import Fact, Paused, PolicySwapped, PredictorSwapped, Recovered, Resumed, WorkerLost, WorkerUp
 from eventlm.replay.rebuild import Changes
 from eventlm.replay.what_if.engine import Alternative, build_engine, external_facts_of, names
 from eventlm.replay.workload.recorded_run import RecordedRun, read_run
@@ -65,6 +65,13 @@ def test_another_policy_is_not_swapped(run: RecordedRun) -> None:
         type(fact) for fact in EXTERNAL_FACTS if not isinstance(fact, PolicySwapped)
     ]
     assert any(isinstance(fact, PolicySwapped) for fact in befalls(run, Alternative(num_replicas=3)))
+
+
+def test_further_replicas_come_up_again_after_a_recovery(run: RecordedRun) -> None:
+    died = [Recovered(s=90, ts=10 * SECOND), WorkerUp(s=91, ts=11 * SECOND, replica=0, epoch=2)]
+    found = befalls(structs.replace(run, external_facts=[*EXTERNAL_FACTS, *died]), Alternative(num_replicas=3))
+    ups = [fact for fact in found if isinstance(fact, WorkerUp) and fact.replica == 2]
+    assert [(up.ts, up.epoch) for up in ups] == [(5, 1), (11 * SECOND, 2)]
 
 
 def test_replicas_come_and_go(run: RecordedRun) -> None:

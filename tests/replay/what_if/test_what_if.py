@@ -33,7 +33,7 @@ from tests.replay.made_workloads import COST, MILLISECOND, PREDICTOR, make_engin
 from tests.replay.traces import tampered
 from tests.replay.what_if_runs import arrivals_of, events_of, made_run, metric_of, policy, requests_of, run_of, slower
 from tests.simulation import Simulation
-from tests.workload import draw_machine
+from tests.workload import Chaos, draw_machine
 
 #: More prompts than a step takes, from time to time; some of them long.
 BURSTS = [place // 6 * 90 + place % 6 for place in range(60)]
@@ -42,7 +42,7 @@ BURSTS = [place // 6 * 90 + place % 6 for place in range(60)]
 def record(folder: Path, seed: int, *, segment_bytes: int = 0) -> Path:
     """A random workload with all that may go wrong."""
     with LogWriter(real_system(), folder, f"seed-{seed}", segment_bytes=segment_bytes) as writer:
-        Simulation(seed, writer=writer, check_every=0).run()
+        Simulation(seed, writer=writer, chaos=Chaos(recoveries=seed % 3), check_every=0).run()
         return writer.run_folder
 
 

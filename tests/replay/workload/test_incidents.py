@@ -16,6 +16,7 @@ from eventlm.events import (
     Fact,
     Paused,
     PolicySwapped,
+    Recovered,
     Resumed,
     WorkerLost,
     WorkerUp,
@@ -47,6 +48,19 @@ def test_a_replica_has_a_worker_from_the_start_unless_its_incidents_begin_with_o
     assert found == [WorkerUp(replica=0, epoch=1), WorkerUp(replica=2, epoch=1), lost, late]
     # Replicas that the engine does not have.
     assert placed(lost, late, sets=[parts(1)]) == [WorkerUp(replica=0, epoch=1), lost]
+
+
+def test_a_replica_without_incidents_has_another_worker_after_a_recovery() -> None:
+    died, up = Recovered(ts=5), WorkerUp(ts=9, replica=0, epoch=2)
+    begin = WorkerUp(replica=0, epoch=1)
+    found = placed(begin, died, up, sets=[parts(2)])
+    assert found == [WorkerUp(replica=1, epoch=1), begin, died, WorkerUp(ts=5, replica=1, epoch=2), up]
+    server = BackendUp(replica=0, epoch=1, name="a:1")
+    assert for_engine([died], [parts(1)], {0: server}) == [
+        server,
+        died,
+        BackendUp(ts=5, replica=0, epoch=2, name="a:1"),
+    ]
 
 
 def test_a_swap_needs_its_policy() -> None:
@@ -90,6 +104,15 @@ def test_outages_last_as_long_in_a_faster_load() -> None:
         (Resumed, 215),
         (WorkerUp, 300),
     ]
+
+
+def test_workers_come_as_late_after_a_recovery_in_a_faster_load() -> None:
+    incidents: list[Fact] = [
+        WorkerUp(ts=10, replica=0, epoch=1),
+        Recovered(ts=300),
+        WorkerUp(ts=400, replica=0, epoch=2),
+    ]
+    assert [fact.ts for fact in sped_up(incidents, first_ns=100, factor_ppm=2_000_000)] == [10, 200, 300]
 
 
 def test_workers_and_backends_have_their_own_incidents() -> None:
