@@ -30,6 +30,8 @@ from eventlm.engine.live_requests import Output
 from eventlm.engine.replicas.controller import ReplicaController
 from eventlm.engine.replicas.rank_group import Loss
 from eventlm.engine.replicas.worker_process import WorkerProcess
+from eventlm.engine.request import IdempotencyKey, UnknownReplyError
+from eventlm.engine.request_registry import Reply, RequestRegistry
 from eventlm.events import Event, Forwarded, ForwardFailed
 from eventlm.launchers.process import LocalRanks
 from eventlm.worker.protocol import FromWorker, StepResult
@@ -290,6 +292,13 @@ def _leaked_folder() -> contextlib.AbstractContextManager[Any]:
     return patch.object(LocalRanks, "release", lambda self: None)
 
 
+def _run_twice() -> contextlib.AbstractContextManager[Any]:
+    def find_nothing(self: RequestRegistry, key: IdempotencyKey, owner: str) -> Reply:
+        raise UnknownReplyError("no reply has the key")
+
+    return patch.multiple(RequestRegistry, find_by_key=find_nothing, check_key=lambda self, submission: None)
+
+
 _SYNCED = ("a reboot leaves what was synced", "a run that has ended outlives a reboot")
 _TIMES = "times of the log are the host's"
 PLANTED = {
@@ -361,6 +370,9 @@ PLANTED = {
     ),
     "leaked folder": Planted(
         "What the ranks of a replica share is not removed.", ("no shared folder is left",), _leaked_folder
+    ),
+    "resubmission run twice": Planted(
+        "A request that is sent again with its idempotency key runs again.", ("one execution a key",), _run_twice
     ),
     "clock that jumps back": Planted(
         "The run's clock follows the wall clock.", (_TIMES, "late requests are dropped"), _clock_of_the_wall

@@ -20,11 +20,13 @@ from msgspec import Struct
 from eventlm.config import Config
 from eventlm.engine.admin import AdminAction
 from eventlm.engine.backends.actions import AddBackend
+from eventlm.engine.request_registry import RUN_ON_SECONDS
 from eventlm.errors import EventLMError
 from tests.cached_loggers import forget_cached_loggers
 from tests.world.gateway import Gateway
 from tests.world.invariants.attempts import check_attempts
 from tests.world.invariants.checks import Checks
+from tests.world.invariants.executions import Joins
 from tests.world.invariants.keys import Secrets, check_let_in
 from tests.world.invariants.leaks import Leaks
 from tests.world.invariants.logs import Logs
@@ -144,6 +146,7 @@ class Run:
         self.lines = lines
         self.checks = Checks()
         self._secrets = Secrets(plan, self.checks)
+        self._joins = Joins(self.checks)
         self.world = World(plan.seed, plan.deaths)
         self._faults = FaultCount(self.world.faults)
         lines.is_heard = lambda: self.world.running is not None
@@ -170,6 +173,7 @@ class Run:
             lambda: self.server,
             config=plan.config,
             can_give_up=self.can_give_up,
+            visits=plan.visits,
         )
 
     @property
@@ -251,9 +255,21 @@ class Run:
         self.logs.listen()
         client.num_told_before, client.came_in_outage = self.logs.num_told, self.logs.is_lossy
         client.has_lost_server = not self.lives.is_there
+        client.edge_lost_ns = lambda: max(each.edge_lost_ns for each in self.servers)
+        self._join(client)
         client.on_shown = lambda client: self.world.after(0, lambda: self.logs.check_shown(client))
         self.clients.append(client)
         self.watch.come(client)
+
+    def _join(self, client: Client) -> None:
+        """Relate a client to those with the same idempotency key, whose replies it may get."""
+        key = client.visit.idempotency_key
+        first = next((each for each in self.clients if key and each.visit.idempotency_key == key), None)
+        if first is not None:
+            client.same = first.same
+            client.same.append(client)
+            client.num_told_before = min(each.num_told_before for each in client.same)
+            client.came_in_outage = any(each.came_in_outage for each in client.same)
 
     def _happen(self, fault: Fault) -> None:
         kind = (FAULTS | GATEWAY_FAULTS)[fault.kind]
@@ -332,7 +348,8 @@ class Run:
                     page = read_page(self.world, ADDRESS, path, self.keys.operator.sent.headers)
                     self._secrets.check(path, page.encode())
         # Resumable streams go on, and their texts are kept, for as long as was promised.
-        self.world.run_for(self.config.server.resume_seconds)
+        has_keys = any(each.idempotency_key for each in self._plan.visits)
+        self.world.run_for(self.config.server.resume_seconds or RUN_ON_SECONDS * has_keys)
         num_bytes = engine.registry.num_bytes
         self.checks.check("no reply is kept for ever", not num_bytes, f"{num_bytes} bytes")
         own = set(self.server.processes)
@@ -350,7 +367,9 @@ class Run:
     def _check_client(self, client: Client) -> None:
         check_client(client, self.checks)
         check_let_in(client, self.checks)
-        if self._plan.is_calm and not (client.was_disturbed or client.was_dropped or client.was_refused):
+        self._joins.check_client(client)
+        was_ended = any(each.ended is not None for each in client.same)
+        if self._plan.is_calm and not (client.was_disturbed or client.was_dropped or client.was_refused or was_ended):
             reply = client.reply
             is_over = reply.is_done if client.visit.body["stream"] else reply.is_whole
             self.checks.check(

@@ -8,7 +8,15 @@ from tests.world.planted import PLANTED, first_found
 from tests.world.run import run_plan
 
 #: Bugs that the first seeds find.
-_SOON = ("effect before its write", "old epoch", "missing restart", "lost text end", "two ends", "leaked file")
+_SOON = (
+    "effect before its write",
+    "old epoch",
+    "missing restart",
+    "lost text end",
+    "two ends",
+    "leaked file",
+    "resubmission run twice",
+)
 
 
 def _find(name: str) -> None:

@@ -30,7 +30,7 @@ def check_let_in(client: Client, checks: Checks) -> None:
 
 
 class Secrets:
-    """All keys of a plan."""
+    """All keys of a plan, those for idempotency included."""
 
     def __init__(self, plan: Plan, checks: Checks) -> None:
         keys = {each.key.key for each in plan.visits if each.key is not None}
@@ -38,6 +38,7 @@ class Secrets:
             keys |= {each.key for each in (*plan.keys.holders, plan.keys.operator)}
         if plan.gateway is not None:
             keys.add(plan.gateway.key)
+        keys |= {each.idempotency_key for each in plan.visits}
         self._has_file = plan.keys is not None
         self._keys = [key.encode() for key in sorted(keys - {""})]
         self._checks = checks

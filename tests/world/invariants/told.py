@@ -20,7 +20,7 @@ def check_client(client: Client, checks: Checks) -> None:
         if each.is_whole and each.status != 200:
             checks.check("refusals have a reason", _has_reason(each), f"{where}: {each.status} {bytes(each.body)!r}")
         is_ended = b"ended this request before it was complete" in each.body
-        is_lost = client.was_disturbed or client.has_lost_edge
+        is_lost = client.was_disturbed or client.has_lost_edge or any(other.ended is not None for other in client.same)
         checks.check("no request ends because of another", not is_ended or is_lost, where)
     if client.ended is not None:
         _check_end(client, client.ended, checks)

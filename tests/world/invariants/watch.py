@@ -5,7 +5,7 @@ does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from eventlm.bus.bus import Bus
@@ -15,14 +15,17 @@ from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import State
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.replicas.controller import MAX_DOUBLINGS, RESTART_SECONDS
+from eventlm.engine.request_registry import RUN_ON_SECONDS
 from eventlm.events import Event, Finished, StepCompleted, Streamed
 from eventlm.types import SequenceId
 from tests.world.invariants.checks import Checks
+from tests.world.invariants.executions import Executions
 from tests.world.machine.network import Socket
 from tests.world.machine.process import Process
 from tests.world.machine.world import SECOND, World
 
 if TYPE_CHECKING:
+    from tests.world.plans.plan import Visit
     from tests.world.programs.client import Client
     from tests.world.programs.server import WorldServer
 
@@ -53,7 +56,8 @@ def _patience_seconds(config: Config) -> int:
 
 class Watch:
     """Checks at intervals while there are clients. config: the server's. can_give_up: the engine may give up its
-    replicas. wrong: what was found while the server's code ran, as names of invariants and details.
+    replicas. visits: all of the plan. wrong: what was found while the server's code ran, as names of invariants and
+    details.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Watch:
         *,
         config: Config,
         can_give_up: bool = False,
+        visits: Sequence[Visit] = (),
     ) -> None:
         self.wrong: list[tuple[str, str]] = []
         self._world = world
@@ -81,6 +86,9 @@ class Watch:
         self._closing_ns: dict[SequenceId, int] = {}
         self._runs_since_ns = 0
         self._bus: Bus | None = None
+        self._visits = visits
+        self._keep_seconds = config.server.resume_seconds or RUN_ON_SECONDS
+        self._executions = Executions((), 0)
         self._is_looking = False
 
     def come(self, client: Client) -> None:
@@ -111,6 +119,7 @@ class Watch:
         if bus is not self._bus:
             self._bus = bus
             self._closing_ns.clear()
+            self._executions = Executions(self._visits, self._keep_seconds)
             origin_ns = engine.origin_ns
             bus.attach(lambda event: self._see(event, process.monotonic_ns - origin_ns))
         self._check_soon(process.world_ns(engine.origin_ns), state)
@@ -133,6 +142,9 @@ class Watch:
         checks = self._checks
         if isinstance(event, StepCompleted | Streamed | Finished):
             self._served_ns = self._world.now_ns
+        checks.counts["one execution a key"] += 1
+        if twice := self._executions.see(event):
+            self.wrong.append(("one execution a key", twice))
         checks.counts["times of the log are the host's"] += 1
         if event.ts > now_ns + _SAME_NS or (isinstance(event, StepCompleted) and event.end_ns > event.ts):
             self.wrong.append(("times of the log are the host's", f"{event} at {now_ns}"))
@@ -146,7 +158,8 @@ class Watch:
             if not client.is_over:
                 continue
             number = client.visit.number
-            gone_ns = self._gone_ns.setdefault(number, now_ns)
+            self._gone_ns.setdefault(number, now_ns)
+            gone_ns = max(self._gone_ns.get(each.visit.number, now_ns) for each in client.same if each in self._clients)
             seed = str(client.visit.body["seed"])
             has_ended = seed not in came_ns
             # The request may have waited to be accepted.

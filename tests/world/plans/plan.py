@@ -58,7 +58,8 @@ class Visit(NamedTuple):
     leaves_after: when the client leaves. num_tries: how often it retries if it is not served, and how often it
     reconnects for the rest of its stream. breaks_after: when each of its connections breaks. pauses_after, pause_ms:
     when, and for how long, it stops reading on each connection. deletes_after: when it ends its reply. patience_us:
-    it leaves after this time, whatever has arrived; -1: it does not.
+    it leaves after this time, whatever has arrived; -1: it does not. idempotency_key: with one, the client sends its
+    request again instead of reconnecting.
     """
 
     number: int
@@ -72,6 +73,7 @@ class Visit(NamedTuple):
     pause_ms: int = 0
     deletes_after: int = -1
     patience_us: int = -1
+    idempotency_key: str = ""
     key: SentKey | None = None
 
 
@@ -144,7 +146,8 @@ PACES = {
 
 def draw_plan(seed: int, pace: Pace | None = None) -> Plan:
     """Draw the plan of a seed, at another pace if one is given. In one seed of four, other servers run the model."""
-    return draw_gateway_plan(seed, pace) if Draws(seed).draw("gateway") % 4 == 0 else _draw_own(Draws(seed), pace)
+    draws = Draws(seed)
+    return draw_gateway_plan(seed, pace) if draws.draw("gateway") % 4 == 0 else _with_copies(_draw_own(draws, pace))
 
 
 def draw_gateway_plan(seed: int, pace: Pace | None = None) -> Plan:
@@ -153,12 +156,33 @@ def draw_gateway_plan(seed: int, pace: Pace | None = None) -> Plan:
     plan = _draw_own(draws, pace)
     gateway = draw_gateway(draws, is_calm=plan.is_calm)
     probe_ms = draws.between(*_patience(pace).probe_ms, "gateway probe")
-    return plan._replace(
+    plan = plan._replace(
         config=draw_gateway_config(draws, gateway, plan.config, probe_ms),
         visits=[each._replace(body=draw_body(draws, each.number, each.body)) for each in plan.visits],
         faults=[_of_gateway(draws, each) for each in plan.faults],
         gateway=gateway,
     )
+    return _with_copies(plan)
+
+
+def _with_copies(plan: Plan) -> Plan:
+    """Have one client in six come with a request of another one that has an idempotency key, at about the same time."""
+    draws, with_key = Draws(plan.seed), [each for each in plan.visits if each.idempotency_key]
+
+    def copy(visit: Visit) -> Visit:
+        if not with_key or draws.draw("is a copy", visit.number) % 6:
+            return visit
+        first = with_key[draws.draw("copy of", visit.number) % len(with_key)]
+        late_ms = draws.between(0, (5, 20_000)[draws.draw("copy is late", visit.number) % 2], "copy time", visit.number)
+        return visit._replace(
+            at_ns=min(first.at_ns + late_ms * SECOND // 1000, plan.seconds * SECOND - 1),
+            body=first.body,
+            path=first.path,
+            key=first.key,
+            idempotency_key=first.idempotency_key,
+        )
+
+    return plan._replace(visits=[copy(each) for each in plan.visits])
 
 
 def _patience(pace: Pace | None) -> Patience:
@@ -301,11 +325,13 @@ def _draw_visit(draws: Draws, number: int, seconds: int, most_output: int) -> Vi
         body["messages"] = [{"role": "user", "content": shared + prompt}]
     else:
         body["prompt"] = shared + prompt
+    once = f"once-{draws.draw('idempotency key', number):016x}"
     return Visit(
         number,
         between(0, seconds * SECOND, "time"),
         body,
         "/v1/chat/completions" if is_chat else "/v1/completions",
+        idempotency_key=once if draws.draw("once", number) % 4 == 0 else "",
         **_draw_manners(draws, number),
     )
 

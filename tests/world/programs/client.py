@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from eventlm.config import ServerConfig
+from eventlm.engine.request_registry import RUN_ON_SECONDS
 from tests.serving import fake_text
 from tests.world.machine.network import Address
 from tests.world.machine.process import Process
@@ -41,7 +42,9 @@ class Client:
     replies: all replies, in order. stream_replies: those that are parts of one stream. ended: the reply to its DELETE.
     has_left: it closed its connection before the reply's end. was_late: it came back when its reply no longer had to be
     kept. has_lost_server: the server has died, or was not there. on_shown: called whenever part of a reply arrives.
-    num_told_before, came_in_outage: what the recorder had reported when the client came.
+    num_told_before, came_in_outage: what the recorder had reported when the client came, or one with the same
+    idempotency key. same: all clients with that key that have come, and itself. edge_lost_ns: when a front end last
+    died.
     """
 
     def __init__(
@@ -58,6 +61,9 @@ class Client:
         self.on_shown: Callable[[Client], None] | None = None
         self.num_told_before, self.came_in_outage = 0, False
         self.is_over = False
+        self.same = [self]
+        self.came_ns = world.now_ns
+        self.edge_lost_ns: Callable[[], int] = lambda: -1
         self._world = world
         self._address = address
         self._config = config
@@ -82,11 +88,15 @@ class Client:
     @property
     def keep_ns(self) -> int:
         """How long its request may go on without it."""
+        if self.visit.idempotency_key:
+            return (self._config.resume_seconds or RUN_ON_SECONDS) * SECOND
         return self._config.resume_seconds * SECOND if self.visit.body["stream"] else 0
 
     @property
     def has_lost_edge(self) -> bool:
-        """Whether a process that had begun to serve it has died."""
+        """Whether a process that had begun to serve it has died. With a key, any may have."""
+        if self.visit.idempotency_key and self.edge_lost_ns() >= min(each.came_ns for each in self.same):
+            return True
         servers = [reply.server for reply in self.replies]
         return any(server is not None and server.is_dead for server in servers)
 
@@ -132,13 +142,13 @@ class Client:
         tries = range(visit.num_tries)
         await self._ask("POST", visit.path)
         for number in tries:
-            if (self.reply.is_whole and self.reply.status < 500) or self.reply.sent():
+            if (self.reply.is_whole and self.reply.status < 500) or (self.reply.sent() and not visit.idempotency_key):
                 break
             await self._pause(number)
             await self._ask("POST", visit.path)
         for number in tries:
             reply_id, last = self._position()
-            if not last or self.is_served or self.reply.status == 404:
+            if visit.idempotency_key or not last or self.is_served or self.reply.status == 404:
                 break
             lost_ns = max(each.last_ns for each in self.stream_replies if each.status == 200)
             await self._pause(visit.num_tries + number)
@@ -163,6 +173,8 @@ class Client:
         reply.on_data = self._see
         body = self.visit.body if method == "POST" else None
         headers = (headers or {}) | self._key_headers
+        if method == "POST" and self.visit.idempotency_key:
+            headers["idempotency-key"] = self.visit.idempotency_key
         self._note(f"sends {method} {path} {headers} {msgspec.json.encode(body).decode()}")
         await send(self.process, self._address, method, path, body, headers, reply=reply)
         self._note(f"has a whole reply of status {reply.status}" if reply.is_whole else f"{reply.error!r}")

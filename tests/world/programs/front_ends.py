@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from eventlm.cli.serve.front_end import FrontEndServer
@@ -62,13 +62,19 @@ async def _say_wrong(process: Process, control: int) -> int:
     return cast(int, await is_over)
 
 
-def module(front_ends: list[WorldFrontEnd]) -> Module:
-    """The module that front ends run. front_ends: a list that always contains the living front ends."""
+def module(front_ends: list[WorldFrontEnd], on_end: Callable[[], None]) -> Module:
+    """The module that front ends run. front_ends: a list that always contains the living front ends. on_end: called
+    when one has died.
+    """
+
+    def end(front_end: WorldFrontEnd) -> None:
+        front_ends.remove(front_end)
+        on_end()
 
     def run(process: Process, child: Child, arguments: Sequence[str]) -> None:
         front_end = WorldFrontEnd(process, arguments)
         front_ends.append(front_end)
-        process.on_end(lambda _: front_ends.remove(front_end))
+        process.on_end(lambda _: end(front_end))
 
     def say_wrong(process: Process, child: Child, arguments: Sequence[str]) -> None:
         process.run(_say_wrong(process, int(arguments[0])))

@@ -34,7 +34,12 @@ class WorldServer:
     def __init__(self, world: World, config: Config, *, name: str, num_blocks: int, max_model_len: int) -> None:
         self.process = process = Process(world, name)
         self.front_ends: list[WorldFrontEnd] = []
-        modules = {workers.MODULE: workers.PROGRAMS, front_ends.MODULE: front_ends.module(self.front_ends)}
+        #: When one of them last died.
+        self.edge_lost_ns = -1
+        modules = {
+            workers.MODULE: workers.PROGRAMS,
+            front_ends.MODULE: front_ends.module(self.front_ends, self._lose_edge),
+        }
         system = system_of(process, modules)
         self._num_blocks, self._max_model_len = num_blocks, max_model_len
         self.stop = asyncio.Event()
@@ -103,6 +108,9 @@ class WorldServer:
     def processes(self) -> list[Process]:
         """The engine's process and those of the living front ends."""
         return [self.process, *(each.process for each in self.front_ends)]
+
+    def _lose_edge(self) -> None:
+        self.edge_lost_ns = self.process.world.now_ns
 
     def _ready(self, url: str) -> None:
         self.is_ready = True
