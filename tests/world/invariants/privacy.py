@@ -12,8 +12,8 @@ from tests.world.invariants.checks import Checks
 if TYPE_CHECKING:
     from tests.world.programs.client import Client
 
-#: Part of every longer prompt, and of nothing else.
-_PROMPT = "ppp"
+#: Part of every longer prompt, and of nothing else: a snapshot may have three equal numbers of a sequence in a row.
+_PROMPT = "pppp"
 #: Shorter texts may occur by chance.
 _LEAST_BYTES = 24
 

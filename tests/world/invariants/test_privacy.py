@@ -14,6 +14,7 @@ def _check(content: str) -> None:
 
 def test_lines_of_a_log_are_no_texts() -> None:
     _check('{"t":"launch","decodes":[[5,0]],"blocks":[112,113,114]}\n{"event": "tokens, blocks; schedule"}')
+    _check('{"t":"snapshot","rows":[3,112,112,112,2]}')
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,8 @@ def test_lines_of_a_log_are_no_texts() -> None:
     [
         "a log of 日本, steps",
         r'{"text":"gr\u00f6\u00dfer"}',
-        "hello ppp",
-        f"{[*b'hello ppp']}",
+        "hello pppp",
+        f"{[*b'hello pppp']}",
         f"{[*'naïve:'.encode()]}".replace(" ", ""),
     ],
     ids=["output", "output as JSON", "prompt", "tokens of a prompt", "tokens of an output"],

@@ -102,6 +102,7 @@ full = disk_fault(lambda run, detail: {"capacity": run.world.disk.num_bytes + de
 read_only = disk_fault(lambda run, detail: {"is_read_only": True})
 short_writes = disk_fault(lambda run, detail: {"short_writes": 1 + detail % 4})
 failing = disk_fault(lambda run, detail: {"errors": 1 + detail % 20, "sync_errors": 1 + detail % 3})
+failing_syncs = disk_fault(lambda run, detail: {"sync_errors": 1 + detail % 5})
 without_links = disk_fault(lambda run, detail: {"has_links": False})
 slow = disk_fault(
     lambda run, detail: {"slow": 1 + detail % 30, "most_slow_ns": 1_000_000 * (1 + detail % 3_000)},

@@ -131,6 +131,7 @@ FAULTS = {
     "read-only disk": FaultKind(1, failures.read_only, ("read-only",)),
     "short writes": FaultKind(1, failures.short_writes, ("short write",)),
     "failing disk": FaultKind(1, failures.failing, ("error of ",)),
+    "failing syncs": FaultKind(1, failures.failing_syncs, ("error of sync",)),
     "disk without links": FaultKind(1, failures.without_links, ("no links",)),
     "slow disk": FaultKind(2, failures.slow, ("slow ",)),
     "bit rot": FaultKind(1, failures.bit_rot, ("rotten log",)),
