@@ -2,7 +2,8 @@
 
     python benchmarks/recording.py [--model FOLDER] [--clients 8] [--requests 32] [--rounds 3]
 
-Closed loop against the engine itself (no HTTP), interleaved rounds with a trace, with each `record_lag`, and without.
+Closed loop against the engine itself (no HTTP), interleaved rounds with a trace, with each `record_lag` and
+`record_sync`, and without.
 The recorder's code is what would not run without it: encoding of the events that no worker needs, chaining, and
 write(2), once a step. A step of milliseconds leaves the caches cold, so a bare write(2) in the same rhythm is timed
 beside it as the floor. Clients wait from when a step's events are encoded until they are written. Nothing else should
@@ -16,7 +17,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import uvloop
 
@@ -34,6 +35,12 @@ from eventlm.system.system import real_system
 
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 64
+MODES: dict[str, Any] = {
+    "wait": {},
+    "gap": {"record_lag": "gap"},
+    "interval": {"record_sync": "interval"},
+    "group": {"record_sync": "group"},
+}
 
 
 class Meter:
@@ -140,15 +147,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     model = arguments.model or str(pull())
-    rounds: dict[Literal["wait", "gap", "none"], list[Round]] = {"wait": [], "gap": [], "none": []}
+    rounds: dict[str, list[Round]] = {mode: [] for mode in (*MODES, "none")}
     for _ in range(arguments.rounds):
         for mode, results in rounds.items():
             with tempfile.TemporaryDirectory() as folder:
                 record = RecordConfig(record="", validate_every=0)
-                if mode != "none":
-                    record = RecordConfig(record=folder, record_lag=mode, validate_every=0)
+                if mode in MODES:
+                    record = RecordConfig(record=folder, validate_every=0, **MODES[mode])
                 results.append(uvloop.run(run(model, record, arguments.clients, arguments.requests)))
-    for mode in ("wait", "gap"):
+    for mode in MODES:
         report(mode, rounds[mode])
     drains = [us for result in rounds["wait"] for us in result.meter.loop_us]
     num_bytes = sum(result.num_bytes for result in rounds["wait"]) // len(drains)

@@ -187,6 +187,32 @@ async def test_streams_go_on_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path
     assert sum(isinstance(item, Event) for item in items) + result.num_missing == items[-1].s + 1
 
 
+async def test_in_a_group_nothing_is_shown_before_it_is_synced(disk: SlowDisk, tmp_path: Path) -> None:
+    setup = fake_setup(record=tmp_path)
+    record = structs.replace(setup.config.record, record_sync="group")
+    setup = structs.replace(setup, config=structs.replace(setup.config, record=record))
+    engine = InferenceEngine(setup, real_system())
+    await engine.start()
+    try:
+        disk.hang(takes_writes=True)
+        generating = asyncio.ensure_future(generate(engine, request(30)))
+        assert await asyncio.to_thread(disk.hangs.wait, SECONDS)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not generating.done()
+        disk.answer()
+        (reader,) = await asyncio.wait_for(generating, SECONDS)
+        assert reader.tokens == [expected_tokens(5, 0, 30)]
+        metrics = engine.metrics().recorder
+        assert metrics is not None
+        assert sum(metrics.sync_time.counts) > 2
+    finally:
+        await engine.stop()
+    assert engine.run_folder is not None
+    result = verify(engine.run_folder, check_invariants=True)
+    assert (result.exit_code, result.clean_end) == (0, True)
+
+
 async def test_an_engine_stops_while_the_disk_hangs(disk: SlowDisk, tmp_path: Path) -> None:
     engine = lagging(tmp_path)
     await engine.start()
