@@ -20,7 +20,8 @@ _GOOD = ("eos", "stop_token", "grammar", "stop", "tool_calls", "length")
 
 
 class Executions:
-    """Follows the events of one engine. visits: all of the plan. keep_seconds: how long a reply is kept at least.
+    """Follows the events of one engine. visits: all of the plan. keep_seconds: how long a reply is kept at least. Its
+    first client may leave at once, so that is counted from its beginning.
 
     A key is free once an execution has failed. One that nobody waits for any more may still have to be cancelled while
     the next one begins, but must not reach a good end.
@@ -35,8 +36,10 @@ class Executions:
                 self._seeds.pop(str(each.body["seed"]), None)
         #: The seeds of requests.
         self._requests: dict[int, str] = {}
-        #: The last execution of each seed, and when it ended well; None: it has not ended.
-        self._last: dict[str, tuple[int, int | None]] = {}
+        #: The last execution of each seed that has not failed, and when it began.
+        self._last: dict[str, tuple[int, int]] = {}
+        #: Executions that have ended well.
+        self._ended: set[int] = set()
         #: Executions that another one has followed although they had not ended.
         self._followed: set[int] = set()
 
@@ -53,13 +56,13 @@ class Executions:
     def _begin(self, event: Admitted) -> str:
         seed = self._requests[event.request]
         before = self._last.get(seed)
-        self._last[seed] = (event.request, None)
+        self._last[seed] = (event.request, event.ts)
         if before is None:
             return ""
-        last, ended_ns = before
-        if ended_ns is None:
+        last, begun_ns = before
+        if last not in self._ended:
             self._followed.add(last)
-        elif event.ts < ended_ns + self._keep_ns:
+        elif event.ts < begun_ns + self._keep_ns:
             return f"visit {self._seeds[seed]}: request {last} has ended well, and request {event.request} runs"
         return ""
 
@@ -67,18 +70,15 @@ class Executions:
         seed, request = self._requests[event.request], event.request
         if event.reason not in _GOOD:
             self._followed.discard(request)
-            if self._is_last(seed, request):
+            if seed in self._last and self._last[seed][0] == request:
                 del self._last[seed]
             # Its other choices may end well.
             del self._requests[request]
         elif request in self._followed:
             return f"visit {self._seeds[seed]}: request {request} went on beside the next one"
-        elif self._is_last(seed, request):
-            self._last[seed] = (request, event.ts)
+        else:
+            self._ended.add(request)
         return ""
-
-    def _is_last(self, seed: str, request: int) -> bool:
-        return seed in self._last and self._last[seed][0] == request
 
 
 class Joins:
