@@ -44,8 +44,8 @@ log = structlog.get_logger("eventlm.keeper")
 
 
 class Keeper:
-    """Keeps an engine running. source: where `restart` reads the configuration again. module: what the engine's process
-    runs.
+    """Keeps an engine running, in a process that has no other children. source: where `restart` reads the configuration
+    again. module: what the engine's process runs.
     """
 
     def __init__(
@@ -111,6 +111,7 @@ class Keeper:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for each in [*self._processes]:
                 await each.kill()
+            await self._end_orphans()
             for bound in self._sockets:
                 bound.close()
 
@@ -150,7 +151,10 @@ class Keeper:
         )
         started.cancel()
         self._has_served |= engine.is_serving
-        # A worker still has its memory and its GPU.
+        await self._end_orphans()
+
+    async def _end_orphans(self) -> None:
+        """End what processes that are gone have started: a worker still has its memory and its GPU."""
         async with self._spawning:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ORPHANS_SECONDS):
@@ -193,20 +197,21 @@ class Keeper:
     async def _successor(self, engine: EngineProcess) -> EngineProcess:
         """The process that follows an engine that is gone. Raises KeeperError if there have been too many deaths."""
         following, self._next = self._next, None
+        standby, self._standby = self._standby, None
         if following is not None and not following.gone.done():
             self._config_before, self._config = self._config, following.config
-            await self._discard_standby()
+            if standby is not None:
+                await self._discard(standby)
             return following
         self._note_death(engine)
         if not engine.is_serving and self._config_before is not None:
             self._config, self._config_before = self._config_before, None
             log.warning("the engine goes back to the configuration before the restart")
-        standby, self._standby = self._standby, None
         if standby is not None:
             if standby.prepared.done() and not standby.gone.done():
                 return standby
             # It loads its libraries in its own time. From the beginning, without that, they are there earlier.
-            await standby.kill()
+            await self._discard(standby)
         return await self._spawn(Prepare(version=VERSION, config=self._config))
 
     def _note_death(self, engine: EngineProcess) -> None:
@@ -227,10 +232,9 @@ class Keeper:
         process.gone.add_done_callback(lambda _: self._processes.pop(process))
         return process
 
-    async def _discard_standby(self) -> None:
-        standby, self._standby = self._standby, None
-        if standby is not None:
-            await standby.kill()
+    async def _discard(self, process: EngineProcess) -> None:
+        await process.kill()
+        await self._end_orphans()
 
     def _begin_restart(self, asker: EngineProcess | None, number: int) -> None:
         error = ""
@@ -280,7 +284,7 @@ class Keeper:
             if changed := [flag for flag, value in self._kept_options.items() if kept.get(flag, value) != value]:
                 raise KeeperError(f"{', '.join(changed)} cannot be changed by a restart; stop the server and start it")
         except BaseException:
-            await process.kill()
+            await self._discard(process)
             raise
         return process
 

@@ -77,46 +77,46 @@ class KeptEngine:
         """Do what the keeper asks for; the process's exit status. control: its end of the pair."""
         self._connection = await FrameConnection.open(control, self._receive, self._lose)
         prepare = await self._prepare
-        beating: asyncio.Task[None] | None = None
         try:
-            config = await self._get_ready(prepare)
-            beating = asyncio.create_task(self._beat(config.worker.heartbeat_ns / 1e9))
-            self._send(EnginePrepared(encode(config), kept_options(config)))
-            await self._serve(config, await self._take_over)
+            await self._serve(prepare, await self._find_config(prepare))
         except EventLMError as error:
             self._send(StartFailed(" ".join(str(error).splitlines()), error.exit_code))
             return error.exit_code
         finally:
-            if beating is not None:
-                beating.cancel()
             await self._connection.close()
         return ExitCode.OK
 
-    async def _get_ready(self, prepare: Prepare) -> Config:
-        """The configuration to serve. Raises what makes a start fail."""
+    async def _find_config(self, prepare: Prepare) -> Config:
+        """The configuration to serve, checked if it is a new one. Raises what makes a start fail."""
         if prepare.version != VERSION:
             raise UsageError("the server runs under a keeper of another version; stop the server and start it")
         if prepare.source is None:
-            config = decode_config(prepare.config)
-        else:
-            config = load_config(prepare.source.path, prepare.source.options)
-            await check_server(self._system, config)
-        configure_logging(config.log)
-        if prepare.ahead:
-            with ThreadPoolExecutor(1, initializer=_be_nice) as threads:
-                await asyncio.get_running_loop().run_in_executor(threads, load_libraries)
+            return decode_config(prepare.config)
+        config = load_config(prepare.source.path, prepare.source.options)
+        await check_server(self._system, config)
         return config
 
-    async def _serve(self, config: Config, take_over: TakeOver) -> None:
-        async with begun(self._system, config) as beginning:
-            server = self._server = await compose_server(self._system, beginning, binds=False)
-            server.engine.on_state = self._note_state
-            server.engine.on_restart = self._restart
-            if take_over.follows:
-                server.context.recovered.clear()
-            await server.run(
-                beginning, stop=self._stop, cut=self._cut, sockets=self._sockets, on_ready=self._announce_serving
-            )
+    async def _serve(self, prepare: Prepare, config: Config) -> None:
+        """Get ready, and serve when the keeper says so."""
+        configure_logging(config.log)
+        beating = asyncio.create_task(self._beat(config.worker.heartbeat_ns / 1e9))
+        try:
+            async with begun(self._system, config) as beginning:
+                if prepare.ahead:
+                    with ThreadPoolExecutor(1, initializer=_be_nice) as threads:
+                        await asyncio.get_running_loop().run_in_executor(threads, load_libraries)
+                self._send(EnginePrepared(encode(config), kept_options(config)))
+                take_over = await self._take_over
+                server = self._server = await compose_server(self._system, beginning, binds=False)
+                server.engine.on_state = self._note_state
+                server.engine.on_restart = self._restart
+                if take_over.follows:
+                    server.context.recovered.clear()
+                await server.run(
+                    beginning, stop=self._stop, cut=self._cut, sockets=self._sockets, on_ready=self._announce_serving
+                )
+        finally:
+            beating.cancel()
 
     def _announce_serving(self) -> None:
         assert self._server is not None
