@@ -181,7 +181,7 @@ SOAK = [
     _scope("hedged", HEDGED_LATE, "fail fail down", limits=FORWARDED),
     _scope("hedged-joined", HEDGED_LATE, "fail", limits=FORWARDED, joins=True),
     _scope("forwarded-sampled", (requests(3, 2, n=2),), "cancel fail fail down metrics", limits=FORWARDED),
-    _scope("recovered-all", GROWING, "cancel recover recover recover end*"),
+    _scope("recovered-all", GROWING, "recover recover recover"),
     _scope("recovered-joined", EQUAL, "lose recover recover", limits=ONE, joins=True),
     _scope("recovered-late", LATE, "recover* pause end*", limits=ONE),
     _scope("recovered-forwarded-twice", HEDGED, "recover recover fail", limits=FORWARDED),
