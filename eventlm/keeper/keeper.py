@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
@@ -45,7 +45,7 @@ log = structlog.get_logger("eventlm.keeper")
 
 class Keeper:
     """Keeps an engine running, in a process that has no other children. source: where `restart` reads the configuration
-    again. module: what the engine's process runs.
+    again. module: what the engine's process runs. bind: as `bind_sockets`.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class Keeper:
         source: ConfigSource,
         *,
         module: str,
+        bind: Callable[[str, int, int], Coroutine[Any, Any, list[list[socket.socket]]]] = bind_sockets,
         standby_seconds: float = STANDBY_SECONDS,
     ) -> None:
         self._system = system
@@ -63,6 +64,7 @@ class Keeper:
         self._kept_options = kept_options(config)
         self._source = source
         self._module = module
+        self._bind = bind
         self._standby_seconds = standby_seconds
         #: What the present engine serves, and what the one before did, until the present one serves too.
         self._config = encode(config)
@@ -100,7 +102,7 @@ class Keeper:
         Raises UsageError for an address that cannot be bound, what the first start fails with, and KeeperError.
         """
         self._stop = stop
-        [self._sockets] = await bind_sockets(self._server.host, self._server.port, 1)
+        [self._sockets] = await self._bind(self._server.host, self._server.port, 1)
         try:
             self._do(self._stop_engine())
             self._do(self._cut_after(cut))
@@ -277,7 +279,8 @@ class Keeper:
         try:
             await process.prepared_or_gone(self._worker.start_timeout_seconds)
             if process.gone.done():
-                raise KeeperError(process.ending)
+                failure = process.failure
+                raise KeeperError(failure.message if failure is not None else f"the next engine {process.ending}")
             if not process.prepared.done():
                 raise KeeperError(f"the next engine was not ready within {self._worker.start_timeout_seconds} s")
             kept = process.prepared.result().kept
