@@ -1,4 +1,4 @@
-"""Error handlers that no seed can be expected to reach, and why."""
+"""Error handlers that no seed can reach, and why."""
 
 from __future__ import annotations
 
@@ -71,10 +71,6 @@ REASONS: dict[str, tuple[str, ...]] = {
     "the server carries a submission out even if its client leaves meanwhile": (
         "eventlm/engine/group_admission.py Admission.wait except asyncio.CancelledError",
     ),
-    "the connection would have to break in the microseconds between two writes of one turn of the loop": (
-        "eventlm/server/answer.py send_events except ConnectionError",
-        "eventlm/server/middleware.py _answered except ConnectionError",
-    ),
     "runs of a world record no tokens": ("eventlm/bus/token_log*",),
     "commands that read logs, not servers, come there": (
         "eventlm/bus/log_reader.py *",
@@ -101,7 +97,6 @@ REASONS: dict[str, tuple[str, ...]] = {
         "eventlm/frontend/front_end.py FrontEnd._supervise except Exception",
         "eventlm/frontend/front_ends.py FrontEndController._send_state except Exception",
         "eventlm/frontend/link.py FrontEndLink._answer except Exception",
-        "eventlm/frontend/link.py FrontEndLink._receive except msgspec.DecodeError",
         "eventlm/server/answer.py send_events except Exception",
         "eventlm/server/middleware.py _answered except Exception",
     ),
