@@ -14,11 +14,12 @@ may be readable until the next reboot, but nobody knows what, so it is cut off, 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
 from eventlm.bus.segment_file import SegmentFile, SideFile
+from eventlm.bus.spool import SpoolWriter
 from eventlm.bus.token_log import TokenLogWriter
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Header
@@ -46,6 +47,7 @@ class LogWriter:
     still goes on. segment_bytes: a new one is due once the last has so much after its snapshot; keep_bytes: what the
     run (with `keep_all_runs`: all of the folder's runs) may take, oldest segments removed first. 0 is no limit.
     digest_key: with one, token ids are written too, to a token log (`eventlm.bus.token_log`); its bytes count.
+    spool: is written as well, and first. last: the last segment of a run that goes on.
     syncs: what begins a segment is synced, with its name, before anything else is written to it, and so is all that
     was written when it is closed; `sync` does the rest. on_sync: called with the time that one took, in nanoseconds.
 
@@ -67,6 +69,8 @@ class LogWriter:
         keep_bytes: int = 0,
         keep_all_runs: bool = False,
         digest_key: bytes = b"",
+        spool: SpoolWriter | None = None,
+        last: SegmentFile | None = None,
         syncs: bool = False,
         on_sync: Callable[[int], None] | None = None,
         on_problem: Callable[[str], None] | None = None,
@@ -83,7 +87,9 @@ class LogWriter:
         self._on_sync = on_sync
         self._on_problem = on_problem
         self._token_log: TokenLogWriter | None = None
-        self._side_files: list[SideFile] = []
+        self.spool = spool
+        #: A fact whose record is there and which is not itself has no effect, but not the other way round.
+        self._side_files: list[SideFile] = [spool] if spool is not None else []
         self._is_closed = False
         #: Of the segments before the last.
         self._num_closed_events = 0
@@ -91,10 +97,11 @@ class LogWriter:
         #: The run that `latest` pointed to before this one.
         self._latest_before = ""
         self._bodies: list[bytes] = []
+        self._frames: list[bytes] = []
         self._retry_ns = RETRY_NS
         self._retry_at_ns = 0
         try:
-            self._file = self._create(digest_key)
+            self._file = self._create(digest_key) if last is None else last
         except OSError as error:
             raise _unwritable("record to", self.path, error) from error
 
@@ -171,6 +178,11 @@ class LogWriter:
             assert self._token_log is not None
             self._token_log.append(bodies)
 
+    def append_records(self, frames: Sequence[bytes]) -> None:
+        """Take frames of the spool. The next `flush` writes them before all events."""
+        if not self.problem:
+            self._frames += frames
+
     def flush(self) -> None:
         """Chain and write all that was appended; when it returns, those lines survive the death of this process, or
         `problem` says why they are lost.
@@ -178,8 +190,11 @@ class LogWriter:
         Raises LogWriteError if not even the header can be written, or no reader would take it.
         """
         bodies, self._bodies = self._bodies, []
-        if not bodies or self._is_closed:
+        frames, self._frames = self._frames, []
+        if self._is_closed or not (bodies or frames):
             return
+        if self.spool is not None:
+            self.spool.append(frames)
         is_first = not self.num_events
         if is_first:
             # The chain of a branch begins with the line of the run that it follows.
@@ -223,7 +238,7 @@ class LogWriter:
 
     def _sync(self) -> OSError | None:
         """Side files come first, as they were written."""
-        if self._file.is_synced:
+        if self._file.is_synced and (self.spool is None or self.spool.is_synced):
             return None
         start_ns = self._clock.monotonic_ns()
         files: list[SideFile | SegmentFile] = [*self._side_files, self._file]
@@ -244,6 +259,7 @@ class LogWriter:
     def _fail(self, error: OSError) -> None:
         """Stop writing, for longer with every failure in a row."""
         self._bodies.clear()
+        self._frames.clear()
         for side in self._side_files:
             side.clear()
         is_new = not self.problem

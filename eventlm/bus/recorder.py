@@ -30,19 +30,23 @@ class Recorder:
         self.writer = writer
         self.on_idle: Effect = _nothing
 
-    def write(self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+    def write(
+        self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = (), records: Sequence[bytes] = ()
+    ) -> None:
         """Write the events of one drain, and call `then` once they are written or given up, in the order of the calls.
 
-        tokens: the token log's lines of these events. Raises LogWriteError if not even the header can be written; then
-        nothing is called.
+        tokens: the token log's lines of these events. records: frames of the spool. Raises LogWriteError if not even
+        the header can be written; then nothing is called.
         """
-        self._append(bodies, tokens)
+        self._append(bodies, tokens, records)
         self.writer.flush()
         then()
 
-    def _append(self, bodies: list[bytes], tokens: Sequence[bytes]) -> None:
+    def _append(self, bodies: list[bytes], tokens: Sequence[bytes], records: Sequence[bytes]) -> None:
         if tokens:
             self.writer.append_tokens(list(tokens))
+        if records:
+            self.writer.append_records(records)
         for body in bodies:
             self.writer.append(body)
 
@@ -75,9 +79,9 @@ class Recorder:
 
 
 class _Entry(NamedTuple):
-    """Lines, those of the token log, and the effect that waits for them. first_s: of the segment that they begin; None
-    if they continue the last one. has_gap: that segment begins with a gap. since: seconds of the loop's clock. syncs:
-    the log is to be synced after this.
+    """Lines, those of the token log, frames of the spool, and the effect that waits for them. first_s: of the segment
+    that they begin; None if they continue the last one. has_gap: that segment begins with a gap. since: seconds of the
+    loop's clock. syncs: the log is to be synced after this.
     """
 
     bodies: list[bytes]
@@ -86,6 +90,7 @@ class _Entry(NamedTuple):
     first_s: int | None = None
     has_gap: bool = False
     tokens: Sequence[bytes] = ()
+    records: Sequence[bytes] = ()
     syncs: bool = False
 
 
@@ -140,16 +145,18 @@ class ThreadedRecorder(Recorder):
         self._is_closed = False
         self._thread = system.threads.start("eventlm-recorder")
 
-    def write(self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+    def write(
+        self, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = (), records: Sequence[bytes] = ()
+    ) -> None:
         """As Recorder.write, but it returns at once."""
         if not self.writer.num_events:
-            super().write(bodies, then, tokens=tokens)
+            super().write(bodies, then, tokens=tokens, records=records)
         elif self.problem:
             self._is_lossy = True
             then()
         else:
-            self._waiting.append(_Entry(bodies, then, self._loop.time(), tokens=tokens))
-            self._num_waiting_bytes += sum(map(len, bodies)) + sum(map(len, tokens))
+            self._waiting.append(_Entry(bodies, then, self._loop.time(), tokens=tokens, records=records))
+            self._num_waiting_bytes += sum(map(len, (*bodies, *tokens, *records)))
             self._send()
             if self._num_waiting_bytes > self._lag_bytes:
                 if self._lag_seconds is None:
@@ -304,7 +311,7 @@ class ThreadedRecorder(Recorder):
     def _write_batch(self, batch: list[_Entry]) -> None:
         for entry in batch:
             if entry.first_s is None:
-                self._append(entry.bodies, entry.tokens)
+                self._append(entry.bodies, entry.tokens, entry.records)
                 continue
             self.writer.flush()
             # If a write has failed since, the segment does not mention the gap.

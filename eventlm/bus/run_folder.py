@@ -75,21 +75,21 @@ def closed_segments(run_folder: Path, disk: Disk = SYSTEM_DISK) -> list[Segment]
 
 def newest_run(folder: Path, disk: Disk = SYSTEM_DISK) -> Path | None:
     """The folder of the newest run: what `latest` points to, else the last by name; None if there is none."""
-    runs = [folder / LATEST_NAME, *_runs(folder, disk)]
-    return next((run for run in runs if has_file(run / TRACE_NAME, disk)), None)
+    found = [folder / LATEST_NAME, *runs(folder, disk)]
+    return next((run for run in found if has_file(run / TRACE_NAME, disk)), None)
 
 
 def newest_running(folder: Path, disk: Disk = SYSTEM_DISK) -> Path | None:
     """The folder of the newest run that a writer has open; None if there is none."""
-    for run in _runs(folder, disk):
+    for run in runs(folder, disk):
         with contextlib.suppress(OSError):
             if is_being_written(run / TRACE_NAME, disk):
                 return run
     return None
 
 
-def _runs(folder: Path, disk: Disk) -> list[Path]:
-    """The newest first; none if the folder cannot be read."""
+def runs(folder: Path, disk: Disk) -> list[Path]:
+    """The folders of all runs, the newest first; none if the folder cannot be read."""
     with contextlib.suppress(OSError):
         return [folder / name for name in sorted(filter(_RUN.fullmatch, disk.list(folder)), reverse=True)]
     return []
@@ -136,7 +136,7 @@ def prune(disk: Disk, run_folder: Path, *, keep_bytes: int, all_runs: bool) -> N
 def _ended_runs(disk: Disk, run_folder: Path) -> list[Segment]:
     """Segments of the other runs in the folder whose writers have gone."""
     found: list[Segment] = []
-    for other in _runs(run_folder.parent, disk):
+    for other in runs(run_folder.parent, disk):
         if other.name == run_folder.name or disk.is_link(other):
             continue
         with contextlib.suppress(OSError):

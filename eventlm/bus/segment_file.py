@@ -4,12 +4,12 @@ what may be written beside it.
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from eventlm.bus.appended_file import AppendedFile
 from eventlm.events.codec import chain, close_line
-from eventlm.system.disk import Disk
+from eventlm.system.disk import Disk, WritableFile
 
 
 class Extent(NamedTuple):
@@ -20,24 +20,27 @@ class Extent(NamedTuple):
     last_h: str
 
 
-class SegmentFile:
-    """Creates the file, mode 0600, and locks it for its life. Raises OSError if it is there or cannot be made.
+class SegmentFile(AppendedFile):
+    """A file of lines that is locked while it is written.
 
     first_s: `s` of its header. previous_h: the hash before its first line. written: what it has. num_own_bytes: what
-    was written since `begin`.
-
-    What a failed sync leaves is unknown: lines that can be read now may be gone after a reboot. So those since the last
-    sync are cut off, as if they had never been written, and the file is not synced again.
+    was written since `begin`. file: one that is there, open and locked, of which what is `written` stays.
     """
 
-    def __init__(self, disk: Disk, path: Path, *, first_s: int, previous_h: str = "") -> None:
-        self.path = path
+    def __init__(
+        self,
+        disk: Disk,
+        path: Path,
+        *,
+        first_s: int,
+        previous_h: str = "",
+        file: WritableFile | None = None,
+        written: Extent | None = None,
+    ) -> None:
+        self.written = self._synced = written or Extent(0, 0, previous_h)
+        super().__init__(disk, path, file=file, num_bytes=self.written.num_bytes)
         self.first_s = first_s
-        self.written = self._synced = Extent(0, 0, previous_h)
         self._num_begun_bytes = 0
-        self._is_torn = False
-        self._disk = disk
-        self._file = disk.create(path)
 
     def continue_from(self, first_s: int, previous_h: str) -> None:
         """As of the constructor, where they are not known before the first line is."""
@@ -47,74 +50,34 @@ class SegmentFile:
     @property
     def num_own_bytes(self) -> int:
         """Bytes of events, without what the segment had to begin with."""
-        return self.written.num_bytes - self._num_begun_bytes
-
-    @property
-    def is_synced(self) -> bool:
-        """Whether all that was written has been synced."""
-        return self._synced == self.written
+        return self.num_bytes - self._num_begun_bytes
 
     def begin(self) -> None:
         """All that the segment had to begin with is written."""
-        self._num_begun_bytes = self.written.num_bytes
+        self._num_begun_bytes = self.num_bytes
 
     def write(self, bodies: list[bytes]) -> OSError | None:
         """Append lines; what stopped it. Then the file is cut after the last whole one, now or by `truncate`."""
-        hashes, lines = [], []
-        before = self.written
-        h = before.last_h
+        hashes, lines = [self.written.last_h], []
         for body in bodies:
-            h = chain(h, body)
+            h = chain(hashes[-1], body)
             hashes.append(h)
             lines.append(close_line(body, h))
-        error = self._append(b"".join(lines))
-        if error is None:
-            self.written = Extent(before.num_lines + len(lines), before.num_bytes + sum(map(len, lines)), h)
-            return None
-        num_lines = num_bytes = 0
-        while num_bytes + len(lines[num_lines]) <= self._num_appended:
-            num_bytes += len(lines[num_lines])
-            num_lines += 1
-        last_h = hashes[num_lines - 1] if num_lines else before.last_h
-        self._cut(Extent(before.num_lines + num_lines, before.num_bytes + num_bytes, last_h))
+        num_lines, error = self.append(lines)
+        self.written = Extent(self.written.num_lines + num_lines, self.num_bytes, hashes[num_lines])
         return error
 
-    def _append(self, content: bytes) -> OSError | None:
-        self._num_appended = 0
-        try:
-            while self._num_appended < len(content):
-                self._num_appended += self._file.write(content[self._num_appended :])
-        except OSError as error:
-            return error
-        return None
-
     def sync(self) -> OSError | None:
-        """Return once all lines survive a power failure, or what keeps them from it; then they are cut off."""
-        if self.is_synced:
-            return None
-        try:
-            self._file.sync()
-        except OSError as error:
-            self.cut_unsynced()
-            return error
-        self._synced = self.written
-        return None
+        """As AppendedFile.sync."""
+        error = super().sync()
+        if error is None:
+            self._synced = self.written
+        return error
 
     def cut_unsynced(self) -> None:
-        """Cut off the lines since the last sync, now or by `truncate`."""
-        self._cut(self._synced)
-
-    def _cut(self, extent: Extent) -> None:
-        self.written = extent
-        self._is_torn = True
-        with contextlib.suppress(OSError):
-            self.truncate()
-
-    def truncate(self) -> None:
-        """Cut off what a failed write or sync has left. Raises OSError if even that is impossible."""
-        if self._is_torn:
-            self._file.truncate(self.written.num_bytes)
-            self._is_torn = False
+        """As AppendedFile.cut_unsynced."""
+        super().cut_unsynced()
+        self.written = self._synced
 
     def close_as(self, path: Path) -> None:
         """Give the file its name as a closed segment, in addition to the present one where links can be made."""
@@ -133,16 +96,6 @@ class SegmentFile:
         """Take another name, which may be that of another file."""
         self._disk.rename(self.path, path)
         self.path = path
-
-    def remove(self) -> None:
-        """Close the file and take its name away."""
-        self.close()
-        with contextlib.suppress(OSError):
-            self._disk.unlink(self.path)
-
-    def close(self) -> None:
-        """Close the file and with it release the lock."""
-        self._file.close()
 
 
 class SideFile(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Protocol
 
 
@@ -21,6 +22,10 @@ class Clock(Protocol):
         """The same in whole seconds."""
         ...
 
+    def boot_id(self) -> str:
+        """Of the host's present boot, for which `monotonic_ns` is one clock; empty: not known."""
+        ...
+
 
 class SystemClock:
     """The host's own."""
@@ -36,3 +41,10 @@ class SystemClock:
     def unix_s(self) -> int:
         """As Clock says."""
         return time.time_ns() // 1_000_000_000
+
+    def boot_id(self) -> str:
+        """As Clock says."""
+        try:
+            return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        except OSError:
+            return ""

@@ -103,6 +103,10 @@ class Disk(Protocol):
         """Whether files can be made in it. Raises nothing."""
         ...
 
+    def is_private(self, folder: Path) -> bool:
+        """Whether it is this user's, and nobody else may look into it."""
+        ...
+
     def make_folder(self, path: Path) -> None:
         """A new folder of mode 0700. Raises FileExistsError."""
         ...
@@ -178,6 +182,10 @@ class SystemDisk:
 
     def is_writable(self, folder: Path) -> bool:
         return os.access(folder, os.W_OK | os.X_OK)
+
+    def is_private(self, folder: Path) -> bool:
+        found = os.stat(folder)
+        return found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
     def make_folder(self, path: Path) -> None:
         path.mkdir(mode=0o700)

@@ -240,6 +240,10 @@ class ProcessDisk:
         with self._call("resolve", path):
             return self._tree.place(path, is_strict=False).path
 
+    def is_private(self, folder: Path) -> bool:
+        with self._call("is_private", folder):
+            return self._is_folder(folder)
+
     def is_writable(self, folder: Path) -> bool:
         with self._call("is_writable", folder) as call:
             if self._disk.faults.is_read_only:

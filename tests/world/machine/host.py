@@ -48,6 +48,10 @@ class WorldClock:
         """As Clock.unix_s."""
         return self._world.unix_ns // 1_000_000_000
 
+    def boot_id(self) -> str:
+        """As Clock.boot_id."""
+        return f"boot at {self._world.boot_ns}"
+
 
 class WorldThreads:
     """The threads of a process."""
