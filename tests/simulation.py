@@ -15,11 +15,13 @@ from msgspec import UNSET, structs
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.recorder import Recorder
+from eventlm.core.core import Core
 from eventlm.core.state.validate import validate, validate_liveness
 from eventlm.engine.block_names import PAIRS_PER_BLOCK, BlockNames
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.live_requests import LiveRequests, ServedModel
 from eventlm.engine.request import ClosingOutput, FinishedOutput, Request, TextOutput, TokensOutput
+from eventlm.engine.request_spool import RequestSpool
 from eventlm.events import (
     Arrived,
     CacheFlushed,
@@ -127,6 +129,12 @@ class Client:
         elif isinstance(output, FinishedOutput):
             self.outcomes[index] = Outcome(output.reason, tuple(self.tokens[index][: output.position]))
 
+    def begin_again(self) -> None:
+        """Forget what came: all of it comes once more."""
+        self.tokens = [[] for _ in self.tokens]
+        self.outcomes.clear()
+        self._answered.clear()
+
     @property
     def seed(self) -> int:
         """The seed in force, drawn by the engine if the request brought none."""
@@ -198,9 +206,17 @@ class Simulation:
             for replica, each in enumerate(machines)
             if each.core.forwards is not UNSET
         }
-        bus = Bus(on_broken=_raise)
+        self._forwarder = VirtualForwarder(backends)
+        self.engine_core = self.connect(header, core, live)
+        self.workers = [
+            backends.get(replica) or VirtualWorker(self, replica, each) for replica, each in enumerate(machines)
+        ]
+
+    def connect(self, header: Header, core: Core, live: LiveRequests, spool: RequestSpool | None = None) -> EngineCore:
+        """An engine core with all that is around it here."""
+        bus = Bus(next_s=core.next_seq, on_broken=_raise)
         bus.attach(self._learn_seed)
-        self.engine_core = EngineCore(
+        engine_core = EngineCore(
             header,
             core,
             live,
@@ -211,15 +227,14 @@ class Simulation:
             recorder=self.recorder,
             checkpoint_events=50,
             validate_every=0,
-            forwarder=VirtualForwarder(backends),
+            forwarder=self._forwarder,
+            spool=spool,
         )
-        self.workers = [
-            backends.get(replica) or VirtualWorker(self, replica, each) for replica, each in enumerate(machines)
-        ]
-        if check_every:
+        if self.check_every:
             bus.attach(EvictionBounds([(each.core, each.policies) for each in self.machine.sets]).watch)
             self._decide, core.state.decide = core.state.decide, self._checked_decide  # type: ignore[method-assign]
             self._apply, core.apply = core.apply, self._checked_apply  # type: ignore[method-assign]
+        return engine_core
 
     @property
     def now_ns(self) -> int:
@@ -285,22 +300,22 @@ class Simulation:
             self.after(draw("restart", self.seed, worker.replica) % 20 * MILLISECOND, worker.start)
 
     def _plan_swaps(self, last_ns: int) -> None:
-        rng, engine_core = self.rng, self.engine_core
+        rng = self.rng
         when = rng.randint(0, last_ns + 1)
         name = rng.choice(POLICIES)
         coefficients = [value * rng.randint(1, 3) for value in COEFFICIENTS]
         actions: list[Callable[[], None]] = [
-            lambda: engine_core.put_fact(PolicySwapped(name=name)),
-            lambda: engine_core.put_fact(PredictorSwapped(coefficients=coefficients)),
-            lambda: engine_core.put_fact(Paused()),
-            lambda: engine_core.put_fact(FrontEndLost(front_end=1)),
+            lambda: self.engine_core.put_fact(PolicySwapped(name=name)),
+            lambda: self.engine_core.put_fact(PredictorSwapped(coefficients=coefficients)),
+            lambda: self.engine_core.put_fact(Paused()),
+            lambda: self.engine_core.put_fact(FrontEndLost(front_end=1)),
         ]
         for action in actions:
             if rng.random() < 0.2:
                 self.at(when, action)
-        self.at(when + 30 * MILLISECOND, lambda: engine_core.put_fact(Resumed()))
+        self.at(when + 30 * MILLISECOND, lambda: self.engine_core.put_fact(Resumed()))
         if when % 7 == 0:
-            self.at(when + 10 * MILLISECOND, lambda: engine_core.put_fact(CacheFlushed()))
+            self.at(when + 10 * MILLISECOND, lambda: self.engine_core.put_fact(CacheFlushed()))
 
     def _make_client(self, machine: Machine) -> Client:
         client = Client(self, draw_request(self.rng, machine, self.chaos), machine)

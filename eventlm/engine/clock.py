@@ -17,6 +17,10 @@ class AsyncioClock:
         self.origin_ns = clock.monotonic_ns()
         self._wake = wake
 
+    def go_on(self, origin_ns: int) -> None:
+        """Go on as the clock of an earlier engine of the run, which was at 0 at this time."""
+        self.origin_ns = origin_ns
+
     def now_ns(self) -> int:
         """Nanoseconds since `origin_ns`."""
         return self._clock.monotonic_ns() - self.origin_ns

@@ -127,13 +127,17 @@ class CoreLoop:
         stamped = structs.replace(fact, s=self.core.next_seq, ts=ts, p=p)
         shell.fact(stamped)
         decisions = self.core.apply(stamped)
-        if isinstance(stamped, _OF_WORKERS):
-            shell.worker_changed(stamped.replica, decisions)
-        elif isinstance(stamped, Recovered):
-            for replica in self.core.state.replicas:
-                shell.worker_changed(replica.index, [])
+        self.tell_of_workers(stamped, decisions)
         for decision in decisions:
             shell.decision(decision)
+
+    def tell_of_workers(self, fact: Fact, decisions: Sequence[Decision]) -> None:
+        """Tell the shell whose workers a fact has changed."""
+        if isinstance(fact, _OF_WORKERS):
+            self._shell.worker_changed(fact.replica, decisions)
+        elif isinstance(fact, Recovered):
+            for replica in self.core.state.replicas:
+                self._shell.worker_changed(replica.index, [])
 
     def _arm_timer(self) -> None:
         """One timer at a time, the core's earliest."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from msgspec import Raw, structs
 
 from eventlm.bus.bus import Bus
+from eventlm.bus.log_writer import LogWriteError
 from eventlm.bus.recorder import Effect, Recorder
 from eventlm.bus.token_log import OutputTokens, encode_line
 from eventlm.core.core import Core
@@ -21,7 +22,16 @@ from eventlm.engine.backends.answers import Answer
 from eventlm.engine.core_loop import CoreLoop, RunClock, Shell
 from eventlm.engine.live_requests import LiveRequest, LiveRequests, Output, Sink
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
-from eventlm.engine.request import EngineUnavailableError, Request, RequestOutput
+from eventlm.engine.request import EngineUnavailableError, Request, RequestOutput, Submission
+from eventlm.engine.request_spool import RequestSpool
+from eventlm.engine.spool.records import (
+    AnswerEndRecord,
+    ArrivalRecord,
+    DeltasRecord,
+    FailureRecord,
+    GrammarErrorRecord,
+    StepRecord,
+)
 from eventlm.errors import EventLMError
 from eventlm.events import (
     Admitted,
@@ -105,8 +115,10 @@ class EngineCore:
         grammars: GrammarBuilds | None = None,
         on_condemned: OnCondemned | None = None,
         forwarder: Forwarder | None = None,
+        spool: RequestSpool | None = None,
     ) -> None:
         self._forwarder = forwarder
+        self._spool = spool
         #: What other servers have sent since the last drain.
         self._deltas: dict[AttemptId, list[AnswerDelta]] = {}
         self.core = core
@@ -140,14 +152,32 @@ class EngineCore:
         self._header = header
         shell = Shell(self._see_fact, self._worker_changed, self._carry_out, self._see_marker, self._drained)
         self._loop = CoreLoop(core, clock, shell, checkpoint_events=checkpoint_events)
-        self._loop.mark(header)
-        self._deliver()
+        if not core.next_seq:
+            self._loop.mark(header)
+            self._deliver()
+
+    def go_on(self) -> None:
+        """The core is that of a run whose engine has died: go on in a segment of its own. Raises LogWriteError."""
+        recorder = self._recorder
+        assert recorder is not None
+        self._is_settled = True
+        self._start_segment(recorder)
+        recorder.settle()
+        if recorder.problem:
+            raise LogWriteError(f"cannot go on with the trace {recorder.writer.path}: {recorder.problem}")
+        if self._grammars is not None:
+            for request in self.live.requests:
+                if grammar := self.live.grammar(request):
+                    self._grammars.want(request, grammar)
+                    self._grammars.watch(request)
 
     def put_fact(self, fact: Fact) -> None:
         """Queue one fact that depends on nothing."""
         self._loop.put_fact(fact)
 
-    def submit(self, group: list[tuple[Request, Sink]], on_admission: OnAdmission) -> None:
+    def submit(
+        self, group: list[tuple[Request, Sink]], on_admission: OnAdmission, submission: Submission | None = None
+    ) -> None:
         """Queue the arrivals of one group, which is not empty."""
 
         def make(seq: int, ts: int) -> list[Fact]:
@@ -157,6 +187,8 @@ class EngineCore:
             ]
             if self._records_tokens:
                 self._token_lines += [encode_line(self.live.prompt_tokens(seq + i)) for i in range(len(group))]
+            if self._spool is not None:
+                self._spool.add(ArrivalRecord(seq, [request for request, _ in group], submission))
             self._groups[seq] = (on_admission, [seq + i for i in range(len(group))])
             return facts
 
@@ -179,6 +211,8 @@ class EngineCore:
                 self._ops.append(StepOps(c=seq, replica=replica, epoch=result.epoch, step=result.step, ops=result.ops))
             if self._records_tokens:
                 self._token_lines.append(encode_line(OutputTokens(s=seq, tokens=result.tokens)))
+            if self._spool is not None:
+                self._spool.add(StepRecord(seq, result.tokens, result.extras))
             return [self.live.complete(replica, result, start_ns=start_ns, end_ns=end_ns, stages=stages)]
 
         self._loop.put(make)
@@ -191,15 +225,29 @@ class EngineCore:
 
     def _make_streamed(self, seq: int, ts: int) -> list[Fact]:
         deltas, self._deltas = self._deltas, {}
+        if self._spool is not None:
+            self._spool.add(DeltasRecord(seq, list(deltas.items())))
         return [self.live.answers.stream(deltas)]
 
     def answer_ended(self, name: AttemptId, ended: AnswerEnd) -> None:
         """Queue the end of another server's answer."""
-        self._loop.put(lambda seq, ts: [self.live.answers.end(name, ended)])
+
+        def make(seq: int, ts: int) -> list[Fact]:
+            if self._spool is not None:
+                self._spool.add(AnswerEndRecord(seq, ended))
+            return [self.live.answers.end(name, ended)]
+
+        self._loop.put(make)
 
     def attempt_failed(self, name: AttemptId, error: BackendError, *, can_continue: bool) -> None:
         """Queue that an attempt has failed. can_continue: whether another server can go on from what was shown."""
-        self._loop.put(lambda seq, ts: [self.live.answers.fail(name, error, can_continue=can_continue)])
+
+        def make(seq: int, ts: int) -> list[Fact]:
+            if self._spool is not None:
+                self._spool.add(FailureRecord(seq, error.failure))
+            return [self.live.answers.fail(name, error, can_continue=can_continue)]
+
+        self._loop.put(make)
 
     def end_text(self, request: int, index: int, position: int, reason: str) -> None:
         """Queue what the edge has found in a text; nothing if the request has left."""
@@ -211,8 +259,14 @@ class EngineCore:
         if request not in self.live:
             return
         if error is not None:
-            self.live.fail_grammar(request, error)
-        self.put_fact(GrammarReady(c=request, request=request, error="cannot be built" if error is not None else ""))
+            self.live.fail_grammar(request, str(error))
+
+        def make(seq: int, ts: int) -> list[Fact]:
+            if self._spool is not None and error is not None:
+                self._spool.add(GrammarErrorRecord(seq, str(error)))
+            return [GrammarReady(c=request, request=request, error="cannot be built" if error is not None else "")]
+
+        self._loop.put(make)
 
     def drain(self, now_ns: int) -> None:
         """Apply all that is pending as one tick at `now_ns`, or 1 ns after the last one if the clock stood still."""
@@ -247,6 +301,9 @@ class EngineCore:
             self._deliver()
         finally:
             self.close()
+        if self._spool is not None:
+            # Nobody goes on with a run that has ended.
+            self._spool.remove()
 
     def close(self) -> None:
         """Close the log, as it is, and end all subscriptions."""
@@ -295,6 +352,8 @@ class EngineCore:
             gap = Gap(first=recorder.writer.next_s, last=self.core.next_seq - 1, reason=recorder.problem)
         events: list[Event] = []
         lines = self._first_lines(recorder.previous_h, gap, events)
+        if self._spool is not None:
+            self._spool.prepare(self.core.next_seq)
         recorder.start_segment(self.core.next_seq, lines, lambda: self.bus.publish(events))
 
     def _first_lines(self, previous_h: str, gap: Gap | None, events: list[Event]) -> Iterator[bytes]:
@@ -391,4 +450,6 @@ class EngineCore:
     def _write(self, recorder: Recorder, events: list[Event], leave: Effect) -> None:
         """Write the whole drain at once. This is what a step pays for being recorded."""
         tokens, self._token_lines = self._token_lines, []
-        recorder.write([self._shipped.get(event.s) or encode_body(event) for event in events], leave, tokens=tokens)
+        records = self._spool.take() if self._spool is not None else ()
+        bodies = [self._shipped.get(event.s) or encode_body(event) for event in events]
+        recorder.write(bodies, leave, tokens=tokens, records=records)

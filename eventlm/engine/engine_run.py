@@ -15,18 +15,23 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.log_reader import read_history
 from eventlm.bus.log_writer import LogWriteError, LogWriter
 from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
-from eventlm.config import RecordConfig
-from eventlm.config.state_folder import runs_folder
+from eventlm.bus.segment_file import SegmentFile
+from eventlm.bus.spool import SpoolWriter
+from eventlm.config import Config, RecordConfig
+from eventlm.config.state_folder import runs_folder, spool_folder
 from eventlm.config.structs import memory_bytes
+from eventlm.core.core import Core
 from eventlm.core.predictor import Predictor
 from eventlm.core.state.replicaset import SetParts
-from eventlm.engine.block_names import BlockNames
-from eventlm.engine.core_loop import RunClock
+from eventlm.engine.clock import AsyncioClock
 from eventlm.engine.engine_core import EngineCore, Forwarder, OnBroken, OnCondemned, Ship
-from eventlm.engine.live_requests import LiveRequests, ServedModel
+from eventlm.engine.live_requests import LiveRequests, make_live
 from eventlm.engine.plugins.failures import PluginFailures
 from eventlm.engine.predictor.source import PredictorSource
+from eventlm.engine.recovery.recover import RecoveredRun
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
+from eventlm.engine.request_registry import RequestRegistry
+from eventlm.engine.request_spool import RequestSpool
 from eventlm.engine.setup import EngineSetup, StartedSet, make_header
 from eventlm.events import Event, Header
 from eventlm.metrics.components import SYNC_BUCKETS_NS, RecorderMetrics, TimedCore
@@ -46,7 +51,7 @@ class RunParts(NamedTuple):
     guard: makes a call and handles what it raises.
     """
 
-    clock: RunClock
+    clock: AsyncioClock
     ship: Ship
     on_broken: OnBroken
     guard: Callable[[Effect], None]
@@ -56,6 +61,7 @@ class RunParts(NamedTuple):
     scheduling_time: Histogram
     system: System
     on_condemned: OnCondemned
+    registry: RequestRegistry
     forwarder: Forwarder | None = None
 
 
@@ -76,6 +82,23 @@ class EngineRun(NamedTuple):
     sync_time: Histogram
 
     @classmethod
+    def go_on(cls, recovered: RecoveredRun, setups: Sequence[EngineSetup], parts: RunParts) -> EngineRun:
+        """Go on with the run of an engine that has died. Raises LogWriteError."""
+        header, live = recovered.header, recovered.live
+        sync_time = Histogram.over(SYNC_BUCKETS_NS)
+        spool_writer = SpoolWriter(parts.system.disk, recovered.spool_folder)
+        writer = make_writer(
+            parts.system,
+            setups[0].config.record,
+            header.run,
+            live.digest_key,
+            sync_time.observe,
+            spool=spool_writer,
+            last=recovered.last_segment(parts.system.disk),
+        )
+        return _attach(header, recovered.core, live, setups, parts, sync_time, writer, spool_writer)
+
+    @classmethod
     def open(cls, run: str, sets: Sequence[ReadySet], parts: RunParts) -> EngineRun:
         """Open the log of the run with this name, for these replicasets.
 
@@ -88,13 +111,17 @@ class EngineRun(NamedTuple):
         sync_time = Histogram.over(SYNC_BUCKETS_NS)
         begin = partial(_begin, run, sets, parts, digest_key, sync_time)
         if record.folder:
+            spool_writer = None
+            if record.recover:
+                spool_writer = SpoolWriter(parts.system.disk, spool_folder(record.recover) / run)
             try:
-                return begin(make_writer(parts.system, record, run, digest_key, sync_time.observe))
+                writer = make_writer(parts.system, record, run, digest_key, sync_time.observe, spool=spool_writer)
+                return begin(writer, spool_writer)
             except LogWriteError as error:
-                if Path(record.folder) != runs_folder() or record.record_tokens or config.telemetry.otlp_endpoint:
+                if _is_asked_for(config):
                     raise
                 log.warning(f"not recording: {error} with --record DIR")
-        return begin(None)
+        return begin(None, None)
 
     def recorder_metrics(self, next_s: int) -> RecorderMetrics | None:
         """Figures of the log, if there is one. `next_s`: the position of the next event."""
@@ -109,10 +136,28 @@ class EngineRun(NamedTuple):
         )
 
 
+def _is_asked_for(config: Config) -> bool:
+    """Whether an engine that cannot record must not start."""
+    record = config.record
+    return bool(
+        Path(record.folder) != runs_folder() or record.record_tokens or record.recover or config.telemetry.otlp_endpoint
+    )
+
+
 def make_writer(
-    system: System, record: RecordConfig, run: str, digest_key: bytes, on_sync: Callable[[int], None] | None = None
+    system: System,
+    record: RecordConfig,
+    run: str,
+    digest_key: bytes,
+    on_sync: Callable[[int], None] | None = None,
+    *,
+    spool: SpoolWriter | None = None,
+    last: SegmentFile | None = None,
 ) -> LogWriter:
-    """The writer of a run; the key goes into its token log, if it has one. Raises LogWriteError."""
+    """The writer of a run; the key goes into its token log, if it has one. spool, last: as of LogWriter.
+
+    Raises LogWriteError.
+    """
     folder = Path(record.folder)
     return LogWriter(
         system,
@@ -122,6 +167,8 @@ def make_writer(
         keep_bytes=memory_bytes(record.record_keep),
         keep_all_runs=folder == runs_folder(),
         digest_key=digest_key if record.record_tokens else b"",
+        spool=spool,
+        last=last,
         syncs=record.record_sync != "none",
         on_sync=on_sync,
         on_problem=log.warning,
@@ -151,6 +198,7 @@ def _begin(
     digest_key: bytes,
     sync_time: Histogram,
     writer: LogWriter | None,
+    spool_writer: SpoolWriter | None,
 ) -> EngineRun:
     """Make the engine core, which first writes the header."""
     (setup, coefficients, first), *others = [
@@ -167,32 +215,58 @@ def _begin(
         unix_start_ns=parts.system.clock.unix_ns(),
         others=others,
     )
-    record = setup.config.record
+    core = Core(
+        setup.core,
+        setup.plugins,
+        Predictor.from_coefficients(coefficients),
+        [SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor)) for each in others],
+    )
+    setups = [setup, *(each.setup for each in others)]
+    live = make_live(
+        header,
+        setups,
+        block_names=[(parts.system.chance.token_bytes(32), 1) for _ in sets],
+        digest_key=digest_key,
+    )
+    return _attach(header, core, live, setups, parts, sync_time, writer, spool_writer)
+
+
+def _attach(
+    header: Header,
+    core: Core,
+    live: LiveRequests,
+    setups: Sequence[EngineSetup],
+    parts: RunParts,
+    sync_time: Histogram,
+    writer: LogWriter | None,
+    spool_writer: SpoolWriter | None,
+) -> EngineRun:
+    """Connect a core with the parts of the engine. Its first lines are written."""
+    config = setups[0].config
+    record = config.record
     recorder = make_recorder(parts.system, record, writer, parts.guard) if writer is not None else None
     folder = writer.run_folder if writer is not None else None
     bus = Bus(
+        next_s=core.next_seq,
         history=partial(read_history, folder, disk=parts.system.disk) if folder is not None else None,
         on_broken=_report_broken,
     )
     bus.attach(parts.metrics.apply)
     bus.attach(PluginFailures().observe)
-    if interval_s := setup.config.log.log_stats_interval_s:
+    if interval_s := config.log.log_stats_interval_s:
         bus.attach(ThroughputLog(parts.metrics, interval_s=interval_s).observe)
+    spool = None
+    if spool_writer is not None:
+        boot_id = parts.system.clock.boot_id()
+        spool = RequestSpool(
+            spool_writer, live, parts.registry, run=header.run, boot_id=boot_id, origin_ns=parts.clock.origin_ns
+        )
+    is_new = not core.next_seq
     try:
         engine_core = EngineCore(
             header,
-            TimedCore(
-                setup.core,
-                setup.plugins,
-                Predictor.from_coefficients(coefficients),
-                parts.scheduling_time,
-                parts.system.clock,
-                [
-                    SetParts(each.setup.core, each.setup.plugins, Predictor.from_coefficients(each.predictor))
-                    for each in others
-                ],
-            ),
-            _make_live(header, [setup, *(each.setup for each in others)], seed, parts.system, digest_key),
+            TimedCore(core, parts.scheduling_time, parts.system.clock),
+            live,
             clock=parts.clock,
             bus=bus,
             ship=parts.ship,
@@ -204,38 +278,16 @@ def _begin(
             grammars=parts.grammars,
             on_condemned=parts.on_condemned,
             forwarder=parts.forwarder,
+            spool=spool,
         )
+        if not is_new:
+            engine_core.go_on()
     except BaseException:
         if recorder is not None:
             with contextlib.suppress(LogWriteError):
                 recorder.close()
         raise
     return EngineRun(engine_core, recorder, folder, sync_time)
-
-
-def _make_live(
-    header: Header, setups: Sequence[EngineSetup], seed: int, system: System, digest_key: bytes
-) -> LiveRequests:
-    first, *others = [
-        ServedModel(
-            setup.core.models,
-            BlockNames(
-                system.chance.token_bytes(32), block_size=setup.core.block_size, capacity=record.block_table_size
-            ),
-            setup.core.block_size,
-            setup.vocab_size,
-            setup.first_replica,
-        )
-        for setup, record in zip(setups, header.sets, strict=True)
-    ]
-    return LiveRequests(
-        first.names,
-        block_size=first.block_size,
-        seed_key=seed.to_bytes(8, "little"),
-        digest_key=digest_key,
-        vocab_size=first.vocab_size,
-        others=others,
-    )
 
 
 def _report_broken(handler: object, event: Event, error: Exception) -> None:

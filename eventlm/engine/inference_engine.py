@@ -16,6 +16,7 @@ from msgspec import UNSET
 
 from eventlm.bus.bus import Bus
 from eventlm.bus.log_writer import LogWriter
+from eventlm.config.state_folder import spool_folder
 from eventlm.engine.admin import (
     AdminAction,
     Drain,
@@ -44,12 +45,15 @@ from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.oldest_requests import OldestRequests, longest_wait_ns, oldest_requests
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
+from eventlm.engine.recovery.fitting import builder, fitting
+from eventlm.engine.recovery.recover import Followers, RecoveredRun, RunBuilder, check_spool_folder, recover
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
 from eventlm.engine.reports import Reports
 from eventlm.engine.request import (
     AT_SHUTDOWN,
     BY_OWNER,
+    BY_RECOVERY,
     CLIENT_LEFT,
     OUTPUT_FAILED,
     EngineUnavailableError,
@@ -67,7 +71,7 @@ from eventlm.engine.request_check import check_group
 from eventlm.engine.request_registry import ReplyStatus, RequestRegistry, reply_status
 from eventlm.engine.setup import EngineSetup, make_run_id, worker_setups
 from eventlm.errors import EventLMError
-from eventlm.events import Cancelled, Fact, FrontEndLost, WorkerLost, WorkerUp
+from eventlm.events import Cancelled, Fact, FrontEndLost, Header, Recovered, WorkerLost, WorkerUp
 from eventlm.grammars import GrammarError
 from eventlm.launchers.launcher import StartedRank
 from eventlm.metrics.components import SCHEDULING_BUCKETS_NS, CacheInfo, EngineMetrics
@@ -105,8 +109,6 @@ class InferenceEngine:
         self.model_names = [name for each in self.setups for name in each.core.models]
         self._set_numbers = {name: number for number, each in enumerate(self.setups) for name in each.core.models}
         self._clock = AsyncioClock(system.clock, self._wake)
-        #: The time on this host's monotonic clock at which the run's clock is 0.
-        self.origin_ns = self._clock.origin_ns
         self._engine_core: EngineCore | None = None
         #: Groups that are neither admitted nor rejected yet.
         self._undecided: list[Admission] = []
@@ -115,6 +117,10 @@ class InferenceEngine:
         self.worker_host: dict[str, Any] = {}
         self._rows = EndedRows()
         self._metrics = MetricsStore(sink=self._rows)
+        #: The run of an engine that has died.
+        self._recovered: RecoveredRun | None = None
+        #: Its requests that no client can come back for.
+        self._forgotten: list[int] = []
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
@@ -123,7 +129,7 @@ class InferenceEngine:
         #: Why it died, for later callers.
         self._death: EngineUnavailableError | None = None
         self._drain_scheduled = False
-        self.registry = RequestRegistry.of(setup.config.server, self.now_ns, self.cancel, self._expire_later)
+        self.registry = self._make_registry()
         self.object_store = ObjectStore(system, setup.config.server)
         #: What is kept between requests.
         self.objects = Objects(self.object_store.carry_out)
@@ -139,7 +145,16 @@ class InferenceEngine:
         #: Grammars of live requests. The replicas report their workers to it.
         self.grammars = GrammarBuilds(self._replicas.prepare_grammar, self._grammar_ready, self._while_alive)
         self._limiter = RateLimiter()
-        self._admission_parts = AdmissionParts(
+        self._span_exporter: SpanExporter | None = None
+        self._explanations = Explanations(system.processes)
+        self._reports = Reports(system.processes)
+
+    def _make_registry(self) -> RequestRegistry:
+        return RequestRegistry.of(self.setup.config.server, self.now_ns, self.cancel, self._expire_later)
+
+    @property
+    def _admission_parts(self) -> AdmissionParts:
+        return AdmissionParts(
             registry=self.registry,
             limiter=self._limiter,
             end_text=self.end_text,
@@ -147,9 +162,6 @@ class InferenceEngine:
             watch_grammar=self.grammars.watch,
             note_caller=self._note_caller,
         )
-        self._span_exporter: SpanExporter | None = None
-        self._explanations = Explanations(system.processes)
-        self._reports = Reports(system.processes)
 
     @property
     def state(self) -> EngineState:
@@ -229,6 +241,11 @@ class InferenceEngine:
         """As ReplicaOwner.room_changed."""
         self._tell_state()
 
+    @property
+    def origin_ns(self) -> int:
+        """The time on this host's monotonic clock at which the run's clock is 0."""
+        return self._clock.origin_ns
+
     def now_ns(self) -> int:
         """Nanoseconds since the run started."""
         return self._clock.now_ns()
@@ -293,11 +310,14 @@ class InferenceEngine:
             if folder:
                 LogWriter.check_folder(self._system.disk, folder)
             await self.object_store.open()
+            self._recover()
             predictors = [
                 PredictorSource(setup.config, next(iter(worker_setups(setup)), None)) for setup in self.setups
             ]
             started = await self._replicas.start(
-                must_measure=[each.must_measure for each in predictors], spawned=spawned, on_progress=on_progress
+                must_measure=[self._recovered is None and each.must_measure for each in predictors],
+                spawned=spawned,
+                on_progress=on_progress,
             )
             self.setups = [setup for setup, _ in started]
             await self._backends.start()
@@ -312,13 +332,19 @@ class InferenceEngine:
                 scheduling_time=self._scheduling_time,
                 system=self._system,
                 on_condemned=self._replicas.request_condemned,
+                registry=self.registry,
                 forwarder=self._backends if self._backends.sets else None,
             )
             if self.state != "loading":
                 raise EngineUnavailableError("the engine was stopped while it started")
             sets = [ReadySet(*each, predictor) for each, predictor in zip(started, predictors, strict=True)]
-            self._run = EngineRun.open(run, sets, parts)
+            if self._recovered is None:
+                self._run = EngineRun.open(run, sets, parts)
+            else:
+                self._run = EngineRun.go_on(self._recovered, self.setups, parts)
             self._engine_core = self._run.engine_core
+            if self._recovered is not None:
+                self._take_over(self._recovered)
             self.worker_host = sets[0].first.host
         except BaseException:
             self.state = "dead"
@@ -330,6 +356,55 @@ class InferenceEngine:
         self._export_spans()
         self._drain()
         self.state = "ready"
+
+    def _recover(self) -> None:
+        """Look for a run to go on with; the workers will be those of its next epochs."""
+        record = self.setup.config.record
+        if not record.recover:
+            return
+        folder = spool_folder(record.recover)
+        check_spool_folder(self._system.disk, folder)
+
+        def builder_of(header: Header) -> RunBuilder | None:
+            fitted = fitting(header, self.setups)
+            return None if fitted is None else builder(fitted, self._make_followers)
+
+        found = recover(self._system.disk, Path(record.folder), folder, builder_of)
+        if found is None:
+            return
+        self._recovered = found
+        self.setups = fitting(found.header, self.setups) or self.setups
+        self.registry, self._metrics, self._rows = found.followers
+        # Before the first of them comes back.
+        self._forgotten = self.registry.readers_have_left(found.live.requests)
+        self._clock.go_on(found.origin_ns(self._system.clock))
+        self._replicas.go_on(self.setups, found.epochs)
+
+    def _make_followers(self) -> Followers:
+        rows = EndedRows()
+        return Followers(self._make_registry(), MetricsStore(sink=rows), rows)
+
+    def _take_over(self, found: RecoveredRun) -> None:
+        """Let the requests of a run go on whose clients can come back for them."""
+        down_ns = self.now_ns() - found.core.state.now_ns
+        self.put_fact(Recovered(reason=found.reason(self._system.clock), down_ns=max(down_ns, 0)))
+        self._drain()
+        live = found.live
+        lost = [request for request in live.requests if request in found.damaged]
+        for request in lost:
+            live.fail_request(request, EngineUnavailableError("a part of the request was lost when its engine died"))
+        for request in dict.fromkeys([*lost, *self._forgotten]):
+            self.cancel(request, BY_RECOVERY)
+        self._drain()
+        log.warning(
+            "the run of an engine that died goes on",
+            run=found.header.run,
+            down_ms=down_ns // 1_000_000,
+            requests=len(live),
+            cancelled=len(self._forgotten),
+            damaged=len(lost),
+            **({"cut": found.cut} if found.cut else {}),
+        )
 
     def _export_spans(self) -> None:
         endpoint = self.setup.config.telemetry.otlp_endpoint
@@ -379,7 +454,7 @@ class InferenceEngine:
             num_taken = self.registry.num_searched + engine_core.core.state.replicasets[number].num_waiting
             check_room_to_search(submission, setup.core, num_taken)
         admission = Admission(self._admission_parts, group, submission, on_output, self.now_ns())
-        engine_core.submit(list(zip(group, admission.sinks, strict=True)), admission.decide)
+        engine_core.submit(list(zip(group, admission.sinks, strict=True)), admission.decide, submission)
         self._wake()
         self._undecided.append(admission)
         try:

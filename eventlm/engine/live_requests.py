@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from msgspec import structs
 
 from eventlm.bus.token_log import PromptTokens
 from eventlm.engine.backends.answers import Answers
-from eventlm.engine.block_names import BlockNames
+from eventlm.engine.block_names import BlockNames, Names
 from eventlm.engine.request import (
     LOGITS_NOT_FINITE,
     ClosingOutput,
@@ -30,10 +30,11 @@ from eventlm.engine.request import (
     TokensOutput,
 )
 from eventlm.engine.result_check import ResultMismatchError, check_result, wants_extras
+from eventlm.engine.setup import EngineSetup
+from eventlm.engine.spool.records import KeptRequest, KeptSequence, KeptWorker
 from eventlm.errors import EventLMError
-from eventlm.events import Arrived, Closing, Emitted, Finished, Launched, Relayed, StepCompleted
-from eventlm.grammars import GrammarError
-from eventlm.types import SequenceId
+from eventlm.events import Arrived, Closing, Emitted, Finished, Header, Launched, Relayed, StepCompleted
+from eventlm.types import SequenceId, WorkerEnd
 from eventlm.worker.protocol import NewSequence, RowExtras, StepPayload, StepResult, encode
 
 log = structlog.get_logger("eventlm.engine")
@@ -106,6 +107,12 @@ class _Completing(NamedTuple):
     tokens: list[list[int]]
     extras: dict[int, RowExtras]
 
+    @classmethod
+    def of(cls, launched: Launched | None, tokens: list[list[int]], extras: Sequence[RowExtras]) -> _Completing:
+        """launched: None if nobody waits for it any more."""
+        rows = [] if launched is None else _rows(launched)
+        return cls(rows, tokens if launched is not None else [], {each.row: each for each in extras})
+
 
 class ServedModel(NamedTuple):
     """What a replicaset's requests need: by which names they call for it, and what its blocks and tokens are.
@@ -140,7 +147,7 @@ class LiveRequests:
         self._set_numbers = {model: index for index, each in enumerate(others, start=1) for model in each.models}
         self._first_replicas = [each.first_replica for each in self._sets]
         self._seed_key = seed_key
-        self._digest_key = digest_key
+        self.digest_key = digest_key
         self._requests: dict[int, LiveRequest] = {}
         #: Those whose rows give more than tokens.
         self._asking: set[int] = set()
@@ -169,19 +176,9 @@ class LiveRequests:
     def arrive(self, seq: int, request: Request, sink: Sink, *, group_size: int, group_index: int) -> Arrived:
         """Take a request in as number `seq`; returns its fact, which holds none of its content."""
         seed = self._draw_seed(seq) if request.sampling.seed is None else request.sampling.noise_seed
-        request = structs.replace(request, sampling=request.sampling.for_worker(seed))
-        live = LiveRequest(seq, request, sink)
-        self._requests[seq] = live
-        self.answers.add(seq, request)
-        if wants_extras(request):
-            self._asking.add(seq)
-        number = self._set_numbers.get(request.scheduling.model, 0)
-        block_names = self._sets[number].names
-        root = block_names.root(request.scheduling.model, request.scheduling.adapter, request.cache_salt)
-        names = block_names.extend(root, request.prompt_token_ids)
-        for index in range(request.n):
-            sample = LiveSequence(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
-            self._samples[SequenceId(seq, index)] = sample
+        root = self._root(request)
+        names = self._names_of(request).extend(root, request.prompt_token_ids)
+        self._take_in(seq, request, seed, sink, names)
         return Arrived(
             prompt_tokens=len(request.prompt_token_ids),
             blocks=names.integers,
@@ -191,8 +188,31 @@ class LiveRequests:
             group_size=group_size,
             group_index=group_index,
             seed=str(seed),
-            replicaset=number,
+            replicaset=self._set_numbers.get(request.scheduling.model, 0),
         )
+
+    def arrive_again(self, fact: Arrived, request: Request, sink: Sink) -> None:
+        """Take a request in as a log has it."""
+        last_hash = self._names_of(request).learn(self._root(request), request.prompt_token_ids, fact.blocks)
+        self._take_in(fact.s, request, int(fact.seed), sink, Names(fact.blocks, last_hash))
+
+    def _take_in(self, seq: int, request: Request, seed: int, sink: Sink, names: Names) -> None:
+        request = structs.replace(request, sampling=request.sampling.for_worker(seed))
+        live = LiveRequest(seq, request, sink)
+        self._requests[seq] = live
+        self.answers.add(seq, request)
+        if wants_extras(request):
+            self._asking.add(seq)
+        for index in range(request.n):
+            sample = LiveSequence(live, list(request.prompt_token_ids), len(names.integers), names.last_hash)
+            self._samples[SequenceId(seq, index)] = sample
+
+    def _names_of(self, request: Request) -> BlockNames:
+        return self._sets[self._set_numbers.get(request.scheduling.model, 0)].names
+
+    def _root(self, request: Request) -> bytes:
+        scheduling = request.scheduling
+        return self._names_of(request).root(scheduling.model, scheduling.adapter, request.cache_salt)
 
     def _of_replica(self, replica: int) -> ServedModel:
         return self._sets[bisect_right(self._first_replicas, replica) - 1]
@@ -220,7 +240,7 @@ class LiveRequests:
             token_ids=request.prompt_token_ids,
             params=structs.replace(request.sampling, seed=None),
             # A client's salt is only ever compared for equality.
-            cache_salt=blake2b(salt, digest_size=16, key=self._digest_key).hexdigest() if salt else "",
+            cache_salt=blake2b(salt, digest_size=16, key=self.digest_key).hexdigest() if salt else "",
         )
 
     def awaited_grammar(self, seq: int) -> str:
@@ -228,9 +248,13 @@ class LiveRequests:
         request = self._requests[seq].request
         return request.sampling.grammar if request.scheduling.waits_for_grammar else ""
 
-    def fail_grammar(self, seq: int, error: GrammarError) -> None:
+    def grammar(self, seq: int) -> str:
+        """The grammar that a request follows, empty if none."""
+        return self._requests[seq].request.sampling.grammar
+
+    def fail_grammar(self, seq: int, detail: str) -> None:
         """Set the error that the client of a live request gets if its grammar cannot be built."""
-        self._requests[seq].error_detail = str(error)
+        self._requests[seq].error_detail = detail
 
     def cancel(self, seq: int, reason: str) -> None:
         """Set the reason that the client of a request gets when its cancel is applied; nothing if it has left."""
@@ -245,6 +269,61 @@ class LiveRequests:
     def _draw_seed(self, seq: int) -> int:
         digest = blake2b(str(seq).encode(), digest_size=8, key=self._seed_key).digest()
         return int.from_bytes(digest, "little")
+
+    def keep(self, seq: int) -> KeptRequest:
+        """All of a live request that another engine needs."""
+        live = self._requests[seq]
+        names = [SequenceId(seq, index) for index in range(live.request.n)]
+        return KeptRequest(
+            seq,
+            live.request,
+            live.num_unfinished,
+            live.error_detail,
+            live.cancelled_by,
+            [
+                KeptSequence(
+                    identity.index,
+                    sample.token_ids[sample.num_prompt_tokens :],
+                    sample.num_named_blocks,
+                    sample.last_hash,
+                )
+                for identity in names
+                if (sample := self._samples.get(identity)) is not None
+            ],
+            self.answers.keep(names),
+        )
+
+    @property
+    def requests(self) -> Iterable[int]:
+        """The seqs of all, in order of arrival."""
+        return self._requests
+
+    def keep_names(self) -> list[tuple[bytes, int]]:
+        """Of each replicaset, the key of its block names and the next integer."""
+        return [(each.names.key, each.names.next_integer) for each in self._sets]
+
+    def keep_workers(self) -> list[KeptWorker]:
+        """The launches that are under way."""
+        return [KeptWorker(replica, worker.epoch, [*worker.launches]) for replica, worker in self._workers.items()]
+
+    def restore(self, kept: KeptRequest, sink: Sink) -> None:
+        """Take a live request over from another engine."""
+        seq, request = kept.seq, kept.request
+        live = self._requests[seq] = LiveRequest(seq, request, sink)
+        live.num_unfinished, live.error_detail = kept.num_unfinished, kept.error_detail
+        live.cancelled_by = kept.cancelled_by
+        if wants_extras(request):
+            self._asking.add(seq)
+        for each in kept.sequences:
+            sample = LiveSequence(live, list(request.prompt_token_ids), each.num_named_blocks, each.last_hash)
+            sample.token_ids += each.token_ids
+            self._samples[SequenceId(seq, each.index)] = sample
+        self.answers.restore(seq, kept.answers)
+
+    def restore_worker(self, kept: KeptWorker) -> None:
+        """Take a worker's launches over from another engine."""
+        worker = self._workers[kept.replica] = _Worker(kept.epoch)
+        worker.launches.extend(kept.launches)
 
     def reject(self, seq: int) -> None:
         """Forget a request that was not admitted."""
@@ -308,14 +387,19 @@ class LiveRequests:
         self, replica: int, result: StepResult, *, start_ns: int, end_ns: int, stages: Sequence[tuple[int, int]] = ()
     ) -> StepCompleted:
         """The fact of a worker's result. Its tokens are kept until the core decides which of them count."""
-        launched = self._take_launch(replica, result)
-        rows: list[SequenceId] = []
+        launched = self._take_launch(replica, result.epoch)
         filled: list[tuple[int, list[int]]] = []
         if launched is not None:
-            rows = _rows(launched)
-            filled = self._name_filled(launched, rows, result.tokens)
-            self._note_errors(rows, result)
-        self._completing = _Completing(rows, result.tokens, {extras.row: extras for extras in result.extras})
+            filled = self._name_filled(launched, result.tokens)
+            for identity in self._note_errors(launched, result.ends, result.tokens):
+                log.warning(
+                    "the model computed NaN or infinity for a request, which fails: are the weights damaged, "
+                    "or is their dtype too narrow (--dtype float32)?",
+                    request=identity.request,
+                    index=identity.index,
+                    step=result.step,
+                )
+        self._completing = _Completing.of(launched, result.tokens, result.extras)
         return StepCompleted(
             c=launched.s if launched is not None else 0,
             replica=replica,
@@ -330,62 +414,85 @@ class LiveRequests:
             stages=list(stages),
         )
 
-    def _take_launch(self, replica: int, result: StepResult) -> Launched | None:
+    def complete_again(self, fact: StepCompleted, tokens: list[list[int]], extras: Sequence[RowExtras]) -> None:
+        """Complete a step as a log has it."""
+        launched = self._take_launch(fact.replica, fact.epoch)
+        if launched is not None:
+            rows = _rows(launched)
+            for row, integers in fact.filled:
+                sample = self._samples[rows[row]]
+                content = self._filled(sample, launched, row, tokens[row])
+                names = self._of_replica(launched.replica).names
+                sample.last_hash = names.learn(sample.last_hash, content, integers)
+                sample.num_named_blocks += len(integers)
+            self._note_errors(launched, fact.ends, tokens)
+        self._completing = _Completing.of(launched, tokens, extras)
+
+    def requests_of_step(self, fact: StepCompleted) -> set[int]:
+        """The requests that a step which is about to be completed has tokens for."""
+        worker = self._workers.get(fact.replica)
+        if worker is None or worker.epoch != fact.epoch:
+            return set()
+        rows = zip(_rows(worker.launches[0]), fact.produced, strict=True)
+        return {identity.request for identity, num_tokens in rows if num_tokens}
+
+    def _take_launch(self, replica: int, epoch: int) -> Launched | None:
         """The launch that a result answers; None if its worker is lost."""
         worker = self._workers.get(replica)
-        if worker is None or worker.epoch != result.epoch:
+        if worker is None or worker.epoch != epoch:
             return None
         worker.num_answered = max(worker.num_answered - 1, 0)
         return worker.launches.popleft()
 
-    def _note_errors(self, rows: list[SequenceId], result: StepResult) -> None:
-        """Note which rows ended because their logits were not finite, and warn. Some rows may have left by now."""
-        for row, end in result.ends:
-            identity = rows[row]
-            if end == "error" and not result.tokens[row] and identity in self._samples:
-                self._samples[identity].request.error_detail = LOGITS_NOT_FINITE
-                log.warning(
-                    "the model computed NaN or infinity for a request, which fails: are the weights damaged, "
-                    "or is their dtype too narrow (--dtype float32)?",
-                    request=identity.request,
-                    index=identity.index,
-                    step=result.step,
-                )
+    def _note_errors(
+        self, launched: Launched, ends: Sequence[tuple[int, WorkerEnd]], tokens: list[list[int]]
+    ) -> list[SequenceId]:
+        """Note which rows ended because their logits were not finite. Some rows may have left by now."""
+        rows = _rows(launched)
+        failed = [rows[row] for row, end in ends if end == "error" and not tokens[row] and rows[row] in self._samples]
+        for identity in failed:
+            self._samples[identity].request.error_detail = LOGITS_NOT_FINITE
+        return failed
 
     def digest(self, tokens: list[list[int]]) -> str:
         """The digest of a step's tokens in its fact."""
-        return blake2b(encode(tokens), digest_size=8, key=self._digest_key).hexdigest()
+        return blake2b(encode(tokens), digest_size=8, key=self.digest_key).hexdigest()
 
-    def _name_filled(
-        self, launched: Launched, rows: list[SequenceId], tokens: list[list[int]]
-    ) -> list[tuple[int, list[int]]]:
-        """(row, integers) of the blocks whose last token's KV the step has stored.
-
-        A decode stores the KV of the last confirmed token and of all it produced but the last; a chunk that of its
-        own tokens, and where it produced several, of all of those but the last.
-        """
+    def _name_filled(self, launched: Launched, tokens: list[list[int]]) -> list[tuple[int, list[int]]]:
+        """(row, integers) of the blocks whose last token's KV the step has stored."""
         served = self._of_replica(launched.replica)
-        size = served.block_size
-        num_decodes = len(launched.decodes)
         filled = []
-        for row, identity in enumerate(rows):
+        for row, identity in enumerate(_rows(launched)):
             sample = self._samples.get(identity)
             if sample is None:
                 continue
-            if row < num_decodes:
-                stored = len(sample.token_ids) + len(tokens[row]) - 1
-            else:
-                _, _, start, num_tokens, _ = launched.chunks[row - num_decodes]
-                stored = start + num_tokens + max(len(tokens[row]) - 1, 0)
-            first = sample.num_named_blocks * size
-            if stored - first < size:
+            content = self._filled(sample, launched, row, tokens[row])
+            if not content:
                 continue
-            content = (sample.token_ids[first:] + tokens[row])[: stored - first]
             names = served.names.extend(sample.last_hash, content)
             sample.last_hash = names.last_hash
             sample.num_named_blocks += len(names.integers)
             filled.append((row, names.integers))
         return filled
+
+    def _filled(self, sample: LiveSequence, launched: Launched, row: int, tokens: list[int]) -> list[int]:
+        """The tokens after a sequence's named blocks whose KV is stored once a row of a launch is completed; none if
+        they fill no block.
+
+        A decode stores the KV of the last confirmed token and of all it produced but the last; a chunk that of its
+        own tokens, and where it produced several, of all of those but the last.
+        """
+        num_decodes = len(launched.decodes)
+        if row < num_decodes:
+            stored = len(sample.token_ids) + len(tokens) - 1
+        else:
+            _, _, start, num_tokens, _ = launched.chunks[row - num_decodes]
+            stored = start + num_tokens + max(len(tokens) - 1, 0)
+        size = self._of_replica(launched.replica).block_size
+        first = sample.num_named_blocks * size
+        if stored - first < size:
+            return []
+        return (sample.token_ids[first:] + tokens)[: stored - first]
 
     def emit(self, emitted: Emitted) -> list[Output]:
         """Append the tokens of the step just completed, except those that the core dropped."""
@@ -440,6 +547,30 @@ class LiveRequests:
             finished.index, finished.reason, finished.position, finished.cached_tokens, detail=detail
         )
         return Output(live, self.answers.finish(identity, output), ended=identity)
+
+
+def make_live(
+    header: Header, setups: Sequence[EngineSetup], *, block_names: Sequence[tuple[bytes, int]], digest_key: bytes
+) -> LiveRequests:
+    """The live requests of a run. block_names: of each replicaset, the key and the next integer."""
+    first, *others = [
+        ServedModel(
+            setup.core.models,
+            BlockNames(key, block_size=setup.core.block_size, capacity=record.block_table_size, next_integer=integer),
+            setup.core.block_size,
+            setup.vocab_size,
+            setup.first_replica,
+        )
+        for setup, record, (key, integer) in zip(setups, header.sets, block_names, strict=True)
+    ]
+    return LiveRequests(
+        first.names,
+        block_size=first.block_size,
+        seed_key=int(header.seeds["requests"]).to_bytes(8, "little"),
+        digest_key=digest_key,
+        vocab_size=first.vocab_size,
+        others=others,
+    )
 
 
 def _ignore(output: RequestOutput | EventLMError) -> None:

@@ -68,13 +68,14 @@ class KeyTakenError(EventLMError):
 
 
 #: Why a request was cancelled: the client left; its owner or an operator asked for it; the engine stops; its outputs
-#: could not be delivered; a search needs it no longer.
+#: could not be delivered; a search needs it no longer; its engine died, and nobody can come back for it.
 CLIENT_LEFT = "client"
 BY_OWNER = "owner"
 BY_OPERATOR = "admin"
 AT_SHUTDOWN = "shutdown"
 OUTPUT_FAILED = "output_failed"
 PRUNED = "pruned"
+BY_RECOVERY = "recovery"
 
 #: Detail of an `error`: the model computed NaN or infinity in place of the logits of the next token.
 LOGITS_NOT_FINITE = "logits_not_finite"

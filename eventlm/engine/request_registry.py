@@ -19,7 +19,7 @@ A search is a reply to which its edge adds requests until it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Literal
 
 import msgspec
@@ -30,6 +30,7 @@ from eventlm.config.structs import memory_bytes
 from eventlm.core.state.core_state import CoreState
 from eventlm.core.state.sequence import Sequence as CoreSequence
 from eventlm.core.state.sequence import State
+from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.rate_limits import Charge
 from eventlm.engine.request import (
     FinishedOutput,
@@ -45,6 +46,8 @@ from eventlm.engine.request import (
     TakenOver,
     UnknownReplyError,
 )
+from eventlm.engine.spool.orphan import Orphan
+from eventlm.engine.spool.records import KeptReply
 from eventlm.errors import EventLMError
 from eventlm.metrics.rows import EndedRows, RequestRow
 from eventlm.types import NANOSECONDS_PER_SECOND, FinishReason, SequenceId
@@ -128,6 +131,8 @@ class Reply:
         self.is_open = submission.search_tokens > 0
         self.num_branches = 0
         self.charge: Charge | None = None
+        #: In place of an edge that has died with its engine.
+        self.orphan: Orphan | None = None
         #: Of a search so far: its prompts and what its requests have produced.
         self._num_tokens = sum(len(each.prompt_token_ids) for each in group)
 
@@ -171,6 +176,14 @@ class Reply:
         self.is_open = False
         if self.charge is not None:
             self.charge.settle(min(self._num_tokens, self.submission.search_tokens))
+
+    def adopt(self, on_output: OnOutput) -> None:
+        """Replace the edge that has died: the new one gets all outputs from the first on."""
+        assert self.orphan is not None
+        assert self.outputs is not None
+        for output in self.outputs:
+            on_output(*_decode(output))
+        self.orphan.on_output = on_output
 
     def read_again(self, on_output: OnOutput) -> int:
         """Register a new reader, which has had nothing yet; returns its number. Without a key it takes over."""
@@ -295,6 +308,59 @@ class RequestRegistry:
         if len(self._replies) > self._max_replies:
             self._forget_oldest()
 
+    def keep(self, live: LiveRequests) -> list[KeptReply]:
+        """All that another engine needs of the replies that it could go on with: under way, or over and kept."""
+        kept = []
+        for reply in self._replies.values():
+            running = [request for request in reply.requests if request in live]
+            if not running and reply.outputs is None:
+                continue
+            key = reply.submission.idempotency_key
+            has_key = key is not None and self._by_key.get((reply.submission.owner, key.digest)) is reply
+            kept.append(
+                KeptReply(
+                    [live.keep(request) for request in running],
+                    reply.submission if has_key else structs.replace(reply.submission, idempotency_key=None),
+                    list(reply.group),
+                    reply.requests,
+                    reply.samples,
+                    reply.outputs,
+                    reply.num_unfinished,
+                    reply.num_branches,
+                )
+            )
+        return kept
+
+    def restore(self, kept: KeptReply, submission: Submission) -> list[Put]:
+        """Take a reply over from another engine; the sinks of its requests. The reader that it had is still there."""
+        orphan = Orphan()
+        reply = Reply(submission, kept.group, orphan.puts(len(kept.requests)))
+        reply.orphan = orphan
+        reply.samples, reply.num_unfinished, reply.num_branches = kept.samples, kept.num_unfinished, kept.num_branches
+        reply.outputs = kept.outputs
+        sinks = self.sinks(reply)
+        reply.num_bytes += sum(len(output) + _OUTPUT_BYTES for output in reply.outputs or ())
+        self.add(reply, kept.requests)
+        if reply.outputs is not None and not reply.num_unfinished:
+            self._over[submission.reply_id] = reply
+        return sinks
+
+    def readers_have_left(self, requests: Iterable[int]) -> list[int]:
+        """The readers of all replies have gone with their engine; returns requests that nobody can come back for."""
+        lasting = {each: reply for reply in self._kept.values() for each in reply.requests}
+        for reply_id in list(self._kept):
+            for reader in list(self._kept[reply_id].readers):
+                self.leave(reply_id, reader)
+        return [request for request in requests if request not in lasting]
+
+    def orphans(self) -> list[Reply]:
+        """Replies under way whose edges have died with their engine, and that nobody has adopted."""
+        return [
+            reply
+            for reply in self._kept.values()
+            if reply.num_unfinished and reply.orphan is not None and reply.orphan.on_output is None
+        ]
+
     def find(self, reply_id: str, owner: str) -> Reply:
         """The reply with this id, or with a request of this id, if it is this owner's. Raises UnknownReplyError."""
         reply = self._replies.get(reply_id) or self._replies.get(self._by_request_id.get((owner, reply_id), ""))
@@ -366,6 +432,10 @@ class RequestRegistry:
         was_kept = reply.outputs is not None
         self._drop_outputs(reply.submission.reply_id)
         return was_kept
+
+    def forget(self, reply_id: str) -> None:
+        """Drop the kept outputs of a reply that its owner had deleted; nothing if there are none."""
+        self._drop_outputs(reply_id)
 
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader has left; nothing if another one has taken over."""

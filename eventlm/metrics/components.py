@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain
 from typing import Literal
 
 from msgspec import Struct
 
-from eventlm.config import CoreConfig
 from eventlm.core.core import Core
-from eventlm.core.predictor import Predictor
-from eventlm.core.state.replicaset import Plugins, SetParts
 from eventlm.events import Decision, Fact, Marker
 from eventlm.metrics.aggregates import MetricsSnapshot
 from eventlm.metrics.histograms import Histogram, seconds
@@ -112,18 +108,10 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
 
 
 class TimedCore(Core):
-    """A core that measures how long it plans. The times are not part of its state."""
+    """A core in place of another one, which measures how long it plans. The times are not part of its state."""
 
-    def __init__(
-        self,
-        config: CoreConfig,
-        plugins: Plugins,
-        predictor: Predictor,
-        times: Histogram,
-        clock: Clock,
-        others: Iterable[SetParts] = (),
-    ) -> None:
-        super().__init__(config, plugins, predictor, others)
+    def __init__(self, core: Core, times: Histogram, clock: Clock) -> None:
+        self.state = core.state
         self._times = times
         self._clock = clock
 

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
+from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import AT_SHUTDOWN, KeyTakenError, ModelBusyError, Request, Submission
 from eventlm.errors import EventLMError, InputError, UnknownModelError
 from eventlm.metrics.components import HttpRequests
@@ -25,6 +26,7 @@ from eventlm.server.http.tls import Tls
 from eventlm.server.request_log import error_fields, generation_fields
 from eventlm.system.system import System
 from eventlm.text import generation as generations
+from eventlm.text.adoption import adopt, read_to_the_end
 from eventlm.text.chat.request_template import RequestTemplates
 from eventlm.text.decoding import validation_error
 from eventlm.text.engine import Engine, EngineOfModel
@@ -301,6 +303,14 @@ class ServerContext:
         task = asyncio.create_task(self._read_to_the_end(generation, reading, fields, started_ns))
         self._read_on.add(task)
         task.add_done_callback(self._read_on.discard)
+
+    def adopt_orphans(self, engine: InferenceEngine) -> None:
+        """Read on in the replies whose edges have died with their engine."""
+        for reply in engine.registry.orphans():
+            generation = adopt(engine, reply, self.text_of)
+            self._live[id(generation)] = generation
+            fields = {"recovered": reply.submission.reply_id}
+            self.run_on(generation, read_to_the_end(generation), fields, engine.now_ns())
 
     @property
     def has_room_for_shadow(self) -> bool:

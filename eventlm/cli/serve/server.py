@@ -13,7 +13,7 @@ from eventlm.cli.serve.announcements import all_models, announce_end, announce_r
 from eventlm.cli.serve.file_limit import raise_file_limit
 from eventlm.config import Config, ServerConfig
 from eventlm.config.core import MAX_NUMBER
-from eventlm.config.structs import AUTO
+from eventlm.config.structs import AUTO, memory_bytes
 from eventlm.errors import TooLittleMemoryError
 from eventlm.system.collector import lasting_objects
 
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from eventlm.launchers.launcher import StartedRank
     from eventlm.server.context import ServerContext
     from eventlm.system.system import System
+
+
+#: With `--recover`: the longest segment, and for how long streams can be resumed unless more is asked for.
+_RECOVERY_SEGMENT = "8MiB"
+_RECOVERY_RESUME_SECONDS = 60
 
 
 class Beginning(NamedTuple):
@@ -110,13 +115,17 @@ class ComposedServer(NamedTuple):
             announce_ready(url, engine)
             on_ready()
 
+        async def load() -> None:
+            await engine.start(spawned=beginning.spawned)
+            self.context.adopt_orphans(engine)
+
         serving: dict[str, Any] = {
             "on_listening": lambda url: log.info(
                 "loading", url=url, model=engine.setup.model or engine.model_names[0], **all_models(engine.model_names)
             ),
             "on_ready": begin,
             "on_draining": lambda num_requests: announce_end(num_requests, config),
-            "load": lambda: engine.start(spawned=beginning.spawned),
+            "load": load,
             "stop": stop,
             "cut": cut,
         }
@@ -173,7 +182,7 @@ async def compose_server(
         check_file(config.server)
     if config.server.batch_dir:
         BatchFolder(system, config.server)
-    config, no_record = _choose_record(with_room_for_batches(config))
+    config, no_record = _choose_record(with_resumable_streams(with_room_for_batches(config)))
     asked = await ask_backends(config, HttpBackend)
     engine, tokenizer, defaults, vocab_size, facts, warnings, others = compose(config, all_sets=True, backends=asked)
     text = TextParts(tokenizer, defaults, facts, engine.setup.forwards)
@@ -210,6 +219,23 @@ def with_room_for_batches(config: Config) -> Config:
         config,
         server=structs.replace(config.server, batch_window=window),
         scheduler=structs.replace(scheduler, max_queue_len=min(scheduler.max_queue_len + room, MAX_NUMBER)),
+    )
+
+
+def with_resumable_streams(config: Config) -> Config:
+    """Where requests outlive their engine, their streams can be resumed, and segments are short: each begins with
+    a spool that has only what lives.
+    """
+    from msgspec import structs
+
+    record, server = config.record, config.server
+    if not record.recover:
+        return config
+    is_short = 0 < memory_bytes(record.record_segment) <= memory_bytes(_RECOVERY_SEGMENT)
+    return structs.replace(
+        config,
+        record=record if is_short else structs.replace(record, record_segment=_RECOVERY_SEGMENT),
+        server=structs.replace(server, resume_seconds=server.resume_seconds or _RECOVERY_RESUME_SECONDS),
     )
 
 

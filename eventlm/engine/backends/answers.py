@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from eventlm.engine.backend import (
     AnswerDelta,
@@ -20,7 +20,7 @@ from eventlm.events import Forwarded, ForwardEnded, ForwardFailed, Relayed, Stre
 from eventlm.types import SequenceId
 
 
-class Answer:
+class Answer(Struct):
     """The answer for one sequence, by all of its attempts. seed: of the sequence. prompt_tokens: of its prompt, as they
     are counted here. num_tokens, texts, token_ids: what was shown; token_ids None: a server did not tell all of them.
     is_plain: whether that is text alone, so that another attempt can go on from it. is_counted: whether num_tokens is
@@ -28,23 +28,17 @@ class Answer:
     of the latest attempt that failed.
     """
 
-    __slots__ = (
-        "ended", "failure", "is_counted", "is_plain", "num_before", "num_tokens", "prompt_tokens", "request", "seed",
-        "texts", "token_ids",
-    )  # fmt: skip
-
-    def __init__(self, request: ForwardedRequest, seed: int, prompt_tokens: int) -> None:
-        self.request = request
-        self.prompt_tokens = prompt_tokens
-        self.seed = seed
-        self.num_tokens = 0
-        self.num_before = 0
-        self.texts: list[str] = []
-        self.token_ids: list[int] | None = []
-        self.is_plain = True
-        self.is_counted = True
-        self.ended: AnswerEnd | None = None
-        self.failure: BackendFailure | None = None
+    request: ForwardedRequest
+    seed: int
+    prompt_tokens: int
+    num_tokens: int = 0
+    num_before: int = 0
+    texts: list[str] = []
+    token_ids: list[int] | None = []
+    is_plain: bool = True
+    is_counted: bool = True
+    ended: AnswerEnd | None = None
+    failure: BackendFailure | None = None
 
     def count(self, deltas: Iterable[AnswerDelta]) -> int:
         """Its tokens with these. Not every event of a stream has a token, but what is shown counts as one at least."""
@@ -78,6 +72,15 @@ class Answers:
         for index in range(request.n):
             seed = (request.sampling.noise_seed + index) % 2**63
             self._answers[SequenceId(seq, index)] = Answer(request.forwarded, seed, len(request.prompt_token_ids))
+
+    def keep(self, identities: Iterable[SequenceId]) -> list[tuple[int, Answer]]:
+        """Those of these sequences of a request, by their index."""
+        return [(each.index, self._answers[each]) for each in identities if each in self._answers]
+
+    def restore(self, seq: int, kept: Iterable[tuple[int, Answer]]) -> None:
+        """Take those of a request over from another engine."""
+        for index, answer in kept:
+            self._answers[SequenceId(seq, index)] = answer
 
     def forget(self, identity: SequenceId) -> None:
         """A sequence was not admitted."""
@@ -135,9 +138,7 @@ class Answers:
 
     def fail(self, name: AttemptId, error: BackendError, *, can_continue: bool) -> ForwardFailed:
         """The fact that an attempt has failed. can_continue: whether another one can go on from what was shown."""
-        answer = self._answers.get(SequenceId(name.request, name.index))
-        if answer is not None:
-            answer.failure = error.failure
+        self.note_failure(name, error.failure)
         return ForwardFailed(
             request=name.request,
             index=name.index,
@@ -147,6 +148,12 @@ class Answers:
             retry_after_ns=error.retry_after_ns,
             can_continue=can_continue,
         )
+
+    def note_failure(self, name: AttemptId, failure: BackendFailure) -> None:
+        """Keep why an attempt failed: it is told if it was the last."""
+        answer = self._answers.get(SequenceId(name.request, name.index))
+        if answer is not None:
+            answer.failure = failure
 
     def finish(self, identity: SequenceId, output: FinishedOutput) -> FinishedOutput:
         """A sequence is over: its last output with what the server said, if it was forwarded."""

@@ -172,6 +172,10 @@ class ReplicaController:
                 raise
             raise EngineUnavailableError("the engine was stopped while it started") from None
 
+    def go_on(self, core: CoreConfig, epoch: int) -> None:
+        """The first worker is to go on with a run of these limits, and is of this epoch."""
+        self._change_setups(num_blocks=core.num_blocks, max_model_len=core.max_model_len, epoch=epoch)
+
     def run(self, core: CoreConfig) -> None:
         """The run has begun, within these limits: begin to listen to the first worker."""
         self._change_setups(num_blocks=core.num_blocks, max_model_len=core.max_model_len)

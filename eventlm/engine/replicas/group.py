@@ -104,6 +104,13 @@ class Replicas:
         """Replicas without a worker that wait until there is room for one."""
         return sum(replica.waits_for_room for replica in self._all.values())
 
+    def go_on(self, setups: Sequence[EngineSetup], epochs: Sequence[int]) -> None:
+        """The workers are to go on with a run. setups: within its limits. epochs: of each replica's first worker."""
+        self._setups = list(setups)
+        for setup, replicas in zip(setups, self._sets, strict=True):
+            for replica in replicas:
+                replica.go_on(setup.core, epochs[replica.index])
+
     async def start(
         self,
         *,

@@ -1,0 +1,1 @@
+"""Going on with the run of an engine that has died."""

@@ -1,0 +1,292 @@
+"""Finds the run that an engine goes on with, and reads it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from eventlm.bus.bus import Bus
+from eventlm.bus.run_folder import TRACE_NAME, runs
+from eventlm.bus.segment_file import Extent, SegmentFile
+from eventlm.bus.segment_reader import SegmentReader
+from eventlm.bus.spool import read_frames, spool_name
+from eventlm.core.core import Core
+from eventlm.core.state.sequence import State
+from eventlm.engine.live_requests import LiveRequests, Sink
+from eventlm.engine.recovery.replay import LOST_TOKEN, CutError, ReplayedCore, ignore_output, lost_request
+from eventlm.engine.request_registry import RequestRegistry
+from eventlm.engine.spool.records import (
+    DrainRecords,
+    DropRecord,
+    KeptReply,
+    KeptRequest,
+    KeptSequence,
+    Record,
+    SpoolHead,
+    decode_frame,
+)
+from eventlm.errors import EventLMError, TraceCorruptError, UsageError
+from eventlm.events import Header, Snapshot
+from eventlm.metrics.rows import EndedRows
+from eventlm.metrics.store import MetricsStore
+from eventlm.system.clock import Clock
+from eventlm.system.disk import Disk, WritableFile
+
+log = structlog.get_logger("eventlm.engine")
+
+
+class Followers(NamedTuple):
+    """What follows a run beside its core."""
+
+    registry: RequestRegistry
+    metrics: MetricsStore
+    rows: EndedRows
+
+
+class RunBuilder(NamedTuple):
+    """Makes the parts of a run anew. core: of a header, and of the snapshot that follows it, if one does."""
+
+    core: Callable[[Header, bytes | None], Core]
+    live: Callable[[Header, SpoolHead], LiveRequests]
+    followers: Callable[[], Followers]
+
+
+class RecoveredRun(NamedTuple):
+    """A run as its last engine left it. The file of its last segment is locked.
+
+    end: as far as the file was followed. damaged: requests of which something is lost.
+    cut: why the log was not followed to its end; empty if it was.
+    """
+
+    folder: Path
+    spool_folder: Path
+    file: WritableFile
+    end: Extent
+    header: Header
+    head: SpoolHead
+    core: Core
+    live: LiveRequests
+    followers: Followers
+    damaged: set[int]
+    cut: str
+
+    @property
+    def epochs(self) -> list[int]:
+        """By its number, the epoch of each replica's next worker. One more may have come up whose fact is lost."""
+        return [replica.epoch + 2 for replica in self.core.state.replicas]
+
+    def last_segment(self, disk: Disk) -> SegmentFile:
+        """The last segment. What follows its end is cut off, and kept in a file of its own. Raises OSError."""
+        path = self.folder / TRACE_NAME
+        with contextlib.closing(disk.open(path)) as file:
+            file.seek(self.end.num_bytes)
+            if rest := file.read(-1):
+                aside = disk.create(self.folder / f"cut-{self.core.next_seq:012}")
+                aside.write(rest)
+                aside.sync()
+                aside.close()
+        self.file.truncate(self.end.num_bytes)
+        self.file.sync()
+        return SegmentFile(disk, path, first_s=self.header.s, file=self.file, written=self.end)
+
+    def origin_ns(self, clock: Clock) -> int:
+        """The time on this host's monotonic clock at which the run's clock is 0."""
+        if self._is_same_boot(clock):
+            return self.head.origin_ns
+        # The wall clock may have been set back.
+        now_ns = max(clock.unix_ns() - int(self.header.unix_start_ns), self.core.state.now_ns + 1)
+        return clock.monotonic_ns() - now_ns
+
+    def reason(self, clock: Clock) -> str:
+        """Why the engine before has ended, as far as that can be seen."""
+        return "process" if self._is_same_boot(clock) else "reboot"
+
+    def _is_same_boot(self, clock: Clock) -> bool:
+        return bool(self.head.boot_id) and self.head.boot_id == clock.boot_id()
+
+
+def check_spool_folder(disk: Disk, folder: Path) -> None:
+    """Make the folder of spools, where nobody else may look. Raises UsageError."""
+    try:
+        disk.make_folders(folder)
+        if not disk.is_private(folder):
+            raise UsageError(
+                f"--recover {folder}: others may use this folder, and it would hold requests; chmod 700 it"
+            )
+    except OSError as error:
+        raise UsageError(f"--recover: cannot use {folder}: {error.strerror}; choose another folder") from error
+
+
+class _Spool(NamedTuple):
+    """The frames of a spool. records: by the facts that they belong to."""
+
+    head: SpoolHead
+    replies: list[KeptReply]
+    records: dict[int, Record]
+    dropped: set[str]
+
+
+def recover(
+    disk: Disk, record_folder: Path, spool_folder: Path, builder_of: Callable[[Header], RunBuilder | None]
+) -> RecoveredRun | None:
+    """The newest run of a folder that an engine can go on with; None if there is none. builder_of: None for the run of
+    another kind of engine.
+
+    A run that has ended in order, or that another process writes, is none. Damage costs the requests that it touches.
+    """
+    for folder in runs(record_folder, disk):
+        found = spool_folder / folder.name
+        if disk.status(found) is None:
+            continue
+        with contextlib.ExitStack() as stack:
+            try:
+                file = disk.append(folder / TRACE_NAME)
+            except OSError:
+                # Another process writes it, or there is none.
+                continue
+            stack.callback(file.close)
+            try:
+                recovered = _recover(disk, folder, found, file, builder_of)
+            except (EventLMError, OSError) as error:
+                log.error("a run cannot be recovered", run=folder.name, error=str(error))
+                continue
+            if recovered is not None:
+                stack.pop_all()
+                return recovered
+    return None
+
+
+def _recover(
+    disk: Disk,
+    folder: Path,
+    spool_folder: Path,
+    file: WritableFile,
+    builder_of: Callable[[Header], RunBuilder | None],
+) -> RecoveredRun | None:
+    with contextlib.closing(SegmentReader(folder / TRACE_NAME, disk=disk)) as reader:
+        header = reader.header
+        builder = builder_of(header)
+        if builder is None:
+            return None
+        spool = _read_spool(disk, spool_folder, header)
+        until: int | None = None
+        cut = ""
+        while True:
+            replayed, followers = _begin(reader, header, spool, builder)
+            try:
+                end = _follow(reader, replayed, until)
+            except CutError as error:
+                if until is not None and error.s >= until:
+                    raise TraceCorruptError(f"{reader.path} cannot be followed: {error}") from error
+                until, cut = error.s, str(error)
+                continue
+            break
+    if end is None:
+        return None
+    for reply_id in spool.dropped:
+        followers.registry.forget(reply_id)
+    return RecoveredRun(
+        folder,
+        spool_folder,
+        file,
+        end,
+        header,
+        spool.head,
+        replayed.core,
+        replayed.live,
+        followers,
+        replayed.damaged,
+        cut,
+    )
+
+
+def _read_spool(disk: Disk, folder: Path, header: Header) -> _Spool:
+    """The spool of a segment. Raises TraceCorruptError if it is damaged where it begins."""
+    path = folder / spool_name(header.s)
+    bodies, num_bad_bytes = read_frames(disk, path)
+    if num_bad_bytes:
+        log.warning("the end of a spool is torn, or a part of it is damaged", path=str(path), bytes=num_bad_bytes)
+    head: SpoolHead | None = None
+    replies, records, dropped = [], dict[int, Record](), set[str]()
+    for body in bodies:
+        try:
+            frame = decode_frame(body)
+        except msgspec.DecodeError:
+            continue
+        match frame:
+            case SpoolHead():
+                head = frame
+            case KeptReply():
+                replies.append(frame)
+            case DrainRecords(found):
+                dropped.update(each.reply_id for each in found if isinstance(each, DropRecord))
+                records |= {each.s: each for each in found if not isinstance(each, DropRecord)}
+    if head is None or head.run != header.run or head.first_s != header.s:
+        raise TraceCorruptError(f"{path} is damaged where it begins; none of its requests can go on")
+    return _Spool(head, replies, records, dropped)
+
+
+def _begin(reader: SegmentReader, header: Header, spool: _Spool, builder: RunBuilder) -> tuple[ReplayedCore, Followers]:
+    """What was there when the segment began."""
+    core = builder.core(header, _snapshot(reader) if header.s else None)
+    live, followers = builder.live(header, spool.head), builder.followers()
+    bus = Bus(next_s=header.s, on_broken=_report_broken)
+    bus.attach(followers.metrics.apply)
+    replayed = ReplayedCore(header, core, live, followers.registry, spool.records, bus=bus, rows=followers.rows)
+    for kept in spool.replies:
+        sinks: list[Sink] = [ignore_output] * len(kept.live)
+        if kept.submission is not None:
+            of_requests = dict(zip(kept.requests, followers.registry.restore(kept, kept.submission), strict=True))
+            sinks = [of_requests[each.seq] for each in kept.live]
+        for each, sink in zip(kept.live, sinks, strict=True):
+            live.restore(each, sink)
+    for worker in spool.head.workers:
+        live.restore_worker(worker)
+    for seq, request in core.state.requests.items():
+        if seq not in live:
+            replayed.damaged.add(seq)
+            sequences = [
+                KeptSequence(each.index, [LOST_TOKEN] * each.num_output_tokens, len(each.block_names), b"")
+                for each in request.sequences
+                if each.state <= State.DECODE
+            ]
+            lost = KeptRequest(seq, lost_request(request.arrival), request.num_unfinished, "", "", sequences, [])
+            live.restore(lost, ignore_output)
+    return replayed, followers
+
+
+def _snapshot(reader: SegmentReader) -> bytes:
+    """What the segment begins with. Raises TraceCorruptError."""
+    for line in reader:
+        event = line.event()
+        if isinstance(event, Snapshot):
+            return bytes(event.state)
+        if line.number > 2:
+            break
+    raise TraceCorruptError(f"{reader.path} has no snapshot after its header")
+
+
+def _follow(reader: SegmentReader, replayed: ReplayedCore, until: int | None) -> Extent | None:
+    """Follow the log, to before event `until`; where that ends. None if the run has ended in order."""
+    end = Extent(0, 0, "")
+    try:
+        for line in reader:
+            if line.s == until:
+                break
+            if line.tag == "end":
+                return None
+            replayed.take(line)
+            end = Extent(line.number, reader.position, reader.last_h)
+    except TraceCorruptError as error:
+        raise CutError(replayed.drain_s, str(error)) from error
+    replayed.finish()
+    return end
+
+
+def _report_broken(handler: object, event: object, error: Exception) -> None:
+    log.error("an observer cannot follow a run", handler=repr(handler), error=repr(error))

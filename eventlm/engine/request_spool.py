@@ -1,0 +1,61 @@
+"""What an engine spools: with each segment all that lives, then what comes in, drain by drain."""
+
+from __future__ import annotations
+
+from eventlm.bus.spool import SpoolWriter
+from eventlm.engine.live_requests import LiveRequests
+from eventlm.engine.request_registry import RequestRegistry
+from eventlm.engine.spool.records import DrainRecords, KeptReply, Record, SpoolHead, encode_frame
+
+
+class RequestSpool:
+    """Makes the frames of a spool. run, boot_id, origin_ns: as SpoolHead has them."""
+
+    def __init__(
+        self,
+        writer: SpoolWriter,
+        live: LiveRequests,
+        registry: RequestRegistry,
+        *,
+        run: str,
+        boot_id: str,
+        origin_ns: int,
+    ) -> None:
+        self._writer = writer
+        self._live = live
+        self._registry = registry
+        self._run = run
+        self._boot_id = boot_id
+        self._origin_ns = origin_ns
+        self._records: list[Record] = []
+        self.prepare(0)
+
+    def add(self, record: Record) -> None:
+        """Take the record of a fact that is about to be applied."""
+        self._records.append(record)
+
+    def take(self) -> list[bytes]:
+        """The frame of this drain's records; none without any."""
+        records, self._records = self._records, []
+        return [encode_frame(DrainRecords(records))] if records else []
+
+    def prepare(self, first_s: int) -> None:
+        """A segment begins with event `first_s`: its file begins with all that lives. Between two drains only."""
+        live = self._live
+        head = SpoolHead(
+            run=self._run,
+            boot_id=self._boot_id,
+            origin_ns=self._origin_ns,
+            first_s=first_s,
+            digest_key=live.digest_key,
+            block_names=live.keep_names(),
+            workers=live.keep_workers(),
+        )
+        replies = self._registry.keep(live)
+        of_replies = {request for reply in replies for request in reply.requests}
+        alone = [KeptReply([live.keep(request)]) for request in live.requests if request not in of_replies]
+        self._writer.prepare(first_s, [encode_frame(frame) for frame in (head, *replies, *alone)])
+
+    def remove(self) -> None:
+        """Remove all of it."""
+        self._writer.remove()

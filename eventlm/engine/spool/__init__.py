@@ -1,0 +1,1 @@
+"""What an engine leaves to the next one beside its log."""

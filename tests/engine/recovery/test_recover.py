@@ -1,0 +1,130 @@
+"""Every golden run, cut anywhere: another engine goes on, and ends with the outcomes of the run that was not cut."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from eventlm.bus.spool import read_frames
+from eventlm.engine.recovery.recover import check_spool_folder, recover
+from eventlm.errors import UsageError
+from eventlm.replay.verify.verifier import verify
+from eventlm.system.disk import SYSTEM_DISK
+from tests.engine.recovery.crashes import DAMAGED, RUN, CrashingSimulation, Death
+from tests.replay.golden import GOLDEN
+from tests.workload import Outcome
+
+#: Ends that depend on when something came.
+_BY_TIME = {"cancelled", "deadline", "front_end_lost", "error"}
+#: How many places each golden run is cut at here; `make soak` cuts it everywhere.
+_NUM_CUTS = 12
+
+Outcomes = dict[tuple[int, int], Outcome]
+
+
+def _run(
+    folder: Path,
+    name: str,
+    *deaths: Death,
+    segment_bytes: int = 0,
+    damage: Callable[[Path, Path], None] | None = None,
+) -> tuple[CrashingSimulation, Outcomes]:
+    golden = GOLDEN[name]
+    simulation = CrashingSimulation(
+        folder,
+        golden.machine,
+        golden.chaos,
+        seed=golden.seed,
+        num_requests=golden.num_requests,
+        deaths=deaths,
+        segment_bytes=segment_bytes,
+        damage=damage,
+    )
+    outcomes = simulation.run_engines()
+    assert verify(folder / "runs" / RUN).exit_code == 0
+    return simulation, outcomes
+
+
+def _cuts(lines: list[list[int]], rng: random.Random) -> Iterator[Death]:
+    """A drain is cut before and after each of its steps, at each of its lines, and within each."""
+    for drain in range(1, len(lines) - 1):
+        yield Death(drain, delivered=True)
+        yield Death(drain)
+        yield Death(drain, num_lines=0)
+        yield Death(drain, num_lines=0, spooled=rng.random())
+        for number, length in enumerate(lines[drain]):
+            yield Death(drain, num_lines=number, num_bytes=rng.randrange(length))
+
+
+def _differing(expected: Outcomes, outcomes: Outcomes) -> dict[tuple[int, int], tuple[Outcome, Outcome]]:
+    pairs = {name: (expected[name], outcomes[name]) for name in expected.keys() & outcomes.keys()}
+    return {
+        name: (before, after)
+        for name, (before, after) in pairs.items()
+        if before != after and not _BY_TIME & {before.reason, after.reason}
+    }
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_run_goes_on_wherever_its_engine_dies(name: str, tmp_path: Path) -> None:
+    whole, expected = _run(tmp_path / "whole", name)
+    rng = random.Random(name)
+    deaths = list(_cuts(whole.recorder.lines, rng))
+    for number, death in enumerate(rng.sample(deaths, _NUM_CUTS)):
+        simulation, outcomes = _run(tmp_path / str(number), name, death)
+        assert simulation.num_recoveries == 1, death
+        assert simulation.recovered is not None
+        assert not simulation.recovered.damaged, death
+        assert _differing(expected, outcomes) == {}, death
+
+
+def test_engines_die_one_after_the_other_in_short_segments(tmp_path: Path) -> None:
+    deaths = [Death(drain, num_lines=0) for drain in (20, 25, 22)]
+    simulation, outcomes = _run(tmp_path / "run", "lpm_space_sharing", *deaths, segment_bytes=4096)
+    _, expected = _run(tmp_path / "whole", "lpm_space_sharing")
+    assert simulation.num_recoveries == len(deaths)
+    assert _differing(expected, outcomes) == {}
+    assert len(list((tmp_path / "run/runs" / RUN).glob("trace-*"))) > len(deaths)
+    assert not (tmp_path / "run/spool" / RUN).exists()
+
+
+def test_damage_costs_the_requests_that_it_touches(tmp_path: Path) -> None:
+    _, expected = _run(tmp_path / "whole", "lpm_space_sharing")
+    rng = random.Random(0)
+    num_damaged = 0
+    for number in range(8):
+
+        def flip(trace: Path, spool: Path) -> None:
+            content = bytearray(spool.read_bytes())
+            # The first frame is of no request.
+            first = len(read_frames(SYSTEM_DISK, spool).bodies[0]) + 16
+            content[rng.randrange(first, len(content))] ^= 1
+            spool.write_bytes(content)
+
+        simulation, outcomes = _run(tmp_path / str(number), "lpm_space_sharing", Death(30), damage=flip)
+        found = simulation.recovered
+        assert found is not None
+        damaged = {name for name, outcome in outcomes.items() if outcome == DAMAGED}
+        num_damaged += bool(damaged)
+        assert len(damaged) < len(outcomes)
+        assert _differing(expected, outcomes) == {}
+    assert num_damaged > 2
+
+
+def test_a_run_that_ended_is_not_recovered(tmp_path: Path) -> None:
+    simulation, _ = _run(tmp_path, "fcfs_one_replica")
+    (tmp_path / "spool" / RUN).mkdir(parents=True)
+    assert recover(SYSTEM_DISK, tmp_path / "runs", tmp_path / "spool", simulation.builder_of) is None
+
+
+def test_a_folder_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(UsageError, match="others may use this folder"):
+        check_spool_folder(SYSTEM_DISK, tmp_path)
+    check_spool_folder(SYSTEM_DISK, tmp_path / "mine" / "own")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="choose another folder"):
+        check_spool_folder(SYSTEM_DISK, tmp_path / "file")
