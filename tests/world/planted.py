@@ -71,12 +71,12 @@ class Planted(NamedTuple):
 def _effect_before_write() -> contextlib.AbstractContextManager[Any]:
     write = ThreadedRecorder.write
 
-    def write_later(self: ThreadedRecorder, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+    def write_later(self: ThreadedRecorder, bodies: list[bytes], then: Effect, **beside: Sequence[bytes]) -> None:
         if self.writer.num_events:
             then()
-            write(self, bodies, lambda: None, tokens=tokens)
+            write(self, bodies, lambda: None, **beside)
         else:
-            write(self, bodies, then, tokens=tokens)
+            write(self, bodies, then, **beside)
 
     return patch.object(ThreadedRecorder, "write", write_later)
 

@@ -104,9 +104,9 @@ def test_a_worker_killed_at_any_call_takes_nothing_with_it() -> None:
 def test_an_effect_before_its_write_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     write = ThreadedRecorder.write
 
-    def release(self: ThreadedRecorder, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+    def release(self: ThreadedRecorder, bodies: list[bytes], then: Effect, **beside: Sequence[bytes]) -> None:
         then()
-        write(self, bodies, lambda: None, tokens=tokens)
+        write(self, bodies, lambda: None, **beside)
 
     monkeypatch.setattr(ThreadedRecorder, "write", release)
     with pytest.raises(BrokenInvariant, match="the log lacks"):
@@ -116,9 +116,9 @@ def test_an_effect_before_its_write_is_found(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_effect_just_before_its_write_is_found_by_a_death_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     write = Recorder.write
 
-    def release(self: Recorder, bodies: list[bytes], then: Effect, *, tokens: Sequence[bytes] = ()) -> None:
+    def release(self: Recorder, bodies: list[bytes], then: Effect, **beside: Sequence[bytes]) -> None:
         if not self.writer.num_events:
-            write(self, bodies, then, tokens=tokens)
+            write(self, bodies, then, **beside)
             return
         self._append(bodies, tokens)
         then()
