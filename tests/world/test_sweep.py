@@ -120,7 +120,7 @@ def test_an_effect_just_before_its_write_is_found_by_a_death_in_between(monkeypa
         if not self.writer.num_events:
             write(self, bodies, then, **beside)
             return
-        self._append(bodies, tokens)
+        self._append(bodies, beside.get("tokens", ()), beside.get("records", ()))
         then()
         # By that time, data has been sent to clients, but they have not read it.
         asyncio.get_running_loop().call_soon(self.writer.flush)
