@@ -35,3 +35,13 @@ async def spawn_paired(
         stack.pop_all()
     theirs.close()
     return process, ours
+
+
+def inherited_sockets(*arguments: str) -> list[socket.socket]:
+    """In a process that was started so: the sockets with these file descriptors, several of which commas may separate.
+    Its own children do not inherit them.
+    """
+    found = [socket.socket(fileno=int(number)) for argument in arguments for number in argument.split(",")]
+    for each in found:
+        each.set_inheritable(False)
+    return found

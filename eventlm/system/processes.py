@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _PAGE_BYTES = resource.getpagesize()
 #: How often a process looks whether its parent lives.
 PARENT_POLL_S = 0.5
-#: How often a process looks whether killed orphans have ended.
-_ORPHAN_POLL_S = 0.005
+#: How often a process looks whether orphans have ended, and how long they may take.
+_ORPHAN_POLL_S, _ORPHAN_SECONDS = 0.005, 2 * PARENT_POLL_S
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -92,7 +92,7 @@ class Processes(Protocol):
         ...
 
     async def end_orphans(self, spawned: Container[int]) -> None:
-        """Kill all children but those with these ids, and wait until they have ended."""
+        """Wait until all children but those with these ids have ended. Those that take long are killed."""
         ...
 
     def exit(self, status: int, line: str = "") -> NoReturn:
@@ -150,12 +150,16 @@ class SystemProcesses:
         """As Processes.end_orphans."""
         import asyncio
 
+        num_polls = 0
         while orphans := [pid for pid in _children() if pid not in spawned]:
             for pid in orphans:
                 with contextlib.suppress(ProcessLookupError, ChildProcessError):
-                    os.kill(pid, signal.SIGKILL)
+                    # A worker that ends by itself leaves no files.
+                    if num_polls * _ORPHAN_POLL_S >= _ORPHAN_SECONDS:
+                        os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222
             await asyncio.sleep(_ORPHAN_POLL_S)
+            num_polls += 1
 
     def exit(self, status: int, line: str = "") -> NoReturn:
         """As Processes.exit."""

@@ -28,6 +28,12 @@ class KeptServer(Server):
         program = [sys.executable, "-c", _PROGRAM.format(seconds=standby_seconds)]
         super().__init__(folder, "--model", "fake", "--recover", "memory", *flags, program=program, **options)
 
+    def wait_ready(self) -> KeptServer:
+        super().wait_ready()
+        # So the engine has been in its loop again, and has told the keeper that it serves.
+        assert self.is_healthy()
+        return self
+
     def log_events(self, name: str) -> list[dict[str, Any]]:
         """All log events of a name so far."""
         lines = [line for line in self.stderr.splitlines() if line.startswith("{") and line.endswith("}")]

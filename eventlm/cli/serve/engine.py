@@ -9,6 +9,7 @@ it is asked to, or when the other end of the pair is closed, so that there are n
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -44,6 +45,7 @@ from eventlm.keeper.protocol import (
     kept_options,
 )
 from eventlm.system.frames import FrameConnection
+from eventlm.system.paired_process import inherited_sockets
 from eventlm.system.system import System, real_system
 
 #: How nice the thread is that loads libraries ahead of time. The process could not become less nice afterwards.
@@ -188,7 +190,8 @@ class KeptEngine:
 
 def _be_nice() -> None:
     """Let this thread have what processors have left; of the process only its others."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
 
 
 def main() -> int:
@@ -196,7 +199,7 @@ def main() -> int:
     # Service managers may signal all processes of a server; the keeper decides when the engine leaves.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    control, *listening = (socket.socket(fileno=int(number)) for number in (sys.argv[1], *sys.argv[2].split(",")))
+    control, *listening = inherited_sockets(sys.argv[1], sys.argv[2])
     return uvloop.run(_run(control, listening))
 
 

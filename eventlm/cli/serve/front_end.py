@@ -39,6 +39,7 @@ from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.context import ServerContext, TextOfModel
 from eventlm.server.http_server import run_server
 from eventlm.system.frames import FrameConnection
+from eventlm.system.paired_process import inherited_sockets
 from eventlm.system.system import System, real_system
 from eventlm.text.engine import Engine
 
@@ -213,7 +214,7 @@ def main() -> int:
     # Service managers may signal all processes of a server; the engine decides when front ends leave.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    control, *listening = (socket.socket(fileno=int(number)) for number in (sys.argv[1], *sys.argv[2].split(",")))
+    control, *listening = inherited_sockets(sys.argv[1], sys.argv[2])
     return uvloop.run(_serve(control, listening))
 
 

@@ -112,8 +112,8 @@ class ComposedServer(NamedTuple):
             # Loaded objects stay alive: without the freeze each full collection would stop all streams for 20 ms.
             gc.collect()
             gc.freeze()
-            announce_ready(url, engine)
             on_ready()
+            announce_ready(url, engine)
 
         async def load() -> None:
             await engine.start(spawned=beginning.spawned)

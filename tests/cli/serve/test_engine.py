@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from tests.keeper.conftest import StartKept, start_kept
 from tests.processes import PATIENCE_SECONDS, children, is_running, wait_until
@@ -30,3 +31,23 @@ def test_one_that_cannot_go_on_makes_room_for_the_next(start_kept: StartKept) ->
     server.wait_for("ready", 2)
     assert server.complete().status == 200
     assert server.stop() == 0
+
+
+def test_its_workers_hold_none_of_its_sockets_and_leave_no_files(start_kept: StartKept, tmp_path: Path) -> None:
+    left = tmp_path / "temporary"
+    left.mkdir()
+    server = start_kept(environment={"TMPDIR": str(left)})
+    engine, [worker] = server.engine, children(server.engine)
+    assert open_sockets(engine) & open_sockets(server.process.pid)
+    assert not open_sockets(engine) & open_sockets(worker)
+    [folder] = left.iterdir()
+    server.kill_engine()
+    server.wait_for("ready", 2)
+    assert not folder.exists()
+    assert server.stop() == 0
+    assert [*left.iterdir()] == []
+
+
+def open_sockets(pid: int) -> set[str]:
+    files = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
+    return {file for file in files if file.startswith("socket:")}
