@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import os
 import signal
 import socket
@@ -52,6 +53,7 @@ from eventlm.system.system import System, real_system
 _NICE = 10
 #: How long the answers to operators who have asked for a restart may take to be written.
 _ANSWER_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
 
 _log = structlog.get_logger("eventlm.serve")
 
@@ -199,6 +201,8 @@ def main() -> int:
     # Service managers may signal all processes of a server; the keeper decides when the engine leaves.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    # One that hangs does not see that its keeper has died.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     control, *listening = inherited_sockets(sys.argv[1], sys.argv[2])
     return uvloop.run(_run(control, listening))
 
