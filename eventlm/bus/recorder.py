@@ -195,6 +195,7 @@ class ThreadedRecorder(Recorder):
     def settle(self) -> None:
         """Wait, as long as a write may take, until all is written; give up what is not."""
         began_ns = self._clock.monotonic_ns()
+        self._send()
         while self._in_flight:
             left_seconds = self._lag_seconds
             if left_seconds is not None:

@@ -9,9 +9,8 @@ not known here. Each stands for itself: damage costs the frames that it touches.
 from __future__ import annotations
 
 import contextlib
-import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +22,7 @@ from eventlm.system.disk import Disk
 _MAGIC = b"\x89EVS"
 #: Magic, length of the body, hash of the body.
 _HEAD = struct.Struct("<4sI8s")
-_NAME = re.compile(r"spool-(\d{12,})")
+_PREFIX = "spool-"
 
 
 class Frames(NamedTuple):
@@ -35,7 +34,7 @@ class Frames(NamedTuple):
 
 def spool_name(first_s: int) -> str:
     """The name of the file that goes with the segment whose header is event `first_s`."""
-    return f"spool-{first_s:012}"
+    return f"{_PREFIX}{first_s:012}"
 
 
 class _Hash:
@@ -141,7 +140,7 @@ class SpoolWriter:
         if self._file is not None:
             self._file.close()
         self._file, self._next = self._next, None
-        _remove_files(self._disk, self.folder, but=self._file.path.name)
+        _remove(self._disk, self.folder, lambda name: name.startswith(_PREFIX) and name != self.path.name)
 
     def go_back(self) -> None:
         """The segment could not be begun."""
@@ -203,13 +202,12 @@ def read_frames(disk: Disk, path: Path) -> Frames:
 
 def remove_spool(disk: Disk, folder: Path) -> None:
     """Remove the spool of a run. What cannot be removed stays."""
-    _remove_files(disk, folder)
+    _remove(disk, folder, lambda name: True)
     with contextlib.suppress(OSError):
         disk.remove_folder(folder)
 
 
-def _remove_files(disk: Disk, folder: Path, *, but: str = "") -> None:
+def _remove(disk: Disk, folder: Path, is_old: Callable[[str], bool]) -> None:
     with contextlib.suppress(OSError):
-        for name in filter(_NAME.fullmatch, disk.list(folder)):
-            if name != but:
-                disk.unlink(folder / name)
+        for name in filter(is_old, disk.list(folder)):
+            disk.unlink(folder / name)

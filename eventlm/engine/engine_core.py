@@ -28,6 +28,7 @@ from eventlm.engine.spool.records import (
     AnswerEndRecord,
     ArrivalRecord,
     DeltasRecord,
+    DropRecord,
     FailureRecord,
     GrammarErrorRecord,
     StepRecord,
@@ -60,7 +61,7 @@ from eventlm.events.codec import encode_body
 from eventlm.events.decisions import RejectReason
 from eventlm.grammars import GrammarError
 from eventlm.metrics.rows import EndedRows
-from eventlm.types import SequenceId
+from eventlm.types import NANOSECONDS_PER_SECOND, SequenceId
 from eventlm.worker.protocol import StepPayload, StepResult
 
 #: Called once for each group, with None if it was admitted, or why not; and with the seqs of its requests.
@@ -69,6 +70,10 @@ OnAdmission = Callable[[RejectReason | None, list[int]], None]
 OnBroken = Callable[[list[int], Exception], None]
 #: Called with the seq of a request that has ended because a sequence of it killed its workers.
 OnCondemned = Callable[[int], None]
+
+
+#: How long the spool keeps what is over.
+FORGET_NS = 60 * NANOSECONDS_PER_SECOND
 
 
 class Forwarder(Protocol):
@@ -119,6 +124,10 @@ class EngineCore:
     ) -> None:
         self._forwarder = forwarder
         self._spool = spool
+        self._clock = clock
+        #: A new segment will let the spool forget what is over, or should do so now.
+        self._will_forget = self._must_forget = False
+        self._is_turning = False
         #: What other servers have sent since the last drain.
         self._deltas: dict[AttemptId, list[AnswerDelta]] = {}
         self.core = core
@@ -342,8 +351,37 @@ class EngineCore:
 
     def _turn(self) -> None:
         """Start a segment if one is due."""
-        if self._is_settled and self._recorder is not None and self._recorder.segment_due:
-            self._start_segment(self._recorder)
+        recorder = self._recorder
+        if recorder is None or not self._is_settled or self._is_turning:
+            return
+        if recorder.segment_due or (self._must_forget and not recorder.problem):
+            self._is_turning = True
+            try:
+                if self._spool is not None:
+                    # It begins with the outputs of all drains, so none may wait.
+                    recorder.settle()
+                self._start_segment(recorder)
+            finally:
+                self._is_turning = False
+
+    def note_over(self) -> None:
+        """Something is over that the spool has: it is forgotten after a while, with a new segment."""
+        if self._spool is not None and not self._will_forget:
+            self._will_forget = True
+            self._clock.call_at(self._clock.now_ns() + FORGET_NS, self._forget)
+
+    def _forget(self) -> None:
+        self._must_forget = True
+        self._turn()
+
+    def drop_reply(self, reply_id: str, then: Effect) -> None:
+        """The owner of a reply has had it deleted: `then` is called once the spool says so."""
+        if self._spool is None or self._recorder is None:
+            then()
+            return
+        self._spool.add(DropRecord(reply_id))
+        self._recorder.write([], then, records=self._spool.take())
+        self.note_over()
 
     def _start_segment(self, recorder: Recorder) -> None:
         """Go on in a new segment, which can be read without those before it. Clients need not wait for it."""
@@ -354,6 +392,7 @@ class EngineCore:
         lines = self._first_lines(recorder.previous_h, gap, events)
         if self._spool is not None:
             self._spool.prepare(self.core.next_seq)
+            self._will_forget = self._must_forget = False
         recorder.start_segment(self.core.next_seq, lines, lambda: self.bus.publish(events))
 
     def _first_lines(self, previous_h: str, gap: Gap | None, events: list[Event]) -> Iterator[bytes]:
@@ -384,6 +423,7 @@ class EngineCore:
             self._outbox.append(output)
             if not output.request.num_unfinished:
                 self._leaving[decision.request] = output.request
+                self.note_over()
             if self._forwarder is not None:
                 self._forwarder.finish(SequenceId(decision.request, decision.index))
             if self._grammars is not None and decision.request not in self.live:

@@ -45,7 +45,7 @@ from eventlm.engine.object_store.store import ObjectStore
 from eventlm.engine.oldest_requests import OldestRequests, longest_wait_ns, oldest_requests
 from eventlm.engine.predictor.source import PredictorSource
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimiter, RateLimits
-from eventlm.engine.recovery.fitting import builder, fitting
+from eventlm.engine.recovery.fitting import builder, fitting, is_own
 from eventlm.engine.recovery.recover import Followers, RecoveredRun, RunBuilder, check_spool_folder, recover
 from eventlm.engine.replicas.grammar_builds import GrammarBuilds
 from eventlm.engine.replicas.group import OnStartProgress, Replicas
@@ -369,7 +369,13 @@ class InferenceEngine:
             fitted = fitting(header, self.setups)
             return None if fitted is None else builder(fitted, self._make_followers)
 
-        found = recover(self._system.disk, Path(record.folder), folder, builder_of)
+        found = recover(
+            self._system.disk,
+            Path(record.folder),
+            folder,
+            is_own=lambda header: is_own(header, self.setups),
+            builder_of=builder_of,
+        )
         if found is None:
             return
         self._recovered = found
@@ -389,6 +395,7 @@ class InferenceEngine:
         down_ns = self.now_ns() - found.core.state.now_ns
         self.put_fact(Recovered(reason=found.reason(self._system.clock), down_ns=max(down_ns, 0)))
         self._drain()
+        found.succeed(self._system.disk)
         live = found.live
         lost = [request for request in live.requests if request in found.damaged]
         for request in lost:
@@ -418,7 +425,12 @@ class InferenceEngine:
 
     def _expire_later(self, delay_ns: int) -> None:
         assert self._loop is not None
-        self._loop.call_later(delay_ns / 1e9, self.registry.expire)
+        self._loop.call_later(delay_ns / 1e9, self._expire)
+
+    def _expire(self) -> None:
+        self.registry.expire()
+        if self._engine_core is not None:
+            self._engine_core.note_over()
 
     async def submit(
         self,
@@ -552,6 +564,10 @@ class InferenceEngine:
         self._drain()
         if not self.registry.drop(reply) and not is_running:
             raise UnknownReplyError(f"the reply '{reply_id}' is over, and its outputs are no longer kept")
+        if self._engine_core is not None:
+            dropped = asyncio.get_running_loop().create_future()
+            self._engine_core.drop_reply(reply.submission.reply_id, lambda: dropped.set_result(None))
+            await dropped
         return is_running
 
     async def status(self, reply_id: str, owner: str | None) -> ReplyStatus:

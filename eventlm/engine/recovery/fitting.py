@@ -16,12 +16,16 @@ from eventlm.engine.spool.records import SpoolHead
 from eventlm.events import Header
 
 
+def is_own(header: Header, setups: Sequence[EngineSetup]) -> bool:
+    """Whether a run is of a server at the same address."""
+    recorded, own = header.config.get("server", {}), setups[0].config.server
+    return (recorded.get("host"), recorded.get("port")) == (own.host, own.port)
+
+
 def fitting(header: Header, setups: Sequence[EngineSetup]) -> list[EngineSetup] | None:
-    """The setups with the limits of a run; None if it is the run of another kind of engine."""
+    """The setups with the limits of a run; None if it has others or other plug-ins."""
     records = header.sets
-    server = header.config.get("server", {})
-    own = setups[0].config.server
-    if len(records) != len(setups) or (server.get("host"), server.get("port")) != (own.host, own.port):
+    if len(records) != len(setups):
         return None
     fitting = []
     for record, setup in zip(records, setups, strict=True):

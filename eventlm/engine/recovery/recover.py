@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.run_folder import TRACE_NAME, runs
 from eventlm.bus.segment_file import Extent, SegmentFile
 from eventlm.bus.segment_reader import SegmentReader
-from eventlm.bus.spool import read_frames, spool_name
+from eventlm.bus.spool import read_frames, remove_spool, spool_name
 from eventlm.core.core import Core
 from eventlm.core.state.sequence import State
 from eventlm.engine.live_requests import LiveRequests, Sink
@@ -36,6 +36,10 @@ from eventlm.metrics.rows import EndedRows
 from eventlm.metrics.store import MetricsStore
 from eventlm.system.clock import Clock
 from eventlm.system.disk import Disk, WritableFile
+
+#: How often it is tried to recover a run. What makes an engine die may come back with it.
+MAX_ATTEMPTS = 2
+_ATTEMPT = "attempt-"
 
 log = structlog.get_logger("eventlm.engine")
 
@@ -102,6 +106,13 @@ class RecoveredRun(NamedTuple):
         now_ns = max(clock.unix_ns() - int(self.header.unix_start_ns), self.core.state.now_ns + 1)
         return clock.monotonic_ns() - now_ns
 
+    def succeed(self, disk: Disk) -> None:
+        """It goes on: this attempt does not count as a failed one."""
+        with contextlib.suppress(OSError):
+            for name in disk.list(self.spool_folder):
+                if name.startswith(_ATTEMPT):
+                    disk.unlink(self.spool_folder / name)
+
     def reason(self, clock: Clock) -> str:
         """Why the engine before has ended, as far as that can be seen."""
         return "process" if self._is_same_boot(clock) else "reboot"
@@ -132,33 +143,70 @@ class _Spool(NamedTuple):
 
 
 def recover(
-    disk: Disk, record_folder: Path, spool_folder: Path, builder_of: Callable[[Header], RunBuilder | None]
+    disk: Disk,
+    record_folder: Path,
+    spool_folder: Path,
+    *,
+    is_own: Callable[[Header], bool],
+    builder_of: Callable[[Header], RunBuilder | None],
 ) -> RecoveredRun | None:
-    """The newest run of a folder that an engine can go on with; None if there is none. builder_of: None for the run of
-    another kind of engine.
+    """The newest of a server's runs in a folder, if an engine can go on with it; else None.
+
+    is_own: whether a run is the server's. builder_of: None for the run of an engine with other limits or plug-ins.
 
     A run that has ended in order, or that another process writes, is none. Damage costs the requests that it touches.
+    Spools of older runs are removed, and so is one that could not be recovered MAX_ATTEMPTS times.
     """
+    recovered: RecoveredRun | None = None
+    is_newest = True
     for folder in runs(record_folder, disk):
-        found = spool_folder / folder.name
-        if disk.status(found) is None:
-            continue
+        spool = spool_folder / folder.name
         with contextlib.ExitStack() as stack:
             try:
+                if not is_own(stack.enter_context(_reading(disk, folder)).header):
+                    continue
                 file = disk.append(folder / TRACE_NAME)
-            except OSError:
-                # Another process writes it, or there is none.
+            except (EventLMError, OSError):
+                # Another process writes it, or there is none, or one of another version.
                 continue
             stack.callback(file.close)
-            try:
-                recovered = _recover(disk, folder, found, file, builder_of)
-            except (EventLMError, OSError) as error:
-                log.error("a run cannot be recovered", run=folder.name, error=str(error))
-                continue
-            if recovered is not None:
-                stack.pop_all()
-                return recovered
-    return None
+            if is_newest and disk.status(spool) is not None:
+                recovered = _try_to_recover(disk, folder, spool, file, builder_of)
+                if recovered is not None:
+                    stack.pop_all()
+            else:
+                remove_spool(disk, spool)
+            is_newest = False
+    return recovered
+
+
+def _try_to_recover(
+    disk: Disk, folder: Path, spool: Path, file: WritableFile, builder_of: Callable[[Header], RunBuilder | None]
+) -> RecoveredRun | None:
+    """None for a run that has ended in order, or that cannot be recovered."""
+    num_attempts = sum(name.startswith(_ATTEMPT) for name in disk.list(spool))
+    try:
+        if num_attempts == MAX_ATTEMPTS:
+            raise UsageError(f"{MAX_ATTEMPTS} attempts have failed; its requests are lost")
+        disk.create(spool / f"{_ATTEMPT}{num_attempts + 1}").close()
+        recovered = _recover(disk, folder, spool, file, builder_of)
+    except (EventLMError, OSError) as error:
+        log.error("a run cannot be recovered", run=folder.name, error=str(error))
+        if num_attempts == MAX_ATTEMPTS:
+            remove_spool(disk, spool)
+        return None
+    if recovered is None:
+        remove_spool(disk, spool)
+    return recovered
+
+
+@contextlib.contextmanager
+def _reading(disk: Disk, folder: Path) -> Iterator[SegmentReader]:
+    reader = SegmentReader(folder / TRACE_NAME, disk=disk)
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
 def _recover(
@@ -168,10 +216,12 @@ def _recover(
     file: WritableFile,
     builder_of: Callable[[Header], RunBuilder | None],
 ) -> RecoveredRun | None:
-    with contextlib.closing(SegmentReader(folder / TRACE_NAME, disk=disk)) as reader:
+    with _reading(disk, folder) as reader:
         header = reader.header
         builder = builder_of(header)
         if builder is None:
+            raise UsageError("it has other limits or plug-ins than this engine; its requests are lost")
+        if _has_ended(reader):
             return None
         spool = _read_spool(disk, spool_folder, header)
         until: int | None = None
@@ -186,8 +236,6 @@ def _recover(
                 until, cut = error.s, str(error)
                 continue
             break
-    if end is None:
-        return None
     for reply_id in spool.dropped:
         followers.registry.forget(reply_id)
     return RecoveredRun(
@@ -271,15 +319,21 @@ def _snapshot(reader: SegmentReader) -> bytes:
     raise TraceCorruptError(f"{reader.path} has no snapshot after its header")
 
 
-def _follow(reader: SegmentReader, replayed: ReplayedCore, until: int | None) -> Extent | None:
-    """Follow the log, to before event `until`; where that ends. None if the run has ended in order."""
+def _has_ended(reader: SegmentReader) -> bool:
+    """Whether a run has ended in order. One that is damaged has not."""
+    with contextlib.suppress(TraceCorruptError):
+        for _ in reader:
+            pass
+    return reader.clean_end
+
+
+def _follow(reader: SegmentReader, replayed: ReplayedCore, until: int | None) -> Extent:
+    """Follow the log, to before event `until`; where that ends."""
     end = Extent(0, 0, "")
     try:
         for line in reader:
             if line.s == until:
                 break
-            if line.tag == "end":
-                return None
             replayed.take(line)
             end = Extent(line.number, reader.position, reader.last_h)
     except TraceCorruptError as error:

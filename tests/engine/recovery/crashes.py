@@ -225,7 +225,7 @@ class CrashingSimulation(Simulation):
         self.num_recoveries += 1
         if self._damage is not None:
             self._damage(self.folder / "runs" / RUN / TRACE_NAME, self._spool_writer.path)
-        found = self.recovered = recover(SYSTEM_DISK, self.folder / "runs", self.folder / "spool", self.builder_of)
+        found = self.recovered = self.recover()
         assert found is not None, "the run was not found"
         self._spool_writer = SpoolWriter(SYSTEM_DISK, self.folder / "spool" / RUN)
         writer = LogWriter(
@@ -254,6 +254,7 @@ class CrashingSimulation(Simulation):
             delay_ns = draw("restart", self.seed, replica) % 20 * MILLISECOND
             self.after(delay_ns, partial(self._start, worker, self.num_recoveries))
         self.engine_core.drain(self.now_ns)
+        found.succeed(SYSTEM_DISK)
         for seq in sorted(found.damaged & set(found.live.requests)):
             found.live.fail_request(seq, EngineUnavailableError("damaged"))
             self.engine_core.put_fact(Cancelled(request=seq))
@@ -298,6 +299,11 @@ class CrashingSimulation(Simulation):
         assert self.recovered is not None
         is_forgotten = reply is not None and reply.outputs is None
         return is_forgotten or not self.recovered.damaged.isdisjoint(client.seq for client in group)
+
+    def recover(self) -> RecoveredRun | None:
+        """What another engine finds."""
+        runs, spool = self.folder / "runs", self.folder / "spool"
+        return recover(SYSTEM_DISK, runs, spool, is_own=lambda header: True, builder_of=self.builder_of)
 
     def builder_of(self, header: Header) -> RunBuilder:
         def make_the_core(header: Header, snapshot: bytes | None) -> Core:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from eventlm.engine.recovery.fitting import fitting
+from eventlm.engine.recovery.fitting import fitting, is_own
 from eventlm.engine.setup import EngineSetup, make_header
 from eventlm.events import Header
 from eventlm.worker.protocol import WorkerReady
@@ -38,8 +38,9 @@ def test_a_run_of_another_engine_does_not(other: EngineSetup) -> None:
     assert fitting(_header(fake_setup()), [fake_setup(), fake_setup()]) is None
 
 
-def test_servers_of_one_folder_are_told_apart_by_their_ports() -> None:
+def test_servers_of_one_folder_are_told_apart_by_their_addresses() -> None:
     setup = fake_setup()
     server = structs.replace(setup.config.server, port=setup.config.server.port + 1)
     other = structs.replace(setup, config=structs.replace(setup.config, server=server))
-    assert fitting(_header(setup), [other]) is None
+    assert is_own(_header(setup), [setup])
+    assert not is_own(_header(setup), [other])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from eventlm.bus.spool import read_frames
-from eventlm.engine.recovery.recover import check_spool_folder, recover
+from eventlm.engine.recovery.recover import MAX_ATTEMPTS, check_spool_folder
 from eventlm.errors import UsageError
 from eventlm.replay.verify.verifier import verify
 from eventlm.system.disk import SYSTEM_DISK
-from tests.engine.recovery.crashes import DAMAGED, RUN, CrashingSimulation, Death
+from tests.engine.recovery.crashes import DAMAGED, RUN, CrashingSimulation, Death, Killed
 from tests.replay.golden import GOLDEN
 from tests.workload import Outcome
 
@@ -117,7 +117,8 @@ def test_damage_costs_the_requests_that_it_touches(tmp_path: Path) -> None:
 def test_a_run_that_ended_is_not_recovered(tmp_path: Path) -> None:
     simulation, _ = _run(tmp_path, "fcfs_one_replica")
     (tmp_path / "spool" / RUN).mkdir(parents=True)
-    assert recover(SYSTEM_DISK, tmp_path / "runs", tmp_path / "spool", simulation.builder_of) is None
+    assert simulation.recover() is None
+    assert not (tmp_path / "spool" / RUN).exists()
 
 
 def test_a_folder_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
@@ -128,3 +129,55 @@ def test_a_folder_that_others_may_look_into_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="choose another folder"):
         check_spool_folder(SYSTEM_DISK, tmp_path / "file")
+
+
+def test_the_third_attempt_starts_empty(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path)
+    for _ in range(MAX_ATTEMPTS):
+        found = simulation.recover()
+        assert found is not None
+        found.file.close()
+    assert simulation.recover() is None
+    assert not (tmp_path / "spool" / RUN).exists()
+
+
+def test_an_attempt_that_succeeds_does_not_count(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path)
+    for _ in range(MAX_ATTEMPTS + 2):
+        found = simulation.recover()
+        assert found is not None
+        found.succeed(SYSTEM_DISK)
+        found.file.close()
+
+
+def test_a_second_engine_leaves_the_run_of_the_first_alone(tmp_path: Path) -> None:
+    simulation, _ = _dead(tmp_path)
+    found = simulation.recover()
+    assert found is not None
+    assert simulation.recover() is None
+    found.file.close()
+    assert simulation.recover() is not None
+
+
+def test_a_spool_that_is_damaged_where_it_begins_is_of_no_use(tmp_path: Path) -> None:
+    simulation, spool = _dead(tmp_path)
+    content = spool.read_bytes()
+    spool.write_bytes(content[:20] + b"?" + content[21:])
+    assert simulation.recover() is None
+
+
+def _dead(folder: Path) -> tuple[CrashingSimulation, Path]:
+    """An engine that died at its 20th drain, and its spool."""
+    golden = GOLDEN["fcfs_one_replica"]
+    simulation = CrashingSimulation(
+        folder,
+        golden.machine,
+        golden.chaos,
+        seed=golden.seed,
+        num_requests=golden.num_requests,
+        deaths=[Death(20, delivered=True)],
+    )
+    with pytest.raises(Killed):
+        simulation.run_to_death()
+    [spool] = (folder / "spool" / RUN).iterdir()
+    return simulation, spool

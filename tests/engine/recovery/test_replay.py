@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from eventlm.engine.recovery.recover import recover
 from eventlm.engine.recovery.replay import LOST_TOKEN, lost_request
 from eventlm.events import Arrived
 from eventlm.scheduling_params import SchedulingParams
-from eventlm.system.disk import SYSTEM_DISK
 from tests.engine.recovery.crashes import CrashingSimulation, Death, Killed
 from tests.replay.golden import GOLDEN
 
@@ -33,8 +31,8 @@ def dead(tmp_path: Path) -> CrashingSimulation:
     return simulation
 
 
-def test_the_state_is_that_of_the_dead_engine(dead: CrashingSimulation, tmp_path: Path) -> None:
-    found = recover(SYSTEM_DISK, tmp_path / "runs", tmp_path / "spool", dead.builder_of)
+def test_the_state_is_that_of_the_dead_engine(dead: CrashingSimulation) -> None:
+    found = dead.recover()
     assert found is not None
     before, after = dead.engine_core, found
     assert after.core.snapshot() == before.core.snapshot()
@@ -54,13 +52,13 @@ def test_the_state_is_that_of_the_dead_engine(dead: CrashingSimulation, tmp_path
 
 
 def test_an_engine_that_would_decide_otherwise_goes_on_from_before_that(
-    dead: CrashingSimulation, tmp_path: Path
+    dead: CrashingSimulation,
 ) -> None:
     simulation = dead
     core = simulation.machine.core
     assert core.max_num_seqs > 1
     simulation.machine = simulation.machine._replace(core=structs.replace(core, max_num_seqs=1))
-    found = recover(SYSTEM_DISK, tmp_path / "runs", tmp_path / "spool", simulation.builder_of)
+    found = simulation.recover()
     assert found is not None
     assert "is not what is decided now" in found.cut
     assert found.core.next_seq < simulation.engine_core.core.next_seq

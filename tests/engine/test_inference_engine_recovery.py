@@ -1,0 +1,143 @@
+"""Engines that go on with the run of one that died, in one process, with real workers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from eventlm.bus.log_reader import LogReader
+from eventlm.bus.spool import read_frames
+from eventlm.engine.inference_engine import InferenceEngine
+from eventlm.engine.request import FinishedOutput, Submission, TokensOutput, UnknownReplyError
+from eventlm.events import Cancelled, Recovered
+from eventlm.replay.verify.verifier import verify
+from eventlm.sampling_params import SamplingParams
+from eventlm.system.disk import SYSTEM_DISK
+from eventlm.system.system import real_system
+from eventlm.worker.fake.tokens import fake_token
+from tests.engine.engines import SLOW, fake_setup
+from tests.made_requests import make_request
+from tests.processes import until
+
+NUM_TOKENS = 40
+REQUEST = make_request([1, 2, 3, 4], SamplingParams(max_tokens=NUM_TOKENS, seed=7, ignore_eos=True))
+EXPECTED = [fake_token(7, 0, position) for position in range(NUM_TOKENS)]
+
+
+class Reader:
+    """Collects the outputs of a reply."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.reason = ""
+
+    def __call__(self, index: int, output: Any) -> None:
+        if isinstance(output, TokensOutput):
+            assert output.start == len(self.tokens)
+            self.tokens += output.token_ids
+        elif isinstance(output, FinishedOutput):
+            self.reason = output.reason
+
+
+async def start(folder: Path, **changes: Any) -> InferenceEngine:
+    """An engine that recovers what another one left in the folder."""
+    setup = fake_setup(record=folder / "runs", fake=SLOW)
+    record = structs.replace(setup.config.record, recover=str(folder / "spool"), **changes)
+    server = structs.replace(setup.config.server, resume_seconds=60)
+    setup = structs.replace(setup, config=structs.replace(setup.config, record=record, server=server))
+    engine = InferenceEngine(setup, real_system())
+    await engine.start()
+    return engine
+
+
+async def die(engine: InferenceEngine) -> None:
+    """Leave everything as it is, as a killed process would."""
+    engine._broken = True
+    engine.state = "dead"
+    await engine.stop()
+
+
+async def submit(engine: InferenceEngine, reply_id: str, **fields: Any) -> Reader:
+    reader = Reader()
+    submission = Submission(reply_id=reply_id, owner="o", **fields)
+    await engine.submit([REQUEST], submission=submission, on_output=reader)
+    await until(lambda: len(reader.tokens) > 3)
+    return reader
+
+
+def frames(folder: Path) -> list[bytes]:
+    [path] = (folder / "spool").glob("*/spool-*")
+    return read_frames(SYSTEM_DISK, path).bodies
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path
+
+
+@pytest.mark.parametrize("record_sync", ["none", "interval", "group"])
+async def test_a_reply_goes_on_in_another_engine(folder: Path, record_sync: str) -> None:
+    first = await start(folder, record_sync=record_sync)
+    before = await submit(first, "r", is_resumable=True)
+    await submit(first, "nobody can come back for this")
+    await die(first)
+    second = await start(folder, record_sync=record_sync)
+    assert (second.run_folder, second.origin_ns) == (first.run_folder, first.origin_ns)
+    after = Reader()
+    resumed = await second.resume("r", "o", after)
+    assert resumed.num_outputs >= len(before.tokens)
+    await until(lambda: after.reason)
+    assert after.tokens[: len(before.tokens)] == before.tokens
+    assert (after.tokens, after.reason) == (EXPECTED, "length")
+    assert [*second._require_engine_core().live.requests] == []
+    run = second.run_folder
+    await second.stop()
+    assert run is not None
+    assert verify(run).exit_code == 0
+    events = [line.event() for line in LogReader(run)]
+    assert [event.reason for event in events if isinstance(event, Recovered)] == ["process"]
+    assert [event.reason for event in events if isinstance(event, Cancelled)] == ["recovery"]
+
+
+async def test_a_deleted_reply_stays_deleted(folder: Path) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await submit(first, "kept", is_resumable=True)
+    assert await first.cancel_reply("r", "o")
+    await die(first)
+    second = await start(folder)
+    with pytest.raises(UnknownReplyError):
+        await second.resume("r", "o", Reader())
+    await second.resume("kept", "o", Reader())
+    await second.stop()
+
+
+async def test_what_is_over_is_forgotten(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventlm.engine.engine_core.FORGET_NS", 50_000_000)
+    engine = await start(folder)
+    reader = await submit(engine, "secret reply")
+    assert any(b"secret reply" in frame for frame in frames(folder))
+    await until(lambda: reader.reason)
+    await until(lambda: not any(b"secret reply" in frame for frame in frames(folder)))
+    await engine.stop()
+    assert [*(folder / "spool").iterdir()] == []
+
+
+async def test_an_engine_with_other_limits_begins_a_run_of_its_own(folder: Path) -> None:
+    first = await start(folder)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    setup = first.setup
+    scheduler = structs.replace(setup.config.scheduler, max_num_seqs=2)
+    setup = structs.replace(
+        setup,
+        core=structs.replace(setup.core, max_num_seqs=2),
+        config=structs.replace(setup.config, scheduler=scheduler),
+    )
+    second = InferenceEngine(setup, real_system())
+    await second.start()
+    assert second.run_folder != first.run_folder
+    await second.stop()
