@@ -266,6 +266,8 @@ class LogWriter:
         self._retry_ns = RETRY_NS if is_new else min(2 * self._retry_ns, MAX_RETRY_NS)
         self._retry_at_ns = self._clock.monotonic_ns() + self._retry_ns
         self.problem = error.strerror or type(error).__name__
+        if self.spool is not None:
+            self.spool.note_loss()
         if is_new and self._on_problem is not None:
             self._on_problem(f"cannot write to the trace {self.path}: {self.problem}; events are lost until it can be")
 

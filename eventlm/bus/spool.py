@@ -23,6 +23,7 @@ _MAGIC = b"\x89EVS"
 #: Magic, length of the body, hash of the body.
 _HEAD = struct.Struct("<4sI8s")
 _PREFIX = "spool-"
+_LOSS_NAME = "loss"
 
 
 class Frames(NamedTuple):
@@ -140,7 +141,15 @@ class SpoolWriter:
         if self._file is not None:
             self._file.close()
         self._file, self._next = self._next, None
-        _remove(self._disk, self.folder, lambda name: name.startswith(_PREFIX) and name != self.path.name)
+        _remove(self._disk, self.folder, self._is_old)
+
+    def _is_old(self, name: str) -> bool:
+        return name == _LOSS_NAME or (name.startswith(_PREFIX) and name != self.path.name)
+
+    def note_loss(self) -> None:
+        """Outputs leave although they cannot be written, until a segment begins anew with all that lives."""
+        with contextlib.suppress(OSError):
+            self._disk.create(self.folder / _LOSS_NAME).close()
 
     def go_back(self) -> None:
         """The segment could not be begun."""
@@ -198,6 +207,11 @@ def read_frames(disk: Disk, path: Path) -> Frames:
         num_bad_bytes += following - position
         position = following
     return Frames(bodies, num_bad_bytes)
+
+
+def has_lost(disk: Disk, folder: Path) -> bool:
+    """Whether outputs have left that were not written."""
+    return disk.status(folder / _LOSS_NAME) is not None
 
 
 def remove_spool(disk: Disk, folder: Path) -> None:

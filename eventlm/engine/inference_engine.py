@@ -381,6 +381,8 @@ class InferenceEngine:
         self._recovered = found
         self.setups = fitting(found.header, self.setups) or self.setups
         self.registry, self._metrics, self._rows = found.followers
+        if found.may_lack_outputs(self._system.clock):
+            self.registry.rewind()
         # Before the first of them comes back.
         self._forgotten = self.registry.readers_have_left(found.live.requests)
         self._clock.go_on(found.origin_ns(self._system.clock))

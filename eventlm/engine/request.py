@@ -187,7 +187,8 @@ class Submission(Struct, frozen=True, kw_only=True):
 class ResumedReply(Struct, frozen=True, kw_only=True):
     """A reply that is read again: what was submitted, the seqs of its arrivals, and the number of the new reader.
 
-    num_outputs: how many outputs there are so far; the reader gets them from the first on.
+    num_outputs: how many outputs there are so far; the reader gets them from the first on. rewinds: how many there were
+    each time that an engine took the reply over and had perhaps lost some.
     """
 
     submission: Submission
@@ -195,6 +196,7 @@ class ResumedReply(Struct, frozen=True, kw_only=True):
     requests: list[int]
     reader: int
     num_outputs: int
+    rewinds: list[int] = []
 
 
 class TokensOutput(Struct, frozen=True, tag="tokens", array_like=True):

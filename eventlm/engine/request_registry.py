@@ -131,6 +131,8 @@ class Reply:
         self.is_open = submission.search_tokens > 0
         self.num_branches = 0
         self.charge: Charge | None = None
+        #: How many outputs there were each time that an engine took it over and had perhaps lost some.
+        self.rewinds: list[int] = []
         #: In place of an edge that has died with its engine.
         self.orphan: Orphan | None = None
         #: Of a search so far: its prompts and what its requests have produced.
@@ -327,6 +329,7 @@ class RequestRegistry:
                     reply.outputs,
                     reply.num_unfinished,
                     reply.num_branches,
+                    reply.rewinds,
                 )
             )
         return kept
@@ -337,13 +340,19 @@ class RequestRegistry:
         reply = Reply(submission, kept.group, orphan.puts(len(kept.requests)))
         reply.orphan = orphan
         reply.samples, reply.num_unfinished, reply.num_branches = kept.samples, kept.num_unfinished, kept.num_branches
-        reply.outputs = kept.outputs
+        reply.outputs, reply.rewinds = kept.outputs, kept.rewinds
         sinks = self.sinks(reply)
         reply.num_bytes += sum(len(output) + _OUTPUT_BYTES for output in reply.outputs or ())
         self.add(reply, kept.requests)
         if reply.outputs is not None and not reply.num_unfinished:
             self._over[submission.reply_id] = reply
         return sinks
+
+    def rewind(self) -> None:
+        """Outputs may have been lost."""
+        for reply in self._kept.values():
+            assert reply.outputs is not None
+            reply.rewinds = [*reply.rewinds, len(reply.outputs)]
 
     def readers_have_left(self, requests: Iterable[int]) -> list[int]:
         """The readers of all replies have gone with their engine; returns requests that nobody can come back for."""
@@ -425,6 +434,7 @@ class RequestRegistry:
             requests=reply.requests,
             reader=reply.read_again(on_output),
             num_outputs=len(reply.outputs),
+            rewinds=reply.rewinds,
         )
 
     def drop(self, reply: Reply) -> bool:

@@ -116,6 +116,16 @@ def from_input_error(error: InputError) -> ApiError:
     return ApiError(status, str(error), param=error.param, code=error.code)
 
 
+def stream_rewound(num_outputs: int) -> ApiError:
+    """The error for a client that is ahead of a stream which has lost outputs. num_outputs: how many are left."""
+    message = (
+        f"The stream has lost outputs after number {num_outputs}, and may go on differently: drop what came after the "
+        f"last event whose id is at most {num_outputs}, and resume from that event."
+    )
+    headers = {"x-resume-from": str(num_outputs)}
+    return ApiError(409, message, code="stream_rewound", should_retry=False, headers=headers)
+
+
 def reply_not_found(reply_id: str) -> ApiError:
     """404: no such reply, no longer kept, or another owner's."""
     return ApiError(404, f"No reply has the id '{reply_id}', or it cannot be resumed any longer.")

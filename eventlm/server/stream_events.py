@@ -3,6 +3,9 @@
 The id counts the engine's outputs up to and including this event, so it does not depend on how they were joined: `17`.
 If outputs become several events, all but the last have a number too: `12-17.2` is the second event of the outputs 13 to
 17. Events with an error have no id.
+
+After a loss, outputs that a client has seen may be gone, and others may come in their place. From then on ids say how
+often that was so: `17~1`.
 """
 
 from __future__ import annotations
@@ -19,50 +22,62 @@ from eventlm.text.choice_output import ChoiceOutput
 from eventlm.text.generation import Generation
 
 #: What ids look like.
-EVENT_ID_PATTERN = r"^([0-9]{1,15}|[0-9]{1,15}-[0-9]{1,15}\.[0-9]{1,9})$"
+EVENT_ID_PATTERN = r"^([0-9]{1,15}|[0-9]{1,15}-[0-9]{1,15}\.[0-9]{1,9})(~[0-9]{1,9})?$"
 _ID = re.compile(EVENT_ID_PATTERN)
 _encode = msgspec.json.Encoder().encode
 
 
 class StreamPosition(NamedTuple):
-    """A position in a stream: after all events of the first `base` outputs and `skip` events of the next `size`."""
+    """A position in a stream: after all events of the first `base` outputs and `skip` events of the next `size`.
+
+    num_rewinds: how often the stream had lost outputs by then.
+    """
 
     base: int = 0
     size: int = 0
     skip: int = 0
+    num_rewinds: int = 0
 
     @classmethod
     def parse(cls, text: str) -> StreamPosition:
         """The position after the event with this id. Raises ValueError."""
         if not _ID.fullmatch(text):
             raise ValueError(text)
-        base, *among = (int(number) for number in re.split("[-.]", text))
-        if not among:
-            return cls(base)
-        end, skip = among
+        place, _, num_rewinds = text.partition("~")
+        base, *among = (int(number) for number in re.split("[-.]", place))
+        end, skip = among or (base, 0)
         if base > end:
             raise ValueError(text)
-        return cls(base, end - base, skip)
+        return cls(base, end - base, skip, int(num_rewinds or 0))
 
     @property
     def end(self) -> int:
         """How many outputs the client has received, at least in part."""
         return self.base + self.size
 
+    def rewound_to(self, rewinds: Sequence[int]) -> int | None:
+        """How many of the client's outputs are still those of the stream; None if all are. rewinds: how many outputs
+        were left each time that some were lost.
+        """
+        left = min(rewinds[self.num_rewinds :], default=self.end)
+        return left if left < self.end else None
+
 
 class StreamEvents:
     """Makes the events of one stream as bytes. `error` is set when an output ends it with an error.
 
-    has_ids: events have ids. skip: how many of the next events to leave out, since the client has received them.
+    has_ids: events have ids. num_rewinds: how often the stream has lost outputs. skip: how many of the next events to
+    leave out, since the client has received them.
     """
 
-    def __init__(self, generation: Generation, replies: StreamFormat, *, has_ids: bool) -> None:
+    def __init__(self, generation: Generation, replies: StreamFormat, *, has_ids: bool, num_rewinds: int = 0) -> None:
         self.error: ApiError | None = None
         self.skip = 0
         self.framing = replies.framing
         self._generation = generation
         self._replies = replies
         self._has_ids = has_ids
+        self._after_rewinds = f"~{num_rewinds}" if num_rewinds else ""
         #: Until the first other event.
         self._openings = self._framed(replies.begin(generation))
         self._base = generation.num_outputs
@@ -114,7 +129,7 @@ class StreamEvents:
             return b"".join(framed)
         end, last = self._base, len(framed) if is_whole else 0
         events = [
-            f"id: {end if number == last else f'{base}-{end}.{number}'}\n".encode() + event
+            f"id: {end if number == last else f'{base}-{end}.{number}'}{self._after_rewinds}\n".encode() + event
             for number, event in enumerate(framed, start=1)
         ]
         skip, self.skip = self.skip, 0

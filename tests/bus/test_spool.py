@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from eventlm.bus.spool import SpoolWriter, read_frames, remove_spool, spool_name
+from eventlm.bus.spool import SpoolWriter, has_lost, read_frames, remove_spool, spool_name
 from eventlm.system.disk import SYSTEM_DISK
 
 BASE = [b"head", b"one reply"]
@@ -102,3 +102,17 @@ def test_a_segment_that_cannot_begin_leaves_the_file_before(tmp_path: Path) -> N
 
 def test_a_folder_that_is_not_there_is_removed_all_the_same(tmp_path: Path) -> None:
     remove_spool(SYSTEM_DISK, tmp_path / "run")
+
+
+def test_a_loss_is_known_until_a_segment_begins_with_all_that_lives(tmp_path: Path) -> None:
+    spool = SpoolWriter(SYSTEM_DISK, tmp_path / "run")
+    spool.prepare(0, BASE)
+    assert spool.flush() is None
+    assert not has_lost(SYSTEM_DISK, spool.folder)
+    for _ in range(2):
+        spool.note_loss()
+    assert has_lost(SYSTEM_DISK, spool.folder)
+    spool.prepare(9, BASE)
+    spool.start_file(9)
+    spool.go_on()
+    assert not has_lost(SYSTEM_DISK, spool.folder)

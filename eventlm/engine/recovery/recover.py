@@ -14,7 +14,7 @@ from eventlm.bus.bus import Bus
 from eventlm.bus.run_folder import TRACE_NAME, runs
 from eventlm.bus.segment_file import Extent, SegmentFile
 from eventlm.bus.segment_reader import SegmentReader
-from eventlm.bus.spool import read_frames, remove_spool, spool_name
+from eventlm.bus.spool import has_lost, read_frames, remove_spool, spool_name
 from eventlm.core.core import Core
 from eventlm.core.state.sequence import State
 from eventlm.engine.live_requests import LiveRequests, Sink
@@ -64,7 +64,7 @@ class RecoveredRun(NamedTuple):
     """A run as its last engine left it. The file of its last segment is locked.
 
     end: as far as the file was followed. damaged: requests of which something is lost.
-    cut: why the log was not followed to its end; empty if it was.
+    cut: why the log was not followed to its end; empty if it was. has_loss: it lacks outputs that were seen, perhaps.
     """
 
     folder: Path
@@ -78,6 +78,7 @@ class RecoveredRun(NamedTuple):
     followers: Followers
     damaged: set[int]
     cut: str
+    has_loss: bool
 
     @property
     def epochs(self) -> list[int]:
@@ -112,6 +113,11 @@ class RecoveredRun(NamedTuple):
             for name in disk.list(self.spool_folder):
                 if name.startswith(_ATTEMPT):
                     disk.unlink(self.spool_folder / name)
+
+    def may_lack_outputs(self, clock: Clock) -> bool:
+        """Whether clients may have seen what the log does not have."""
+        syncs = self.header.config.get("record", {}).get("record_sync") == "group"
+        return self.has_loss or not (syncs or self._is_same_boot(clock))
 
     def reason(self, clock: Clock) -> str:
         """Why the engine before has ended, as far as that can be seen."""
@@ -225,7 +231,7 @@ def _recover(
             return None
         spool = _read_spool(disk, spool_folder, header)
         until: int | None = None
-        cut = ""
+        cut, has_loss = "", has_lost(disk, spool_folder)
         while True:
             replayed, followers = _begin(reader, header, spool, builder)
             try:
@@ -233,7 +239,7 @@ def _recover(
             except CutError as error:
                 if until is not None and error.s >= until:
                     raise TraceCorruptError(f"{reader.path} cannot be followed: {error}") from error
-                until, cut = error.s, str(error)
+                until, cut, has_loss = error.s, str(error), has_loss or error.is_loss
                 continue
             break
     for reply_id in spool.dropped:
@@ -250,6 +256,7 @@ def _recover(
         followers,
         replayed.damaged,
         cut,
+        has_loss or bool(replayed.damaged),
     )
 
 

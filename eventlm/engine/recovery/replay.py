@@ -59,11 +59,12 @@ R = TypeVar("R")
 
 
 class CutError(Exception):
-    """The log cannot be followed beyond the drain that begins with event `s`."""
+    """The log cannot be followed beyond the drain that begins with event `s`. is_loss: more may have been seen."""
 
-    def __init__(self, s: int, why: str) -> None:
+    def __init__(self, s: int, why: str, *, is_loss: bool = True) -> None:
         super().__init__(why)
         self.s = s
+        self.is_loss = is_loss
 
 
 class ReplayedCore(EngineCore):
@@ -115,7 +116,8 @@ class ReplayedCore(EngineCore):
     def finish(self) -> None:
         """There are no more lines. Raises CutError if those of the last drain are not all there."""
         if self._expected or self._is_open:
-            raise CutError(self.drain_s, "the last drain is not complete")
+            # Its outputs have not left.
+            raise CutError(self.drain_s, "the last drain is not complete", is_loss=False)
         self._deliver()
 
     def _take(self, line: LogLine) -> None:

@@ -102,7 +102,10 @@ class KeptRequest(Struct, frozen=True, array_like=True):
 
 
 class KeptReply(Struct, frozen=True, tag="reply", array_like=True):
-    """A reply, as the registry has it, and its live requests. A request of no reply is alone, and `submission` None."""
+    """A reply, as the registry has it, and its live requests. A request of no reply is alone, and `submission` None.
+
+    rewinds: as ResumedReply has them.
+    """
 
     live: list[KeptRequest]
     submission: Submission | None = None
@@ -112,6 +115,7 @@ class KeptReply(Struct, frozen=True, tag="reply", array_like=True):
     outputs: list[bytes] | None = None
     num_unfinished: int = 0
     num_branches: int = 0
+    rewinds: list[int] = []
 
 
 class KeptWorker(Struct, frozen=True, array_like=True):

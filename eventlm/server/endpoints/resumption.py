@@ -14,7 +14,7 @@ from eventlm.server.api import APIS, stream_again
 from eventlm.server.auth.api_keys import PRINCIPAL
 from eventlm.server.context import CONTEXT, json_response
 from eventlm.server.endpoints.openapi import Endpoint, Parameter
-from eventlm.server.errors import reply_not_found
+from eventlm.server.errors import reply_not_found, stream_rewound
 from eventlm.server.http.event_stream import EventStream
 from eventlm.server.middleware import GENERATION
 from eventlm.server.reply_format import SERVER_SENT_EVENTS
@@ -89,7 +89,7 @@ async def _resume(request: web.Request, position: StreamPosition) -> web.StreamR
             replies = stream_again(context, request.app[APIS], reply, generation)
         except UnknownReplyError as error:
             raise reply_not_found(reply_id) from error
-        events = StreamEvents(generation, replies, has_ids=True)
+        events = StreamEvents(generation, replies, has_ids=True, num_rewinds=len(reply.rewinds))
         return await _send_rest(request, reply, events, generation, position)
     finally:
         context.engine.leave(reply.submission.reply_id, reply.reader)
@@ -114,7 +114,9 @@ async def _send_rest(
     request: web.Request, reply: ResumedReply, events: StreamEvents, generation: Generation, position: StreamPosition
 ) -> web.StreamResponse:
     """Send what follows a position."""
-    if position.end > reply.num_outputs:
+    if (left := position.rewound_to(reply.rewinds)) is not None:
+        raise stream_rewound(left)
+    if position.end > reply.num_outputs or position.num_rewinds > len(reply.rewinds):
         param = _position_param(request)
         raise InputError(param, f"Invalid value for '{param}': no event of this stream has had that id.")
     rest = await _catch_up(events, generation, position)

@@ -181,3 +181,19 @@ def _dead(folder: Path) -> tuple[CrashingSimulation, Path]:
         simulation.run_to_death()
     [spool] = (folder / "spool" / RUN).iterdir()
     return simulation, spool
+
+
+@pytest.mark.parametrize(
+    ("death", "has_loss"),
+    [
+        (Death(20), False),
+        (Death(20, num_lines=0), False),
+        (Death(20, num_lines=1), False),
+        # A power failure has taken the end of the spool and not that of the log.
+        (Death(20, spooled=0), True),
+    ],
+)
+def test_it_is_known_whether_outputs_may_be_lost(death: Death, has_loss: bool, tmp_path: Path) -> None:
+    simulation, _ = _run(tmp_path, "fcfs_one_replica", death)
+    assert simulation.recovered is not None
+    assert simulation.recovered.has_loss == has_loss

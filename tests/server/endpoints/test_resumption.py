@@ -13,6 +13,7 @@ from typing import Any
 import openai
 import pytest
 
+from eventlm.server.stream_events import StreamPosition
 from tests.processes import wait_until
 from tests.server.conftest import INVALID, RunningServer, assert_error
 from tests.server.engine_double import spell
@@ -61,6 +62,30 @@ def test_a_stream_resumes_after_any_event(server: RunningServer, endpoint: str, 
         assert joined(parse(rest.data)) == joined(events[index + 1 :]), event.id
     assert resume(server, reply_id_of(stream), events[-1].id).status == 204
     assert joined(parse(resume(server, reply_id_of(stream)).data)) == joined(events)
+
+
+def test_a_client_that_is_ahead_of_a_rewound_stream_gets_no_other_text(server: RunningServer) -> None:
+    stream = whole_stream(server, "chat", {})
+    events, reply_id = parse(stream), reply_id_of(stream)
+    outputs_before = [event.id for event in events if event.id.isdecimal()]
+    reply = server.engine.registry.find(reply_id, "")
+    left = int(outputs_before[4])
+    reply.rewinds = [left]
+    for index, event in enumerate(events[:-1]):
+        rest = resume(server, reply_id, event.id)
+        if StreamPosition.parse(event.id).end > left:
+            assert_error(rest, 409, "invalid_request_error", code="stream_rewound", message=f"at most {left}")
+            assert (rest.headers["x-resume-from"], rest.headers["x-should-retry"]) == (str(left), "false")
+            continue
+        again = parse(rest.data)
+        assert joined(again) == joined(events[index + 1 :])
+        assert all(each.id.endswith("~1") for each in again)
+        # Those ids are of the stream as it is now.
+        assert joined(parse(resume(server, reply_id, again[0].id).data)) == joined(again[1:])
+    assert resume(server, reply_id, f"{left}~2").status == 400
+    reply.rewinds = [left, left - 2]
+    assert resume(server, reply_id, f"{left}~1").headers["x-resume-from"] == str(left - 2)
+    assert resume(server, reply_id, f"{left - 2}~1").status == 200
 
 
 def test_tool_calls_and_reasoning_go_on(start_server: Callable[..., RunningServer]) -> None:
