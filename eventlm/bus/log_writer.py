@@ -20,7 +20,7 @@ from pathlib import Path
 from eventlm.bus.run_folder import LATEST_NAME, NEXT_NAME, TRACE_NAME, closed_name, prune
 from eventlm.bus.segment_file import SegmentFile, SideFile
 from eventlm.bus.spool import SpoolWriter
-from eventlm.bus.token_log import TokenLogWriter
+from eventlm.bus.token_log import TokenLogWriter, last_token_log
 from eventlm.errors import EventLMError, UsageError
 from eventlm.events import Header
 from eventlm.events.header_check import decode_header
@@ -101,7 +101,7 @@ class LogWriter:
         self._retry_ns = RETRY_NS
         self._retry_at_ns = 0
         try:
-            self._file = self._create(digest_key) if last is None else last
+            self._file = self._create(digest_key) if last is None else self._go_on_with(last, digest_key)
         except OSError as error:
             raise _unwritable("record to", self.path, error) from error
 
@@ -135,6 +135,13 @@ class LogWriter:
             raise
         self._prune()
         return file
+
+    def _go_on_with(self, last: SegmentFile, digest_key: bytes) -> SegmentFile:
+        if digest_key:
+            tokens = last_token_log(self._disk, self.run_folder, last)
+            self._token_log = TokenLogWriter(self._disk, self.run_folder, digest_key, tokens)
+            self._side_files.append(self._token_log)
+        return last
 
     @property
     def num_events(self) -> int:

@@ -9,6 +9,7 @@ line belongs to. A line is written before its fact, so every fact of the trace h
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any, Union
 
@@ -16,7 +17,8 @@ import msgspec
 from msgspec import Struct
 
 from eventlm.bus.run_folder import NEXT_TOKENS_NAME, TOKENS_NAME, closed_name, tokens_name
-from eventlm.bus.segment_file import SegmentFile
+from eventlm.bus.segment_file import Extent, SegmentFile
+from eventlm.events.codec import split_line
 from eventlm.sampling_params import SamplingParams
 from eventlm.system.disk import Disk
 
@@ -74,19 +76,54 @@ def decode_line(body: bytes) -> TokenLogLine:
     return line
 
 
+def last_token_log(disk: Disk, run_folder: Path, last: SegmentFile) -> SegmentFile:
+    """The file beside the last segment of a run that goes on. What it has beyond that is cut off. Raises OSError."""
+    # The second name is its own if the next segment was about to begin.
+    for name in (TOKENS_NAME, tokens_name(closed_name(last.first_s))):
+        written = _written(disk.read(run_folder / name), last)
+        if written is not None:
+            break
+    else:
+        raise FileNotFoundError(errno.ENOENT, "the token log of its last segment is missing")
+    path = run_folder / name
+    file = disk.append(path)
+    file.truncate(written.num_bytes)
+    file.sync()
+    return SegmentFile(disk, path, first_s=last.first_s, file=file, written=written)
+
+
+def _written(content: bytes, last: SegmentFile) -> Extent | None:
+    """What a file has of a segment; None if it is of another."""
+    h, num_lines, num_bytes = "", 0, 0
+    for line in content.splitlines(keepends=True):
+        split = split_line(line[:-1])
+        if split is None or not line.endswith(b"\n"):
+            break
+        try:
+            s = decode_line(split.body).s
+        except msgspec.DecodeError:
+            break
+        if not num_lines and s != last.first_s:
+            return None
+        if s >= last.first_s + last.written.num_lines:
+            break
+        h, num_lines, num_bytes = split.claimed_h, num_lines + 1, num_bytes + len(line)
+    return Extent(num_lines, num_bytes, h) if num_lines else None
+
+
 class TokenLogWriter:
     """The token log's files of a run, mode 0600, each begun and closed with the trace's segment. Raises OSError.
 
-    The first file is made at once, in a folder that is there.
+    The first file is made at once, in a folder that is there. last: that of the last segment of a run that goes on.
     """
 
-    def __init__(self, disk: Disk, run_folder: Path, digest_key: bytes) -> None:
+    def __init__(self, disk: Disk, run_folder: Path, digest_key: bytes, last: SegmentFile | None = None) -> None:
         self._disk = disk
         self._folder = run_folder
         self._key = digest_key
-        self._file = SegmentFile(disk, run_folder / TOKENS_NAME, first_s=0)
+        self._file = last or SegmentFile(disk, run_folder / TOKENS_NAME, first_s=0)
         self._next: SegmentFile | None = None
-        self._bodies = [self._start(0)]
+        self._bodies = [] if last is not None else [self._start(0)]
 
     def _start(self, first_s: int) -> bytes:
         return encode_line(

@@ -10,6 +10,7 @@ from msgspec import structs
 
 from eventlm.bus.log_reader import LogReader
 from eventlm.bus.spool import read_frames
+from eventlm.bus.token_log_check import check_token_logs
 from eventlm.engine.inference_engine import InferenceEngine
 from eventlm.engine.request import FinishedOutput, Submission, TokensOutput, UnknownReplyError
 from eventlm.events import Cancelled, Recovered
@@ -100,6 +101,27 @@ async def test_a_reply_goes_on_in_another_engine(folder: Path, record_sync: str)
     events = [line.event() for line in LogReader(run)]
     assert [event.reason for event in events if isinstance(event, Recovered)] == ["process"]
     assert [event.reason for event in events if isinstance(event, Cancelled)] == ["recovery"]
+
+
+async def test_a_token_log_goes_on_too(folder: Path) -> None:
+    first = await start(folder, record_tokens=True)
+    await submit(first, "r", is_resumable=True)
+    await die(first)
+    assert first.run_folder is not None
+    with (first.run_folder / "tokens.jsonl").open("ab") as file:
+        # Of a drain whose events were not written.
+        file.write(b'{"t":"outputs","s":9999,"tokens":[[1]],"h":"0123456789abcdef"}\n{"t":')
+    second = await start(folder, record_tokens=True)
+    after = Reader()
+    await second.resume("r", "o", after)
+    await until(lambda: after.reason)
+    run = second.run_folder
+    await second.stop()
+    assert run is not None
+    assert verify(run).exit_code == 0
+    tokens = check_token_logs(run)
+    assert tokens is not None
+    assert (tokens.is_sound, tokens.missing) == (True, [])
 
 
 async def test_a_deleted_reply_stays_deleted(folder: Path) -> None:
