@@ -160,6 +160,11 @@ SOAK = [
     _scope("watched-ended", WATCHED, "cancel end* text* refuse front_end"),
     _scope("late-all", LATE, "lose end*"),
     _scope("late-paused", LATE, "cancel pause end*"),
+    *(_scope(f"paused-{name}", GROWING, "lose pause", policies=(POLICIES[name],)) for name in ("edf", "lrs", "lpm")),
+    *(
+        _scope(f"late-paused-{name}", LATE, "cancel pause end*", policies=(POLICIES[name],))
+        for name in ("edf", "lrs", "lpm")
+    ),
     _scope("joined", EQUAL, "cancel lose", joins=True),
     _scope("joined-growing", GROWING, "cancel lose end", limits=ONE, joins=True),
     _scope("speculating", GROWING, "cancel lose end*", limits={"max_tokens_per_row": 2}),
