@@ -3,7 +3,7 @@
     python benchmarks/recording.py [--model FOLDER] [--clients 8] [--requests 32] [--rounds 3]
 
 Closed loop against the engine itself (no HTTP), interleaved rounds with a trace, with each `record_lag` and
-`record_sync`, and without.
+`record_sync`, with a spool (`recover`), and without.
 The recorder's code is what would not run without it: encoding of the events that no worker needs, chaining, and
 write(2), once a step. A step of milliseconds leaves the caches cold, so a bare write(2) in the same rhythm is timed
 beside it as the floor. Clients wait from when a step's events are encoded until they are written. Nothing else should
@@ -20,12 +20,13 @@ import time
 from typing import Any, NamedTuple
 
 import uvloop
+from msgspec import structs
 
 from eventlm.bus.recorder import Effect, Recorder, ThreadedRecorder
 from eventlm.config import Config, ModelConfig, RecordConfig
 from eventlm.engine.engine_core import EngineCore
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import Request
+from eventlm.engine.request import Request, Submission
 from eventlm.engine.setup import make_setup
 from eventlm.events import Event
 from eventlm.models.fetch.pull import pull
@@ -40,6 +41,8 @@ MODES: dict[str, Any] = {
     "gap": {"record_lag": "gap"},
     "interval": {"record_sync": "interval"},
     "group": {"record_sync": "group"},
+    "recover memory": {"recover": "memory", "record_segment": "8MiB"},
+    "recover DIR, group": {"recover": "spool", "record_segment": "8MiB", "record_sync": "group"},
 }
 
 
@@ -118,11 +121,12 @@ async def run(model: str, record: RecordConfig, num_clients: int, num_requests: 
             number = pending.pop()
             prompt = [5 + (number * 7919 + index * 104_729) % 1000 for index in range(PROMPT_TOKENS)]
             params = SamplingParams(max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True)
-            (handle,) = await engine.submit(
-                [Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))]
-            )
+            request = Request(prompt_token_ids=prompt, sampling=params, scheduling=SchedulingParams(model="m"))
+            submission = Submission(reply_id=f"reply-{number}", is_resumable=bool(record.recover))
+            (handle,) = await engine.submit([request], submission=submission)
             async for _ in handle:
                 pass
+            engine.leave(submission.reply_id, 0)
 
     start = time.perf_counter()
     await asyncio.gather(*(client() for _ in range(num_clients)))
@@ -154,6 +158,8 @@ def main() -> None:
                 record = RecordConfig(record="", validate_every=0)
                 if mode in MODES:
                     record = RecordConfig(record=folder, validate_every=0, **MODES[mode])
+                    if record.recover == "spool":
+                        record = structs.replace(record, recover=f"{folder}/spool")
                 results.append(uvloop.run(run(model, record, arguments.clients, arguments.requests)))
     for mode in MODES:
         report(mode, rounds[mode])
