@@ -9,14 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eventlm.keeper.keeper import MAX_DEATHS
 from tests.processes import children, is_running, wait_until
 from tests.serving import Server
 
 _PROGRAM = """
 import sys
 from eventlm.cli.main import main
+import eventlm.keeper.keeper
 from eventlm.keeper.keeper import Keeper
 Keeper.__init__.__kwdefaults__["standby_seconds"] = {seconds}
+eventlm.keeper.keeper.MAX_DEATHS = {deaths}
 sys.exit(main())
 """
 
@@ -24,8 +27,10 @@ sys.exit(main())
 class KeptServer(Server):
     """A server under a keeper, with the fake model. standby_seconds: by default none is made ready ahead."""
 
-    def __init__(self, folder: Path, *flags: str, standby_seconds: float = 3600, **options: Any) -> None:
-        program = [sys.executable, "-c", _PROGRAM.format(seconds=standby_seconds)]
+    def __init__(
+        self, folder: Path, *flags: str, standby_seconds: float = 3600, max_deaths: int = MAX_DEATHS, **options: Any
+    ) -> None:
+        program = [sys.executable, "-c", _PROGRAM.format(seconds=standby_seconds, deaths=max_deaths)]
         super().__init__(folder, "--model", "fake", "--recover", "memory", *flags, program=program, **options)
 
     def wait_ready(self) -> KeptServer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from eventlm.events import Recovered
+from eventlm.events import Arrived, Recovered
 from tests.keeper.kept_server import KeptServer
 from tests.processes import PATIENCE_SECONDS, is_running, until, wait_until
 from tests.serving import fake_text, verified
@@ -151,3 +152,32 @@ async def test_a_server_that_starts_again_goes_on(folder: Path, servers: list[Ke
     await running
     _check(clients, 1, servers[1])
     assert list((folder / "spool").iterdir()) == []
+
+
+@pytest.mark.soak
+async def test_200_kills_under_load(folder: Path, servers: list[KeptServer]) -> None:
+    servers.append(KeptServer(folder, "--fake", "base_ns=5000000", standby_seconds=0.5, max_deaths=10**6))
+    server = servers[0].wait_ready()
+    chance, is_over, num_streams = random.Random(0), False, 0
+
+    async def visit(number: int) -> None:
+        nonlocal num_streams
+        while not is_over:
+            client = Client(server, number)
+            await client.run()
+            assert (client.text, client.finish_reason) == (fake_text(client.seed, MAX_TOKENS), "length")
+            num_streams += 1
+            number += NUM_STREAMS
+
+    running = asyncio.gather(*(visit(number) for number in range(NUM_STREAMS)))
+    for number in range(200):
+        await asyncio.sleep(chance.random() * 1.5)
+        assert not running.done()
+        server.kill_engine()
+        await asyncio.to_thread(server.wait_for, "ready", number + 2)
+    is_over = True
+    await running
+    assert server.stop() == 0
+    trace = verified(server.trace.parent)
+    assert len(trace.of(Recovered)) == 200
+    assert len(trace.of(Arrived)) == num_streams
