@@ -119,6 +119,8 @@ class InferenceEngine:
         self._metrics = MetricsStore(sink=self._rows)
         #: The run of an engine that has died.
         self._recovered: RecoveredRun | None = None
+        #: Why the engine before has ended, in words, if that is known.
+        self.follows = ""
         #: Its requests that no client can come back for.
         self._forgotten: list[int] = []
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
@@ -395,7 +397,7 @@ class InferenceEngine:
     def _take_over(self, found: RecoveredRun) -> None:
         """Let the requests of a run go on whose clients can come back for them."""
         down_ns = self.now_ns() - found.core.state.now_ns
-        self.put_fact(Recovered(reason=found.reason(self._system.clock), down_ns=max(down_ns, 0)))
+        self.put_fact(Recovered(reason=self.follows or found.reason(self._system.clock), down_ns=max(down_ns, 0)))
         self._drain()
         found.succeed(self._system.disk)
         live = found.live

@@ -115,6 +115,7 @@ class KeptEngine:
                 server.engine.on_state = self._note_state
                 server.engine.on_restart = self._restart
                 if take_over.follows:
+                    server.engine.follows = take_over.follows
                     server.context.recovered.clear()
                 await server.run(
                     beginning, stop=self._stop, cut=self._cut, sockets=self._sockets, on_ready=self._announce_serving

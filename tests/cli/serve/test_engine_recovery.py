@@ -109,13 +109,13 @@ async def _started(clients: list[Client]) -> None:
     await until(lambda: all(len(client.text) > 5 for client in clients))
 
 
-def _check(clients: list[Client], num_recoveries: int, server: KeptServer) -> None:
+def _check(clients: list[Client], reasons: list[str], server: KeptServer) -> None:
     for client in clients:
         assert (client.text, client.finish_reason) == (fake_text(client.seed, MAX_TOKENS), "length")
         assert client.num_connections > 1
     assert server.stop() == 0
     trace = verified(server.trace.parent)
-    assert len(trace.of(Recovered)) == num_recoveries
+    assert [event.reason for event in trace.of(Recovered)] == reasons
     assert trace.result.clean_end
 
 
@@ -130,7 +130,7 @@ async def test_a_keeper_lets_another_engine_go_on(folder: Path, servers: list[Ke
         server.kill_engine()
         await asyncio.to_thread(server.wait_for, "ready", number + 2)
     await running
-    _check(clients, 2, server)
+    _check(clients, ["died (killed by SIGKILL)"] * 2, server)
 
 
 async def test_a_server_that_starts_again_goes_on(folder: Path, servers: list[KeptServer]) -> None:
@@ -150,7 +150,7 @@ async def test_a_server_that_starts_again_goes_on(folder: Path, servers: list[Ke
     servers.append(KeptServer(folder, *flags))
     await asyncio.to_thread(servers[1].wait_ready)
     await running
-    _check(clients, 1, servers[1])
+    _check(clients, ["process"], servers[1])
     assert list((folder / "spool").iterdir()) == []
 
 
