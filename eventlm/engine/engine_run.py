@@ -85,6 +85,10 @@ class EngineRun(NamedTuple):
     def go_on(cls, recovered: RecoveredRun, setups: Sequence[EngineSetup], parts: RunParts) -> EngineRun:
         """Go on with the run of an engine that has died. Raises LogWriteError."""
         header, live = recovered.header, recovered.live
+        try:
+            last = recovered.last_segment(parts.system.disk)
+        except OSError as error:
+            raise LogWriteError(f"cannot go on with the trace {recovered.folder}: {error.strerror}") from error
         sync_time = Histogram.over(SYNC_BUCKETS_NS)
         spool_writer = SpoolWriter(parts.system.disk, recovered.spool_folder)
         writer = make_writer(
@@ -94,7 +98,7 @@ class EngineRun(NamedTuple):
             live.digest_key,
             sync_time.observe,
             spool=spool_writer,
-            last=recovered.last_segment(parts.system.disk),
+            last=last,
         )
         return _attach(header, recovered.core, live, setups, parts, sync_time, writer, spool_writer)
 

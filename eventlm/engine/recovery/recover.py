@@ -201,6 +201,10 @@ def _try_to_recover(
         if num_attempts == MAX_ATTEMPTS:
             remove_spool(disk, spool)
         return None
+    except Exception:
+        # Nothing that a dead engine has left may keep the next one from starting.
+        log.exception("a run cannot be recovered: this is a defect, please report it", run=folder.name)
+        return None
     if recovered is None:
         remove_spool(disk, spool)
     return recovered

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from eventlm.bus.spool import read_frames
+from eventlm.engine.live_requests import LiveRequests
 from eventlm.engine.recovery.recover import MAX_ATTEMPTS, check_spool_folder
 from eventlm.errors import UsageError
 from eventlm.replay.verify.verifier import verify
@@ -157,6 +158,12 @@ def test_a_second_engine_leaves_the_run_of_the_first_alone(tmp_path: Path) -> No
     assert simulation.recover() is None
     found.file.close()
     assert simulation.recover() is not None
+
+
+def test_a_defect_does_not_keep_the_next_engine_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulation, _ = _dead(tmp_path)
+    monkeypatch.setattr(LiveRequests, "emit", lambda self, emitted: 1 // 0)
+    assert simulation.recover() is None
 
 
 def test_a_spool_that_is_damaged_where_it_begins_is_of_no_use(tmp_path: Path) -> None:
