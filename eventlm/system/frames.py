@@ -29,9 +29,13 @@ class FrameConnection(asyncio.Protocol):
         cls, end: socket.socket, on_frame: Callable[[bytes], None], on_lost: Callable[[], None]
     ) -> FrameConnection:
         """Connect over one end of a socket pair. Closing the connection closes it."""
-        loop = asyncio.get_running_loop()
-        _, connection = await loop.create_unix_connection(lambda: cls(on_frame, on_lost), sock=end)
+        connection = cls(on_frame, on_lost)
+        await connection.connect(end)
         return connection
+
+    async def connect(self, end: socket.socket) -> None:
+        """As `open`. Messages may arrive, and others may be sent, before this returns."""
+        await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=end)
 
     @property
     def backlog_bytes(self) -> int:
