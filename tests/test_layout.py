@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.layout import ROOT, TESTED_ELSEWHERE, modules, twins
 
 #: How many modules may have no tests of their own. Lower it when one gets them; never raise it.
-MOST_WITHOUT = 87
+MOST_WITHOUT = 86
 
 
 def test_every_module_has_tests_of_its_name() -> None:

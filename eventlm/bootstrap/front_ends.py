@@ -10,8 +10,9 @@ from typing import Any
 from msgspec import structs
 
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import EngineUnavailableError
+from eventlm.engine.request import RECOVERY_SECONDS, EngineUnavailableError
 from eventlm.frontend.front_ends import FrontEndController
+from eventlm.frontend.process import FrontEndProcesses, OwnFrontEnds
 from eventlm.frontend.protocol import FrontEndModel, FrontEndSetup
 from eventlm.server.context import FINAL_WRITES_SECONDS
 from eventlm.server.http_server import url_of
@@ -49,6 +50,7 @@ class ServerWithFrontEnds:
     async def run(
         self,
         *,
+        processes: FrontEndProcesses | None = None,
         stop: asyncio.Event,
         cut: asyncio.Event,
         load: Callable[[], Coroutine[Any, Any, None]],
@@ -56,31 +58,41 @@ class ServerWithFrontEnds:
         on_ready: Callable[[str], Any],
         on_draining: Callable[[int], Any],
     ) -> None:
-        """As `eventlm.server.http_server.run_server`.
+        """As `eventlm.server.http_server.run_server`. processes: where the front ends run; by default their parent is
+        this process, which binds the configured address.
 
         Raises also EngineUnavailableError if a front end does not start, or when none is left.
         """
         config = self._engine.setup.config
-        sockets = await self._bind(config.server.host, config.server.port, config.server.api_servers)
-        controller = self._controller = FrontEndController(
-            self._system,
-            self._engine,
-            self._setup(),
-            sockets,
-            module=self._module,
-        )
-        url = url_of(config.server, *sockets[0][0].getsockname()[:2])
+        if processes is None:
+            sockets = await self._bind(config.server.host, config.server.port, config.server.api_servers)
+            processes = OwnFrontEnds(self._system, self._module, sockets)
+        controller = self._controller = FrontEndController(self._system, self._engine, self._setup(), processes)
+        url = url_of(config.server, *processes.address)
         drain_seconds = config.server.drain_seconds + FINAL_WRITES_SECONDS + _LEAVE_SECONDS
+        settling: asyncio.Task[None] | None = None
         try:
             on_listening(url)
             if await completed(together(controller.start(), load()), stop):
+                if self._engine.edges_return:
+                    settling = asyncio.create_task(self._settle(controller))
                 on_ready(url)
                 if await completed(controller.all_dead.wait(), stop) and not stop.is_set():
                     raise EngineUnavailableError("no front end is left; see the log above for why they ended")
             on_draining(await controller.begin_drain())
             await controller.drain(cut, timeout_seconds=drain_seconds)
+        except BaseException:
+            processes.let_go()
+            raise
         finally:
+            if settling is not None:
+                settling.cancel()
             await controller.stop()
+
+    async def _settle(self, controller: FrontEndController) -> None:
+        """Once the front ends have named the streams that they had of the engine before, all others have no edge."""
+        await controller.came_back(RECOVERY_SECONDS)
+        self._engine.edges_have_left()
 
     def _setup(self) -> FrontEndSetup:
         engine, setup = self._engine, self._engine.setup
@@ -98,6 +110,7 @@ class ServerWithFrontEnds:
             created=self._system.clock.unix_ns() // NANOSECONDS_PER_SECOND,
             server_id=engine.server_id,
             session_key=self._system.chance.token_bytes(16),
+            goes_on=engine.edges_return,
             others=[
                 FrontEndModel(
                     model=each.model,

@@ -26,6 +26,7 @@ from eventlm.engine.request import (
 )
 from eventlm.engine.request_check import most_sequences
 from eventlm.engine.request_registry import Reply, RequestRegistry
+from eventlm.engine.spool.loose_edge import LooseEdge
 from eventlm.errors import EventLMError
 from eventlm.events.decisions import RejectReason
 
@@ -183,7 +184,13 @@ def reply_with_sinks(
     if submission.goes_on:
         reply = registry.search(submission)
         return reply, [reply.counting(put) for put in edge]
+    loose = None
+    if submission.edge_returns:
+        puts = edge
+        loose = LooseEdge(lambda index, output: puts[index](output), group[0].scheduling.front_end)
+        edge = loose.puts(len(group))
     reply = Reply(submission, group, edge)
+    reply.loose_edge = loose
     sinks = registry.sinks(reply)
     if submission.search_tokens:
         registry.begin_search(reply)

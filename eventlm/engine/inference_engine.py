@@ -101,7 +101,7 @@ class InferenceEngine:
         self.setups = [setup, *others]
         self._system = system
         #: Called after each change of the state, of `paused`, of `has_worker` and of `num_waiting_for_room`.
-        self.on_state: Callable[[], None] | None = None
+        self.on_state: list[Callable[[], None]] = []
         #: Makes another engine ready to go on in this one's place. Raises RestartError if none can.
         self.on_restart: Callable[[], Awaitable[None]] = _cannot_restart
         self._state: EngineState = "loading"
@@ -123,6 +123,10 @@ class InferenceEngine:
         self.follows = ""
         #: Its requests that no client can come back for.
         self._forgotten: list[int] = []
+        #: Whether edges of such a run may have lived on and come back; then `edges_have_left` must be called.
+        self.edges_return = False
+        #: Called when edges have died whose replies go on.
+        self.on_orphans: Callable[[], None] = lambda: None
         self._scheduling_time = Histogram.over(SCHEDULING_BUCKETS_NS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_stopping = False
@@ -176,9 +180,9 @@ class InferenceEngine:
         self._tell_state()
 
     def _tell_state(self) -> None:
-        if self.on_state is not None:
+        for tell in [*self.on_state]:
             try:
-                self.on_state()
+                tell()
             except Exception:
                 log.exception("a callback for the engine's state failed: this is a defect, please report it")
 
@@ -279,7 +283,6 @@ class InferenceEngine:
             state=self.state,
             paused=self.paused,
             num_waiting_for_room=self.num_waiting_for_room,
-            num_recoveries=self._num_recoveries,
             scheduling_time=self._scheduling_time.copy(),
             now_ns=self.now_ns(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
@@ -336,7 +339,6 @@ class InferenceEngine:
                 system=self._system,
                 on_condemned=self._replicas.request_condemned,
                 registry=self.registry,
-                num_recoveries=self._num_recoveries,
                 forwarder=self._backends if self._backends.sets else None,
             )
             if self.state != "loading":
@@ -387,15 +389,11 @@ class InferenceEngine:
         self.registry, self._metrics, self._rows = found.followers
         if found.may_lack_outputs(self._system.clock):
             self.registry.rewind()
-        # Before the first of them comes back.
-        self._forgotten = self.registry.readers_have_left(found.live.requests)
+        if not self.edges_return:
+            # Before the first client comes back.
+            self._forgotten = self.registry.edges_have_left(found.live.requests)
         self._clock.go_on(found.origin_ns(self._system.clock))
         self._replicas.go_on(self.setups, found.epochs)
-
-    @property
-    def _num_recoveries(self) -> int:
-        """How often an engine has died in this run."""
-        return 0 if self._recovered is None else self._recovered.head.num_recoveries + 1
 
     def _make_followers(self) -> Followers:
         rows = EndedRows()
@@ -555,6 +553,23 @@ class InferenceEngine:
         self._limiter.count(owner, limits, self.now_ns())
         return self.registry.read_again(reply, on_output)
 
+    def come_back(
+        self, reply_id: str, on_output: OnOutput, num_had: int, front_end: int, *, is_edge: bool
+    ) -> tuple[list[int], int]:
+        """An edge or a reader in a front end goes on with a reply of a run that was recovered: it gets all outputs but
+        the first `num_had`. Returns the seqs of its requests, and the reader's number. Raises UnknownReplyError.
+        """
+        self._check_alive()
+        reply = self.registry.come_back(reply_id, on_output, num_had, front_end, is_edge=is_edge)
+        return reply.requests, 0 if is_edge else reply.num_readers - 1
+
+    def edges_have_left(self) -> None:
+        """Edges of a run that was recovered do not come back any more: end what nobody can come back for."""
+        if self._engine_core is not None:
+            for request in self.registry.edges_have_left(self._engine_core.live.requests):
+                self.cancel(request, BY_RECOVERY)
+            self.on_orphans()
+
     def leave(self, reply_id: str, reader: int) -> None:
         """A reader of a resumable reply (0: its submitter) is gone. A reply without a reader ends after a while."""
         self.registry.leave(reply_id, reader)
@@ -612,10 +627,23 @@ class InferenceEngine:
             self.put_fact(Cancelled(c=request, request=request, reason=reason))
 
     def lose_front_end(self, front_end: int) -> None:
-        """End all requests of a front end that has gone, and its holds."""
+        """End all requests of a front end that has gone, and its holds. With `--recover`, those of resumable replies go
+        on.
+        """
         self.object_store.end_holds(front_end)
-        if self._engine_core is not None:
+        engine_core = self._engine_core
+        if engine_core is None:
+            return
+        if not self.setup.config.record.recover:
             self.put_fact(FrontEndLost(front_end=front_end))
+            return
+        # Those that have just arrived get their replies.
+        self._drain()
+        going_on = self.registry.edges_have_died(front_end)
+        for seq, request in engine_core.core.state.requests.items():
+            if request.arrival.scheduling.front_end == front_end and seq not in going_on:
+                self.cancel(seq)
+        self.on_orphans()
 
     def put_fact(self, fact: Fact) -> None:
         """Queue a fact for the next tick."""

@@ -128,6 +128,10 @@ class Request(Struct, frozen=True, kw_only=True):
         return structs.replace(self, scheduling=structs.replace(self.scheduling, **changes))
 
 
+#: How long requests wait for an engine that goes on where the one before has ended.
+RECOVERY_SECONDS = 10.0
+
+
 class ModelState(NamedTuple):
     """A served model. max_model_len: its longest context in tokens. is_available: whether a worker of it is up."""
 
@@ -149,7 +153,8 @@ class Submission(Struct, frozen=True, kw_only=True):
 
     reply_id: the reply's public id, such as `chatcmpl-...`. owner: see `Principal.owner`. edge_state: what an edge
     needs to make the same reply from the same outputs again; the engine only stores it. is_resumable: whether the
-    outputs are kept for a client that lost its connection. runs_on: whether a resumable reply goes on without a reader.
+    outputs are kept for a client that lost its connection. edge_returns: whether they are kept for its edge, which may
+    live on when the engine's process has died. runs_on: whether a resumable reply goes on without a reader.
     limits: what the owner may use. account: where that is counted, if not with the owner's other use. request_id: a
     second id for look-ups. A client may have chosen it (`x-request-id`); it stands for the newest such reply of the
     owner. traceparent: the caller's span, for exported spans; it is not recorded. gives_way_ns: from 0 on, the group is
@@ -166,6 +171,7 @@ class Submission(Struct, frozen=True, kw_only=True):
     owner: str = ""
     edge_state: bytes = b""
     is_resumable: bool = False
+    edge_returns: bool = False
     runs_on: bool = False
     limits: RateLimits = NO_LIMITS
     account: str = ""
@@ -179,9 +185,14 @@ class Submission(Struct, frozen=True, kw_only=True):
     idempotency_key: IdempotencyKey | None = None
 
     @property
+    def keeps_outputs(self) -> bool:
+        """Whether the outputs are kept."""
+        return self.is_resumable or self.edge_returns
+
+    @property
     def stays_open(self) -> bool:
         """Whether the reply lasts until its edge leaves it, and not only until its requests are over."""
-        return self.is_resumable or self.search_tokens > 0
+        return self.keeps_outputs or self.search_tokens > 0
 
 
 class ResumedReply(Struct, frozen=True, kw_only=True):

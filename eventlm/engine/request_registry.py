@@ -7,6 +7,8 @@ getting every output after it stops reading, because it owes the engine the ends
 A reply with an idempotency key may have several readers, who join it. It has the key from its admission until it fails
 or its outputs are dropped; while it has it, no other reply of its owner gets it.
 
+A reply whose edge may come back to another engine keeps its outputs in the same way, until its edge leaves it.
+
 A reply that has had no reader for `keep_ns` is forgotten, and its requests are cancelled if they run. A reader reports
 that it leaves even when it has read everything, because only the reader can know whether all of it has arrived. A reply
 that runs on without a reader waits for one only after its end, and nothing but its owner ends it.
@@ -46,7 +48,7 @@ from eventlm.engine.request import (
     TakenOver,
     UnknownReplyError,
 )
-from eventlm.engine.spool.orphan import Orphan
+from eventlm.engine.spool.loose_edge import LooseEdge
 from eventlm.engine.spool.records import KeptReply
 from eventlm.errors import EventLMError
 from eventlm.metrics.rows import EndedRows, RequestRow
@@ -122,7 +124,7 @@ class Reply:
         self.group = group
         self.edge = edge
         self.requests: list[int] = []
-        self.outputs: list[bytes] | None = [] if submission.is_resumable else None
+        self.outputs: list[bytes] | None = [] if submission.keeps_outputs else None
         self.num_bytes = len(submission.edge_state) + sum(map(_num_bytes, group))
         self.samples = [request.n for request in group]
         self.num_unfinished = sum(self.samples)
@@ -133,8 +135,8 @@ class Reply:
         self.charge: Charge | None = None
         #: How many outputs there were each time that an engine took it over and had perhaps lost some.
         self.rewinds: list[int] = []
-        #: In place of an edge that has died with its engine.
-        self.orphan: Orphan | None = None
+        #: Of a reply whose edge may die before it, or come back to another engine.
+        self.loose_edge: LooseEdge | None = None
         #: Of a search so far: its prompts and what its requests have produced.
         self._num_tokens = sum(len(each.prompt_token_ids) for each in group)
 
@@ -179,23 +181,30 @@ class Reply:
         if self.charge is not None:
             self.charge.settle(min(self._num_tokens, self.submission.search_tokens))
 
-    def adopt(self, on_output: OnOutput) -> None:
-        """Replace the edge that has died: the new one gets all outputs from the first on."""
-        assert self.orphan is not None
-        assert self.outputs is not None
-        for output in self.outputs:
-            on_output(*_decode(output))
-        self.orphan.on_output = on_output
+    @property
+    def is_orphan(self) -> bool:
+        """Whether it goes on though its edge has died, and nobody has adopted it."""
+        goes_on = self.num_unfinished > 0 and self.submission.is_resumable
+        return goes_on and self.loose_edge is not None and self.loose_edge.on_output is None
 
-    def read_again(self, on_output: OnOutput) -> int:
-        """Register a new reader, which has had nothing yet; returns its number. Without a key it takes over."""
+    def adopt(self, on_output: OnOutput, num_had: int = 0, front_end: int = 0) -> None:
+        """Replace the edge that has died. The new one gets all outputs but the first `num_had`."""
+        assert self.loose_edge is not None
+        assert self.outputs is not None
+        for output in self.outputs[num_had:]:
+            on_output(*_decode(output))
+        self.loose_edge.on_output = on_output
+        self.loose_edge.front_end = front_end
+
+    def read_again(self, on_output: OnOutput, num_had: int = 0) -> int:
+        """Register a new reader, which has had `num_had` outputs; returns its number. Without a key it takes over."""
         assert self.outputs is not None
         if self.submission.idempotency_key is None:
             self._end_readers()
         reader = self.num_readers
         self.num_readers += 1
         self.readers[reader] = on_output
-        for output in self.outputs:
+        for output in self.outputs[num_had:]:
             on_output(*_decode(output))
         return reader
 
@@ -336,9 +345,9 @@ class RequestRegistry:
 
     def restore(self, kept: KeptReply, submission: Submission) -> list[Put]:
         """Take a reply over from another engine; the sinks of its requests. The reader that it had is still there."""
-        orphan = Orphan()
-        reply = Reply(submission, kept.group, orphan.puts(len(kept.requests)))
-        reply.orphan = orphan
+        edge = LooseEdge()
+        reply = Reply(submission, kept.group, edge.puts(len(kept.requests)))
+        reply.loose_edge = edge
         reply.samples, reply.num_unfinished, reply.num_branches = kept.samples, kept.num_unfinished, kept.num_branches
         reply.outputs, reply.rewinds = kept.outputs, kept.rewinds
         sinks = self.sinks(reply)
@@ -354,21 +363,48 @@ class RequestRegistry:
             assert reply.outputs is not None
             reply.rewinds = [*reply.rewinds, len(reply.outputs)]
 
-    def readers_have_left(self, requests: Iterable[int]) -> list[int]:
-        """The readers of all replies have gone with their engine; returns requests that nobody can come back for."""
-        lasting = {each: reply for reply in self._kept.values() for each in reply.requests}
-        for reply_id in list(self._kept):
-            for reader in list(self._kept[reply_id].readers):
-                self.leave(reply_id, reader)
+    def come_back(self, reply_id: str, on_output: OnOutput, num_had: int, front_end: int, *, is_edge: bool) -> Reply:
+        """The edge or a reader of a reply of the engine before is there again, in a front end, and gets all outputs but
+        the first `num_had`. A reader gets the newest number. Raises UnknownReplyError if it cannot go on.
+        """
+        reply = self._kept.get(reply_id)
+        if reply is None or reply.outputs is None or num_had > min([len(reply.outputs), *reply.rewinds[-1:]]):
+            raise UnknownReplyError(f"the reply '{reply_id}' is no longer kept, or not as far as it was read")
+        if not is_edge:
+            self._due_ns.pop(reply_id, None)
+            reply.read_again(on_output, num_had)
+        elif reply.loose_edge is None or reply.loose_edge.on_output is not None:
+            raise UnknownReplyError(f"the reply '{reply_id}' has another edge")
+        else:
+            reply.adopt(on_output, num_had, front_end)
+        return reply
+
+    def edges_have_left(self, requests: Iterable[int]) -> list[int]:
+        """The edges that have not come back to this engine will not; returns requests that nobody can come back for."""
+        lasting = set[int]()
+        for reply_id, reply in list(self._kept.items()):
+            if reply.loose_edge is not None and reply.loose_edge.on_output is None:
+                if reply.submission.is_resumable:
+                    lasting.update(reply.requests)
+                self.leave(reply_id, 0)
+            else:
+                lasting.update(reply.requests)
         return [request for request in requests if request not in lasting]
 
+    def edges_have_died(self, front_end: int) -> set[int]:
+        """The edges in a front end have died; returns the requests that go on."""
+        going_on = set[int]()
+        for reply in self._kept.values():
+            edge = reply.loose_edge
+            if edge is not None and edge.front_end == front_end:
+                edge.on_output = None
+            if edge is not None and (edge.front_end != front_end or reply.submission.is_resumable):
+                going_on.update(reply.requests)
+        return going_on
+
     def orphans(self) -> list[Reply]:
-        """Replies under way whose edges have died with their engine, and that nobody has adopted."""
-        return [
-            reply
-            for reply in self._kept.values()
-            if reply.num_unfinished and reply.orphan is not None and reply.orphan.on_output is None
-        ]
+        """Replies under way whose edges have died, and that nobody has adopted."""
+        return [reply for reply in self._kept.values() if reply.is_orphan]
 
     def find(self, reply_id: str, owner: str) -> Reply:
         """The reply with this id, or with a request of this id, if it is this owner's. Raises UnknownReplyError."""
@@ -420,7 +456,7 @@ class RequestRegistry:
         It later leaves the reply by the submission's id, even if it was found by another.
         """
         reply = self.find(reply_id, owner)
-        if reply.outputs is None:
+        if reply.outputs is None or not reply.submission.is_resumable:
             raise UnknownReplyError(f"the reply '{reply_id}' cannot be resumed, or no longer")
         return self.read_again(reply, on_output)
 
@@ -458,6 +494,8 @@ class RequestRegistry:
             return
         if reply.outputs is None:
             self._end(reply)
+        elif not reply.submission.is_resumable:
+            self._drop_outputs(reply_id)
         elif not (reply.submission.runs_on and reply.num_unfinished):
             self._wait(reply_id)
 
@@ -481,7 +519,7 @@ class RequestRegistry:
     def _forget_oldest(self) -> None:
         """Forget the oldest replies over the bound, except running ones, which a leaving reader may still cancel."""
         for reply_id, reply in self._replies.items():
-            is_kept = self._keep_ns and reply.submission.is_resumable and reply.num_unfinished
+            is_kept = self._keep_ns and reply.submission.keeps_outputs and reply.num_unfinished
             if not is_kept and not reply.is_open:
                 self._drop_outputs(reply_id)
                 del self._replies[reply_id]

@@ -1,10 +1,9 @@
-"""One front end: keeps one process running, and restarts it after its death."""
+"""One front end: watches its process, and has another one started after its death."""
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -13,7 +12,7 @@ from msgspec import structs
 from eventlm.config.structs import memory_bytes
 from eventlm.engine.request import EngineUnavailableError
 from eventlm.frontend.link import NO_BEAT, FrontEndLink
-from eventlm.frontend.process import FrontEndProcess
+from eventlm.frontend.process import FrontEndProcess, FrontEndProcesses
 from eventlm.frontend.protocol import FrontEndFailed, FrontEndSetup, Signal, ToFrontEnd
 from eventlm.metrics.components import FrontEndMetrics, HttpRequests, added
 from eventlm.system.system import System
@@ -38,7 +37,7 @@ log = structlog.get_logger("eventlm.front_end")
 
 
 class FrontEnd:
-    """Number `index`, from 1. `start`, then `stop`. Owns the listening sockets that its processes inherit."""
+    """Number `index`, from 1. `start`, then `stop`."""
 
     def __init__(
         self,
@@ -46,9 +45,8 @@ class FrontEnd:
         setup: FrontEndSetup,
         engine: InferenceEngine,
         metrics: Callable[[], list[FrontEndMetrics]],
-        sockets: Sequence[socket.socket],
+        processes: FrontEndProcesses,
         *,
-        module: str,
         on_dead: Callable[[], None],
     ) -> None:
         self.index = setup.index
@@ -58,8 +56,7 @@ class FrontEnd:
         self._setup = setup
         self._engine = engine
         self._all_metrics = metrics
-        self._sockets = sockets
-        self._module = module
+        self._processes = processes
         self._on_dead = on_dead
         self._process: FrontEndProcess | None = None
         self._link: FrontEndLink | None = None
@@ -108,6 +105,12 @@ class FrontEnd:
         if self._link is not None:
             self._link.send(message)
 
+    async def came_back(self) -> None:
+        """Wait until the current process has named the streams that it had of an engine before, or is lost."""
+        if self._link is not None:
+            either: set[asyncio.Future[Any]] = {self._link.came_back, self._link.lost}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+
     async def ended(self) -> None:
         """Wait until the process has ended for good."""
         if self._task is not None:
@@ -119,7 +122,7 @@ class FrontEnd:
             self._task.cancel()
             await asyncio.wait({self._task})
         await self._discard()
-        self._close_sockets()
+        self._processes.close(self.index)
 
     def _present_setup(self) -> FrontEndSetup:
         """The setup with the engine's current state."""
@@ -132,10 +135,11 @@ class FrontEnd:
             has_worker=engine.has_worker,
             num_waiting_for_room=engine.num_waiting_for_room,
             models=engine.models,
+            origin_ns=engine.origin_ns,
         )
 
     async def _spawn(self) -> None:
-        process = self._process = await FrontEndProcess.spawn(self._system, self._module, self._sockets)
+        process = self._process = await self._processes.start(self.index)
         replay_bytes = memory_bytes(self._setup.config.server.resume_memory)
         link = self._link = FrontEndLink(self.index, self._engine, self._all_metrics, max_replay_bytes=replay_bytes)
         try:
@@ -161,11 +165,6 @@ class FrontEnd:
         if self.is_draining:
             link.send(Signal("drain"))
 
-    def _close_sockets(self) -> None:
-        """Close the listening sockets, so that the kernel sends connections to the other front ends."""
-        for bound in self._sockets:
-            bound.close()
-
     async def _discard(self) -> None:
         process, self._process = self._process, None
         link, self._link = self._link, None
@@ -183,7 +182,7 @@ class FrontEnd:
         except Exception:
             log.exception("a front end cannot go on: this is a defect, please report it", front_end=self.index)
             await self._give_up()
-        self._close_sockets()
+        self._processes.close(self.index)
 
     async def _give_up(self) -> None:
         """End the process and its requests."""

@@ -1,9 +1,9 @@
 """All front ends of an engine: processes that serve HTTP, tokenize and detokenize.
 
-The engine's process binds the address once for each front end, with SO_REUSEPORT, and each front end inherits its own
-socket. The kernel then spreads connections evenly; from one shared queue, the first process awake would take a whole
-burst. Bind errors stay in one place, port 0 means one port, and connections that were not accepted yet survive a front
-end's death, because the engine's process keeps the queue for the next one.
+The engine's process, or its keeper, binds the address once for each front end, with SO_REUSEPORT, and each front end
+inherits its own socket. The kernel then spreads connections evenly; from one shared queue, the first process awake
+would take a whole burst. Bind errors stay in one place, port 0 means one port, and connections that were not accepted
+yet survive a front end's death, because that process keeps the queue for the next one.
 
 Admission, limits and the log stay in the engine; front ends call it (`eventlm.frontend.protocol`).
 """
@@ -11,14 +11,13 @@ Admission, limits and the log stay in the engine; front ends call it (`eventlm.f
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 from msgspec import structs
 
 from eventlm.frontend.front_end import FrontEnd
+from eventlm.frontend.process import FrontEndProcesses
 from eventlm.frontend.protocol import FrontEndSetup, Signal, StateChanged
 from eventlm.metrics.components import FrontEndMetrics
 from eventlm.system.system import System
@@ -34,16 +33,14 @@ log = structlog.get_logger("eventlm.front_end")
 
 
 class FrontEndController:
-    """A front end for each group of `sockets`; `setup.index` is filled in. `module` is what their processes run."""
+    """A front end for each number of `processes`; `setup.index` is filled in."""
 
     def __init__(
         self,
         system: System,
         engine: InferenceEngine,
         setup: FrontEndSetup,
-        sockets: Sequence[Sequence[socket.socket]],
-        *,
-        module: str,
+        processes: FrontEndProcesses,
     ) -> None:
         #: Set when the last front end has been given up.
         self.all_dead = asyncio.Event()
@@ -55,11 +52,10 @@ class FrontEndController:
                 structs.replace(setup, index=index),
                 engine,
                 lambda: self.metrics,
-                group,
-                module=module,
+                processes,
                 on_dead=self._on_dead,
             )
-            for index, group in enumerate(sockets, start=1)
+            for index in processes.numbers
         ]
 
     @property
@@ -73,13 +69,18 @@ class FrontEndController:
         return [front_end.metrics for front_end in self._front_ends]
 
     async def start(self) -> None:
-        """Start all. Raises EngineUnavailableError if one does not start."""
-        self._engine.on_state = self._send_state
+        """Start all. Raises EngineUnavailableError if one does not start; `stop` is called in any case."""
+        self._engine.on_state.append(self._send_state)
+        await together(*(front_end.start() for front_end in self._front_ends))
+
+    async def came_back(self, timeout_seconds: float) -> None:
+        """Wait until all have named the streams that they had of an engine before, at most so long."""
+        waits = [asyncio.create_task(front_end.came_back()) for front_end in self._front_ends]
         try:
-            await together(*(front_end.start() for front_end in self._front_ends))
-        except BaseException:
-            await self.stop()
-            raise
+            await asyncio.wait(waits, timeout=timeout_seconds)
+        finally:
+            for each in waits:
+                each.cancel()
 
     async def begin_drain(self) -> int:
         """Let all refuse new requests and exit after their last one. Returns how many requests are left."""
@@ -107,7 +108,8 @@ class FrontEndController:
 
     async def stop(self) -> None:
         """End all front ends. Harmless when called twice."""
-        self._engine.on_state = None
+        if self._send_state in self._engine.on_state:
+            self._engine.on_state.remove(self._send_state)
         await asyncio.gather(*(front_end.stop() for front_end in self._front_ends))
 
     async def _cut(self, cut: asyncio.Event) -> None:
@@ -129,6 +131,7 @@ class FrontEndController:
             has_worker=engine.has_worker,
             num_waiting_for_room=engine.num_waiting_for_room,
             models=engine.models,
+            origin_ns=engine.origin_ns,
         )
         for front_end in self._front_ends:
             try:

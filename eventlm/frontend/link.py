@@ -13,7 +13,14 @@ import structlog
 from msgspec import structs
 
 from eventlm.engine.object_store.actions import ChangeObject, PutObject
-from eventlm.engine.request import EngineUnavailableError, OnOutput, RequestOutput, ResumedReply, TakenOver
+from eventlm.engine.request import (
+    EngineUnavailableError,
+    OnOutput,
+    RequestOutput,
+    ResumedReply,
+    TakenOver,
+    UnknownReplyError,
+)
 from eventlm.errors import EventLMError
 from eventlm.frontend.protocol import (
     Abandon,
@@ -24,6 +31,7 @@ from eventlm.frontend.protocol import (
     CallOnReply,
     CallResult,
     CancelRequest,
+    ComeBack,
     Draining,
     EndText,
     FrontEndFailed,
@@ -38,6 +46,8 @@ from eventlm.frontend.protocol import (
     Operation,
     Outputs,
     ResumeReply,
+    ReturnedStream,
+    ReturningStream,
     StreamOutput,
     Submit,
     Submitted,
@@ -82,6 +92,8 @@ class FrontEndLink:
         self.started: asyncio.Future[FrontEndReady | FrontEndFailed] = loop.create_future()
         self.draining: asyncio.Future[int] = loop.create_future()
         self.lost: asyncio.Future[str] = loop.create_future()
+        #: Completes when it has named the streams that it had of an engine before.
+        self.came_back: asyncio.Future[None] = loop.create_future()
         #: The last heartbeat, and how many there have been.
         self.beat = NO_BEAT
         self.num_beats = 0
@@ -187,6 +199,8 @@ class FrontEndLink:
                 return await engine.resume(reply_id, owner, on_output, limits)
             case JoinReply(key=key, owner=owner, limits=limits):
                 return await engine.join(key, owner, on_output, limits)
+            case ComeBack(streams=streams):
+                return self._come_back(streams)
             case CallOnReply(method=method, reply_id=reply_id, owner=owner):
                 return await getattr(engine, method)(reply_id, owner)
             case GetMetrics():
@@ -203,6 +217,24 @@ class FrontEndLink:
                 return await engine.object_store.carry_out(action)
             case _:
                 assert_never(operation)
+
+    def _come_back(self, streams: list[ReturningStream]) -> list[ReturnedStream | None]:
+        """Let streams of the engine before go on."""
+        results: list[ReturnedStream | None] = []
+        for stream in streams:
+            put = partial(self._put, stream.number)
+            try:
+                requests, reader = self._engine.come_back(
+                    stream.reply_id, put, stream.num_had, self.index, is_edge=stream.is_edge
+                )
+            except UnknownReplyError:
+                results.append(None)
+                continue
+            self._reading[LeaveReply(stream.reply_id, reader)] = None
+            results.append(ReturnedStream(requests, reader))
+        if not self.came_back.done():
+            self.came_back.set_result(None)
+        return results
 
     def _notify(self, notification: Notification) -> None:
         """Pass on a notification. The request it concerns may have ended already."""

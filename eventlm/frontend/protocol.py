@@ -1,6 +1,9 @@
 """Messages between the engine's process and a front end: msgpack over a socket pair. No pickle, no code.
 
-The engine sends `FrontEndSetup` first. The front end answers `FrontEndReady` or `FrontEndFailed`, then sends a `Beat`
+The engine sends `FrontEndSetup` first. A front end of a server with `--recover` outlives its engine: the next one sends
+it a `FrontEndSetup` over another connection, and once that one is ready the front end names its streams in `ComeBack`.
+
+The front end answers `FrontEndReady` or `FrontEndFailed`, then sends a `Beat`
 every second. A front end calls the engine with a `Call` that holds one `Operation`, and gets a `CallResult` or a
 `CallError`. If the operation has outputs (those of submitted requests, or of a resumed reply), they follow under the
 call's number; all outputs of one tick travel in one message. A `Notification` has no answer.
@@ -84,7 +87,7 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
 
     index: counts from 1. model, tokenizer: as of `EngineSetup`. origin_ns: the host's monotonic time at which the run's
     clock is 0. created: unix time that /v1/models reports. server_id: as /version reports it. session_key: from which
-    numbers of sessions are made.
+    numbers of sessions are made. goes_on: whether the engine goes on where the one before has ended.
     """
 
     index: int
@@ -104,11 +107,13 @@ class FrontEndSetup(Struct, frozen=True, kw_only=True, tag="setup"):
     num_waiting_for_room: int = 0
     others: list[FrontEndModel] = []
     models: dict[str, ModelState] = {}
+    goes_on: bool = False
 
 
 class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
     """The engine's state, whether it is paused, its context length, which its workers may have reduced, whether any
-    replica has a worker, and how many replicas wait for room for one.
+    replica has a worker, and how many replicas wait for room for one. origin_ns: as of FrontEndSetup; that of an engine
+    which goes on with a run is known once it is ready.
     """
 
     state: str
@@ -117,6 +122,7 @@ class StateChanged(Struct, frozen=True, kw_only=True, tag="state"):
     has_worker: bool = True
     num_waiting_for_room: int = 0
     models: dict[str, ModelState] = {}
+    origin_ns: int = 0
 
 
 class Lost(Struct, frozen=True, array_like=True, tag="lost"):
@@ -214,6 +220,30 @@ class JoinReply(Struct, frozen=True, tag="join"):
     limits: RateLimits
 
 
+class ReturningStream(Struct, frozen=True, array_like=True):
+    """A stream of the engine before. number: that of the call under which its outputs follow. num_had: how many outputs
+    it has had. is_edge: it reads the reply that it has submitted.
+    """
+
+    number: int
+    reply_id: str
+    num_had: int
+    is_edge: bool
+
+
+class ReturnedStream(Struct, frozen=True, array_like=True):
+    """The seqs of its requests, and the number of the reader."""
+
+    requests: list[int]
+    reader: int
+
+
+class ComeBack(Struct, frozen=True, tag="come_back"):
+    """`Engine.come_back` for each stream. Returns a ReturnedStream for each; None for one that cannot go on."""
+
+    streams: list[ReturningStream]
+
+
 class CallOnReply(Struct, frozen=True, tag="reply"):
     """`Engine.cancel_reply`, `Engine.status` or `Engine.explain`. Returns what that returns."""
 
@@ -251,7 +281,7 @@ class CallOnObject(Struct, frozen=True, tag="object"):
 
 
 Operation = Union[  # noqa: UP007
-    Submit, ResumeReply, JoinReply, CallOnReply, GetMetrics, ListOldest, MakeReport, Administer, CallOnObject
+    Submit, ResumeReply, JoinReply, ComeBack, CallOnReply, GetMetrics, ListOldest, MakeReport, Administer, CallOnObject
 ]
 
 

@@ -1,13 +1,19 @@
-"""The engine's interface in a front-end process: each method is a message. Does no I/O itself."""
+"""The engine's interface in a front-end process: each method is a message. Does no I/O itself.
+
+With `--recover` the front end outlives its engine. Its streams and calls pause then, until the next engine has taken
+the run over and is ready. The streams go on after the outputs that they have had, and the calls are made again: also
+a submission of which the next engine knows nothing, so nothing of it was seen.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from eventlm.engine.admin import AdminAction, EngineStatus
 from eventlm.engine.explanations import ExplainResponse
@@ -15,6 +21,7 @@ from eventlm.engine.object_store.actions import ObjectAction, Objects
 from eventlm.engine.oldest_requests import OldestRequests
 from eventlm.engine.rate_limits import NO_LIMITS, RateLimits
 from eventlm.engine.request import (
+    RECOVERY_SECONDS,
     EngineUnavailableError,
     FinishedOutput,
     IdempotencyKey,
@@ -23,6 +30,7 @@ from eventlm.engine.request import (
     RequestHandle,
     ResumedReply,
     Submission,
+    TakenOver,
 )
 from eventlm.engine.request_check import check_request
 from eventlm.engine.request_registry import ReplyStatus
@@ -35,6 +43,7 @@ from eventlm.frontend.protocol import (
     CallOnReply,
     CallResult,
     CancelRequest,
+    ComeBack,
     EndText,
     FromFrontEnd,
     FrontEndSetup,
@@ -47,10 +56,13 @@ from eventlm.frontend.protocol import (
     Operation,
     Outputs,
     ResumeReply,
+    ReturnedStream,
+    ReturningStream,
     StateChanged,
     Submit,
     Submitted,
     decode_result,
+    encode,
     error_from,
 )
 from eventlm.metrics.components import EngineMetrics
@@ -61,13 +73,31 @@ T = TypeVar("T")
 
 
 class _Stream:
-    """Where a call's outputs go. `num_left`: the unfinished sequences of each of its requests."""
+    """Where a call's outputs go. `num_left`: the unfinished sequences of each of its requests.
 
-    __slots__ = ("num_left", "on_output")
+    reply_id: of a stream that can go on with another engine. num_had: its outputs so far. submission: of an edge, with
+    its handles; has_left: whether it is a reader no more. reader: the present number of a reader that is no edge. told:
+    what the engine was told of the requests.
+    """
+
+    __slots__ = ("handles", "has_left", "num_had", "num_left", "on_output", "reader", "reply_id", "submission", "told")
 
     def __init__(self, on_output: OnOutput, num_left: list[int]) -> None:
         self.on_output = on_output
         self.num_left = num_left
+        self.reply_id = ""
+        self.num_had = 0
+        self.submission: Submission | None = None
+        self.handles: list[RequestHandle] = []
+        self.has_left = False
+        self.reader = 0
+        self.told: list[EndText | CancelRequest] = []
+
+    def fail(self, error: EngineUnavailableError) -> None:
+        """End it with an error."""
+        for index, num_left in enumerate(self.num_left or [1]):
+            if num_left:
+                self.on_output(index, error)
 
 
 class _Call(NamedTuple):
@@ -75,6 +105,7 @@ class _Call(NamedTuple):
     caller has gone.
     """
 
+    operation: Operation
     result: asyncio.Future[Any]
     take: Callable[[Raw], Any]
     abandon: Callable[[Any], None] | None
@@ -85,7 +116,7 @@ class RemoteEngine:
 
     def __init__(self, setup: FrontEndSetup, send: Callable[[FromFrontEnd], None], clock: Clock) -> None:
         self._clock = clock
-        self.state = cast(EngineState, setup.state)
+        self.state = self._engine_state = cast(EngineState, setup.state)
         self.paused = setup.paused
         self.has_worker = setup.has_worker
         self.num_waiting_for_room = setup.num_waiting_for_room
@@ -103,8 +134,16 @@ class RemoteEngine:
         self._streams: dict[int, _Stream] = {}
         #: The streams of resumed replies, by reply id and reader number.
         self._reading: dict[tuple[str, int], _Stream] = {}
+        #: Of edges that can go on with another engine: by their reply ids, and by the seqs of their requests.
+        self._edges: dict[str, _Stream] = {}
+        self._edges_of: dict[int, _Stream] = {}
         #: Why the engine's process is unreachable.
         self._loss: EngineUnavailableError | None = None
+        self._outlives_engine = bool(setup.config.record.recover)
+        #: Set unless the engine has gone, and the next one is not ready or has not all streams yet.
+        self.back = asyncio.Event()
+        if not setup.goes_on:
+            self.back.set()
 
     def now_ns(self) -> int:
         """The run's clock. Both processes read the host's monotonic clock."""
@@ -133,9 +172,9 @@ class RemoteEngine:
 
         def take(result: Raw) -> list[RequestHandle]:
             submitted = decode_result(result, Submitted)
-            for handle, seq in zip(handles, submitted.requests, strict=True):
-                handle.request = seq
+            for handle in handles:
                 handle.rate_limits = submitted.rate_limits
+            self._note_seqs(stream, submitted.requests)
             return handles
 
         def abandon(handles: list[RequestHandle]) -> None:
@@ -146,6 +185,10 @@ class RemoteEngine:
 
         put = on_output or (lambda index, output: handles[index].put(output))
         stream = _Stream(put, [request.n for request in group])
+        stream.handles = handles
+        if self._outlives_engine and submission is not None and not submission.search_tokens and not submission.goes_on:
+            submission = stream.submission = structs.replace(submission, edge_returns=True)
+            stream.reply_id = submission.reply_id
         return await self._call(Submit(list(group), submission), take, stream=stream, abandon=abandon)
 
     async def resume(
@@ -164,6 +207,7 @@ class RemoteEngine:
         def take(result: Raw) -> ResumedReply:
             reply = decode_result(result, ResumedReply)
             self._reading[reply.submission.reply_id, reply.reader] = stream
+            stream.reply_id, stream.reader = reply.submission.reply_id, reply.reader
             return reply
 
         def abandon(reply: ResumedReply) -> None:
@@ -178,6 +222,9 @@ class RemoteEngine:
         stream = self._reading.pop((reply_id, reader), None)
         if stream is not None:
             self._streams = {number: each for number, each in self._streams.items() if each is not stream}
+            reader = stream.reader
+        elif reply_id in self._edges:
+            self._edges[reply_id].has_left = True
         self._send(LeaveReply(reply_id, reader))
 
     async def cancel_reply(self, reply_id: str, owner: str) -> bool:
@@ -207,7 +254,7 @@ class RemoteEngine:
     async def _call_on_object(self, action: ObjectAction) -> Any:
         return await self._call(CallOnObject(action), partial(decode_result, result_type=action.result_type))
 
-    def take(self, message: Outputs | CallResult | CallError | StateChanged) -> None:
+    def take(self, message: Outputs | CallResult | CallError | StateChanged | FrontEndSetup) -> None:
         """Handle a message from the engine."""
         match message:
             case Outputs():
@@ -224,16 +271,109 @@ class RemoteEngine:
                     call.abandon(result)
             case CallError():
                 call = self._calls.pop(message.id)
-                self._streams.pop(message.id, None)
-                if not call.result.done():
+                self._forget(message.id)
+                if isinstance(call.operation, ComeBack):
+                    # None of them can go on.
+                    call.take(Raw(encode([None] * len(call.operation.streams))))
+                elif not call.result.done():
                     call.result.set_exception(error_from(message))
-            case StateChanged():
-                self.state = cast(EngineState, message.state)
+            case StateChanged() | FrontEndSetup():
+                self._engine_state = cast(EngineState, message.state)
                 self.paused = message.paused
                 self.has_worker = message.has_worker
                 self.num_waiting_for_room = message.num_waiting_for_room
                 self.max_model_len = message.max_model_len
                 self.models = message.models
+                if isinstance(message, FrontEndSetup):
+                    self.server_id = message.server_id
+                if self._engine_state == "ready":
+                    self._origin_ns = message.origin_ns
+                if self.back.is_set():
+                    self.state = self._engine_state
+                elif self._engine_state == "ready":
+                    self._come_back()
+
+    def pause(self) -> None:
+        """The engine's process has gone, and another one will go on: what can wait for it does."""
+        self.state = self._engine_state = "loading"
+        self.back.clear()
+        error = EngineUnavailableError("the engine's process has died")
+        for number, call in [*self._calls.items()]:
+            match call.operation:
+                case ComeBack() | Administer():
+                    can_wait = False
+                case Submit():
+                    can_wait = self._streams[number].submission is not None
+                case _:
+                    can_wait = True
+            if call.result.done() or not can_wait:
+                del self._calls[number]
+                self._forget(number)
+            if not call.result.done() and not can_wait:
+                call.result.set_exception(error)
+        for number, stream in [*self._streams.items()]:
+            if number not in self._calls and not stream.reply_id:
+                self._forget(number)
+                stream.fail(error)
+
+    def _come_back(self) -> None:
+        """The next engine is ready: name the streams to it."""
+        streams = {number: stream for number, stream in self._streams.items() if stream.reply_id}
+        operation = ComeBack(
+            [
+                ReturningStream(number, stream.reply_id, stream.num_had, stream.submission is not None)
+                for number, stream in streams.items()
+            ]
+        )
+
+        def take(result: Raw) -> None:
+            for (number, stream), returned in zip(
+                streams.items(), decode_result(result, list[ReturnedStream | None]), strict=True
+            ):
+                self._go_on(number, stream, returned)
+            for number, call in [*self._calls.items()]:
+                if call.result.done():
+                    # The caller has gone.
+                    del self._calls[number]
+                    self._forget(number)
+                else:
+                    self._send(Call(number, call.operation))
+            self.state = self._engine_state
+            self.back.set()
+
+        self._num_calls += 1
+        nobody: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        nobody.cancel()
+        self._calls[self._num_calls] = _Call(operation, nobody, take, None)
+        self._send(Call(self._num_calls, operation))
+
+    def _go_on(self, number: int, stream: _Stream, returned: ReturnedStream | None) -> None:
+        """Let a stream go on as the next engine says. A call that is still in `_calls` afterwards is made again."""
+        if returned is None:
+            if number not in self._calls or stream.num_had:
+                call = self._calls.pop(number, None)
+                error = EngineUnavailableError("the engine has died, and the reply is lost")
+                self._forget(number)
+                stream.fail(error)
+                if call is not None and not call.result.done():
+                    call.result.set_exception(error)
+            return
+        if stream.submission is None:
+            stream.reader = returned.reader
+            if number not in self._streams:
+                # It left meanwhile.
+                self._send(LeaveReply(stream.reply_id, stream.reader))
+            return
+        self._note_seqs(stream, returned.requests)
+        call = self._calls.pop(number, None)
+        if call is not None and not call.result.done():
+            call.result.set_result(stream.handles)
+        elif call is not None and call.abandon is not None:
+            call.abandon(stream.handles)
+        for told in stream.told:
+            self._send(told)
+        if stream.has_left:
+            self._send(LeaveReply(stream.reply_id, 0))
 
     def fail(self, reason: str) -> None:
         """The engine's process has gone: fail everything that waits."""
@@ -245,9 +385,8 @@ class RemoteEngine:
                 call.result.set_exception(error)
         streams, self._streams = self._streams, {}
         for stream in streams.values():
-            for index, num_left in enumerate(stream.num_left or [1]):
-                if num_left:
-                    stream.on_output(index, error)
+            stream.fail(error)
+        self.back.set()
 
     def _take_outputs(self, outputs: Outputs) -> None:
         streams = self._streams
@@ -259,6 +398,8 @@ class RemoteEngine:
                 self._count_off(call, stream, index, all_at_once=True)
                 stream.on_output(index, EngineUnavailableError(output.message))
                 continue
+            if not isinstance(output, TakenOver):
+                stream.num_had += 1
             stream.on_output(index, output)
             if isinstance(output, FinishedOutput):
                 self._count_off(call, stream, index)
@@ -267,13 +408,36 @@ class RemoteEngine:
         if stream.num_left:
             stream.num_left[index] -= stream.num_left[index] if all_at_once else 1
             if not any(stream.num_left):
-                del self._streams[call]
+                self._forget(call)
+                if stream.submission is not None and not stream.submission.is_resumable:
+                    # No other engine need have it.
+                    self._send(LeaveReply(stream.reply_id, 0))
+
+    def _note_seqs(self, stream: _Stream, requests: list[int]) -> None:
+        for handle, seq in zip(stream.handles, requests, strict=True):
+            handle.request = seq
+            if stream.submission is not None and any(stream.num_left):
+                self._edges_of[seq] = stream
+
+    def _forget(self, call: int) -> None:
+        """The stream of a call has no more outputs."""
+        stream = self._streams.pop(call, None)
+        if stream is not None and stream.submission is not None:
+            self._edges.pop(stream.reply_id, None)
+            for handle in stream.handles:
+                self._edges_of.pop(handle.request, None)
 
     def _end_text(self, request: int, index: int, position: int, reason: str) -> None:
-        self._send(EndText(request, index, position, reason))
+        self._tell(EndText(request, index, position, reason))
 
     def _cancel(self, request: int, reason: str) -> None:
-        self._send(CancelRequest(request, reason))
+        self._tell(CancelRequest(request, reason))
+
+    def _tell(self, message: EndText | CancelRequest) -> None:
+        """Tell the engine something of a request. The next one must know it, too."""
+        if message.request in self._edges_of:
+            self._edges_of[message.request].told.append(message)
+        self._send(message)
 
     async def _call_for_long(self, operation: Operation, result_type: type[T]) -> T:
         """A call that may take long and that others wait for. If the caller leaves, the engine gets a cancel."""
@@ -294,12 +458,23 @@ class RemoteEngine:
         abandon: Callable[[T], None] | None = None,
     ) -> T:
         """Send a call and wait for its result. Raises what the engine raises."""
-        if self._loss is not None:
-            raise self._loss
+        await self._until_back()
         self._num_calls += 1
         result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._calls[self._num_calls] = _Call(result, take, abandon)
+        self._calls[self._num_calls] = _Call(operation, result, take, abandon)
         if stream is not None:
             self._streams[self._num_calls] = stream
+            if stream.submission is not None:
+                self._edges[stream.reply_id] = stream
         self._send(Call(self._num_calls, operation))
         return await result
+
+    async def _until_back(self) -> None:
+        """Wait for the next engine for a while. Raises EngineUnavailableError."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RECOVERY_SECONDS):
+                await self.back.wait()
+        if self._loss is not None:
+            raise self._loss
+        if not self.back.is_set():
+            raise EngineUnavailableError("the engine has died, and the next one is not ready yet; try again")

@@ -11,6 +11,7 @@ from typing import Any
 from eventlm.errors import EventLMError
 from eventlm.formatting import death_in_words
 from eventlm.keeper.protocol import (
+    EndFrontEnd,
     EngineBeat,
     EnginePrepared,
     Prepare,
@@ -37,7 +38,13 @@ class KeeperError(EventLMError):
 class EngineProcess:
     """A fresh Python process that inherits one end of a socket pair and the listening sockets."""
 
-    def __init__(self, process: Process, config: bytes, on_restart: Callable[[EngineProcess, int], None]) -> None:
+    def __init__(
+        self,
+        process: Process,
+        config: bytes,
+        on_restart: Callable[[EngineProcess, int], None],
+        on_end_front_end: Callable[[EndFrontEnd], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.pid = process.pid
         #: What it serves.
@@ -47,6 +54,7 @@ class EngineProcess:
         self.failure: StartFailed | None = None
         self._process = process
         self._on_restart = on_restart
+        self._on_end_front_end = on_end_front_end
         self._connection: FrameConnection | None = None
         self._lost: asyncio.Future[None] = loop.create_future()
         self._num_beats = 0
@@ -63,17 +71,19 @@ class EngineProcess:
         sockets: Sequence[socket.socket],
         prepare: Prepare,
         on_restart: Callable[[EngineProcess, int], None],
+        on_end_front_end: Callable[[EndFrontEnd], None] = lambda _: None,
     ) -> EngineProcess:
         """Start `python -m MODULE END SOCKET,...`, file descriptors all. Raises KeeperError.
 
         on_restart: gets the process and the number of its request when an operator asks it for a restart.
+        on_end_front_end: gets what the process asks for.
         """
         listening = [each.fileno() for each in sockets]
         try:
             process, ours = await spawn_paired(system, module, ",".join(map(str, listening)), pass_fds=listening)
         except OSError as error:
             raise KeeperError(f"cannot start an engine: {error}") from error
-        engine = cls(process, prepare.config, on_restart)
+        engine = cls(process, prepare.config, on_restart, on_end_front_end)
         engine._connection = await FrameConnection.open(ours, engine._receive, engine._lose)
         engine.send(prepare)
         return engine
@@ -157,3 +167,5 @@ class EngineProcess:
                 self.failure = message
             case RestartRequest():
                 self._on_restart(self, message.id)
+            case EndFrontEnd():
+                self._on_end_front_end(message)

@@ -1,4 +1,4 @@
-"""The keeper: an engine that dies is followed by another one, on the same sockets."""
+"""The keeper: an engine that dies is followed by another one, on the same sockets or with the same front ends."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import structlog
 from eventlm.config import Config
 from eventlm.errors import EventLMError, ExitCode
 from eventlm.keeper.engine_process import EngineProcess, KeeperError
+from eventlm.keeper.front_ends import KeptFrontEnds
 from eventlm.keeper.protocol import (
     VERSION,
     ConfigSource,
@@ -26,6 +27,7 @@ from eventlm.keeper.protocol import (
     kept_options,
 )
 from eventlm.system.listening_sockets import bind_sockets
+from eventlm.system.passed_sockets import PassedSockets
 from eventlm.system.system import System
 from eventlm.types import NANOSECONDS_PER_SECOND
 
@@ -45,7 +47,7 @@ log = structlog.get_logger("eventlm.keeper")
 
 class Keeper:
     """Keeps an engine running, in a process that has no other children. source: where `restart` reads the configuration
-    again. module: what the engine's process runs. bind: as `bind_sockets`.
+    again. module, front_end_module: what the processes of engines and front ends run. bind: as `bind_sockets`.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Keeper:
         source: ConfigSource,
         *,
         module: str,
+        front_end_module: str,
         bind: Callable[[str, int, int], Coroutine[Any, Any, list[list[socket.socket]]]] = bind_sockets,
         standby_seconds: float = STANDBY_SECONDS,
     ) -> None:
@@ -64,12 +67,16 @@ class Keeper:
         self._kept_options = kept_options(config)
         self._source = source
         self._module = module
+        self._front_end_module = front_end_module
         self._bind = bind
         self._standby_seconds = standby_seconds
         #: What the present engine serves, and what the one before did, until the present one serves too.
         self._config = encode(config)
         self._config_before: bytes | None = None
+        #: What engines accept connections from, unless front ends do.
         self._sockets: list[socket.socket] = []
+        self._front_ends: KeptFrontEnds | None = None
+        self._address = ("", 0)
         #: All that have not ended.
         self._processes: dict[EngineProcess, None] = {}
         self._engine: EngineProcess | None = None
@@ -102,7 +109,13 @@ class Keeper:
         Raises UsageError for an address that cannot be bound, what the first start fails with, and KeeperError.
         """
         self._stop = stop
-        [self._sockets] = await self._bind(self._server.host, self._server.port, 1)
+        num_front_ends = self._server.api_servers
+        groups = await self._bind(self._server.host, self._server.port, num_front_ends or 1)
+        self._address = groups[0][0].getsockname()[:2]
+        if num_front_ends:
+            self._front_ends = KeptFrontEnds(self._system, self._front_end_module, groups, self._spawning)
+        else:
+            [self._sockets] = groups
         try:
             self._do(self._stop_engine())
             self._do(self._cut_after(cut))
@@ -113,6 +126,8 @@ class Keeper:
             await asyncio.gather(*self._tasks, return_exceptions=True)
             for each in [*self._processes]:
                 await each.kill()
+            if self._front_ends is not None:
+                await self._front_ends.close()
             await self._end_orphans()
             for bound in self._sockets:
                 bound.close()
@@ -142,7 +157,10 @@ class Keeper:
 
     async def _serve(self, engine: EngineProcess, follows: str) -> None:
         """Let an engine serve until it is gone, and what it has started too. follows: as of TakeOver."""
-        engine.send(TakeOver(follows))
+        numbers = [] if self._front_ends is None else self._front_ends.numbers
+        if self._front_ends is not None and not numbers:
+            raise KeeperError("no front end is left; see the log above for why they ended")
+        engine.send(TakeOver(follows, numbers, self._address))
         started = self._do(self._after_start(engine))
         worker = self._worker
         await engine.watch(
@@ -160,7 +178,10 @@ class Keeper:
         async with self._spawning:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ORPHANS_SECONDS):
-                    await self._system.processes.end_orphans({each.pid for each in self._processes})
+                    spawned = {each.pid for each in self._processes}
+                    if self._front_ends is not None:
+                        spawned |= self._front_ends.pids
+                    await self._system.processes.end_orphans(spawned)
 
     async def _after_start(self, engine: EngineProcess) -> None:
         """Once it serves, make the next one ready."""
@@ -228,10 +249,30 @@ class Keeper:
             )
 
     async def _spawn(self, prepare: Prepare) -> EngineProcess:
-        async with self._spawning:
-            process = await EngineProcess.spawn(self._system, self._module, self._sockets, prepare, self._begin_restart)
+        front_ends = self._front_ends
+        async with self._spawning, contextlib.AsyncExitStack() as passing:
+            sockets = self._sockets
+            if front_ends is not None:
+                ours, theirs = self._system.pipes.pair()
+                passing.enter_context(theirs)
+                sockets = [theirs]
+            process = await EngineProcess.spawn(
+                self._system,
+                self._module,
+                sockets,
+                prepare,
+                self._begin_restart,
+                front_ends.end if front_ends is not None else lambda _: None,
+            )
             self._processes[process] = None
         process.gone.add_done_callback(lambda _: self._processes.pop(process))
+        if front_ends is not None:
+
+            def connect(number: int, end: socket.socket) -> None:
+                self._do(front_ends.connect(number, end, process.send))
+
+            passed = PassedSockets(ours, connect)
+            process.gone.add_done_callback(lambda _: passed.close())
         return process
 
     async def _discard(self, process: EngineProcess) -> None:

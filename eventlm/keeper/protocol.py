@@ -40,9 +40,16 @@ class Prepare(Struct, frozen=True, kw_only=True, tag="prepare"):
 
 
 class TakeOver(Struct, frozen=True, tag="take_over"):
-    """Serve. follows: why the engine before has ended, in words; empty if there was none."""
+    """Serve. follows: why the engine before has ended, in words; empty if there was none. front_ends: the numbers of
+    those that the keeper has sockets for. address: where they listen.
+
+    The engine passes the keeper a socket for each front end, with its number. It is connected to the front end's
+    process, which is started if there is none. The keeper answers `FrontEndRuns`.
+    """
 
     follows: str
+    front_ends: list[int] = []
+    address: tuple[str, int] = ("", 0)
 
 
 class KeeperSignal(Struct, frozen=True, tag="signal"):
@@ -62,6 +69,22 @@ class RestartAnswer(Struct, frozen=True, tag="restart_answer"):
 
     id: int
     error: str
+
+
+class FrontEndRuns(Struct, frozen=True, tag="front_end_runs"):
+    """The process of a front end. error: why there is none, in words."""
+
+    number: int
+    pid: int = 0
+    error: str = ""
+
+
+class FrontEndEnded(Struct, frozen=True, tag="front_end_ended"):
+    """The process of a front end that the engine is connected to has ended. status: as EngineProcess has it."""
+
+    number: int
+    pid: int
+    status: int
 
 
 class EnginePrepared(Struct, frozen=True, tag="prepared"):
@@ -92,8 +115,15 @@ class RestartRequest(Struct, frozen=True, tag="restart"):
     id: int
 
 
-ToEngine = Union[Prepare, TakeOver, KeeperSignal, HandOver, RestartAnswer]  # noqa: UP007
-FromEngine = Union[EnginePrepared, Serving, EngineBeat, StartFailed, RestartRequest]  # noqa: UP007
+class EndFrontEnd(Struct, frozen=True, tag="end_front_end"):
+    """Kill the process of a front end. for_good: there will be no other one, so its sockets are closed."""
+
+    number: int
+    for_good: bool = False
+
+
+ToEngine = Union[Prepare, TakeOver, KeeperSignal, HandOver, RestartAnswer, FrontEndRuns, FrontEndEnded]  # noqa: UP007
+FromEngine = Union[EnginePrepared, Serving, EngineBeat, StartFailed, RestartRequest, EndFrontEnd]  # noqa: UP007
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -272,6 +272,8 @@ async def send_events(
     `ended` is awaited before the last ones are sent. What it raises ends the stream with an error.
     """
     reads_on = True
+    open_streams = stream.request.app[CONTEXT].open_streams
+    open_streams[stream] = None
     try:
         while events.error is None and not generation.is_over:
             data = events.take(await generation.take())
@@ -298,6 +300,8 @@ async def send_events(
         _log.exception("a stream failed")
         # Its text cannot be read any further.
         error, reads_on = internal_error(), False
+    finally:
+        del open_streams[stream]
     if not stream.is_started:
         if error is not None:
             raise error

@@ -14,7 +14,14 @@ from aiohttp import web
 from eventlm.config import Config, ServerConfig, ServiceClass
 from eventlm.config.structs import memory_bytes
 from eventlm.engine.inference_engine import InferenceEngine
-from eventlm.engine.request import AT_SHUTDOWN, KeyTakenError, ModelBusyError, Request, Submission
+from eventlm.engine.request import (
+    AT_SHUTDOWN,
+    RECOVERY_SECONDS,
+    KeyTakenError,
+    ModelBusyError,
+    Request,
+    Submission,
+)
 from eventlm.errors import EventLMError, InputError, UnknownModelError
 from eventlm.metrics.components import HttpRequests
 from eventlm.models.facts import ModelFacts
@@ -22,6 +29,7 @@ from eventlm.sampling_params import SamplingParams
 from eventlm.server.auth.api_keys import ApiKeys
 from eventlm.server.errors import ApiError, api_error, body_too_large, internal_error, timed_out, unavailable
 from eventlm.server.http.content_encoding import body_decoder
+from eventlm.server.http.event_stream import EventStream
 from eventlm.server.http.tls import Tls
 from eventlm.server.request_log import error_fields, generation_fields
 from eventlm.system.system import System
@@ -46,8 +54,8 @@ LATEST_TAG = ":latest"
 FINAL_WRITES_SECONDS = 5.0
 #: They hold their bodies, and places in the queue of a model that others may ask for.
 MAX_SHADOWS = 256
-#: How long requests wait for an engine that goes on where the one before has ended.
-RECOVERY_SECONDS = 10.0
+#: How often open streams send a comment while no engine is there.
+COMMENT_SECONDS = 3.0
 
 
 class _Named(msgspec.Struct):
@@ -137,6 +145,8 @@ class ServerContext:
         #: Readers of generations whose clients are gone and may resume.
         self._read_on: set[asyncio.Task[None]] = set()
         self._shadows: set[asyncio.Task[None]] = set()
+        #: Streamed replies that are being sent.
+        self.open_streams: dict[EventStream, None] = {}
 
     def _set_text(self) -> None:
         """Set what reads and writes the model's texts. A backend finds calls and reasoning itself."""
@@ -193,6 +203,15 @@ class ServerContext:
         if not self.recovered.is_set():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RECOVERY_SECONDS):
+                    await self.recovered.wait()
+
+    async def comment_until_recovered(self) -> None:
+        """Let open streams say meanwhile that they go on, so that nobody on their way closes them."""
+        while not self.recovered.is_set():
+            for stream in self.open_streams:
+                stream.comment("recovering")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(COMMENT_SECONDS):
                     await self.recovered.wait()
 
     def add_model(self, names: Sequence[str], text: TextOfModel) -> None:

@@ -222,7 +222,7 @@ async def test_an_engine_that_dies_of_an_action_does_not_answer_as_if_it_had_don
 async def test_a_pause_reaches_watchers_of_the_state() -> None:
     async with running() as engine:
         told: list[bool] = []
-        engine.on_state = lambda: told.append(engine.paused)
+        engine.on_state.append(lambda: told.append(engine.paused))
         await engine.administer(Pause())
         await engine.administer(Resume())
         assert told[:2] == [True, True]

@@ -181,7 +181,7 @@ async def test_the_death_of_the_engine_reaches_every_request_every_submission_an
             states.append(engine.state)
             raise RuntimeError("broken")
 
-        engine.on_state = listen
+        engine.on_state.append(listen)
         break_core(engine)
         for sink in sinks:
             sink.fails_at = len(sink.got) + 1 if sink.fails_at > 0 else -1
@@ -214,6 +214,7 @@ def test_a_front_end_that_cannot_be_sent_the_state_keeps_it_from_no_other() -> N
 
     class EngineStub:
         state, paused, has_worker, max_model_len, num_waiting_for_room = "dead", False, False, 512, 0
+        origin_ns = 0
         models: list[Any] = []
 
     controller = FrontEndController.__new__(FrontEndController)

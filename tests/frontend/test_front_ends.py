@@ -23,6 +23,7 @@ from eventlm.frontend import front_end
 from eventlm.frontend.front_end import FrontEnd
 from eventlm.frontend.front_ends import FrontEndController
 from eventlm.frontend.link import FrontEndLink
+from eventlm.frontend.process import OwnFrontEnds
 from eventlm.frontend.protocol import FrontEndSetup, StateChanged
 from eventlm.system.system import real_system
 from tests.processes import is_running
@@ -41,11 +42,12 @@ class EngineStub:
     has_worker = True
     num_waiting_for_room = 0
     max_model_len = 512
+    origin_ns = 0
     models: ClassVar[dict[str, Any]] = {}
     setups: ClassVar[list[Any]] = []
 
     def __init__(self) -> None:
-        self.on_state: Callable[[], None] | None = None
+        self.on_state: list[Callable[[], None]] = []
         self.lost: list[int] = []
         self.defect: Exception | None = None
 
@@ -67,8 +69,7 @@ class Run:
             real_system(),
             self.engine,  # type: ignore[arg-type]
             structs.replace(SETUP, config=Config(worker=worker)),
-            self.sockets,
-            module="tests.engine.stub_front_end",
+            OwnFrontEnds(real_system(), "tests.engine.stub_front_end", self.sockets),
         )
 
     @property
@@ -94,7 +95,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., A
             yield run
         finally:
             await run.controller.stop()
-        assert run.engine.on_state is None
+        assert run.engine.on_state == []
         assert all(bound.fileno() == -1 for group in run.sockets for bound in group)
 
     return make
@@ -175,7 +176,7 @@ async def test_present_and_later_front_ends_learn_of_a_reduced_context(
         await run.controller.start()
         monkeypatch.setattr(FrontEnd, "send", lambda self, message: told.append(message))
         run.engine.state, run.engine.max_model_len = "ready", 160
-        run.engine.on_state()
+        run.engine.on_state[0]()
         assert told == [StateChanged(state="ready", paused=False, max_model_len=160)]
         monkeypatch.undo()
         monkeypatch.setattr(FrontEndLink, "send", lambda self, message: told.append(message))

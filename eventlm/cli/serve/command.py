@@ -75,8 +75,7 @@ def run(config: Config, arguments: argparse.Namespace) -> int:
     """Serve until a signal; returns 0 after a clean end."""
     import uvloop
 
-    # Front ends are not kept yet.
-    if config.record.recover and not config.server.api_servers:
+    if config.record.recover:
         return uvloop.run(_keep(config, arguments))
     uvloop.run(_serve(config))
     return ExitCode.OK
@@ -105,6 +104,12 @@ async def _keep(config: Config, arguments: argparse.Namespace) -> int:
     system = real_system()
     system.processes.adopt_orphans()
     source = ConfigSource(arguments.config, given_options(arguments))
-    keeper = Keeper(system, config, source, module="eventlm.cli.serve.engine")
+    keeper = Keeper(
+        system,
+        config,
+        source,
+        module="eventlm.cli.serve.engine",
+        front_end_module="eventlm.cli.serve.front_end",
+    )
     with StopSignals(on_hangup=keeper.reload, on_restart=keeper.restart) as signals:
         return await keeper.run(signals.stop, signals.cut)

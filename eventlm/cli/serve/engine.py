@@ -4,6 +4,9 @@
 
 file descriptors all: its end of a socket pair with the keeper, and the sockets to accept connections from. It ends when
 it is asked to, or when the other end of the pair is closed, so that there are never two engines.
+
+With `--api-servers` the sockets to accept connections from are in the keeper's front ends, and LISTENING is an end of
+another pair, over which this process connects to them.
 """
 
 from __future__ import annotations
@@ -27,11 +30,14 @@ from eventlm.cli.serve.server import ComposedServer, begun, check_server, compos
 from eventlm.config import Config
 from eventlm.config.load import load_config
 from eventlm.errors import EventLMError, ExitCode, UsageError
+from eventlm.frontend.kept_processes import KeptProcesses
 from eventlm.keeper.protocol import (
     VERSION,
     EngineBeat,
     EnginePrepared,
     FromEngine,
+    FrontEndEnded,
+    FrontEndRuns,
     HandOver,
     KeeperSignal,
     Prepare,
@@ -47,6 +53,7 @@ from eventlm.keeper.protocol import (
 )
 from eventlm.system.frames import FrameConnection
 from eventlm.system.paired_process import inherited_sockets
+from eventlm.system.passed_sockets import PassedSockets
 from eventlm.system.system import System, real_system
 
 #: How nice the thread is that loads libraries ahead of time. The process could not become less nice afterwards.
@@ -71,6 +78,7 @@ class KeptEngine:
         self._take_over: asyncio.Future[TakeOver] = loop.create_future()
         self._connection: FrameConnection | None = None
         self._server: ComposedServer | None = None
+        self._front_ends: KeptProcesses | None = None
         self._is_serving = False
         self._handing_over: asyncio.Task[None] | None = None
         #: Answers to restarts by number, and who waits for them.
@@ -112,13 +120,24 @@ class KeptEngine:
                 self._send(EnginePrepared(encode(config), kept_options(config)))
                 take_over = await self._take_over
                 server = self._server = await compose_server(self._system, beginning, binds=False)
-                server.engine.on_state = self._note_state
+                server.engine.on_state.append(self._note_state)
                 server.engine.on_restart = self._restart
                 if take_over.follows:
                     server.engine.follows = take_over.follows
                     server.context.recovered.clear()
+                if config.server.api_servers:
+                    server.engine.edges_return = bool(take_over.follows)
+                    [pair] = self._sockets
+                    passed = PassedSockets(pair, lambda _, sent: sent.close())
+                    numbers, address = take_over.front_ends, take_over.address
+                    self._front_ends = KeptProcesses(self._system, passed, self._send, numbers, address)
                 await server.run(
-                    beginning, stop=self._stop, cut=self._cut, sockets=self._sockets, on_ready=self._announce_serving
+                    beginning,
+                    stop=self._stop,
+                    cut=self._cut,
+                    sockets=self._sockets,
+                    processes=self._front_ends,
+                    on_ready=self._announce_serving,
                 )
         finally:
             beating.cancel()
@@ -180,6 +199,9 @@ class KeptEngine:
                 self._stop.set()
             case KeeperSignal():
                 self._cut.set()
+            case FrontEndRuns() | FrontEndEnded() as message:
+                assert self._front_ends is not None
+                self._front_ends.take(message)
             case HandOver():
                 self._handing_over = asyncio.create_task(self._hand_over())
             case RestartAnswer(id=number, error=error):

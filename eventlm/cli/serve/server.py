@@ -7,6 +7,7 @@ import contextlib
 import gc
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from eventlm.cli.serve.announcements import all_models, announce_end, announce_ready
@@ -20,6 +21,7 @@ from eventlm.system.collector import lasting_objects
 if TYPE_CHECKING:
     from eventlm.bootstrap.front_ends import ServerWithFrontEnds
     from eventlm.engine.inference_engine import InferenceEngine
+    from eventlm.frontend.process import FrontEndProcesses
     from eventlm.launchers.launcher import StartedRank
     from eventlm.server.context import ServerContext
     from eventlm.system.system import System
@@ -95,9 +97,11 @@ class ComposedServer(NamedTuple):
         stop: asyncio.Event,
         cut: asyncio.Event,
         sockets: Sequence[socket.socket] = (),
+        processes: FrontEndProcesses | None = None,
         on_ready: Callable[[], object] = lambda: None,
     ) -> None:
         """Start it, serve until `stop` is set, then drain; `cut` makes that short. sockets: already bound, if given.
+        processes: where front ends run, if not under this process.
 
         Raises what a start raises.
         """
@@ -117,7 +121,8 @@ class ComposedServer(NamedTuple):
 
         async def load() -> None:
             await engine.start(spawned=beginning.spawned)
-            self.context.adopt_orphans(engine)
+            if not engine.edges_return:
+                self.context.adopt_orphans(engine)
 
         serving: dict[str, Any] = {
             "on_listening": lambda url: log.info(
@@ -129,13 +134,16 @@ class ComposedServer(NamedTuple):
             "stop": stop,
             "cut": cut,
         }
+        engine.on_orphans = partial(self.context.adopt_orphans, engine)
         try:
             if self.front_ends is not None:
-                await self.front_ends.run(**serving)
+                await self.front_ends.run(processes=processes, **serving)
             else:
                 await run_server(self.context, sockets=sockets, **serving)
         finally:
             await engine.stop()
+            if self.front_ends is not None:
+                await self.context.close()
         log.info("stopped")
 
 

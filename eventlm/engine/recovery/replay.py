@@ -20,7 +20,7 @@ from eventlm.engine.group_admission import reply_with_sinks
 from eventlm.engine.live_requests import LiveRequests, Sink
 from eventlm.engine.request import Request, RequestOutput
 from eventlm.engine.request_registry import RequestRegistry
-from eventlm.engine.spool.orphan import Orphan
+from eventlm.engine.spool.loose_edge import LooseEdge
 from eventlm.engine.spool.records import (
     AnswerEndRecord,
     ArrivalRecord,
@@ -210,11 +210,11 @@ class ReplayedCore(EngineCore):
         sinks: Sequence[Sink] = [ignore_output] * fact.group_size
         # A search has died with its edge.
         if submission is not None and not submission.goes_on and not submission.search_tokens:
-            orphan = Orphan()
+            edge = LooseEdge()
             reply, sinks = reply_with_sinks(
-                self._registry, submission, submitted.group, orphan.puts(fact.group_size), charge=None
+                self._registry, submission, submitted.group, edge.puts(fact.group_size), charge=None
             )
-            reply.orphan = orphan
+            reply.loose_edge = edge
 
             def on_admission(reason: object, seqs: list[int]) -> None:
                 if reason is None:

@@ -7,6 +7,7 @@ Above it the writer waits and joins further outputs into fewer events. The conne
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 
 from aiohttp import web
@@ -15,6 +16,7 @@ from aiohttp.http_writer import StreamWriter
 
 from eventlm.config import ServerConfig
 from eventlm.config.structs import memory_bytes
+from eventlm.server.reply_format import SERVER_SENT_EVENTS
 
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
@@ -29,7 +31,7 @@ class EventStream:
         self, request: web.Request, config: ServerConfig, media_type: str, *, max_waiting_bytes: int | None = None
     ) -> None:
         self.response = web.StreamResponse(headers={"Content-Type": f"{media_type}; charset=utf-8", **_HEADERS})
-        self._request = request
+        self.request = request
         self._max_waiting_bytes = max_waiting_bytes or memory_bytes(config.max_stream_buffer)
         self._writer: StreamWriter | None = None
 
@@ -45,10 +47,10 @@ class EventStream:
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, self._max_waiting_bytes)
-        if self._request.version < HttpVersion11:
+        if self.request.version < HttpVersion11:
             # It has no chunked encoding: the end of the connection marks the end of the stream.
             self.response.force_close()
-        writer = await self.response.prepare(self._request)
+        writer = await self.response.prepare(self.request)
         assert isinstance(writer, StreamWriter)
         self._writer = writer
         if data:
@@ -66,6 +68,13 @@ class EventStream:
         """Send bytes without waiting."""
         assert self._writer is not None
         self._send(self._writer, data)
+
+    def comment(self, text: str) -> None:
+        """Send a comment, which clients ignore, if it is a stream of events that goes on and has room."""
+        is_open = self.is_started and not self.is_full and self.response.content_type == SERVER_SENT_EVENTS
+        with contextlib.suppress(ConnectionError):
+            if is_open:
+                self.send(f": {text}\n\n".encode())
 
     @property
     def is_full(self) -> bool:
@@ -93,7 +102,7 @@ class EventStream:
         await self.response.write_eof(data)
 
     def _transport(self) -> asyncio.Transport:
-        transport = self._request.transport
+        transport = self.request.transport
         if transport is None:
             raise ConnectionResetError("the client has left")
         return transport

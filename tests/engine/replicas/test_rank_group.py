@@ -85,7 +85,7 @@ async def test_the_shared_folder_goes_with_the_group(monkeypatch: pytest.MonkeyP
 async def test_any_rank_that_is_killed_is_named_and_its_peers_are_gone(tmp_path: Path, rank: int) -> None:
     async with running(record=tmp_path, parallel=T2S2, fake={"base_ns": 20_000_000}) as engine:
         told: list[bool] = []
-        engine.on_state = lambda: told.append(engine.has_worker)
+        engine.on_state.append(lambda: told.append(engine.has_worker))
         readers = [Reader(handle) for handle in await engine.submit([request(20, seed=seed) for seed in range(4)])]
         await readers[0].until_tokens(5)
         [pids] = engine.rank_pids
@@ -171,7 +171,7 @@ async def suffer(folder: Path, num_deaths: int, parallel: ParallelConfig = T2S2)
 
     async with running(record=folder, parallel=parallel, worker=worker, fake=fake) as engine:
         told: list[bool] = []
-        engine.on_state = lambda: told.append(engine.has_worker)
+        engine.on_state.append(lambda: told.append(engine.has_worker))
         clients = [asyncio.create_task(load(client)) for client in range(4)]
         while len(struck) < num_deaths and not any(client.done() for client in clients):
             await asyncio.sleep(rng.random() / 2)

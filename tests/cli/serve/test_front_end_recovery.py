@@ -1,0 +1,121 @@
+"""Engines that are killed behind front ends: no client loses its connection, and every text is exact."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from eventlm.events import Arrived, Recovered
+from tests.cli.serve.kept_front_ends import SLOW, OneConnection, ServerWithKeptFrontEnds
+from tests.processes import is_running, until, wait_until
+from tests.serving import Trace, verified
+
+NUM_STREAMS, NUM_WHOLE, MAX_TOKENS = 8, 4, 120
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerWithKeptFrontEnds]:
+    """A server that is ready, and ends with its test."""
+    tmp_path.chmod(0o700)
+    server = ServerWithKeptFrontEnds(tmp_path, *SLOW)
+    try:
+        yield server.wait_ready()  # type: ignore[misc]
+    finally:
+        processes = server.engines
+        server.close()
+        wait_until(lambda: not any(map(is_running, processes)))
+
+
+def make_clients(server: ServerWithKeptFrontEnds, first_seed: int = 0) -> list[OneConnection]:
+    seeds = range(first_seed, first_seed + NUM_STREAMS + NUM_WHOLE)
+    return [
+        OneConnection(server, seed, MAX_TOKENS, is_stream=number < NUM_STREAMS) for number, seed in enumerate(seeds)
+    ]
+
+
+def stopped(server: ServerWithKeptFrontEnds, num_recoveries: int) -> Trace:
+    """End the server; what it has recorded."""
+    assert server.stop() == 0, server.stderr
+    trace = verified(server.trace.parent)
+    assert len(trace.of(Recovered)) == num_recoveries
+    assert trace.result.clean_end
+    return trace
+
+
+async def test_no_connection_is_lost_when_engines_are_killed(server: ServerWithKeptFrontEnds) -> None:
+    front_ends = server.front_ends
+    clients = make_clients(server)
+    running = asyncio.gather(*(client.run() for client in clients))
+    for number in range(2):
+        await until(lambda least=5 + 20 * number: all(len(each.text) > least for each in clients[:NUM_STREAMS]))
+        server.kill_engine()
+        await asyncio.to_thread(server.wait_for, "ready", number + 2)
+    await running
+    for client in clients:
+        client.check()
+    assert server.front_ends == front_ends
+    trace = stopped(server, 2)
+    assert sorted(int(event.seed) for event in trace.of(Arrived)) == list(range(NUM_STREAMS + NUM_WHOLE))
+
+
+async def test_new_requests_wait_for_the_next_engine(server: ServerWithKeptFrontEnds) -> None:
+    first = OneConnection(server, 1, MAX_TOKENS, is_stream=True)
+    running = [asyncio.create_task(first.run())]
+    await until(lambda: first.text)
+    server.kill_engine()
+    replies = []
+    while not replies or replies[-1].status == 200:
+        replies.append(await asyncio.to_thread(server.request, "GET", "/health"))
+    assert (replies[-1].status, replies[-1].json()["error"]["code"]) == (503, "recovering")
+    assert "retry-after" in replies[-1].headers
+    others = [OneConnection(server, seed, 8, is_stream=seed % 2 > 0) for seed in range(2, 8)]
+    await asyncio.gather(*running, *(other.run() for other in others))
+    for client in (first, *others):
+        client.check()
+    assert b": recovering" in first.comments
+    assert server.is_healthy()
+    stopped(server, 1)
+
+
+async def test_a_dead_front_ends_resumable_requests_go_on(server: ServerWithKeptFrontEnds) -> None:
+    clients = make_clients(server)
+    running = [asyncio.create_task(client.run()) for client in clients]
+    await until(lambda: all(len(each.text) > 5 for each in clients[:NUM_STREAMS]))
+    server.kill_front_end()
+    await come_back(server, clients, running)
+    trace = stopped(server, 0)
+    assert len(trace.of(Arrived)) == len(clients)
+    num_cut = sum(not client.is_whole for client in clients)
+    assert sum(trace.finish_reasons[reason] for reason in ("cancelled", "front_end_lost")) == num_cut
+
+
+async def test_an_engine_and_a_front_end_die_at_once(server: ServerWithKeptFrontEnds) -> None:
+    clients = make_clients(server)
+    running = [asyncio.create_task(client.run()) for client in clients]
+    await until(lambda: all(len(each.text) > 5 for each in clients[:NUM_STREAMS]))
+    server.kill_engine()
+    server.kill_front_end()
+    await asyncio.to_thread(server.wait_for, "ready", 2)
+    await come_back(server, clients, running)
+    assert len(server.front_ends) == 2
+    trace = stopped(server, 1)
+    assert len(trace.of(Arrived)) == len(clients)
+
+
+async def come_back(
+    server: ServerWithKeptFrontEnds, clients: list[OneConnection], running: list[asyncio.Task[None]]
+) -> None:
+    """Whoever has lost the connection to a stream comes back for its rest. What was asked for without streaming is
+    lost.
+    """
+    await asyncio.wait(running)
+    lost = [client for client, task in zip(clients, running, strict=True) if task.exception() or not client.is_whole]
+    for client in lost:
+        if client.is_stream:
+            await client.resume()
+    for client in clients:
+        if client.is_whole or client.is_stream:
+            client.check()
