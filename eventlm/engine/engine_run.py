@@ -48,7 +48,7 @@ log = structlog.get_logger("eventlm.engine")
 class RunParts(NamedTuple):
     """The parts of the engine that a run is connected with. `metrics` sees its events and fills `rows`.
 
-    guard: makes a call and handles what it raises.
+    guard: makes a call and handles what it raises. num_recoveries: how often an engine has died in this run.
     """
 
     clock: AsyncioClock
@@ -63,6 +63,7 @@ class RunParts(NamedTuple):
     on_condemned: OnCondemned
     registry: RequestRegistry
     forwarder: Forwarder | None = None
+    num_recoveries: int = 0
 
 
 class ReadySet(NamedTuple):
@@ -263,7 +264,13 @@ def _attach(
     if spool_writer is not None:
         boot_id = parts.system.clock.boot_id()
         spool = RequestSpool(
-            spool_writer, live, parts.registry, run=header.run, boot_id=boot_id, origin_ns=parts.clock.origin_ns
+            spool_writer,
+            live,
+            parts.registry,
+            run=header.run,
+            boot_id=boot_id,
+            origin_ns=parts.clock.origin_ns,
+            num_recoveries=parts.num_recoveries,
         )
     is_new = not core.next_seq
     try:

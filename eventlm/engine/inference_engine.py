@@ -283,6 +283,7 @@ class InferenceEngine:
             state=self.state,
             paused=self.paused,
             num_waiting_for_room=self.num_waiting_for_room,
+            num_recoveries=self._num_recoveries,
             scheduling_time=self._scheduling_time.copy(),
             now_ns=self.now_ns(),
             recorder=self._run.recorder_metrics(self._metrics.next_s) if self._run is not None else None,
@@ -339,6 +340,7 @@ class InferenceEngine:
                 system=self._system,
                 on_condemned=self._replicas.request_condemned,
                 registry=self.registry,
+                num_recoveries=self._num_recoveries,
                 forwarder=self._backends if self._backends.sets else None,
             )
             if self.state != "loading":
@@ -394,6 +396,11 @@ class InferenceEngine:
             self._forgotten = self.registry.edges_have_left(found.live.requests)
         self._clock.go_on(found.origin_ns(self._system.clock))
         self._replicas.go_on(self.setups, found.epochs)
+
+    @property
+    def _num_recoveries(self) -> int:
+        """How often an engine has died in this run."""
+        return 0 if self._recovered is None else self._recovered.head.num_recoveries + 1
 
     def _make_followers(self) -> Followers:
         rows = EndedRows()

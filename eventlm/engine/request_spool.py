@@ -9,7 +9,7 @@ from eventlm.engine.spool.records import DrainRecords, KeptReply, Record, SpoolH
 
 
 class RequestSpool:
-    """Makes the frames of a spool. run, boot_id, origin_ns: as SpoolHead has them."""
+    """Makes the frames of a spool. run, boot_id, origin_ns, num_recoveries: as SpoolHead has them."""
 
     def __init__(
         self,
@@ -20,6 +20,7 @@ class RequestSpool:
         run: str,
         boot_id: str,
         origin_ns: int,
+        num_recoveries: int = 0,
     ) -> None:
         self._writer = writer
         self._live = live
@@ -27,6 +28,7 @@ class RequestSpool:
         self._run = run
         self._boot_id = boot_id
         self._origin_ns = origin_ns
+        self._num_recoveries = num_recoveries
         self._records: list[Record] = []
         self.prepare(0)
 
@@ -50,6 +52,7 @@ class RequestSpool:
             digest_key=live.digest_key,
             block_names=live.keep_names(),
             workers=live.keep_workers(),
+            num_recoveries=self._num_recoveries,
         )
         replies = self._registry.keep(live)
         of_replies = {request for reply in replies for request in reply.requests}

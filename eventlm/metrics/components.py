@@ -85,6 +85,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     """All figures of an engine: those of its log, and those of its own parts. now_ns: when, by the run's clock.
 
     paused: whether an operator has paused launches. num_waiting_for_room: replicas whose launcher has no room for them.
+    num_recoveries: how often an engine has died in this run, and another one went on.
     scheduling_time: ns to apply a tick's last fact, where plans are made; policy, batcher and router are part of it.
     recorder is None if nothing is recorded, front_ends empty if the engine's own process serves HTTP, span_export None
     without `--otlp-endpoint`. cache is None before the start; other_caches: of the further replicasets.
@@ -97,6 +98,7 @@ class EngineMetrics(Struct, frozen=True, kw_only=True):
     scheduling_time: Histogram
     paused: bool = False
     num_waiting_for_room: int = 0
+    num_recoveries: int = 0
     now_ns: int = 0
     recorder: RecorderMetrics | None = None
     cache: CacheInfo | None = None

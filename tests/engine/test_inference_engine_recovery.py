@@ -94,6 +94,7 @@ async def test_a_reply_goes_on_in_another_engine(folder: Path, record_sync: str)
     assert after.tokens[: len(before.tokens)] == before.tokens
     assert (after.tokens, after.reason) == (EXPECTED, "length")
     assert [*second._require_engine_core().live.requests] == []
+    assert second.metrics().num_recoveries == 1
     run = second.run_folder
     await second.stop()
     assert run is not None

@@ -130,7 +130,8 @@ class SpoolHead(Struct, frozen=True, kw_only=True, tag="head", array_like=True):
     """The first frame of a spool.
 
     boot_id: of the host; empty: not known. origin_ns: the time on its monotonic clock at which the run's clock is 0.
-    block_names: of each replicaset, the key and the next integer.
+    block_names: of each replicaset, the key and the next integer. num_recoveries: how often an engine has died in this
+    run.
     """
 
     format: int = SPOOL_FORMAT
@@ -141,6 +142,7 @@ class SpoolHead(Struct, frozen=True, kw_only=True, tag="head", array_like=True):
     digest_key: bytes
     block_names: list[tuple[bytes, int]]
     workers: list[KeptWorker]
+    num_recoveries: int = 0
 
 
 Frame = Union[SpoolHead, KeptReply, DrainRecords]  # noqa: UP007
